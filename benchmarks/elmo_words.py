@@ -54,7 +54,7 @@ def main() -> None:
                 )
                 spent += time.perf_counter() - start
                 bottom.forward = lambda *_, words=words: words  # type: ignore[method-assign]
-                total += model.trunk(Inputs(tokens, layout)).last.double().sum().item()
+                total += model.trunk(Inputs(tokens, layout)).hidden.double().sum().item()
         bottom.forward = plain  # type: ignore[method-assign]
         return spent, time.perf_counter() - began, total
 

@@ -54,7 +54,7 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
         bins = packed_batches(rows, None, budget, DEVICE)
         found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
         for index, part in to_host_async(
-            (b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).last, b.layout)) for b in bins
+            (b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).hidden, b.layout)) for b in bins
         ):
             found[index] = part
         return torch.from_numpy(found)

@@ -110,7 +110,7 @@ def trec(options: argparse.Namespace) -> None:
             if any((d["row"], d["seed"]) == (name, seed) for d in done):
                 continue
             began = time.perf_counter()
-            found = ulmfit.finetune_classifier(folders, learn, measure, settings, None, [seed], scratch=not stages)
+            found = ulmfit.finetune_classifier(folders, learn, measure, settings, None, [seed], from_scratch=not stages)
             seconds = time.perf_counter() - began
             done.append({"row": name, "seed": seed, "seconds": seconds, **{d: r[0] for d, r in found.items()}})
             write_json(path, done)

@@ -1,4 +1,4 @@
-"""A Spec says what one part is: a frozen dataclass that turns into JSON and back, and builds its module."""
+"""Base class of configs: frozen dataclasses with strict conversion to and from JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyseme.errors import ConfigError, suggest
 
 @dataclass(frozen=True)
 class Config:
-    """Base of all configs: parts of models, objectives, recipes.
+    """Base class of configs of model parts, objectives and recipes.
 
     `to_json` writes plain values and nests configs; if a field may hold one of several types, `kind` is the name of
     the type. `from_json` is strict: an unknown key is an error that names the nearest valid one. The possible types are
@@ -28,6 +28,7 @@ class Config:
     config_types: ClassVar[tuple[type[Config], ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON object."""
         values: dict[str, Any] = {"kind": type(self).__name__}
         for name, hint in _field_types(type(self)).items():
             value = _to_plain(getattr(self, name))
@@ -38,7 +39,7 @@ class Config:
 
     @classmethod
     def from_json(cls, obj: Any, location: str = "", config_types: Sequence[type[Config]] = ()) -> Self:
-        """Parse what `to_json` returns; `config_types` are types beyond those of the package."""
+        """Parse what `to_json` returns; `location` is for errors, `config_types` are extra types."""
         config_types = (*cls.config_types, *config_types)
         suffix = f" at {location}" if location else ""
         if not isinstance(obj, dict):
@@ -59,19 +60,20 @@ class Config:
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         }
         if missing := sorted(required - values.keys()):
-            raise ConfigError(f"{cls.__name__}{suffix} lacks {', '.join(missing)}")
+            raise ConfigError(f"{cls.__name__}{suffix}: missing {', '.join(missing)}")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
+        """Return a copy with changed fields."""
         return dataclasses.replace(self, **changes)
 
     def check_range(self, low: float, high: float, *names: str) -> None:
-        """A `ConfigError` unless low ≤ value < high for the fields of these names."""
+        """Raise `ConfigError` unless low ≤ value < high for each of these fields."""
         for name in names:
             check_in_range(name, getattr(self, name), low, high)
 
     def with_override(self, path: str, text: str) -> Self:
-        """A copy with the value at a dotted path replaced by parsed text: `--set optimizer.lr=1e-4`."""
+        """Return a copy with the value at a dotted path (`optimizer.lr`) replaced by a parsed one (`1e-4`)."""
         name, _, rest = path.partition(".")
         hints = _field_types(type(self))
         if name not in hints:
@@ -82,7 +84,7 @@ class Config:
                 value = parse_value(typing.get_args(hints[name])[1], _parse_text(text), path)
                 return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Config):
-                raise ConfigError(f"{name!r} in {type(self).__name__} has no parts, so {path!r} names nothing")
+                raise ConfigError(f"{name!r} in {type(self).__name__} has no fields, so {path!r} does not exist")
             try:
                 return self.replace(**{name: inner.with_override(rest, text)})
             except ConfigError as error:
@@ -90,13 +92,13 @@ class Config:
         return self.replace(**{name: parse_value(hints[name], _parse_text(text), path, self.config_types)})
 
 
-_type_hints = functools.cache(typing.get_type_hints)  # it compiles every annotation anew
+_type_hints = functools.cache(typing.get_type_hints)  # get_type_hints compiles every annotation on each call
 
 
 def _field_types(cls: type) -> dict[str, Any]:
     hints = _type_hints(cls)
     if "kind" in hints:
-        raise TypeError(f"{cls.__name__}: a field cannot be called kind, which says which spec it is")
+        raise TypeError(f"{cls.__name__}: a field cannot be called kind, which names the class in JSON")
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
@@ -120,9 +122,9 @@ def _possible_types(hint: Any, config_types: Sequence[type[Config]]) -> list[typ
 
 
 def check_in_range(name: str, value: float, low: float, high: float) -> None:
-    """A `ConfigError` unless low ≤ value < high."""
-    if isinstance(value, int | float) and not low <= value < high:  # another type is told with its place by from_json
-        expected = f"{low:g} or more" if high == math.inf else f"from {low:g} to below {high:g}"
+    """Raise `ConfigError` unless low ≤ value < high."""
+    if isinstance(value, int | float) and not low <= value < high:  # from_json reports a wrong type with its location
+        expected = f"{low:g} or more" if high == math.inf else f"at least {low:g} and less than {high:g}"
         raise ConfigError(f"{name} is {value}, expected {expected}")
 
 
@@ -137,7 +139,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def parse_value(hint: Any, value: Any, location: str, config_types: Sequence[type[Config]] = ()) -> Any:
-    """A value from JSON as its annotation has it, or a `ConfigError` that says where it stands."""
+    """Convert a JSON value to the annotated type; raise `ConfigError` naming the location."""
     if isinstance(value, Config):
         return value
     for member in _union_members(hint):

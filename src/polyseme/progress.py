@@ -30,7 +30,8 @@ class Progress:
             self._bar.start()
 
     def format_rate(self) -> str:
-        return f"{_format_number((self.completed - self.resumed) / max(time.monotonic() - self.start, 1e-9))} {self.unit}/s"
+        elapsed = max(time.monotonic() - self.start, 1e-9)
+        return f"{_format_number((self.completed - self.resumed) / elapsed)} {self.unit}/s"
 
     def advance(self, amount: float, note: str = "") -> None:
         self.completed += amount

@@ -195,7 +195,7 @@ def test_a_tokenizer_larger_than_the_model(refused, project, model):
     (model / "vocab.txt").write_text(
         (project / "tok-bert/vocab.txt").read_text() + "".join(f"more{i}\n" for i in range(50))
     )
-    refused("fill", model, "the [MASK]", says="pieces")
+    refused("fill", model, "the [MASK]", says="the tokenizer has")
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------

@@ -106,4 +106,4 @@ def test_what_makes_no_sense(made, refused, tmp_path):
     (tmp_path / "few.json").write_text(few)
     refused("pretrain", tmp_path / "few.json", "--corpus", made / "corpus", "--out", tmp_path / "run", says="sentinels")
     options = ("--kind", "unigram", "--vocab-size", 90, "--num-sentinels", 100, "--out", tmp_path / "tok")
-    refused("tokenizer", "train", tmp_path / "texts.txt", *options, says="the sentinels alone are 100")
+    refused("tokenizer", "train", tmp_path / "texts.txt", *options, says="too small for 100 sentinel tokens")

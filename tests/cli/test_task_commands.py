@@ -22,8 +22,8 @@ def span(project, done):
     asked.append({"id": "bad", "question": "Where?", "answers": [{"text": "river", "answer_start": 0}]})
     file = project.path / "squad.json"
     file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}))
-    done("finetune", project.path / "run-bert/model", "--task", "extractive_qa", "--train", file, "--dev", file, "--out",
-         project.path / "run-span", "--set", "steps=2")  # fmt: skip
+    done("finetune", project.path / "run-bert/model", "--task", "extractive_qa", "--train", file, "--dev", file,
+         "--out", project.path / "run-span", "--set", "steps=2")  # fmt: skip
     return file, project.path / "run-span"
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from polyseme.compress.distill import (
     build_student_recipe,
+    derive_recipe,
     distill,
     init_from_teacher,
     teacher_layer_map,
@@ -207,7 +208,7 @@ def trained(model, terms, batches, steps, **changes):
 def test_one_batch_is_learnt_by_heart():
     """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
     above, below = pair("bert", "distilbert", torch.float32)
-    batch = batch_of(below, cases.sequences((5, 9, 9)), hard=0.0, soft=1.0, cosine=1.0)
+    batch = batch_of(below, cases.sequences((5, 9, 9)), hard_weight=0.0, soft_weight=1.0, cosine_weight=1.0)
     reports = trained(below, DistillationLoss(Distillation(), above).compute, [batch], 150)
     for name in ("soft", "cosine"):
         assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
@@ -274,7 +275,9 @@ def test_a_student_of_half_the_layers(school, tmp_path):
     results = run(school, lesson(school, steps=30), tmp_path / "run")
     student = load_model(tmp_path / "run/model")
     assert student.model.config.family == "distilbert" and student.model.config.trunk.num_layers == 2
-    assert set(student.model.heads) == {"masked"} and student.metadata["teacher"] == str(folder / "teacher/model")
+    assert set(student.model.heads) == {"masked"} and student.metadata["recipe"]["objective"]["teacher"] == str(
+        folder / "teacher/model"
+    )
     rows = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     assert len(losses) == 30 and set(losses[0]) == {"masked", "soft", "cosine"}
@@ -318,11 +321,12 @@ def test_killed_and_resumed(school, tmp_path, monkeypatch):
 def test_filler_counts_for_nothing(school):
     folder, recipe = school
     data, valid = module.open_streams(
-        with_distillation(recipe).replace(compile=True), module.Corpus.open(folder / "corpus"),
+        with_distillation(recipe, folder / "teacher/model").replace(compile=True),
+        module.Corpus.open(folder / "corpus"),
         Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
     )  # fmt: skip
     (first, *_), _ = next(data.steps(module.DataPosition()))
-    assert first.num_tokens < len(first.tokens) == 192
+    assert first.num_tokens < len(first.inputs.tokens) == 192
     cosine = first.targets["cosine"]
     assert cosine.count == first.num_tokens == int((cosine.labels != IGNORE_INDEX).sum())
     assert first.targets["soft"].count == first.targets["masked"].count
@@ -333,15 +337,15 @@ def test_mistakes_are_one_line(school, tmp_path):
     folder, recipe = school
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
     prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
-    with pytest.raises(PolysemeError, match=r"another vocabulary .* --tokenizer"):
+    with pytest.raises(PolysemeError, match=r"another vocabulary .* prepare it with its tokenizer"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
-    with pytest.raises(PolysemeError, match="cannot teach: it has no head 'next'"):
+    with pytest.raises(PolysemeError, match="cannot be a teacher: it has no head 'next'"):
         run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
-    with pytest.raises(PolysemeError, match=r"has a teacher: .*polyseme distill"):
-        pretrain(with_distillation(recipe), folder / "corpus", tmp_path / "run")
+    with pytest.raises(PolysemeError, match=r"objective\.teacher is empty"):
+        pretrain(recipe.replace(objective=Distillation()), folder / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="temperature is 0"):
         Distillation(temperature=0)
-    with pytest.raises(PolysemeError, match="no corpus folder"):
+    with pytest.raises(PolysemeError, match="nowhere does not exist"):
         distill(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
     assert not (tmp_path / "run").exists()
     run(school, lesson(school, steps=2), tmp_path / "run")
@@ -349,7 +353,7 @@ def test_mistakes_are_one_line(school, tmp_path):
     with torch.no_grad():
         changed.model.trunk.token_embeddings.add_(0.01)
     save_model(tmp_path / "other", changed.model, changed.tokenizer)
-    with pytest.raises(PolysemeError, match="another teacher"):
+    with pytest.raises(PolysemeError, match="another recipe: objective was"):
         distill(lesson(school, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True)
 
 
@@ -371,3 +375,18 @@ def test_the_command(project, done, cli, tmp_path):
     assert answer.status == 2 and "another vocabulary" in answer.err and not (tmp_path / "no").exists()
     answer = cli("distill", tmp_path / "none", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "no model folder" in answer.err
+
+
+def test_a_derived_recipe_follows_the_teacher(school, tmp_path):
+    folder, _ = school
+    small = derive_recipe(folder / "teacher/model")
+    assert small.family == "distilbert" and small.model["num_layers"] == 2 and small.model["dim"] == 24
+    model = load_model(folder / "teacher/model")
+    config = FAMILIES["bert"].model_config(num_layers=4, dim=320, num_heads=5, vocab_size=120, max_len=32)
+    own = Recipe("teacher", "bert", max_len=32, batch_tokens=640, micro_batch_tokens=320).to_json()
+    for name, metadata, batch_tokens in (("own", {"recipe": own}, 640), ("none", {}, 4096 * 512)):
+        save_model(tmp_path / name, config.build(0), model.tokenizer, metadata)
+        derived = derive_recipe(tmp_path / name)
+        assert derived.batch_tokens == batch_tokens and derived.max_len == 32 and derived.model["num_layers"] == 2
+    with pytest.raises(PolysemeError, match="no model folder"):
+        derive_recipe(tmp_path / "nowhere")

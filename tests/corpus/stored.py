@@ -1,4 +1,4 @@
-"""A corpus as it lies on disk, from given documents: shard borders, origins and counts are the test's own."""
+"""Write corpora for tests, with chosen documents, shard boundaries and manifest fields."""
 
 from __future__ import annotations
 
@@ -16,21 +16,25 @@ from polyseme.text.tokenizer import Tokenizer
 
 
 def store(
-    folder: Path, tokenizer: Tokenizer, documents: Sequence[str], per_shard: int = 5, said: dict[str, Any] | None = None
+    folder: Path,
+    tokenizer: Tokenizer,
+    documents: Sequence[str],
+    per_shard: int = 5,
+    manifest_fields: dict[str, Any] | None = None,
 ) -> Corpus:
-    """Write and open a corpus; `said` is added to its manifest."""
+    """Write and open a corpus; `manifest_fields` are added to its manifest."""
     tokenizer.save(folder / "tokenizer")
     shards = []
     for number, first in enumerate(range(0, len(documents), per_shard)):
         texts = documents[first : first + per_shard]
         sentences = [split_sentences(text) for text in texts]
-        run = tokenizer.encode_corpus([sentence for part in sentences for sentence in part])
-        assert run.lengths.all(), "every sentence of a test leaves a token"
+        encoded = tokenizer.encode_corpus([sentence for part in sentences for sentence in part])
+        assert encoded.lengths.all(), "every sentence must have a token"
         arrays = {
-            "tokens": run.ids.astype(token_dtype(tokenizer.vocab_size)),
-            "sentences": starts(run.lengths),
+            "tokens": encoded.ids.astype(token_dtype(tokenizer.vocab_size)),
+            "sentences": starts(encoded.lengths),
             "documents": starts(np.array([len(part) for part in sentences])),
-            "words": np.packbits(run.word_starts, bitorder="little"),
+            "words": np.packbits(encoded.word_starts, bitorder="little"),
         }
         counts = {name: len(arrays[name]) for name in ("tokens", "sentences", "documents")}
         shards.append({"counts": counts | {"characters": sum(map(len, texts))}, "files": {}})
@@ -51,7 +55,7 @@ def store(
         "shards": shards,
         "counts": {name: sum(shard["counts"][name] for shard in shards) for name in shards[0]["counts"]},
     }  # fmt: skip
-    manifest |= said or {}
+    manifest |= manifest_fields or {}
     write_json(folder / "manifest.json", manifest | {"hash": manifest_hash(manifest)})
     return Corpus.open(folder, verify_hashes=True)
 

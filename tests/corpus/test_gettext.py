@@ -1,4 +1,4 @@
-"""The catalogues of gettext as text and as pairs, in the languages of their folders."""
+"""Gettext catalogs as documents and as pairs, with the languages of their folders."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.corpus.sources import gettext_catalogs as gettext_catalogues
+from polyseme.corpus.sources import gettext_catalogs
 from polyseme.corpus.sources.gettext_catalogs import find_catalogs, parse_language, read_messages
 from polyseme.corpus.sources.sources import Document, open_sources
 from polyseme.errors import PolysemeError
-from tests.corpus.samples import PACKERS, catalogue
+from tests.corpus.samples import COMPRESSORS, build_catalog
 
 GERMAN = {
     "Hello": "Grüß Gott",
@@ -24,27 +24,27 @@ GERMAN = {
 
 @pytest.fixture
 def locales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with three catalogues, and another of one that two folders have."""
+    """Set up three catalogs in the first folder, and two in a second that repeats one of them."""
     files = {
-        "own/de/LC_MESSAGES/app.mo": catalogue(GERMAN),
-        "own/pt_BR/LC_MESSAGES/app.mo": catalogue({"Hello": "Olá"}, "ISO-8859-1"),
-        "own/sr@latin/LC_MESSAGES/app.mo": catalogue({"Hello": "Zdravo"}, order=">"),
+        "own/de/LC_MESSAGES/app.mo": build_catalog(GERMAN),
+        "own/pt_BR/LC_MESSAGES/app.mo": build_catalog({"Hello": "Olá"}, "ISO-8859-1"),
+        "own/sr@latin/LC_MESSAGES/app.mo": build_catalog({"Hello": "Zdravo"}, order=">"),
         "own/de/LC_TIME/other.mo": b"",
         "own/fr/LC_MESSAGES/empty.mo": b"",
-        "share/locale/de/LC_MESSAGES/app.mo": catalogue({"Hello": "another"}),
-        "share/locale/de/LC_MESSAGES/zoo.mo": catalogue({"cat": "Katze"}),
+        "share/locale/de/LC_MESSAGES/app.mo": build_catalog({"Hello": "another"}),
+        "share/locale/de/LC_MESSAGES/zoo.mo": build_catalog({"cat": "Katze"}),
     }
-    for name, data in files.items():
+    for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(data)
+        (tmp_path / name).write_bytes(content)
     monkeypatch.setenv("TEXTDOMAINDIR", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "share"))
     for prefix in ("prefix", "base_prefix"):
-        monkeypatch.setattr(gettext_catalogues.sys, prefix, str(tmp_path / "none"))
+        monkeypatch.setattr(gettext_catalogs.sys, prefix, str(tmp_path / "none"))
     return tmp_path
 
 
-def test_messages_are_pairs(tmp_path: Path) -> None:
+def test_read_messages(tmp_path: Path) -> None:
     expected = [
         ("%d file", "%d Datei"),
         ("%d files", "%d Dateien"),
@@ -56,85 +56,85 @@ def test_messages_are_pairs(tmp_path: Path) -> None:
     for charset in ("UTF-8", "ISO-8859-1"):
         for order in "<>":
             path = tmp_path / "a.mo"
-            path.write_bytes(catalogue(GERMAN, charset, order))
+            path.write_bytes(build_catalog(GERMAN, charset, order))
             assert read_messages(path) == expected
-    (tmp_path / "a.mo.xz").write_bytes(PACKERS[".xz"](catalogue(GERMAN)))
+    (tmp_path / "a.mo.xz").write_bytes(COMPRESSORS[".xz"](build_catalog(GERMAN)))
     assert read_messages(tmp_path / "a.mo.xz") == expected
 
 
-def test_one_document_for_each_catalogue_in_its_language(locales: Path) -> None:
+def test_each_catalog_is_a_document_in_its_language(locales: Path) -> None:
     sources = open_sources(["gettext"], lang="en")
-    assert [each.lang for each in sources.files] == ["de", "de", "pt", "sr"]
+    assert [file.lang for file in sources.files] == ["de", "de", "pt", "sr"]
     documents = list(sources)
     german = "%d Datei\n%d Dateien\nGrüß Gott\nBeenden\n\nAufruf:\n  x DATEI\n\nÖffnen"
     assert [document.text for document in documents] == [german, "Katze", "Olá", "Zdravo"]
     assert documents[0].source == str(locales / "own/de/LC_MESSAGES/app.mo")
-    assert len(sources.file_facts) == 4 and all(each["bytes"] for each in sources.file_facts)
+    assert len(sources.file_facts) == 4 and all(file["bytes"] for file in sources.file_facts)
     assert sources.estimated_characters
 
 
-def test_one_language(locales: Path) -> None:
+def test_select_language(locales: Path) -> None:
     assert [document.text for document in open_sources(["gettext::lang=pt"])] == ["Olá"]
     assert [document.text for document in open_sources(["gettext::lang=pt-BR"])] == ["Olá"]
     assert open_sources(["gettext::lang=pt_BR"]).files[0].lang == "pt"
-    with pytest.raises(PolysemeError, match=r"gettext has no catalog in 'dee': did you mean 'de'\?"):
+    with pytest.raises(PolysemeError, match=r"there is no gettext catalog for 'dee': did you mean 'de'\?"):
         open_sources(["gettext::lang=dee"])
 
 
-def test_a_catalogue_by_its_path(locales: Path) -> None:
+def test_catalog_given_by_path(locales: Path) -> None:
     path = locales / "own/pt_BR/LC_MESSAGES/app.mo"
     sources = open_sources([str(path)])
     assert list(sources) == [Document("Olá", str(path))] and sources.files[0].lang == "pt"
     assert open_sources([f"{path}::lang=gl"]).files[0].lang == "gl"
     (locales / "plain.mo").write_bytes(path.read_bytes())
     assert open_sources([str(locales / "plain.mo")], lang="xx").files[0].lang == "xx"
-    assert [each.lang for each in open_sources([locales / "own"]).files] == ["de", "pt", "sr"]
+    assert [file.lang for file in open_sources([locales / "own"]).files] == ["de", "pt", "sr"]
 
 
-def test_no_catalogue(locales: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_catalogs(locales: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEXTDOMAINDIR", "")
     monkeypatch.setenv("XDG_DATA_DIRS", str(locales / "none"))
-    with pytest.raises(PolysemeError, match="there is no catalog of gettext in"):
+    with pytest.raises(PolysemeError, match="there are no gettext catalogs in"):
         find_catalogs()
 
 
 @pytest.mark.parametrize(
-    ("data", "line"),
+    ("content", "message"),
     [
         (b"", "a.mo is empty"),
-        (b"not a catalogue", "a.mo is no catalog of gettext"),
-        (catalogue(GERMAN)[:20], "a.mo is cut off or damaged: it cannot be read beyond message 0"),
-        (catalogue(GERMAN)[:-9], "a.mo is cut off or damaged: it cannot be read beyond message 5"),
-        (catalogue(GERMAN).replace(b"charset=UTF-8", b"charset=WTF-8"), "a.mo: there is no encoding 'WTF-8'"),
-        (catalogue(GERMAN).replace("Grüß".encode(), b"Gr\xff\xff\xffx"), "a.mo message 3: not UTF-8 text"),
-        (catalogue(GERMAN).replace(b"=UTF-8", b"=zip  "), "a.mo: there is no encoding 'zip'"),
-        (b"\xde\x12\x04\x95\0\0\x02\0" + bytes(20), "a.mo is a catalog of the unknown revision 2"),
+        (b"not a catalog", "a.mo is not a gettext catalog"),
+        (build_catalog(GERMAN)[:20], "a.mo is truncated or damaged: cannot read it beyond message 0"),
+        (build_catalog(GERMAN)[:-9], "a.mo is truncated or damaged: cannot read it beyond message 5"),
+        (build_catalog(GERMAN).replace(b"charset=UTF-8", b"charset=WTF-8"), "a.mo: unknown encoding 'WTF-8'"),
+        (build_catalog(GERMAN).replace("Grüß".encode(), b"Gr\xff\xff\xffx"), "a.mo message 3: not UTF-8 text"),
+        (build_catalog(GERMAN).replace(b"=UTF-8", b"=zip  "), "a.mo: unknown encoding 'zip'"),
+        (b"\xde\x12\x04\x95\0\0\x02\0" + bytes(20), "a.mo has the unknown catalog revision 2"),
     ],
 )
-def test_bad_catalogues(tmp_path: Path, data: bytes, line: str) -> None:
+def test_bad_catalogs(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "a.mo"
-    path.write_bytes(data)
-    with pytest.raises(PolysemeError) as caught:
+    path.write_bytes(content)
+    with pytest.raises(PolysemeError) as raised:
         read_messages(path)
-    assert line in str(caught.value)
+    assert message in str(raised.value)
     sources = open_sources([path], skip_bad=True)
     documents = list(sources)
-    assert sources.bad_row_messages == [str(caught.value)]
-    assert bool(documents) == any(word in line for word in ("message 3", "message 5"))
+    assert sources.bad_row_messages == [str(raised.value)]
+    assert bool(documents) == any(word in message for word in ("message 3", "message 5"))
 
 
 @pytest.mark.parametrize(
     ("locale", "lang"), [("de", "de"), ("pt_BR", "pt"), ("sr@latin", "sr"), ("pl.UTF-8", "pl"), ("ast", "ast")]
 )
-def test_languages_of_locales(locale: str, lang: str) -> None:
+def test_parse_language(locale: str, lang: str) -> None:
     assert parse_language(locale) == lang
 
 
-def test_the_catalogues_of_this_machine() -> None:
+def test_catalogs_of_this_machine() -> None:
     try:
-        found = find_catalogs()
+        catalogs = find_catalogs()
     except PolysemeError:
-        pytest.skip("this machine has no catalog")
-    assert all(lang and path.is_file() for lang, path in found)
-    sources = open_sources([f"gettext::lang={found[0][0]}"], skip_bad=True)
+        pytest.skip("no catalogs installed")
+    assert all(lang and path.is_file() for lang, path in catalogs)
+    sources = open_sources([f"gettext::lang={catalogs[0][0]}"], skip_bad=True)
     assert list(sources) and not sources.num_bad

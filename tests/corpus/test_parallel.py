@@ -1,4 +1,4 @@
-"""Parallel text: every form of it gives the same pairs, and a corpus of pairs is a corpus."""
+"""Parallel text: every format gives the same pairs, and pairs can be stored as a corpus."""
 
 import gettext
 import json
@@ -7,7 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from polyseme.corpus.build.parallel import TextPair, prepare_parallel, read_pairs
+from polyseme.corpus.build.parallel import prepare_parallel
+from polyseme.corpus.sources.pairs import TextPair, read_pairs
 from polyseme.corpus.sources.po import read_po
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
@@ -22,17 +23,17 @@ def tokenizer():
     return Tokenizer.train("bpe", iter(documents(20)), 300)
 
 
-def lay(folder):
-    """The same pairs in each form."""
+def write_pair_files(folder):
+    """Write the same pairs in each format."""
     (folder / "x.en").write_text("".join(a + "\n" for a, _ in PAIRS))
     (folder / "x.de").write_text("".join(b + "\n" for _, b in PAIRS))
     (folder / "x.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
     (folder / "named.tsv").write_text("id\tde\ten\n" + "".join(f"7\t{b}\t{a}\n" for a, b in PAIRS))
     (folder / "x.jsonl").write_text("".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS))
     (folder / "t.jsonl").write_text("".join(json.dumps({"translation": {"en": a, "de": b}}) + "\n" for a, b in PAIRS))
-    head = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+    header = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
     entries = [f'#: place\nmsgid "{a}"\nmsgstr ""\n"{b[:4]}"\n"{b[4:]}"\n' for a, b in PAIRS]
-    (folder / "x.po").write_text(head + "\n".join(entries))
+    (folder / "x.po").write_text(header + "\n".join(entries))
     keys = sorted([("", "Content-Type: text/plain; charset=UTF-8\n"), *PAIRS])
     tables, strings = b"", b""
     base = 28 + 16 * len(keys)
@@ -51,14 +52,13 @@ def lay(folder):
     [(("x.en", "x.de"), None), (("x.tsv",), None), (("named.tsv",), ("en", "de")), (("x.jsonl",), None),
      (("t.jsonl",), ("en", "de")), (("x.po",), None), (("x.mo",), None)],
 )  # fmt: skip
-def test_every_form_gives_the_same_pairs(files, keys, tmp_path):
-    lay(tmp_path)
-    found = [(p.source, p.target) for p in read_pairs([str(tmp_path / f) for f in files], keys)]
-    assert sorted(found) == sorted(PAIRS)
+def test_every_format_gives_the_same_pairs(files, keys, tmp_path):
+    write_pair_files(tmp_path)
+    pairs = [(p.source, p.target) for p in read_pairs([str(tmp_path / f) for f in files], keys)]
+    assert sorted(pairs) == sorted(PAIRS)
 
 
-def test_po_as_gettext_reads_its_mo(tmp_path):
-    """Contexts, plurals, escapes, comments, fuzzy and obsolete entries."""
+def test_po_contexts_plurals_escapes_and_skipped_entries(tmp_path):
     (tmp_path / "a.po").write_text(
         'msgid ""\nmsgstr "charset=UTF-8"\n\n# said\nmsgctxt "menu"\nmsgid "open\\t\\"it\\"\\n"\nmsgstr "auf\\x21"\n'
         'msgid "one file"\nmsgid_plural "%d files"\nmsgstr[0] "eine Datei"\nmsgstr[1] "%d Dateien"\n\n'
@@ -67,22 +67,25 @@ def test_po_as_gettext_reads_its_mo(tmp_path):
     expected = [('open\t"it"\n', "auf!"), ("one file", "eine Datei"), ("%d files", "%d Dateien")]
     assert read_po(tmp_path / "a.po") == expected
     (tmp_path / "b.po").write_text('msgid "a"\nmsgid "b"\n')
-    with pytest.raises(PolysemeError, match="line 2: msgid stands twice"):
+    with pytest.raises(PolysemeError, match="line 2: msgid occurs twice"):
         read_po(tmp_path / "b.po")
     (tmp_path / "c.po").write_text("hello\n")
-    with pytest.raises(PolysemeError, match="is no line of"):
+    with pytest.raises(PolysemeError, match="is not valid in a"):
         read_po(tmp_path / "c.po")
+    (tmp_path / "d.po").write_text('msgid "a"\nmsgstr "unclosed\n\nmsgid "b"\nmsgstr "c"\n')
+    with pytest.raises(PolysemeError, match=r"d\.po line 2: .* is not valid in a"):
+        read_po(tmp_path / "d.po")
 
 
-def test_mo_files_of_the_test_are_gettexts_own(tmp_path):
-    lay(tmp_path)
+def test_mo_files_of_these_tests_are_valid_for_gettext(tmp_path):
+    write_pair_files(tmp_path)
     with open(tmp_path / "x.mo", "rb") as file:
-        catalogue = gettext.GNUTranslations(file)
-    assert all(catalogue.gettext(a) == b for a, b in PAIRS)
+        catalog = gettext.GNUTranslations(file)
+    assert all(catalog.gettext(a) == b for a, b in PAIRS)
 
 
-def test_a_corpus_of_pairs_is_a_corpus(tokenizer, tmp_path):
-    lay(tmp_path)
+def test_pairs_are_stored_as_a_corpus(tokenizer, tmp_path):
+    write_pair_files(tmp_path)
     more = [("", "leer"), ("the cat", "die  Katze"), ("long " * 40, "lang"), ("a b c d e f", "x")]
     (tmp_path / "y.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in more))
     sources = [str(tmp_path / name) for name in ("x.tsv", "y.tsv")]
@@ -97,44 +100,44 @@ def test_a_corpus_of_pairs_is_a_corpus(tokenizer, tmp_path):
         assert tokenizer.decode(ids) == text
         words = corpus.gather_word_starts(starts[i : i + 1], lengths[i : i + 1])
         assert words.tolist() == tokenizer.encode_corpus([text]).word_starts.tolist()
-    kept, held = corpus.split(0.34)
-    assert kept.num_sentences == 4 and held.num_sentences == 2
-    again = prepare_parallel(sources, tokenizer, tmp_path / "d", max_tokens=40, max_length_ratio=5)
-    assert again["shards"] == manifest["shards"]
+    training, heldout = corpus.split(0.34)
+    assert training.num_sentences == 4 and heldout.num_sentences == 2
+    repeated = prepare_parallel(sources, tokenizer, tmp_path / "d", max_tokens=40, max_length_ratio=5)
+    assert repeated["shards"] == manifest["shards"]
 
 
 @pytest.mark.parametrize(
-    "content,says",
+    "content,message",
     [
         ({"a.en": "x\ny\n", "a.de": "x\n"}, "ends before line 2"),
-        ({"a.en": "x\n"}, "no file of the other"),
+        ({"a.en": "x\n"}, "without a second file"),
         ({"a.tsv": "x\ty\tz\n"}, "3 columns, expected 2"),
         ({"a.tsv": "x\ty\nz\n"}, "line 2: 1 columns"),
         ({"a.jsonl": "{"}, "malformed JSON"),
-        ({"a.jsonl": "[1]"}, "where an object must be"),
+        ({"a.jsonl": "[1]"}, "expected a JSON object, not list"),
         ({"a.jsonl": '{"source": "x"}'}, "no key 'target'"),
-        ({"a.jsonl": '{"source": "x", "target": 3}'}, "is no text"),
-        ({"a.en": "x\n", "b.tsv": "a\tb\n"}, "not its other side"),
+        ({"a.jsonl": '{"source": "x", "target": 3}'}, "'target' is int, not a string"),
+        ({"a.en": "x\n", "b.tsv": "a\tb\n"}, "give both sides as plain text"),
         ({"a.tsv": "\t\n"}, "there are no pairs"),
-        ({"a.mo": "no"}, "no catalog"),
+        ({"a.mo": "no"}, "not a gettext catalog"),
     ],
 )
-def test_what_is_no_parallel_text(content, says, tokenizer, tmp_path):
+def test_bad_parallel_text_is_reported_and_leaves_nothing(content, message, tokenizer, tmp_path):
     for name, text in content.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(PolysemeError, match=says):
+    with pytest.raises(PolysemeError, match=message):
         prepare_parallel([str(tmp_path / name) for name in content], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_requests_that_cannot_be(tokenizer, tmp_path):
-    lay(tmp_path)
+def test_invalid_requests_are_reported(tokenizer, tmp_path):
+    write_pair_files(tmp_path)
     with pytest.raises(PolysemeError, match="no column 'fr'"):
         list(read_pairs([str(tmp_path / "named.tsv")], ("fr", "de")))
-    with pytest.raises(PolysemeError, match="there is no file"):
+    with pytest.raises(PolysemeError, match="does not exist"):
         list(read_pairs(["nowhere.tsv"]))
-    with pytest.raises(PolysemeError, match="which language"):
+    with pytest.raises(PolysemeError, match="does not name a language"):
         list(read_pairs(["gettext"]))
-    with pytest.raises(PolysemeError, match="already there"):
+    with pytest.raises(PolysemeError, match="already exists"):
         prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
     assert TextPair("a", "b", "c").location == "c"

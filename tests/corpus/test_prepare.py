@@ -1,4 +1,4 @@
-"""A corpus: what is stored is what was read, a killed preparation ends in the same bytes, damage is named."""
+"""Preparation: the corpus stores what was read, a killed run resumes to the same bytes, damage is reported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyseme.corpus.build import blocks
-from polyseme.corpus.build import prepare as module
-from polyseme.corpus.build import state as begun
+from polyseme.corpus.build import blocks, stages, state
+from polyseme.corpus.build import prepare as prepare_module
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.store import Corpus, token_dtype, verify_corpus
@@ -39,7 +38,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
-    """A source with every odd thing in it, the tokenizer, and the corpus made without a break."""
+    """A source with unusual documents, the tokenizer, and the corpus prepared without interruption."""
     folder = tmp_path_factory.mktemp("corpus")
     odd = ["", " \n", "\x00\x01", "A title\n\x00\nThen a text. \n"]
     rows = [json.dumps({"text": text}) for text in [*TEXTS[:5], *odd, *TEXTS[5:]]]
@@ -65,12 +64,12 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_what_is_stored_is_what_was_read(folder: Path, tokenizer: Tokenizer) -> None:
+def test_corpus_stores_what_was_read(folder: Path, tokenizer: Tokenizer) -> None:
     corpus = Corpus.open(folder / "whole", verify_hashes=True)
     documents = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
     sentences = [split_sentences(text) for text in documents if text.strip()]
     runs = [[tokenizer.encode_corpus([s]) for s in part] for part in sentences]
-    runs = [kept for part in runs if (kept := [r for r in part if len(r.ids)])]
+    runs = [nonempty_runs for part in runs if (nonempty_runs := [r for r in part if len(r.ids)])]
     expected = [r for part in runs for r in part]
     assert corpus.num_documents == len(runs) and corpus.num_sentences == len(expected)
     assert len(corpus.manifest["shards"]) > 3 and corpus.manifest["removed"]["num_blank"] == 2
@@ -85,86 +84,89 @@ def test_what_is_stored_is_what_was_read(folder: Path, tokenizer: Tokenizer) -> 
     assert corpus.gather_tokens(starts[:0], lengths[:0]).tolist() == []
 
 
-def test_bpe_of_sentences_is_that_of_documents(folder: Path, tokenizer: Tokenizer) -> None:
+def test_encoding_sentences_equals_encoding_documents(folder: Path, tokenizer: Tokenizer) -> None:
     corpus = Corpus.open(folder / "whole")
     starts = corpus.sentence_offsets[corpus.document_offsets]
-    found = corpus.gather_tokens(starts[:1], np.diff(starts[:2]))
-    assert found.tolist() == tokenizer.encode_corpus([TEXTS[0]]).ids.tolist()
+    token_ids = corpus.gather_tokens(starts[:1], np.diff(starts[:2]))
+    assert token_ids.tolist() == tokenizer.encode_corpus([TEXTS[0]]).ids.tolist()
 
 
-def test_gather_is_naive_slicing(folder: Path) -> None:
+def test_gather_equals_slicing(folder: Path) -> None:
     corpus = Corpus.open(folder / "whole")
     shards = [np.load(path) for path in sorted(corpus.path.glob("*.tokens.npy"))]
     words = [np.unpackbits(np.load(p), bitorder="little") for p in sorted(corpus.path.glob("*.words.npy"))]
     tokens = np.concatenate(shards)
     bits = np.concatenate([part[: len(shard)] for part, shard in zip(words, shards)])
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     borders = corpus.sentence_offsets[corpus.document_offsets]
     for count in (1, 3, 200):
-        document = draw.integers(0, corpus.num_documents, count)
-        starts = draw.integers(borders[document], borders[document + 1])
-        lengths = draw.integers(0, borders[document + 1] - starts + 1)
+        document = rng.integers(0, corpus.num_documents, count)
+        starts = rng.integers(borders[document], borders[document + 1])
+        lengths = rng.integers(0, borders[document + 1] - starts + 1)
         slices = [slice(a, a + n) for a, n in zip(starts, lengths)]
         assert corpus.gather_tokens(starts, lengths).tolist() == np.concatenate([tokens[s] for s in slices]).tolist()
         assert corpus.gather_word_starts(starts, lengths).tolist() == np.concatenate([bits[s] for s in slices]).tolist()
 
 
-def test_held_out_documents(folder: Path) -> None:
+def test_split_partitions_the_documents(folder: Path) -> None:
     corpus = Corpus.open(folder / "whole")
-    kept, held = corpus.split(0.2)
-    assert held is not None and held.num_documents == round(corpus.num_documents * 0.2)
-    assert kept.num_documents + held.num_documents == corpus.num_documents
-    assert kept.num_tokens + held.num_tokens == corpus.num_tokens
+    nonempty_runs, heldout = corpus.split(0.2)
+    assert heldout is not None and heldout.num_documents == round(corpus.num_documents * 0.2)
+    assert nonempty_runs.num_documents + heldout.num_documents == corpus.num_documents
+    assert nonempty_runs.num_tokens + heldout.num_tokens == corpus.num_tokens
 
     def texts(part: Corpus) -> list[bytes]:
         borders = part.sentence_offsets[part.document_offsets]
         return [part.gather_tokens(a, n).tobytes() for a, n in zip(borders[:-1, None], np.diff(borders)[:, None])]
 
-    assert sorted(texts(kept) + texts(held)) == sorted(texts(corpus))
-    again = kept.select(np.array([3, 1]))
-    assert texts(again) == [texts(kept)[3], texts(kept)[1]]
+    assert sorted(texts(nonempty_runs) + texts(heldout)) == sorted(texts(corpus))
+    selected = nonempty_runs.select(np.array([3, 1]))
+    assert texts(selected) == [texts(nonempty_runs)[3], texts(nonempty_runs)[1]]
     assert corpus.split(0)[1] is None and corpus.select(np.array([0])).split(0.5)[1] is None
 
 
-def broken(times: int, real: Callable[..., Any], error: BaseException) -> Callable[..., Any]:
-    left = [times]
+def fail_after(times: int, real: Callable[..., Any], error: BaseException) -> Callable[..., Any]:
+    calls_left = [times]
 
     def call(*args: Any, **named: Any) -> Any:
-        left[0] -= 1
-        if left[0] < 0:
+        calls_left[0] -= 1
+        if calls_left[0] < 0:
             raise error
         return real(*args, **named)
 
     return call
 
 
-@pytest.mark.parametrize("where", ["encode_corpus", "write_array", "write_json", "replace"])
+@pytest.mark.parametrize("function", ["encode_corpus", "write_array", "write_json", "replace"])
 def test_killed_and_resumed_gives_the_same_bytes(
-    folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    draw, kills = random.Random(where), 0
-    most = {"encode_corpus": 9, "write_array": 20, "write_json": 9, "replace": 40}[where]
-    target: Any = {"encode_corpus": Tokenizer, "replace": atomic.os}.get(where, module)
-    while kills < 4:  # killed again and again, at random points
+    rng, kills = random.Random(function), 0
+    max_calls = {"encode_corpus": 9, "write_array": 20, "write_json": 9, "replace": 40}[function]
+    owners: dict[str, list[Any]] = {"encode_corpus": [Tokenizer], "replace": [atomic.os], "write_array": [stages]}
+    while kills < 4:  # at random points
         with monkeypatch.context() as patch:
-            patch.setattr(target, where, broken(draw.randrange(most), getattr(target, where), Killed()))
+            owner_list = owners.get(function, [stages, prepare_module])
+            failing = fail_after(rng.randrange(max_calls), getattr(owner_list[0], function), Killed())
+            for owner in owner_list:
+                patch.setattr(owner, function, failing)
             try:
                 run(folder, tokenizer, tmp_path / "out")
                 shutil.rmtree(tmp_path / "out")
             except Killed:
                 kills += 1
-                if (tmp_path / "out" / begun.WORK_DIR).exists():
-                    with pytest.raises(PolysemeError, match="preparation has not finished"):
+                if (tmp_path / "out" / state.WORK_DIR).exists():
+                    with pytest.raises(PolysemeError, match="the preparation has not finished"):
                         Corpus.open(tmp_path / "out")
     run(folder, tokenizer, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
-def test_finished_shards_are_not_made_again(
+def test_finished_shards_are_not_rewritten(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(module, "_starts_from_lengths", broken(4, module._starts_from_lengths, Killed()))
+        patch.setattr(stages, "_starts_from_lengths", fail_after(4, stages._starts_from_lengths, Killed()))
         run(folder, tokenizer, tmp_path / "out")
     written = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("shard-*.npy")}
     seen: list[int] = []
@@ -174,7 +176,7 @@ def test_finished_shards_are_not_made_again(
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
-def test_a_finished_corpus_is_left_alone(
+def test_finished_corpus_is_not_changed(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = tree(folder / "whole")
@@ -195,12 +197,12 @@ def test_a_finished_corpus_is_left_alone(
             dedup="exact",
             shard_characters=SHARD,
         )
-    with pytest.raises(PolysemeError, match="is not empty and not a corpus"):
+    with pytest.raises(PolysemeError, match="is not empty and holds no corpus"):
         run(folder, tokenizer, tmp_path)
     assert tree(folder / "whole") == before
 
 
-def test_a_full_disk_is_one_line_and_loses_nothing(
+def test_full_disk_gives_a_one_line_error_and_can_be_resumed(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
@@ -208,15 +210,15 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         monkeypatch.context() as patch,
         pytest.raises(PolysemeError, match=r"cannot write .*No space left on device"),
     ):
-        patch.setattr(atomic, "fsync_path", broken(24, atomic.fsync_path, full))
+        patch.setattr(atomic, "fsync_path", fail_after(24, atomic.fsync_path, full))
         run(folder, tokenizer, tmp_path / "out")
-    assert list((tmp_path / "out" / begun.WORK_DIR).glob("*-00000.json"))
+    assert list((tmp_path / "out" / state.WORK_DIR).glob("*-00000.json"))
     assert not list((tmp_path / "out").rglob("*.part"))
     run(folder, tokenizer, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
-def test_bad_rows_stop_it_or_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_bad_rows_stop_the_run_or_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [json.dumps({"text": text}) for text in TEXTS[:4]]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", rows[0]]))
     with pytest.raises(PolysemeError, match="line 5: malformed JSON"):
@@ -236,7 +238,7 @@ def test_no_text_leaves_nothing_behind(tokenizer: Tokenizer, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_damage_is_named(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_damaged_files_are_reported(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(folder, tokenizer, out)
     verify_corpus(out)
@@ -258,12 +260,12 @@ def test_damage_is_named(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> 
     (out / "manifest.json").write_text(text.replace('"documents": 4', '"documents": 5', 1))
     with pytest.raises(PolysemeError, match=r"manifest.json is damaged"):
         Corpus.open(out)
-    with pytest.raises(PolysemeError, match="no corpus folder"):
+    with pytest.raises(PolysemeError, match="does not exist"):
         Corpus.open(tmp_path / "nowhere")
     with pytest.raises(PolysemeError, match=r"it has no manifest.json"):
         Corpus.open(tmp_path)
 
 
-def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
+def test_large_vocabularies_use_four_bytes(tmp_path: Path) -> None:
     assert np.dtype(token_dtype(1 << 16)).itemsize == 2
     assert np.dtype(token_dtype((1 << 16) + 1)).itemsize == 4

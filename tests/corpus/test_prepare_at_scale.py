@@ -1,4 +1,4 @@
-"""Preparing on many cores and a cluster, killed for real, appended to: always the same bytes."""
+"""Preparation with several workers, on a cluster, killed by signals, and in append mode gives the same bytes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def changed(text: str, draw: random.Random) -> str:
-    """The text with a word or two replaced."""
+def replace_words(text: str, rng: random.Random) -> str:
+    """Replace one word in 200."""
     words = text.split(" ")
     for _ in range(max(1, len(words) // 200)):
-        words[draw.randrange(len(words))] = "otherwise"
+        words[rng.randrange(len(words))] = "otherwise"
     return " ".join(words)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sources with copies, near copies, short texts, a footer on every page and a bad row; and their corpus."""
+    """Two sources with exact and near duplicates, short texts and a footer in every document; and their corpus."""
     folder = tmp_path_factory.mktemp("scale")
-    draw = random.Random(0)
-    texts = [*TEXTS, *(changed(text, draw) for text in TEXTS[:20]), *TEXTS[20:30], "Too short.", ""]
-    draw.shuffle(texts)
+    rng = random.Random(0)
+    texts = [*TEXTS, *(replace_words(text, rng) for text in TEXTS[:20]), *TEXTS[20:30], "Too short.", ""]
+    rng.shuffle(texts)
     pages = [text + "\nAll rights reserved by nobody.\n" for text in texts]
     for name, part in (("a", pages[:50]), ("b", pages[50:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
@@ -62,7 +62,7 @@ def make(folder: Path, out: Path, names: str = "ab", **options: Any) -> dict[str
     return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, **({"num_workers": 1} | OPTIONS | options))
 
 
-def test_what_is_removed_is_told(folder: Path) -> None:
+def test_removed_documents_are_reported(folder: Path) -> None:
     removed = Corpus.open(folder / "whole", verify_hashes=True).manifest["removed"]
     assert 8 <= removed["duplicates"]["exact"] <= 12 and 8 <= removed["duplicates"]["near"] <= 20
     assert removed["duplicates"]["characters"] > 30_000
@@ -74,12 +74,12 @@ def test_what_is_removed_is_told(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_any_number_of_workers(folder: Path, tmp_path: Path, num_workers: int) -> None:
+def test_output_does_not_depend_on_number_of_workers(folder: Path, tmp_path: Path, num_workers: int) -> None:
     make(folder, tmp_path / "out", num_workers=num_workers)
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
-def test_a_cluster(folder: Path, tmp_path: Path) -> None:
+def test_dask_cluster(folder: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     cluster = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
@@ -89,16 +89,16 @@ def test_a_cluster(folder: Path, tmp_path: Path) -> None:
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
-def test_no_cluster_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_missing_cluster_gives_a_one_line_error(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    with pytest.raises(PolysemeError, match="no dask scheduler answers at"):
+    with pytest.raises(PolysemeError, match="cannot connect to a dask scheduler at"):
         make(folder, tmp_path / "out", dask_address="127.0.0.1:1")
-    with pytest.raises(PolysemeError, match="is HOST:PORT"):
+    with pytest.raises(PolysemeError, match="expected HOST:PORT"):
         make(folder, tmp_path / "out", dask_address="nonsense")
     assert not (tmp_path / "out").exists()
 
 
-KILLING = """
+KILLING_SCRIPT = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
 from polyseme.corpus.build import blocks
@@ -135,70 +135,70 @@ print(kills)
 
 
 @pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_again_and_again(times: int, folder: Path, tmp_path: Path) -> None:
-    """SIGKILL at random moments, going on each time."""
-    command = [sys.executable, "-c", KILLING, str(folder), str(tmp_path / "out"), repr(OPTIONS), str(times)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=400)
-    assert answer.returncode == 0 and answer.stdout == f"{times}\n", answer.stderr
+def test_repeatedly_killed_run_gives_the_same_bytes(times: int, folder: Path, tmp_path: Path) -> None:
+    """SIGKILL at random moments, resumed each time."""
+    command = [sys.executable, "-c", KILLING_SCRIPT, str(folder), str(tmp_path / "out"), repr(OPTIONS), str(times)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert process.returncode == 0 and process.stdout == f"{times}\n", process.stderr
     assert tree(tmp_path / "out") == tree(folder / "whole")
 
 
 def test_append(folder: Path, tmp_path: Path) -> None:
-    """What is appended is compared with what was there; killed, the corpus is still the old one."""
-    out, plain = tmp_path / "out", {"clean": "nfc,min_chars=200"}
-    whole = make(folder, tmp_path / "whole", **plain)
-    old = make(folder, out, "a", **plain)
+    """Appended documents are compared with existing ones; a killed append leaves the old corpus intact."""
+    out, cleaning = tmp_path / "out", {"clean": "nfc,min_chars=200"}
+    whole = make(folder, tmp_path / "whole", **cleaning)
+    old = make(folder, out, "a", **cleaning)
     before = tree(out)
 
-    def killed(_: int) -> None:
+    def raise_interrupt(_: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(folder, out, "b", append=True, on_progress=killed, **plain)
+        make(folder, out, "b", append=True, on_progress=raise_interrupt, **cleaning)
     assert Corpus.open(out, verify_hashes=True).manifest == old
-    new = make(folder, out, "b", append=True, **plain)
+    new = make(folder, out, "b", append=True, **cleaning)
     verify_corpus(out)
     assert set(before) - {"manifest.json"} <= set(tree(out)) and len(new["sources"]) == len(new["source_files"]) == 2
-    assert all(tree(out)[name] == data for name, data in before.items() if name != "manifest.json")
+    assert all(tree(out)[name] == content for name, content in before.items() if name != "manifest.json")
     assert new["removed"]["duplicates"]["exact"] == whole["removed"]["duplicates"]["exact"]
     assert new["removed"]["duplicates"]["near"] == whole["removed"]["duplicates"]["near"]
     assert new["counts"]["documents"] == whole["counts"]["documents"]
-    assert make(folder, out, "b", append=True, **plain) == new  # again: it is there already
-    with pytest.raises(PolysemeError, match=r"a.jsonl is in .* already"):
+    assert make(folder, out, "b", append=True, **cleaning) == new  # already in the corpus
+    with pytest.raises(PolysemeError, match=r"a.jsonl is already in"):
         (folder / "c.jsonl").write_text(json.dumps({"text": "Something else entirely. " * 20}))
-        make(folder, out, "ac", append=True, **plain)
+        make(folder, out, "ac", append=True, **cleaning)
     with pytest.raises(PolysemeError, match=r"dedup_threshold 0\.8, not 0\.9"):
-        make(folder, out, "c", append=True, dedup_threshold=0.9, **plain)
-    with pytest.raises(PolysemeError, match="no finished corpus"):
-        make(folder, tmp_path / "none", "c", append=True, **plain)
+        make(folder, out, "c", append=True, dedup_threshold=0.9, **cleaning)
+    with pytest.raises(PolysemeError, match="holds no finished corpus"):
+        make(folder, tmp_path / "none", "c", append=True, **cleaning)
 
 
-def test_weights(folder: Path) -> None:
-    """A document of weight 2 is read twice, and never on both sides of the held-out border."""
+def test_resample_by_weight(folder: Path) -> None:
+    """Documents of weight 2 occur twice, and never in both the training and the held-out part."""
     corpus = Corpus.open(folder / "whole")
-    first, second = (origin["counts"]["documents"] for origin in corpus.manifest["sources"])
+    first, second = (source["counts"]["documents"] for source in corpus.manifest["sources"])
     assert corpus.resample_by_weight().num_documents == first + 2 * second and first + second == corpus.num_documents
-    kept, held = corpus.split(0.1)
-    assert held is not None
+    training, heldout = corpus.split(0.1)
+    assert heldout is not None
 
     def texts(part: Corpus) -> list[bytes]:
         borders = part.sentence_offsets[part.document_offsets]
         return [part.gather_tokens(a, n).tobytes() for a, n in zip(borders[:-1, None], np.diff(borders)[:, None])]
 
-    double = texts(kept.resample_by_weight())
-    assert not set(double) & set(texts(held)) and sorted(set(double)) == sorted(texts(kept))
-    assert {double.count(text) for text in double} == {1, 2}
+    resampled_texts = texts(training.resample_by_weight())
+    assert not set(resampled_texts) & set(texts(heldout)) and sorted(set(resampled_texts)) == sorted(texts(training))
+    assert {resampled_texts.count(text) for text in resampled_texts} == {1, 2}
     corpus.manifest["sources"][0]["weight"] = 0.5
     assert corpus.resample_by_weight().num_documents == round(first / 2) + 2 * second
 
 
-def test_a_flipped_byte_is_named(folder: Path, tmp_path: Path) -> None:
+def test_flipped_byte_is_reported(folder: Path, tmp_path: Path) -> None:
     make(folder, tmp_path / "out", "a")
     for path in sorted((tmp_path / "out").glob("shard-*.npy")):
-        data = path.read_bytes()
-        at = random.Random(path.name).randrange(len(data))
-        path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+        content = path.read_bytes()
+        at = random.Random(path.name).randrange(len(content))
+        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
         with pytest.raises(PolysemeError, match=f"{path.name} is damaged"):
             verify_corpus(tmp_path / "out")
-        path.write_bytes(data)
+        path.write_bytes(content)
     verify_corpus(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The documentation of Python as English: what is prose stays, what is code goes."""
+"""Documentation of Python as a text source: prose is extracted, code is dropped."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ GOOGLE = """One line that says what it is for.
     """
 
 
-def test_prose_of_a_docstring() -> None:
+def test_extract_prose() -> None:
     assert list(extract_prose(REST)) == [
         "Return the mean of all values, see `fsum` and `statistics.fmean(x)` for a fast one.",
         "This is the code that does it:",
@@ -69,21 +69,21 @@ def test_prose_of_a_docstring() -> None:
     ]
 
 
-def test_docstrings_are_those_that_ast_finds() -> None:
+def test_docstrings_match_those_of_ast() -> None:
     folder = Path(sysconfig.get_paths()["stdlib"])
-    found, missing = 0, 0
+    num_docstrings, num_missing = 0, 0
     for name in ("argparse", "collections/__init__", "http/client", "inspect", "logging/__init__", "typing"):
         source = (folder / f"{name}.py").read_text(encoding="utf-8")
         nodes = ast.walk(ast.parse(source))
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        real = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, kinds)}
-        long = {text for text in real if text and "\n" in text}
-        found += len(long)
-        missing += len(long - set(python_docs._extract_docstrings(source)))
-    assert found > 300 and missing <= 0.01 * found
+        node_types = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docstrings = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, node_types)}
+        multiline_docstrings = {text for text in docstrings if text and "\n" in text}
+        num_docstrings += len(multiline_docstrings)
+        num_missing += len(multiline_docstrings - set(python_docs._extract_docstrings(source)))
+    assert num_docstrings > 300 and num_missing <= 0.01 * num_docstrings
 
 
-def test_strings_that_are_no_docstrings_are_left() -> None:
+def test_other_strings_are_ignored() -> None:
     source = '# """ no\n"""Head."""\nx = """no"""\ny = "\'\'\'"\ndef f(a=":"):  # so\n    r"""A\\d."""\n'
     source += '    z(b"""no""")\nadd_docstr(f, r"""\ngiven\n""")\nprint("""no""")\n'
     assert list(python_docs._extract_docstrings(source)) == ["Head.", "A\\d.", "\ngiven\n"]
@@ -94,7 +94,7 @@ def docs() -> list[tuple[str, str]]:
     return list(python_docs.read_documents(packages=["numpy"]))
 
 
-def test_documents(docs: list[tuple[str, str]]) -> None:
+def test_read_documents(docs: list[tuple[str, str]]) -> None:
     names = [name for name, _ in docs]
     assert len(set(names)) == len(names) > 300
     assert {"reference.assert", "json", "collections", "numpy.linalg._linalg"} <= set(names)
@@ -108,18 +108,24 @@ def test_documents(docs: list[tuple[str, str]]) -> None:
     assert "Assert statements are a convenient way to insert debugging assertions into a program:" in paragraphs
 
 
-def test_held_out_modules_share_nothing_with_the_rest() -> None:
-    def held(name: str) -> bool:
+def test_heldout_modules_share_no_paragraph_with_the_rest() -> None:
+    def is_heldout(name: str) -> bool:
         return name.startswith(("a", "c", "reference.a"))
 
-    out = dict(python_docs.read_documents(packages=[], keep=held))
-    rest = dict(python_docs.read_documents(packages=[], keep=lambda name: not held(name)))
-    assert "argparse" in out and "json" in rest and not out.keys() & rest.keys()
-    lines = [{line for text in part.values() for line in text.split("\n")} for part in (out, rest)]
+    heldout_documents = dict(python_docs.read_documents(packages=[], keep=is_heldout))
+    other_documents = dict(python_docs.read_documents(packages=[], keep=lambda name: not is_heldout(name)))
+    assert (
+        "argparse" in heldout_documents
+        and "json" in other_documents
+        and not heldout_documents.keys() & other_documents.keys()
+    )
+    lines = [
+        {line for text in part.values() for line in text.split("\n")} for part in (heldout_documents, other_documents)
+    ]
     assert lines[0] and lines[1] and not lines[0] & lines[1]
 
 
-def test_a_package_that_is_not_there() -> None:
-    with pytest.raises(PolysemeError, match=r"no package 'numpi'.*did you mean 'numpy'"):
+def test_missing_package_is_reported() -> None:
+    with pytest.raises(PolysemeError, match=r"package 'numpi' is not installed.*did you mean 'numpy'"):
         next(python_docs.read_documents(packages=["numpi"]))
     assert "numpy" in python_docs.describe_version(["numpy"])

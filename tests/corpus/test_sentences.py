@@ -1,4 +1,4 @@
-"""Sentences partition their text, and byte-level BPE gives the same ids with and without the cuts."""
+"""Sentences concatenate to their text, and byte-level BPE gives the same ids with and without splitting."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def bpe() -> Tokenizer:
         ("", []),
     ],
 )
-def test_sentences(text: str, expected: list[str]) -> None:
+def test_split_sentences(text: str, expected: list[str]) -> None:
     assert split_sentences(text) == expected
 
 
-def test_cuts_do_not_change_bpe(bpe: Tokenizer) -> None:
+def test_splitting_does_not_change_bpe_ids(bpe: Tokenizer) -> None:
     assert all(same_ids(bpe, text) for text in topics.values())
     characters = [
         *"abA1.!?\"'’”)( \n\t\x1c\x85\xa0_,。我é\u0301-",
@@ -57,35 +57,35 @@ def test_cuts_do_not_change_bpe(bpe: Tokenizer) -> None:
         "\n\n",
         "end. Next",
     ]
-    draw = random.Random(0)
+    rng = random.Random(0)
     for _ in range(3000):
-        text = "".join(draw.choices(characters, k=draw.randrange(40)))
+        text = "".join(rng.choices(characters, k=rng.randrange(40)))
         assert same_ids(bpe, text), text
 
 
-def test_a_line_without_end_is_split_too(bpe: Tokenizer) -> None:
+def test_very_long_lines_are_split(bpe: Tokenizer) -> None:
     text = "This goes on and on. It never breaks the line. " * 3000
     parts = split_sentences(text)
     assert len(parts) >= 6000 and max(map(len, parts)) < 100
     assert same_ids(bpe, text[:50_000]) and same_ids(bpe, "word" * 20_000)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not here")
-def test_cuts_do_not_change_published_gpt2() -> None:
+@pytest.mark.skipif(not SHARED.is_dir(), reason="shared data not available")
+def test_splitting_does_not_change_ids_of_published_gpt2() -> None:
     tokenizer = Tokenizer.load(SHARED / "vocab" / "gpt2-tokenizer.json")
     with gzip.open(SHARED / "data" / "wikitext-2" / "wiki.valid.raw.gz", "rt", encoding="utf-8") as file:
         assert same_ids(tokenizer, file.read())
 
 
-def test_without_sentencex_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+def test_missing_sentencex_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
 
-    def importing(name: str, *rest: object) -> object:
+    def import_without_sentencex(name: str, *rest: object) -> object:
         if name == "sentencex":
             raise ImportError(name)
-        return real(name, *rest)  # type: ignore[arg-type]
+        return real_import(name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(builtins, "__import__", importing)
+    monkeypatch.setattr(builtins, "__import__", import_without_sentencex)
     sentences._load_segmenter.cache_clear()
     with pytest.raises(PolysemeError, match="pip install sentencex"):
         split_sentences("One. Two.")

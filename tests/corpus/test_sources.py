@@ -1,4 +1,4 @@
-"""Sources: what a user gives becomes files in a fixed order, and every place in them can be come back to."""
+"""Sources: parsing, listing files in a fixed order, and resuming from any position."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from polyseme.corpus.sources.sources import (
     parse_source,
 )
 from polyseme.errors import PolysemeError
-from tests.corpus.samples import EXPECTED, FILES, PACKERS, article
+from tests.corpus.samples import COMPRESSORS, EXPECTED, FILES, wiki_article
 
 ROWS = "".join(json.dumps({"text": text, "title": "t"}) + "\n" for text in ("One é.", "Two.\nStill two."))
 
 
-def texts(*paths: Path | str, **options: object) -> list[str]:
+def read_texts(*paths: Path | str, **options: object) -> list[str]:
     return [document.text for document in open_sources([str(p) for p in paths], **options)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("pack", [None, gzip.compress, lzma.compress])
-def test_text_and_json_lines_plain_and_packed(tmp_path: Path, pack: Callable[[bytes], bytes] | None) -> None:
-    ending = "" if pack is None else {gzip.compress: ".gz", lzma.compress: ".xz"}[pack]
-    write = {"a.txt": "\ufeffA b.\r\nC.\n\n\nD é.\n", "b.jsonl": ROWS + "\n"}
-    for name, text in write.items():
-        (tmp_path / (name + ending)).write_bytes((pack or bytes)(text.encode()))
-    text, rows = tmp_path / ("a.txt" + ending), tmp_path / ("b.jsonl" + ending)
-    assert texts(text) == ["A b.\nC.\n\n\nD é."]
-    assert texts(text, split="blank") == ["A b.\nC.", "D é."]
-    assert texts(text, split="line") == ["A b.", "C.", "D é."]
-    assert texts(rows) == ["One é.", "Two.\nStill two."]
-    assert texts(rows, key="title") == ["t", "t"]
-    assert texts(tmp_path) == texts(text, rows)
+@pytest.mark.parametrize("compress", [None, gzip.compress, lzma.compress])
+def test_text_and_json_lines_plain_and_compressed(tmp_path: Path, compress: Callable[[bytes], bytes] | None) -> None:
+    suffix = "" if compress is None else {gzip.compress: ".gz", lzma.compress: ".xz"}[compress]
+    contents = {"a.txt": "\ufeffA b.\r\nC.\n\n\nD é.\n", "b.jsonl": ROWS + "\n"}
+    for name, text in contents.items():
+        (tmp_path / (name + suffix)).write_bytes((compress or bytes)(text.encode()))
+    text, rows = tmp_path / ("a.txt" + suffix), tmp_path / ("b.jsonl" + suffix)
+    assert read_texts(text) == ["A b.\nC.\n\n\nD é."]
+    assert read_texts(text, split="blank") == ["A b.\nC.", "D é."]
+    assert read_texts(text, split="line") == ["A b.", "C.", "D é."]
+    assert read_texts(rows) == ["One é.", "Two.\nStill two."]
+    assert read_texts(rows, key="title") == ["t", "t"]
+    assert read_texts(tmp_path) == read_texts(text, rows)
     sources = open_sources([rows])
     assert list(sources)[1] == Document("Two.\nStill two.", str(rows), "line 2")
-    assert sources.estimated_characters == rows.stat().st_size * (1 if pack is None else 3)  # an estimate
+    assert sources.estimated_characters == rows.stat().st_size * (1 if compress is None else 3)  # an estimate
 
 
-def test_a_folder_is_read_in_order_without_what_is_not_text(tmp_path: Path) -> None:
+def test_folder_is_read_in_order_without_other_files(tmp_path: Path) -> None:
     for name in ("b/2.md", "b/10.rst", "a.txt", "z.ndjson", ".hidden.txt", "x.bin", ".git/c.txt", "wiki_x"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps({"text": name}) if "json" in name else name)
     (tmp_path / "empty.txt").write_text("")
-    assert texts(tmp_path) == ["a.txt", "b/10.rst", "b/2.md", "z.ndjson"]
+    assert read_texts(tmp_path) == ["a.txt", "b/10.rst", "b/2.md", "z.ndjson"]
 
 
 def test_blank_documents_are_counted(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_blank_documents_are_counted(tmp_path: Path) -> None:
         assert len(list(sources)) == 2 and sources.num_blank == 2
 
 
-def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
+def test_file_facts_depend_on_content(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one")
     before = open_sources([path]).file_facts
@@ -85,35 +85,35 @@ def test_python_docs_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "line"),
+    ("name", "content", "message"),
     [
         ("e.txt", b"", "e.txt is empty"),
         ("e.txt.gz", gzip.compress(b"", mtime=0), "e.txt.gz is empty"),
         ("e.jsonl", b"", "e.jsonl is empty"),
         ("l.txt", b"good\nbad \xe9\n", "l.txt line 2: byte 9 is not UTF-8 text"),
         ("u.txt", "text".encode("utf-16"), "u.txt line 1: byte 0 is not UTF-8 text, it looks like UTF-16"),
-        ("t.txt.gz", gzip.compress(bytes(range(100)) * 99)[:-20], "t.txt.gz is cut off or damaged"),
-        ("t.jsonl.xz", lzma.compress(ROWS.encode())[:-20], "t.jsonl.xz is cut off or damaged"),
+        ("t.txt.gz", gzip.compress(bytes(range(100)) * 99)[:-20], "t.txt.gz is truncated or damaged"),
+        ("t.jsonl.xz", lzma.compress(ROWS.encode())[:-20], "t.jsonl.xz is truncated or damaged"),
         (
             "n.txt.gz",
-            b"not packed at all",
-            "n.txt.gz is cut off or damaged: it cannot be unpacked beyond line 0",
+            b"not compressed at all",
+            "n.txt.gz is truncated or damaged: cannot decompress it beyond line 0",
         ),
         ("m.jsonl", ROWS.encode() + b'{"text": \n', "m.jsonl line 3: malformed JSON"),
         ("k.jsonl", b'{"texts": "a", "id": 1}', "no key 'text' among texts, id; did you mean 'texts'?"),
         ("s.jsonl", b'{"text": 3}', "s.jsonl line 1: 'text' is 3, not a string"),
-        ("o.jsonl", b'["text"]', "o.jsonl line 1: list where an object with 'text' must be"),
+        ("o.jsonl", b'["text"]', "o.jsonl line 1: expected an object with 'text', not list"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, name: str, content: bytes, line: str) -> None:
+def test_bad_input_gives_a_one_line_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(PolysemeError) as caught:
-        texts(path)
-    assert line in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(PolysemeError) as raised:
+        read_texts(path)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
     sources = open_sources([str(path)], skip_bad=True)
     list(sources)
-    assert sources.num_bad == 1 and sources.bad_row_messages == [str(caught.value)]
+    assert sources.num_bad == 1 and sources.bad_row_messages == [str(raised.value)]
 
 
 def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
@@ -124,12 +124,12 @@ def test_bad_rows_can_be_skipped(tmp_path: Path) -> None:
     assert [row.split(":")[0].split()[-1] for row in sources.bad_row_messages] == ["3", "6"]
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_sources_are_reported(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("a")
     with pytest.raises(PolysemeError, match=r"did you mean 'corpus.txt'"):
         open_sources([str(tmp_path / "corpsu.txt")])
     (tmp_path / "none").mkdir()
-    with pytest.raises(PolysemeError, match="has no text in files that end in"):
+    with pytest.raises(PolysemeError, match="contains no text in files that end in"):
         open_sources([str(tmp_path / "none")])
     with pytest.raises(PolysemeError, match="no source"):
         open_sources([])
@@ -137,52 +137,52 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         open_sources([str(tmp_path)], split="lines")
 
 
-# ----------------------------------------------------------------------------------------------------- origins
+# ------------------------------------------------------------------------------------ source specifications
 
 
-def test_an_origin_in_words() -> None:
+def test_parse_source() -> None:
     assert parse_source("a.txt") == CorpusSource("a.txt", "", 1.0, "text", "file", "")
-    given = "wiki.jsonl.zst::lang=de,weight=2,key=title+body,format=jsonl"
-    assert parse_source(given) == CorpusSource("wiki.jsonl.zst", "de", 2.0, "title+body", "file", "jsonl")
+    specification = "wiki.jsonl.zst::lang=de,weight=2,key=title+body,format=jsonl"
+    assert parse_source(specification) == CorpusSource("wiki.jsonl.zst", "de", 2.0, "title+body", "file", "jsonl")
     defaults = CorpusSource("", lang="fr", key="k", split="line", format="csv")
     assert parse_source("-::weight=0.5,split=blank", defaults) == CorpusSource("-", "fr", 0.5, "k", "blank", "csv")
     assert parse_source("a::b.txt::lang=de").path == "a::b.txt"
 
 
-def test_a_path_with_the_mark_in_it_wins(tmp_path: Path) -> None:
+def test_existing_path_with_separator_is_a_path(tmp_path: Path) -> None:
     (tmp_path / "a::lang=de").write_text("text")
-    origin = parse_source(str(tmp_path / "a::lang=de"))
-    assert origin.path.endswith("a::lang=de") and origin.lang == ""
+    source = parse_source(str(tmp_path / "a::lang=de"))
+    assert source.path.endswith("a::lang=de") and source.lang == ""
     assert parse_source(str(tmp_path / "a::lang=de::lang=fr")).lang == "fr"
-    assert open_sources([tmp_path / "a::lang=de"]).sources == [origin]
+    assert open_sources([tmp_path / "a::lang=de"]).sources == [source]
 
 
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("options", "message"),
     [
         ("langs=de", "a source has no option 'langs'; did you mean 'lang'?"),
         ("path=b", "a source has no option 'path'"),
         ("", "a source has no option ''"),
-        ("lang", "lang is given without a value"),
-        ("lang=", "lang is given without a value"),
-        ("lang=de,lang=fr", "lang is given twice"),
+        ("lang", "lang is set without a value"),
+        ("lang=", "lang is set without a value"),
+        ("lang=de,lang=fr", "lang is set twice"),
         ("weight=much", "weight is 'much', not a number"),
-        ("weight=0", "weight is 0.0; it must be a number above 0"),
-        ("weight=-1", "weight is -1.0; it must be a number above 0"),
-        ("weight=nan", "weight is nan; it must be a number above 0"),
-        ("weight=inf", "weight is inf; it must be a number above 0"),
+        ("weight=0", "weight is 0.0; it must be greater than 0"),
+        ("weight=-1", "weight is -1.0; it must be greater than 0"),
+        ("weight=nan", "weight is nan; it must be greater than 0"),
+        ("weight=inf", "weight is inf; it must be greater than 0"),
         ("format=json", "format is 'json': did you mean 'jsonl'?"),
         ("format=python-docs", "format is 'python-docs': valid: csv, jsonl, midi, mo, parquet, text, tsv, wet, wiki"),
         ("split=lines", "split is 'lines': did you mean 'line'?"),
     ],
 )
-def test_wrong_options(options: str, line: str) -> None:
-    with pytest.raises(PolysemeError) as caught:
+def test_invalid_options(options: str, message: str) -> None:
+    with pytest.raises(PolysemeError) as raised:
         open_sources([f"a.txt::{options}"])
-    assert line in str(caught.value)
+    assert message in str(raised.value)
 
 
-def test_origins_are_checked_too(tmp_path: Path) -> None:
+def test_source_objects_are_validated(tmp_path: Path) -> None:
     for wrong in ({"weight": -1.0}, {"split": "x"}, {"format": "x"}):
         with pytest.raises(PolysemeError):
             open_sources([dataclasses.replace(CorpusSource(str(tmp_path)), **wrong)])  # type: ignore[arg-type]
@@ -190,63 +190,63 @@ def test_origins_are_checked_too(tmp_path: Path) -> None:
         open_sources([str(tmp_path)], format="x")
 
 
-def test_each_origin_has_its_own_ways(tmp_path: Path) -> None:
+def test_each_source_has_its_own_options(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo")
     (tmp_path / "b.jsonl").write_text('{"x": "three"}\n')
     (tmp_path / "c.jsonl").write_text('{"y": "four"}\n')
-    given = [
+    specification = [
         f"{tmp_path / 'a.txt'}::split=line,lang=de",
         f"{tmp_path / 'b.jsonl'}::key=x,weight=3",
         tmp_path / "c.jsonl",
     ]
-    sources = open_sources(given, key="y", lang="fr")
+    sources = open_sources(specification, key="y", lang="fr")
     assert [document.text for document in sources] == ["one", "two", "three", "four"]
-    assert [(each.source_index, each.lang) for each in sources.files] == [(0, "de"), (1, "fr"), (2, "fr")]
-    assert [origin.weight for origin in sources.sources] == [1.0, 3.0, 1.0]
-    assert [each["source_index"] for each in sources.file_facts] == [0, 1, 2]
+    assert [(file.source_index, file.lang) for file in sources.files] == [(0, "de"), (1, "fr"), (2, "fr")]
+    assert [source.weight for source in sources.sources] == [1.0, 3.0, 1.0]
+    assert [file["source_index"] for file in sources.file_facts] == [0, 1, 2]
     assert open_sources([f"{tmp_path / 'b.jsonl'}::format=text"]).estimated_characters == 15
-    assert texts(f"{tmp_path / 'b.jsonl'}::format=text") == ['{"x": "three"}']
+    assert read_texts(f"{tmp_path / 'b.jsonl'}::format=text") == ['{"x": "three"}']
 
 
 # ----------------------------------------------------------------------------------- folders, standard input
 
 
-def test_a_folder_of_many_formats(tmp_path: Path) -> None:
+def test_folder_with_many_formats(tmp_path: Path) -> None:
     expected = []
-    for number, (form, (name, data)) in enumerate(sorted(FILES.items())):
-        ending = ["", *PACKERS][number % 5]
-        path = tmp_path / f"{number}" / (name + ending)
+    for number, (format_name, (name, content)) in enumerate(sorted(FILES.items())):
+        suffix = ["", *COMPRESSORS][number % 5]
+        path = tmp_path / f"{number}" / (name + suffix)
         path.parent.mkdir()
-        path.write_bytes(PACKERS.get(ending, bytes)(data))
-        expected += ["\n\n".join(EXPECTED[form])] if form == "text" else EXPECTED[form]
-    assert texts(tmp_path) == expected
+        path.write_bytes(COMPRESSORS.get(suffix, bytes)(content))
+        expected += ["\n\n".join(EXPECTED[format_name])] if format_name == "text" else EXPECTED[format_name]
+    assert read_texts(tmp_path) == expected
     assert len(open_sources([tmp_path]).files) == len(FILES)
 
 
-def test_the_folders_of_wikiextractor(tmp_path: Path) -> None:
+def test_wikiextractor_folders(tmp_path: Path) -> None:
     for name in ("AB/wiki_00", "AA/wiki_01", "AA/wiki_00.bz2", "AA/wiki_00.log"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(PACKERS.get(path.suffix, bytes)(article(name).encode()))
-    assert texts(tmp_path) == ["AA/wiki_00.bz2", "AA/wiki_01", "AB/wiki_00"]
+        path.write_bytes(COMPRESSORS.get(path.suffix, bytes)(wiki_article(name).encode()))
+    assert read_texts(tmp_path) == ["AA/wiki_00.bz2", "AA/wiki_01", "AB/wiki_00"]
 
 
-def test_a_folder_of_a_told_format_is_read_whole(tmp_path: Path) -> None:
+def test_explicit_format_reads_every_file_of_a_folder(tmp_path: Path) -> None:
     for name in ("part-0", "part-1.dat", ".hidden", "c.txt"):
         (tmp_path / name).write_text(json.dumps({"text": name}))
-    assert texts(f"{tmp_path}::format=jsonl") == ["c.txt", "part-0", "part-1.dat"]
+    assert read_texts(f"{tmp_path}::format=jsonl") == ["c.txt", "part-0", "part-1.dat"]
     empty = tmp_path / "none"
     empty.mkdir()
-    with pytest.raises(PolysemeError, match=r"has no text$"):
+    with pytest.raises(PolysemeError, match=r"contains no text$"):
         open_sources([empty], format="jsonl")
 
 
 class Piped(io.TextIOWrapper):
-    def __init__(self, data: bytes):
-        super().__init__(io.BytesIO(data), encoding="utf-8")
+    def __init__(self, content: bytes):
+        super().__init__(io.BytesIO(content), encoding="utf-8")
 
 
-def test_standard_input_is_kept_for_a_second_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "same").write_bytes(b"one\ntwo\n")
     monkeypatch.setattr(sys, "stdin", Piped(b"one\ntwo\n"))
     sources = open_sources(["-::split=line,lang=de", tmp_path / "same"], spool_dir=tmp_path / "spool")
@@ -267,77 +267,77 @@ def test_standard_input_is_kept_for_a_second_reading(tmp_path: Path, monkeypatch
     assert not copy.exists()
 
 
-def test_standard_input_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_standard_input_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(b""))
     with pytest.raises(PolysemeError, match="standard input is empty"):
-        texts("-")
-    with pytest.raises(PolysemeError, match="given more than once"):
+        read_texts("-")
+    with pytest.raises(PolysemeError, match="can be a source only once"):
         open_sources(["-", "-::lang=de"])
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(PolysemeError, match="not piped"):
         open_sources(["-"])
 
 
-def test_a_package_that_is_missing_is_named_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_package_is_reported_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for name in ("a.parquet", "a.txt.zst"):
         (tmp_path / name).write_bytes(b"x")
-        with pytest.raises(PolysemeError, match="pyarrow, which is not installed: pip install pyarrow"):
+        with pytest.raises(PolysemeError, match="needs pyarrow: pip install pyarrow"):
             open_sources([tmp_path / name], skip_bad=True)
     (tmp_path / "a.txt").write_text("x")
-    assert texts(tmp_path / "a.txt") == ["x"]
+    assert read_texts(tmp_path / "a.txt") == ["x"]
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_file_names_that_are_not_unicode(tmp_path: Path) -> None:
     name = os.fsencode(tmp_path) + b"/odd \xff.txt"
     try:
         Path(os.fsdecode(name)).write_bytes(b"good\n\xff\n")
     except OSError:
-        pytest.skip("this disk takes no such name")
+        pytest.skip("the file system rejects such a name")
     sources = open_sources([tmp_path], skip_bad=True)
     assert [document.text for document in sources] == ["good"]
     json.dumps([sources.file_facts, sources.bad_row_messages, next(iter(sources)).source], ensure_ascii=False).encode()
 
 
-# ------------------------------------------------------------------------------------------------------ places
+# ------------------------------------------------------------------------------------------------------ positions
 
 
-def items(sources: SourceReader, start: ReadPosition = START) -> list[tuple[ReadPosition, str]]:
-    return [(place, repr(found)) for place, found in sources.read(start)]
+def read_items(sources: SourceReader, start: ReadPosition = START) -> list[tuple[ReadPosition, str]]:
+    return [(position, repr(item)) for position, item in sources.read(start)]
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> SourceReader:
-    """Inputs of every format with blank documents, bad rows and files that are cut off in them."""
-    for form, (name, data) in FILES.items():
-        (tmp_path / name).write_bytes(data)
-        (tmp_path / f"b{name}.gz").write_bytes(gzip.compress(data)[:-12])
-        (tmp_path / f"c.{form}").write_bytes(data)
+def mixed_reader(tmp_path: Path) -> SourceReader:
+    """Files of every format, with blank documents, bad rows and truncated files."""
+    for format_name, (name, content) in FILES.items():
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / f"b{name}.gz").write_bytes(gzip.compress(content)[:-12])
+        (tmp_path / f"c.{format_name}").write_bytes(content)
     (tmp_path / "d.jsonl").write_text(ROWS + '\n{"text": ""}\n{"text": \n' + ROWS)
     (tmp_path / "e.txt").write_bytes(b"one\n\n \ntwo\n\xff\nthree")
     return open_sources([f"{tmp_path}::split=line"])
 
 
-def test_reading_from_every_place_gives_exactly_the_rest(mixed: SourceReader) -> None:
-    everything = items(mixed)
-    assert len(everything) > 40 and sum("DataError" in found for _, found in everything) > 5
-    places = [place for place, _ in everything]
-    assert places == sorted(set(places)) and items(mixed, ReadPosition()) == everything
-    for number, place in enumerate(places, 1):
-        assert items(mixed, place) == everything[number:]
-    for number in range(len(mixed.files) + 1):
-        assert items(mixed, ReadPosition(number)) == [item for item in everything if item[0].file_index >= number]
+def test_reading_from_every_position_gives_the_rest(mixed_reader: SourceReader) -> None:
+    all_items = read_items(mixed_reader)
+    assert len(all_items) > 40 and sum("DataError" in item for _, item in all_items) > 5
+    positions = [position for position, _ in all_items]
+    assert positions == sorted(set(positions)) and read_items(mixed_reader, ReadPosition()) == all_items
+    for number, position in enumerate(positions, 1):
+        assert read_items(mixed_reader, position) == all_items[number:]
+    for number in range(len(mixed_reader.files) + 1):
+        assert read_items(mixed_reader, ReadPosition(number)) == [
+            entry for entry in all_items if entry[0].file_index >= number
+        ]
 
 
-def test_inputs_before_a_place_are_not_opened(mixed: SourceReader) -> None:
-    expected = items(mixed, ReadPosition(5, 1))
-    for each in mixed.files[:5]:
-        each.local_path.unlink()
-    assert expected and items(mixed, ReadPosition(5, 1)) == expected
+def test_files_before_the_position_are_not_opened(mixed_reader: SourceReader) -> None:
+    expected = read_items(mixed_reader, ReadPosition(5, 1))
+    for file in mixed_reader.files[:5]:
+        file.local_path.unlink()
+    assert expected and read_items(mixed_reader, ReadPosition(5, 1)) == expected
 
 
-def test_an_input_can_be_read_by_another_process(mixed: SourceReader) -> None:
-    for each in mixed.files:
-        assert list(map(repr, pickle.loads(pickle.dumps(each)).read())) == list(map(repr, each.read()))
+def test_source_files_can_be_pickled(mixed_reader: SourceReader) -> None:
+    for file in mixed_reader.files:
+        assert list(map(repr, pickle.loads(pickle.dumps(file)).read())) == list(map(repr, file.read()))

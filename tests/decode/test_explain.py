@@ -71,6 +71,6 @@ def test_the_page(family, tiny_folders, done, refused, tmp_path):
     assert len(way) == len(found.hypotheses[0].tokens) + found.hypotheses[0].is_finished
     last = found.nodes[max(way)].score
     assert f"{last:.2f}" in page and re.search(r"stroke=.#2b6cb0. stroke-width=.2.2", page)
-    refused("explain", tiny_folders[family], "--text", TEXT, "--out", out, says="already there")
+    refused("explain", tiny_folders[family], "--text", TEXT, "--out", out, says="already exists")
     refused("explain", tiny_folders[family], "--text", " ", "--out", tmp_path / "b.html", says="empty")
     refused("explain", tiny_folders["gpt2"], "--text", TEXT, "--out", tmp_path / "b.html", says="cannot translate")

@@ -9,7 +9,7 @@ from polyseme.generation.beam import beam_search
 from polyseme.generation.sample import GREEDY, SamplingConfig, generate_tokens, sample_tokens, stream_tokens
 from polyseme.generation.session import is_seq2seq, start_session
 from tests.contracts import cases
-from tests.ngram import made
+from tests.ngram import toy
 
 
 def chi_square(counts, shares):
@@ -46,17 +46,17 @@ def test_frequencies_follow_the_distribution(how):
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_frequencies_follow_counts(temperature, tmp_path):
     """Of n-grams the distribution is known from elsewhere: a bigram that was seen, and the start of a sentence."""
-    model = made.learnt(made.made_sentences(0), 3, tmp_path)
-    for prompt in ([made.START], made.made_sentences(0)[0][:2]):
+    model = toy.estimate_toy(toy.random_sentences(0), 3, tmp_path)
+    for prompt in ([toy.BOS], toy.random_sentences(0)[0][:2]):
         shares = model.next_token_probs(np.array([[-1, *prompt][-2:]]))[0] ** (1 / temperature)
         found = generate_tokens(
             model, [prompt] * 4000, 1, SamplingConfig(temperature, seed=2), sample_indices=range(4000)
         )
-        counts = np.bincount([w.tokens[0] for w in found], minlength=made.SIZE)
+        counts = np.bincount([w.tokens[0] for w in found], minlength=toy.SIZE)
         assert (
             abs(chi_square(counts, shares / shares.sum())) < 4 < chi_square(counts, np.roll(shares, 1) / shares.sum())
         )
-        assert not counts[~made.CAN].any()
+        assert not counts[~toy.IS_PREDICTED].any()
 
 
 def test_a_seed_is_a_text_whatever_the_batch():

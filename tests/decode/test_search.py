@@ -19,7 +19,7 @@ from polyseme.ngram.trie import NgramTrie, NgramVocab
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from tests.contracts import cases
-from tests.ngram import made
+from tests.ngram import toy
 
 EOS = 3
 NETWORKS = [name for name in cases.NAMES if generation_head(cases.tiny_model(name))]
@@ -29,18 +29,18 @@ WRITERS = [*NETWORKS, "ngram"]
 def texts(family, number=4, seed=0):
     """Prompts, and sources for those that need them."""
     if family == "ngram":
-        sentences = made.made_sentences(seed)
-        return counted(sentences), [[made.START, *each[: i + 1]] for i, each in enumerate(sentences[:number])], None
+        sentences = toy.random_sentences(seed)
+        return counted(sentences), [[toy.BOS, *each[: i + 1]] for i, each in enumerate(sentences[:number])], None
     model = cases.tiny_model(family)
     prompts = [row.tolist() for row in cases.sequences((5, 2, 7, 2)[:number], seed)]
     sources = [row.tolist() for row in cases.sequences((4, 9, 4, 6)[:number], seed + 1)]
     return model, prompts, sources if is_seq2seq(model) else None
 
 
-def counted(sentences, words=made.WORDS):
+def counted(sentences, words=toy.VOCAB):
     """A model of trigrams; what is mapped stays when the files are gone."""
     with tempfile.TemporaryDirectory() as work:
-        return made.learnt(sentences, 3, Path(work), words)
+        return toy.estimate_toy(sentences, 3, Path(work), words)
 
 
 def near(family):

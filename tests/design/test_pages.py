@@ -193,8 +193,10 @@ def test_pages_name_existing_files_and_tests():
     for path in (ROOT / "tests").rglob("*.py"):
         defined |= set(re.findall(r"^def (test_\w+)", read(path), re.MULTILINE))
     missing = []
+    packages = "|".join(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
     for page in PAGES:
         paths = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`\s:]*)`", read(page))
+        paths += [f"src/polyseme/{path}" for path in re.findall(rf"`((?:{packages})/[^`\s:]*)`", read(page))]
         names = re.findall(r"`(test_\w+)`", read(page))
         missing += [f"{page.name}: {path}" for path in paths if "NAME" not in path and not (ROOT / path).exists()]
         missing += [f"{page.name}: {name}" for name in names if name not in defined]

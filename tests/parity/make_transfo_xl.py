@@ -1,6 +1,6 @@
-"""Writes transfo_xl.safetensors: what the last `transformers` that had Transformer-XL makes of two tiny models.
+"""Write transfo_xl.safetensors: outputs of two tiny models by the last `transformers` with Transformer-XL.
 
-Run once, with transformers 4.57.6 installed apart (it is no dependency of anything here):
+Run once, with transformers 4.57.6 in a separate folder (it is not a dependency):
     pip install --target OLD --no-deps transformers==4.57.6 "huggingface_hub<1" "tokenizers<0.23"
     PYTHONPATH=OLD python tests/parity/make_transfo_xl.py
 """
@@ -28,7 +28,7 @@ SIZES = {
 
 
 def type_as(self: torch.Tensor, other: torch.Tensor | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """That release (as all since 4.38) calls `type_as(dtype=…)`, which torch does not have; `to` is what is meant."""
+    """Replacement for `type_as(dtype=…)`, which releases since 4.38 call although torch lacks it."""
     return self.to(other.dtype if dtype is None else dtype)
 
 
@@ -43,29 +43,29 @@ def main() -> None:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
         tokens = torch.randint(0, settings["vocab_size"], (2, 14))
         first, second = tokens[:, :7], tokens[:, 7:]
-        empty = [torch.zeros(0, 2, settings["d_model"])] * settings["n_layer"]  # as in the paper, not rows of zeros
-        found = {"tokens": tokens}
+        empty = [torch.zeros(0, 2, settings["d_model"])] * settings["n_layer"]  # empty as in the paper, not zeros
+        record = {"tokens": tokens}
         before = model(first, mems=empty, output_hidden_states=True)
         after = model(second, mems=before.mems, output_hidden_states=True)
         for key, output in (("before", before), ("after", after)):
-            found |= {f"{key}.hidden.{i}": h for i, h in enumerate(output.hidden_states)}
-            found |= {f"{key}.log_probabilities": output.prediction_scores}
-            found |= {f"{key}.memory.{i}": m.transpose(0, 1) for i, m in enumerate(output.mems)}
+            record |= {f"{key}.hidden.{i}": h for i, h in enumerate(output.hidden_states)}
+            record |= {f"{key}.log_probabilities": output.prediction_scores}
+            record |= {f"{key}.memory.{i}": m.transpose(0, 1) for i, m in enumerate(output.mems)}
         loss = model(second, mems=before.mems, labels=second).losses
         loss.sum().backward()
-        found |= {"losses": loss, "loss_sum": loss.sum()}
+        record |= {"losses": loss, "loss_sum": loss.sum()}
         tied = {p.data_ptr() for p in model.transformer.parameters()}
         for key, parameter in model.named_parameters():
             if key.startswith("transformer.") or parameter.data_ptr() not in tied:
-                found |= {f"weight.{key}": parameter, f"gradient.{key}": parameter.grad}
-        tensors |= {f"{name}/{key}": t.detach().clone().contiguous() for key, t in found.items()}
+                record |= {f"weight.{key}": parameter, f"gradient.{key}": parameter.grad}
+        tensors |= {f"{name}/{key}": t.detach().clone().contiguous() for key, t in record.items()}
     with torch.device("meta"):
         counts = {
             size: sum(p.numel() for p in TransfoXLLMHeadModel(TransfoXLConfig(**settings)).transformer.parameters())
             for size, settings in SIZES.items()
         }
-    about = {"configs": json.dumps(CONFIGS), "counts": json.dumps(counts)}
-    save_file(tensors, Path(__file__).with_name("transfo_xl.safetensors"), about)
+    metadata = {"configs": json.dumps(CONFIGS), "counts": json.dumps(counts)}
+    save_file(tensors, Path(__file__).with_name("transfo_xl.safetensors"), metadata)
 
 
 if __name__ == "__main__":

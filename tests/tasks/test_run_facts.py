@@ -18,7 +18,7 @@ from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on
 from polyseme.finetuning.grid import expand_grid, grid_search
 from polyseme.inference import prediction as module
 from polyseme.inference.latency import LATENCY_SAMPLES, median_latency_ms
-from polyseme.report.html import dev_selection_note, truncation_note
+from polyseme.report.run_page import dev_selection_note, truncation_note
 from polyseme.tasks import TASKS
 from polyseme.tasks.base import RowScores
 from polyseme.tasks.classification import ClassificationTask
@@ -113,10 +113,9 @@ def test_over_features_there_is_no_speed_to_tell(folder, tmp_path, done):
 def test_what_is_cut_is_told_as_a_share(folder, tmp_path, capsys):
     results = finetune(folder, TaskData(ClassificationTask(), texts(20, 5), texts(10)), tmp_path / "r", QUICK)
     assert results["num_truncated"] == {"train": 5, "dev": 0}
-    assert truncation_note(results, "train") == "train: 5 of 20 examples (25.0%) were cut" and not truncation_note(
-        results, "dev"
-    )
-    assert "5 of 20 examples (25.0%) were cut" in (tmp_path / "r/report.html").read_text()
+    assert truncation_note(results, "train") == "train: 5 of 20 examples (25.0%) were truncated"
+    assert not truncation_note(results, "dev")
+    assert "5 of 20 examples (25.0%) were truncated" in (tmp_path / "r/report.html").read_text()
     evaluate(load_model(tmp_path / "r/model"), texts(20, 5))
     assert "5 of 20 examples (25.0%) are cut to 24 tokens" in capsys.readouterr().err
     long = questions(False, 30)
@@ -129,10 +128,11 @@ def test_what_is_cut_is_told_as_a_share(folder, tmp_path, capsys):
 def test_what_is_chosen_on_dev_is_told(folder, tmp_path, done):
     data = texts()
     plain = finetune(folder, TaskData(ClassificationTask(), data, data), tmp_path / "a", QUICK)
-    assert plain["chosen_on_dev"] == [] and "flatter" not in (tmp_path / "a/report.html").read_text()
+    assert plain["chosen_on_dev"] == [] and "optimistic" not in (tmp_path / "a/report.html").read_text()
     stopped = finetune(folder, TaskData(ClassificationTask(), data, data), tmp_path / "b", QUICK.replace(patience=1))
     assert stopped["chosen_on_dev"] == ["the epoch"]
-    assert "Scores flatter: chosen on the same dev examples: the epoch." in (tmp_path / "b/report.html").read_text()
+    page = (tmp_path / "b/report.html").read_text()
+    assert "Scores are optimistic: chosen on the same dev examples: the epoch." in page
     fitted = finetune(folder, TaskData(ExtractiveQATask(), questions(True), questions(True)), tmp_path / "c", QUICK)
     assert fitted["chosen_on_dev"] == ["the threshold of no answer"]
     fixed = TaskData(ExtractiveQATask(null_score_diff_threshold=0.5), questions(True), questions(True))
@@ -173,11 +173,11 @@ def test_the_best_of_several_seeds_flatters_on_its_dev(folder, tmp_path, done, c
          "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
     asked = ("evaluate", tmp_path / "r/model", "--data")
     assert (
-        "Scores flatter: chosen on the same dev examples: the best of 2 seeds."
+        "Scores are optimistic: chosen on the same dev examples: the best of 2 seeds."
         in cli(*asked, glue, "--task", "glue/cola").err
     )
     (tmp_path / "d.tsv").write_text("text\tlabel\ncat\t1\ndog\t0\n")
-    assert "flatter" not in cli(*asked, tmp_path / "d.tsv").err
+    assert "optimistic" not in cli(*asked, tmp_path / "d.tsv").err
 
 
 def test_small_sets_are_trained_longer():

@@ -113,7 +113,8 @@ def written(task, example, tokenizer):
 @pytest.mark.parametrize(("name", "kind", "example", "source", "target"), [
     ("glue/mnli", "pair_classification", TextExample("", "cat is", "it is", label="neutral"),
      "mnli hypothesis: it is premise: cat is", "neutral"),
-    ("glue/sts-b", "regression", TextExample("", "cat", "dog", label="3.75"), "stsb sentence1: cat sentence2: dog", "3.8"),
+    ("glue/sts-b", "regression", TextExample("", "cat", "dog", label="3.75"),
+     "stsb sentence1: cat sentence2: dog", "3.8"),
     ("glue/cola", "classification", TextExample("", "so it is", label="0"), "cola sentence: so it is", "unacceptable"),
     ("superglue/copa", "multiple_choice", ChoiceExample("", "it is", label="1", choices=("cat", "dog")),
      "copa choice1: cat choice2: dog premise: it is", "True"),
@@ -352,7 +353,8 @@ def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
     shares = [predict(load_model(path), dev[:1])[0].probabilities["yes"] for path in kept]
     assert together[0].probabilities["yes"] == pytest.approx(np.mean(shares), abs=1e-6)
     refused("evaluate", base, "--ensemble", "--data", tmp_path / "d.jsonl", says="--ensemble is for several models")
-    refused("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification", "--keep-checkpoints", 1, "--out", tmp_path / "x",
+    refused("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification",
+            "--keep-checkpoints", 1, "--out", tmp_path / "x",
             says="--keep-checkpoints are for one task")  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Performances as events: one way to write each, and back; the tokenizer of events."""
+"""Conversion of performances to events and back, and the event tokenizer."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from polyseme.text.inspection import describe_vocabulary
 from polyseme.text.tokenizer import Tokenizer
 
 
-def played(seed: int, count: int = 60) -> list[Note]:
-    """A performance that keeps no grid, with chords, keys struck while they sound, and long silences."""
-    draw, now, notes = random.Random(seed), 0.0, []
+def random_performance(seed: int, count: int = 60) -> list[Note]:
+    """Generate notes off any grid, with chords, keys struck while they sound, and long silences."""
+    rng, now, notes = random.Random(seed), 0.0, []
     for _ in range(count):
-        now += draw.choice((0.0, 0.0, draw.random() / 20, draw.random(), 3 * draw.random()))
-        lasts = draw.choice((0.001, draw.random() / 10, 4 * draw.random()))
-        notes.append(Note(now, now + lasts, draw.choice((0, 60, 60, 61, 64, 127)), draw.randint(1, 127)))
+        now += rng.choice((0.0, 0.0, rng.random() / 20, rng.random(), 3 * rng.random()))
+        duration = rng.choice((0.001, rng.random() / 10, 4 * rng.random()))
+        notes.append(Note(now, now + duration, rng.choice((0, 60, 60, 61, 64, 127)), rng.randint(1, 127)))
     return notes
 
 
-def test_the_vocabulary_of_the_paper() -> None:
+def test_vocabulary_size() -> None:
     assert len(EVENTS) == len(set(EVENTS)) == NUM_PITCHES + NUM_PITCHES + MAX_SHIFT_STEPS + NUM_VELOCITY_BINS == 388
 
 
-def test_a_piece_by_hand() -> None:
+def test_events_of_a_small_piece() -> None:
     notes = [Note(0.0, 0.5, 60, 80), Note(0.0, 0.5, 64, 80), Note(0.5, 2.734, 60, 20), Note(0.5, 0.5, 67, 22)]
     events = "vel21 on60 on64 shift50 off60 off64 vel6 on60 on67 shift1 off67 shift100 shift100 shift22 off60"
     assert notes_to_events(notes) == events.split()
@@ -48,7 +48,7 @@ def test_a_piece_by_hand() -> None:
     assert notes_to_events([Note(1.5, 2, 1, 999)]) == ["shift100", "shift50", "vel32", "on1", "shift50", "off1"]
 
 
-def test_events_of_a_model_need_not_make_sense() -> None:
+def test_invalid_event_sequences_are_decoded() -> None:
     events = "off60 on60 shift5 on60 <s> nonsense vel3 shift2 off61 shift1 off60 off60 on10 vel9"
     heard = [
         (round(n.start / SECONDS_PER_STEP), round(n.end / SECONDS_PER_STEP), n.pitch, n.velocity)
@@ -58,53 +58,57 @@ def test_events_of_a_model_need_not_make_sense() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_there_and_back(seed: int) -> None:
-    notes = played(seed)
+def test_round_trip(seed: int) -> None:
+    notes = random_performance(seed)
     events = notes_to_events(notes)
     assert set(events) <= set(EVENTS)
     heard = events_to_notes(events)
-    assert notes_to_events(heard) == events  # one way to write it
+    assert notes_to_events(heard) == events  # the events are canonical
     assert heard == events_to_notes(notes_to_events(heard))
     rest = list(heard)
     for pitch, start in {(n.pitch, round(n.start / SECONDS_PER_STEP)) for n in notes}:
-        said = [n for n in sorted(notes) if (n.pitch, round(n.start / SECONDS_PER_STEP)) == (pitch, start)][-1]
+        note = [n for n in sorted(notes) if (n.pitch, round(n.start / SECONDS_PER_STEP)) == (pitch, start)][-1]
         again = min(
             (n.start for n in notes if n.pitch == pitch and round(n.start / SECONDS_PER_STEP) > start), default=1e9
         )
-        (found,) = [n for n in heard if (n.pitch, round(n.start / SECONDS_PER_STEP)) == (pitch, start)]
-        assert abs(found.start - said.start) <= SECONDS_PER_STEP / 2 + 1e-9
-        until = min(max(said.end, said.start + SECONDS_PER_STEP), again)
-        assert abs(found.end - until) <= SECONDS_PER_STEP / 2 + 1e-9 or said.end - said.start < SECONDS_PER_STEP
-        assert abs(found.velocity - said.velocity) < VELOCITY_BIN_WIDTH
-        rest.remove(found)
+        (heard_note,) = [n for n in heard if (n.pitch, round(n.start / SECONDS_PER_STEP)) == (pitch, start)]
+        assert abs(heard_note.start - note.start) <= SECONDS_PER_STEP / 2 + 1e-9
+        until = min(max(note.end, note.start + SECONDS_PER_STEP), again)
+        assert abs(heard_note.end - until) <= SECONDS_PER_STEP / 2 + 1e-9 or note.end - note.start < SECONDS_PER_STEP
+        assert abs(heard_note.velocity - note.velocity) < VELOCITY_BIN_WIDTH
+        rest.remove(heard_note)
     assert not rest
 
 
-def test_the_tokenizer_of_events(tmp_path: Path) -> None:
-    made = Tokenizer.load("events")
+def test_event_tokenizer(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load("events")
     assert (
-        made.kind == "events"
-        and made.vocab_size == 392
-        and made.special_token_ids.eos == 2
-        and made.special_token_ids.bos == 1
+        tokenizer.kind == "events"
+        and tokenizer.vocab_size == 392
+        and tokenizer.special_token_ids.eos == 2
+        and tokenizer.special_token_ids.bos == 1
     )
-    text = " ".join(notes_to_events(played(0)))
-    assert made.decode(made.encode(text)) == text and len(made.encode(text)) == len(text.split())
-    run = made.encode_corpus([text, "vel1 <s> </s> word"])
-    assert run.word_starts.all() and run.lengths[0] == len(text.split())
-    unknown = made.special_token_ids.unk
-    assert set(run.ids[run.lengths[0] + 1 :].tolist()) == {unknown}  # in a corpus a mark is plain text
-    made.validate([text])
-    made.save(tmp_path)
+    text = " ".join(notes_to_events(random_performance(0)))
+    assert tokenizer.decode(tokenizer.encode(text)) == text and len(tokenizer.encode(text)) == len(text.split())
+    encoded = tokenizer.encode_corpus([text, "vel1 <s> </s> word"])
+    assert encoded.word_starts.all() and encoded.lengths[0] == len(text.split())
+    unknown = tokenizer.special_token_ids.unk
+    assert set(encoded.ids[encoded.lengths[0] + 1 :].tolist()) == {unknown}  # special tokens in a corpus are plain text
+    tokenizer.validate([text])
+    tokenizer.save(tmp_path)
     again = Tokenizer.load(tmp_path)
-    assert again.hash == made.hash and again.special_token_ids == made.special_token_ids and again.kind == "events"
+    assert (
+        again.hash == tokenizer.hash
+        and again.special_token_ids == tokenizer.special_token_ids
+        and again.kind == "events"
+    )
     transformers = pytest.importorskip("transformers")
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] == made.encode(text)
-    facts = describe_vocabulary(made)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] == tokenizer.encode(text)
+    facts = describe_vocabulary(tokenizer)
     assert facts["kind"] == "events" and facts["continuation pieces"] is None
 
 
-def test_a_folder_named_events_is_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_folder_named_events_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tokenizer.train("characters", ["a text of letters"], 60).save(tmp_path / "events")
     monkeypatch.chdir(tmp_path)
     assert Tokenizer.load("events").kind == "characters"

@@ -1,4 +1,4 @@
-"""A look at tokenizers, and the commands that train, inspect and import them."""
+"""Tokenizer statistics, and the commands that train, inspect and import tokenizers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
-from mixed import generated
+from multilingual import generate_lines
 
 from polyseme.cli.main import main
 from polyseme.text.inspection import describe_vocabulary, measure_tokenization
@@ -19,20 +19,20 @@ TEXTS = [text for _, text in sorted(topics.items())][:20]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """One command as from a shell: its status, and what it printed."""
+    """Run a command; return its exit status, stdout and stderr."""
     monkeypatch.setattr(sys, "argv", ["polyseme", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+    captured = capsys.readouterr()
+    return int(exit_info.value.code or 0), captured.out, captured.err
 
 
-def test_facts_about_a_vocabulary() -> None:
-    made = Tokenizer.train("wordpiece", iter(TEXTS), 600)
-    facts = describe_vocabulary(made)
-    inner = [piece for piece in made.vocabulary if piece.startswith("##")]
+def test_describe_vocabulary() -> None:
+    tokenizer = Tokenizer.train("wordpiece", iter(TEXTS), 600)
+    facts = describe_vocabulary(tokenizer)
+    inner = [piece for piece in tokenizer.vocabulary if piece.startswith("##")]
     assert facts["continuation pieces"] == len(inner) / (600 - 5)
-    assert facts["characters"] == len({c for piece in made.vocabulary[5:] for c in piece.removeprefix("##")})
+    assert facts["characters"] == len({c for piece in tokenizer.vocabulary[5:] for c in piece.removeprefix("##")})
     assert sum(facts["lengths"].values()) == 595 and facts["lengths"]["1"] == 2 * facts["characters"]
     assert facts["specials"]["mask"] == ["[MASK]", 4]
     bpe = describe_vocabulary(Tokenizer.train("bpe", iter(TEXTS), 600))
@@ -40,22 +40,22 @@ def test_facts_about_a_vocabulary() -> None:
     assert describe_vocabulary(Tokenizer.train("characters", iter(TEXTS), 600))["continuation pieces"] is None
 
 
-def test_measures_on_texts() -> None:
-    made = Tokenizer.train("wordpiece", ["the cat sat on the mat"] * 50, 80)
+def test_measure_tokenization() -> None:
+    tokenizer = Tokenizer.train("wordpiece", ["the cat sat on the mat"] * 50, 80)
     texts = [("en", "the cat sat"), ("en", "the mat"), ("ru", "the Ж")]
-    found = measure_tokenization(made, texts)
-    english, russian = found["en"].to_row(), found["ru"].to_row()
-    assert found["en"].num_documents == 2 and english["words"] == 5 and english["unknown"] == 0
+    stats = measure_tokenization(tokenizer, texts)
+    english, russian = stats["en"].to_row(), stats["ru"].to_row()
+    assert stats["en"].num_documents == 2 and english["words"] == 5 and english["unknown"] == 0
     assert english["tokens per word"] == 1 and english["whole words"] == 1
     assert english["characters per token"] == len("the cat sat" + "the mat") / 5
     assert russian["unknown"] == 0.5 and russian["whole words"] == 0.5
-    assert measure_tokenization(made, [("en", "cats \ud800 mat")])["en"].num_tokens > 2
+    assert measure_tokenization(tokenizer, [("en", "cats \ud800 mat")])["en"].num_tokens > 2
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     (tmp_path / "en.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    rows = [{"body": line} for line in generated(300, seed=2, marks=["\u200d"])]
+    rows = [{"body": line} for line in generate_lines(300, seed=2, marks=["\u200d"])]
     (tmp_path / "xx.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return tmp_path
 
@@ -66,56 +66,56 @@ def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) 
         pytest.importorskip("sentencepiece")
     sources = [corpus / "en.txt", f"{corpus}/xx.jsonl::lang=xx,weight=2,key=body"]
     size = [] if kind == "characters" else ["--vocab-size", 2500]
-    out = corpus / "made"
+    out = corpus / "tokenizer"
     words = ["tokenizer", "train", *sources, "--kind", kind, *size, "--out", out, "--smoothing", "0.5"]
-    status, said, error = run(monkeypatch, capsys, *words)
+    status, stdout, error = run(monkeypatch, capsys, *words)
     assert status == 0, error
-    made = Tokenizer.load(out)
-    assert said.splitlines()[0].startswith(f"{out}: {kind}, {made.vocab_size} pieces")
-    assert made.kind == kind and made.lowercase == (kind == "wordpiece")
-    status, said, _ = run(
+    tokenizer = Tokenizer.load(out)
+    assert stdout.splitlines()[0].startswith(f"{out}: {kind}, {tokenizer.vocab_size} pieces")
+    assert tokenizer.kind == kind and tokenizer.lowercase == (kind == "wordpiece")
+    status, stdout, _ = run(
         monkeypatch, capsys, "tokenizer", "inspect", out, *(w for s in sources for w in ("--text", s))
     )
-    assert status == 0 and "whole words" in said and "\nen " in said and "\nxx " in said
-    status, said, _ = run(monkeypatch, capsys, "tokenizer", "inspect", out, "--text", sources[0], "--json")
-    (row,) = json.loads(said)["texts"]
+    assert status == 0 and "whole words" in stdout and "\nen " in stdout and "\nxx " in stdout
+    status, stdout, _ = run(monkeypatch, capsys, "tokenizer", "inspect", out, "--text", sources[0], "--json")
+    (row,) = json.loads(stdout)["texts"]
     assert (
         row["lang"] == "en"
         and row["unknown"] < (0.2 if kind in ("words", "whitespace") else 0.01)
         and row["characters per token"] >= 1
     )
-    again = corpus / "again"
-    status, said, _ = run(monkeypatch, capsys, "tokenizer", "import", out / "tokenizer.json", "--out", again)
-    assert status == 0 and Tokenizer.load(again).hash == made.hash
+    imported = corpus / "imported"
+    status, stdout, _ = run(monkeypatch, capsys, "tokenizer", "import", out / "tokenizer.json", "--out", imported)
+    assert status == 0 and Tokenizer.load(imported).hash == tokenizer.hash
 
 
 @pytest.mark.parametrize(
-    "words,said",
+    "words,message",
     [
         (["train", "en.txt", "--out", "o"], "--vocab-size is missing"),
-        (["train", "en.txt", "--out", "o", "--vocab-size", "100", "--kind", "bpe"], "a vocabulary of 100 is too small"),
-        (["train", "en.txt", "--out", "o", "--vocab-size", "3"], "a vocabulary of 3 is too small"),
+        (["train", "en.txt", "--out", "o", "--vocab-size", "100", "--kind", "bpe"], "vocab_size is 100, too small"),
+        (["train", "en.txt", "--out", "o", "--vocab-size", "3"], "vocab_size is 3, too small"),
         (["train", "en.txt", "--out", "o", "--vocab-size", "900", "--kind", "unigrams"], "did you mean 'unigram'?"),
         (["train", "en.txt", "--out", "o", "--vocab-size", "900", "--smoothing", "2"], "--smoothing"),
         (["train", "ex.txt", "--out", "o", "--vocab-size", "900"], "did you mean 'en.txt'?"),
         (["train", "empty.txt", "--out", "o", "--vocab-size", "900"], "there is no text in empty.txt"),
         (["inspect", "nowhere"], "no such file or folder"),
-        (["import", "en.txt", "--out", "o"], "is no vocabulary that is known here"),
+        (["import", "en.txt", "--out", "o"], "is not a supported vocabulary file"),
         (["import", "vocab.txt", "--out", "o", "--kind", "bpe"], "the kind is wordpiece, not bpe"),
-        (["import", "vocab.txt", "--out", "full"], "already there"),
+        (["import", "vocab.txt", "--out", "full"], "already exists"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], said: str, corpus: Path, monkeypatch, capsys) -> None:
+def test_invalid_arguments_give_one_line(words: list[str], message: str, corpus: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(corpus)
     Path("empty.txt").write_text(" \n")
     Path("vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n")
     Path("full").mkdir()
     Path("full", "x").touch()
     status, _, error = run(monkeypatch, capsys, "tokenizer", *words)
-    assert status == 2 and said in error and error.count("\n") == 1 and not Path("o").exists()
+    assert status == 2 and message in error and error.count("\n") == 1 and not Path("o").exists()
 
 
-def test_training_without_the_library_for_unigrams_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_unigram_without_sentencepiece_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     from polyseme.errors import PolysemeError
 
     monkeypatch.setitem(sys.modules, "sentencepiece", None)

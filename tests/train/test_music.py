@@ -154,7 +154,7 @@ def test_the_command(runs, harness, done, refused, tmp_path):
     assert notes_to_events(read_notes(tmp_path / "a.mid"))[:24] == begun[:24]
     done("music", model, "--out", tmp_path / "b.mid", "--max-len", 60, "--primer", tmp_path / "begun.mid")
     assert (tmp_path / "a.mid").read_bytes() == (tmp_path / "b.mid").read_bytes()
-    refused("music", model, "--out", tmp_path / "a.mid", says="already there")
+    refused("music", model, "--out", tmp_path / "a.mid", says="already exists")
     refused("music", model, "--out", tmp_path / "c.mid", "--primer", tmp_path / "no.mid", says="is missing")
 
 

@@ -1,4 +1,4 @@
-"""The folder of a family that `transformers` lacks: the same shape, our names."""
+"""Folders of a family that `transformers` lacks: the same layout with our names."""
 
 import json
 
@@ -10,25 +10,27 @@ from polyseme.nn.model import ModelConfig
 from polyseme.weights.folder import load_model, save_model
 
 
-def test_it_opens_from_its_config_alone(tiny_folders, tmp_path):
+def test_folder_loads_without_polyseme_json(tiny_folders, tmp_path):
     folder = load_model(tiny_folders["transformer"])
     save_model(tmp_path / "model", folder.model, folder.tokenizer)
     (tmp_path / "model/polyseme.json").unlink()
     config = json.loads((tmp_path / "model/config.json").read_text())
     assert config["model_type"] == "transformer" and config["architectures"] == ["Translation"]
     assert set(load_file(tmp_path / "model/model.safetensors")) == set(folder.model.state_dict())
-    again = load_model(tmp_path / "model").model
-    assert again.config == folder.model.config
-    state = again.state_dict()
+    reloaded = load_model(tmp_path / "model").model
+    assert reloaded.config == folder.model.config
+    state = reloaded.state_dict()
     assert all(torch.equal(state[name], t) for name, t in folder.model.state_dict().items())
 
 
-def test_without_a_head_it_has_no_prefix(tiny_folders, tmp_path):
+def test_model_without_heads_is_saved_without_prefix(tiny_folders, tmp_path):
     folder = load_model(tiny_folders["transformer"])
     bare = ModelConfig("transformer", folder.model.config.trunk).build(seed=4)
     save_model(tmp_path / "model", bare, folder.tokenizer)
     assert "encoder.embeddings.tokens.weight" in load_file(tmp_path / "model/model.safetensors")
-    again = load_model(tmp_path / "model").model.state_dict()
-    assert all(torch.equal(again[name], t) for name, t in bare.state_dict().items())
-    names = [name for rule in FAMILIES["transformer"].weight_maps(bare.config) for name in rule.published_names]
+    reloaded = load_model(tmp_path / "model").model.state_dict()
+    assert all(torch.equal(reloaded[name], t) for name, t in bare.state_dict().items())
+    names = [
+        name for weight_map in FAMILIES["transformer"].weight_maps(bare.config) for name in weight_map.published_names
+    ]
     assert len(set(names)) == len(names)

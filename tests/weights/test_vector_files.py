@@ -1,4 +1,4 @@
-"""Files of word vectors: there and back, read by gensim and written by it, and honest about what is broken."""
+"""Files of word vectors: round trips, exchange with gensim, invalid files."""
 
 from __future__ import annotations
 
@@ -17,41 +17,43 @@ WORDS = ["the", "naïve", "東京", ",", "x" * 300, "12.5", "-", "U.S."]
 VECTORS = (np.random.default_rng(0).standard_normal((8, 7)) * 10.0 ** np.arange(-3, 4)).astype(np.float32)
 
 
-@pytest.mark.parametrize("form", VECTOR_FORMATS)
-def test_there_and_back_changes_no_bit(form: VectorFormat, tmp_path: Path) -> None:
-    write_vectors(tmp_path / "v", WORDS, VECTORS, form)
+@pytest.mark.parametrize("vector_format", VECTOR_FORMATS)
+def test_round_trip_is_exact(vector_format: VectorFormat, tmp_path: Path) -> None:
+    write_vectors(tmp_path / "v", WORDS, VECTORS, vector_format)
     words, vectors = read_vectors(tmp_path / "v")
     assert words == WORDS and vectors.dtype == np.float32 and (vectors == VECTORS).all()
 
 
-@pytest.mark.parametrize("form", VECTOR_FORMATS)
-def test_gensim_reads_what_is_written(form: VectorFormat, tmp_path: Path) -> None:
-    keyed = pytest.importorskip("gensim.models").KeyedVectors
-    write_vectors(tmp_path / "v", WORDS, VECTORS, form)
-    found = keyed.load_word2vec_format(str(tmp_path / "v"), binary=form == "binary", no_header=form == "glove")
-    assert found.index_to_key == WORDS and (found.vectors == VECTORS).all()
+@pytest.mark.parametrize("vector_format", VECTOR_FORMATS)
+def test_gensim_reads_written_files(vector_format: VectorFormat, tmp_path: Path) -> None:
+    keyed_vectors = pytest.importorskip("gensim.models").KeyedVectors
+    write_vectors(tmp_path / "v", WORDS, VECTORS, vector_format)
+    loaded = keyed_vectors.load_word2vec_format(
+        str(tmp_path / "v"), binary=vector_format == "binary", no_header=vector_format == "glove"
+    )
+    assert loaded.index_to_key == WORDS and (loaded.vectors == VECTORS).all()
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_what_gensim_writes_is_read(binary: bool, tmp_path: Path) -> None:
-    keyed = pytest.importorskip("gensim.models").KeyedVectors(7)
-    keyed.add_vectors(WORDS, VECTORS)
-    keyed.save_word2vec_format(str(tmp_path / "v"), binary=binary)
+def test_files_written_by_gensim_are_read(binary: bool, tmp_path: Path) -> None:
+    keyed_vectors = pytest.importorskip("gensim.models").KeyedVectors(7)
+    keyed_vectors.add_vectors(WORDS, VECTORS)
+    keyed_vectors.save_word2vec_format(str(tmp_path / "v"), binary=binary)
     words, vectors = read_vectors(tmp_path / "v")
     assert words == WORDS
     np.testing.assert_allclose(vectors, VECTORS, rtol=1e-6 if binary else 1e-4, atol=0 if binary else 1e-6)
 
 
-def test_binary_without_line_ends_and_a_word_twice(tmp_path: Path) -> None:
+def test_binary_without_newlines_and_with_duplicates(tmp_path: Path) -> None:
     rows = [("a", VECTORS[0]), ("b", VECTORS[1]), ("a", VECTORS[2])]
-    data = b"3 7\n" + b"".join(w.encode() + b" " + v.tobytes() for w, v in rows)
-    (tmp_path / "v").write_bytes(data)
+    contents = b"3 7\n" + b"".join(w.encode() + b" " + v.tobytes() for w, v in rows)
+    (tmp_path / "v").write_bytes(contents)
     words, vectors = read_vectors(tmp_path / "v")
     assert words == ["a", "b"] and (vectors == VECTORS[:2]).all()
 
 
 @pytest.mark.parametrize(
-    "text,said",
+    "text,message",
     [
         ("3 2\na 1 2\nb 1\nc 1 2\n", "line 3: 1 numbers behind the word where 2 are expected"),
         ("a 1 2\nb 1 2\nc 1 2 3\n", "line 3: 3 numbers behind the word where 2 are expected"),
@@ -62,27 +64,27 @@ def test_binary_without_line_ends_and_a_word_twice(tmp_path: Path) -> None:
         ("", "is empty"),
     ],
 )
-def test_broken_text_is_one_line(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_text_files_are_rejected(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text(text)
-    with pytest.raises(PolysemeError, match=said) as caught:
+    with pytest.raises(PolysemeError, match=message) as caught:
         read_vectors(tmp_path / "v.txt")
     assert "v.txt" in str(caught.value)
 
 
-@pytest.mark.parametrize("cut", [1, 5, 30, 100, 1300])
-def test_a_truncated_binary_says_where(cut: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_missing", [1, 5, 30, 100, 1300])
+def test_truncated_binary_files_are_rejected(num_missing: int, tmp_path: Path) -> None:
     write_vectors(tmp_path / "v", WORDS, VECTORS, "binary")
-    data = (tmp_path / "v").read_bytes()
-    size = max(len(data) - 1 - cut, 10)  # the last line end may be missing
-    (tmp_path / "v").write_bytes(data[:size])
+    contents = (tmp_path / "v").read_bytes()
+    size = max(len(contents) - 1 - num_missing, 10)  # the last newline is optional
+    (tmp_path / "v").write_bytes(contents[:size])
     with pytest.raises(PolysemeError, match=r"is cut off at word \d of 8"):
         read_vectors(tmp_path / "v")
-    (tmp_path / "v").write_bytes(data + b"more of it")
+    (tmp_path / "v").write_bytes(contents + b"more of it")
     with pytest.raises(PolysemeError, match="goes on behind its 8 words"):
         read_vectors(tmp_path / "v")
 
 
-def test_words_that_cannot_be_written(tmp_path: Path) -> None:
+def test_invalid_words_and_formats_are_rejected(tmp_path: Path) -> None:
     for word in ("two words", "", "tab\t"):
         with pytest.raises(PolysemeError, match="cannot stand in a file of vectors"):
             write_vectors(tmp_path / "v", [word], VECTORS[:1])
@@ -91,13 +93,13 @@ def test_words_that_cannot_be_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_becomes_a_model_that_embeds(tmp_path: Path) -> None:
+def test_vectors_become_a_model_that_embeds(tmp_path: Path) -> None:
     words = ["the", "cat", "sat", ","]
     save_model(tmp_path / "model", *to_model(words, VECTORS[:4]))
     model = load_model(tmp_path / "model")
-    found = model.embed(["The cat", "cat, sat", "unheard"])
-    np.testing.assert_allclose(found[0], VECTORS[:2].mean(0), rtol=1e-5)
-    np.testing.assert_allclose(found[1], VECTORS[[1, 3, 2]].mean(0), rtol=1e-5)
-    assert not found[2].any()
+    embeddings = model.embed(["The cat", "cat, sat", "unheard"])
+    np.testing.assert_allclose(embeddings[0], VECTORS[:2].mean(0), rtol=1e-5)
+    np.testing.assert_allclose(embeddings[1], VECTORS[[1, 3, 2]].mean(0), rtol=1e-5)
+    assert not embeddings[2].any()
     vectors = load(tmp_path / "model")
     assert vectors.words == words and (vectors.vectors == VECTORS[:4]).all()

@@ -20,7 +20,7 @@ def compare(
     from polyseme.cli.output import print_json, print_table
     from polyseme.errors import ConfigError
     from polyseme.evaluation.compare import comparison_table, paired_bootstrap, plot_comparison, read_runs
-    from polyseme.report.html import dev_selection_note
+    from polyseme.report.run_page import dev_selection_note
 
     if out is not None and out.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{out}: a picture is written as .png, .svg or .pdf")
@@ -80,7 +80,7 @@ def benchmark(
     from polyseme.cli.output import apply_overrides, print_json, print_table
     from polyseme.evaluation.benchmarks import benchmark_table, run_benchmark
     from polyseme.finetuning.config import FinetuneConfig
-    from polyseme.report.html import dev_selection_note
+    from polyseme.report.run_page import dev_selection_note
     from polyseme.weights.folder import read_model_config
 
     max_len = read_model_config(model)[0].trunk.embeddings.max_len

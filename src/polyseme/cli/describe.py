@@ -140,7 +140,8 @@ def _source_table(group_by: str, sources: tuple[SourceStats, ...]) -> str:
 
 
 def _length_section(description: CorpusStatistics) -> str:
-    from polyseme.report.html import columns, histograms, html_table
+    from polyseme.report.charts import histograms
+    from polyseme.report.html import columns, html_table
 
     def format_row(name: str, lengths: LengthHistogram) -> tuple[Any, ...]:
         return name, f"{lengths.mean:,.1f}", lengths.min, *lengths.quartiles, lengths.max
@@ -155,7 +156,8 @@ def _length_section(description: CorpusStatistics) -> str:
 
 
 def _token_section(description: CorpusStatistics) -> str:
-    from polyseme.report.html import columns, html_table, log_line_chart, note
+    from polyseme.report.charts import log_line_chart
+    from polyseme.report.html import columns, html_table, note
 
     unigram, counts = description.unigram, description.counts
     tokens = max(counts["tokens"], 1)

@@ -22,20 +22,12 @@ def distill(
     """Teach a smaller model what a larger one guesses. Ctrl-C and SIGTERM save and leave; --resume goes on exactly."""
     from polyseme.cli.output import apply_overrides
     from polyseme.cli.pretrain import print_results
-    from polyseme.compress.distill import build_student_recipe, with_distillation
+    from polyseme.compress.distill import derive_recipe, with_distillation
     from polyseme.compress.distill import distill as run
-    from polyseme.errors import ModelError
     from polyseme.recipes import get_training_recipe
     from polyseme.train.recipe import BudgetConfig
-    from polyseme.weights.folder import read_model_config
 
-    if not teacher.is_dir():
-        raise ModelError(f"there is no model folder at {teacher}")
-    resolved_recipe = (
-        get_training_recipe(recipe)
-        if recipe
-        else build_student_recipe(read_model_config(teacher)[0], get_training_recipe("distilbert-tiny"))
-    )
+    resolved_recipe = get_training_recipe(recipe) if recipe else derive_recipe(teacher)
     resolved_recipe = apply_overrides(with_distillation(resolved_recipe, teacher), overrides)
     if budget:
         resolved_recipe = resolved_recipe.replace(budget=BudgetConfig.parse(budget))

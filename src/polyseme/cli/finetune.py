@@ -17,8 +17,8 @@ def finetune(
         list[str],
         typer.Option(
             "--task",
-            help="classification, pair_classification, regression, multiple_choice, tagging, semantic_roles, extractive_qa or "
-            "coreference; "
+            help="classification, pair_classification, regression, multiple_choice, tagging, semantic_roles, "
+            "extractive_qa or coreference; "
             "or a data set of `polyseme tasks`. Several share one trunk: [NAME=]KIND for each, with its --train and "
             "--dev, or its --data, in the same order",
         ),

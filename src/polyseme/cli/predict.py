@@ -59,7 +59,7 @@ def evaluate(
     from polyseme.cli.output import print_json
     from polyseme.datasets.catalog import DATASETS
     from polyseme.inference.latency import median_latency_ms
-    from polyseme.report.html import dev_selection_note
+    from polyseme.report.run_page import dev_selection_note
     from polyseme.tasks.readers.rows import Columns
 
     predictor = _load_predictor(models, ensemble, truncate, task)

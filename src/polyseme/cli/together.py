@@ -157,7 +157,7 @@ def print_single(results: dict[str, Any], data: TaskData, out: Path, baselines: 
     """Print the table of one task, with its baselines, and what should be known of the run."""
     from polyseme.cli.output import print_table
     from polyseme.datasets.catalog import DATASETS
-    from polyseme.report.html import dev_selection_note, truncation_note
+    from polyseme.report.run_page import dev_selection_note, truncation_note
 
     if results["failed_seeds"]:
         description = f"no better than a blind guess ({results['majority_score']:.4f})"
@@ -213,7 +213,7 @@ def print_tasks(results: dict[str, Any], data: Sequence[TaskData], out: Path, se
             print(f"{each.name}: failed seeds, {reason}: {failed}", file=sys.stderr)
         for split, num_truncated in task_results["num_truncated"].items():
             if num_truncated:
-                print(f"{each.name}, {split}: {num_truncated} examples were cut", file=sys.stderr)
+                print(f"{each.name}, {split}: {num_truncated} examples were truncated", file=sys.stderr)
     header = ["task", "type", "metric", *(["majority", "linear"] if baselines else []), f"{seeds} seed(s)"]
     print_table(header, rows)
     print(f"mean: {results['mean']['mean']:.4f}")

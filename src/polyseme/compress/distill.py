@@ -1,4 +1,4 @@
-"""A smaller model taught by a larger one: a teacher's folder and a corpus to a run folder with the student in it."""
+"""Distillation of a model into a smaller one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
+from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import InitialModel, pretrain
 from polyseme.train.recipe import Recipe
-from polyseme.weights.folder import hash_weights, load_model
+from polyseme.weights.folder import hash_weights, load_model, read_model_config
 
-STUDENT_FAMILIES = {"bert": "distilbert"}  # a family whose students have one of their own; the others keep theirs
+STUDENT_FAMILIES = {"bert": "distilbert"}  # other students are of the teacher's family
+MAX_TINY_DIM = 256  # hidden size up to which a teacher counts as small
 
 
-def distill(recipe: Recipe, teacher_path: Path, corpus_path: Path, out: Path, resume: bool = False) -> dict[str, Any]:
-    """Run the recipe, whose objective becomes a distillation if it is none, and return its results.
+def distill(
+    recipe: Recipe | None, teacher_path: Path, corpus_path: Path, out: Path, resume: bool = False
+) -> dict[str, Any]:
+    """Train a student of a teacher and return the results of the run.
 
-    The student starts with layers of the teacher. The run folder is that of `pretrain`, and a run is resumed in the
-    same way, with the same teacher.
+    An objective that is no distillation becomes one. Without a recipe, one is derived from the teacher
+    (`derive_recipe`). The student starts with layers of the teacher. The run folder is that of `pretrain`, and a run is
+    resumed in the same way, with the same teacher.
     """
+    recipe = derive_recipe(teacher_path) if recipe is None else recipe
     recipe = with_distillation(recipe, teacher_path)
     tokenizer = Tokenizer.load(Corpus.open(corpus_path).path / "tokenizer")
     folder = load_model(teacher_path)
@@ -46,8 +52,23 @@ def with_distillation(recipe: Recipe, teacher_path: Path) -> Recipe:
     return recipe.replace(objective=distillation)
 
 
+def derive_recipe(teacher_path: Path) -> Recipe:
+    """Return a recipe for a student of half the teacher's layers.
+
+    Batches, optimizer, schedule and budget are those of `distilbert-tiny` for a small teacher, of the teacher's own
+    pre-training if its folder has the recipe, and of `distilbert-base` otherwise.
+    """
+    if not teacher_path.is_dir():
+        raise ModelError(f"there is no model folder at {teacher_path}")
+    config, metadata = read_model_config(teacher_path)
+    template = get_training_recipe("distilbert-tiny" if config.trunk.dim <= MAX_TINY_DIM else "distilbert-base")
+    if config.trunk.dim > MAX_TINY_DIM and "recipe" in metadata:
+        template = Recipe.from_json(metadata["recipe"]).replace(objective=template.objective)
+    return build_student_recipe(config, template)
+
+
 def build_student_recipe(teacher: ModelConfig, recipe: Recipe) -> Recipe:
-    """The recipe for a student with half of the teacher's layers and all else as the teacher has it."""
+    """Return the recipe for a student with half of the teacher's layers and otherwise the teacher's sizes."""
     trunk, block = teacher.transformer, teacher.transformer.block
     family = STUDENT_FAMILIES.get(teacher.family, teacher.family)
     model_args = {
@@ -65,9 +86,10 @@ def build_student_recipe(teacher: ModelConfig, recipe: Recipe) -> Recipe:
 
 
 def teacher_layer_map(num_student_layers: int, num_teacher_layers: int) -> list[int]:
-    """The teacher's layer that each of the student's starts as: evenly spread, the first and the last among them.
+    """Return the teacher's layer that each layer of the student is initialized from.
 
-    Of 12 for 6 these are 0, 2, 4, 7, 9 and 11, as in DistilBERT's released code.
+    They are evenly spaced and include the first and the last: 0, 2, 4, 7, 9 and 11 for 6 of 12 layers, as in
+    DistilBERT's released code.
     """
     if num_student_layers > num_teacher_layers:
         raise ConfigError(

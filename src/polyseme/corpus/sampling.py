@@ -1,9 +1,8 @@
-"""Which stretches of a corpus are samples, and in what order they are read.
+"""Samples of a corpus, and samplers that order them into batches.
 
-The sample table is fixed once a corpus is opened, so a sample has a number, and everything random about it is
-a hash of that number. The order is a keyed permutation of those numbers: the place of a run in its data is
-three integers, any place can be reached without reading what comes before it, and no place depends on the
-number of ranks.
+The sample table is fixed for a corpus, so that a sample has an id, and everything random about it is a hash of that id.
+The order is a keyed permutation of the ids. The position of a run in its data is three integers, any position can be
+reached without reading what precedes it, and positions do not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
 
 WINDOW_SAMPLES = 8192
-_ORDER_KEY = 0x6F72646572  # keeps the order's keys apart from those of the draws
+_ORDER_KEY = 0x6F72646572  # separates the keys of the order from other random streams
 
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """The sample table. Samples tile the corpus in its own order, each inside one document unless cut across them.
+    """Table of samples that partition a corpus in order, each within one document unless built across documents.
 
-    A sample is a run of units (sentences, or pieces of a sentence too long): `unit_offsets` are the token offsets
-    of all units and the end, `first_units` the unit each sample begins with and the end. `target_lengths` is the length
-    a sample aimed at, its own where its document ended before that.
+    A sample is a run of units, which are sentences or parts of too long sentences. `unit_offsets` are the token offsets
+    of all units, followed by the end; `first_units` are the first unit of each sample, followed by the end.
+    `target_lengths` is the intended length of each sample, or its actual length if its document ended before.
     """
 
     starts: np.ndarray  # int64 [n]: global token offset
     lengths: np.ndarray  # int64 [n], without special tokens
-    document_ids: np.ndarray  # int64 [n], the first where there are more
+    document_ids: np.ndarray  # int64 [n]: the first document of the sample
     unit_offsets: np.ndarray  # int64 [units + 1]
     first_units: np.ndarray  # int64 [n + 1]
     target_lengths: np.ndarray  # int64 [n]
@@ -55,15 +54,17 @@ def build_samples(
     num_end_tokens: int = 0,
     cross_documents: bool = False,
 ) -> SampleTable:
-    """Cut a corpus into samples of at most `max_len` tokens.
+    """Split a corpus into samples of at most `max_len` tokens.
 
-    At sentences: the longest runs of whole sentences of one document; a sentence longer than `max_len` is cut
-    there. Where a run needs `min_units` units or more, a sentence longer than `max_len // least` is first cut
-    into equal pieces no longer than that, so that `min_units` units always fit together and a run has fewer only
-    at its document's end. `target_length_fn(units)` may give a smaller length to aim at for the run that begins with a
-    unit. With `cross_documents` a run goes on into the documents after its own, each of which counts for one token
-    more: what parts it from the one before. At length: documents sliced at exactly `max_len`; `num_end_tokens` tokens
-    more are counted to each document, for the mark of its end, which the corpus does not store.
+    With `split_by="sentence"`, samples are the longest runs of whole sentences of one document; a sentence longer than
+    `max_len` is split there. If `min_units` > 1, a sentence longer than `max_len // min_units` is first split into
+    equal parts no longer than that, so that `min_units` units always fit and a sample has fewer only at the end of a
+    document. `target_length_fn(units)` may return smaller target lengths for samples that begin with these units.
+    With `cross_documents` a sample continues into the next documents, each of which costs one more token for the
+    separator.
+
+    With `split_by="length"`, documents are split every `max_len` tokens. `num_end_tokens` are added to the length of
+    each document for the end-of-document token, which the corpus does not store.
     """
     document_starts = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
     if split_by == "length":
@@ -100,7 +101,7 @@ def build_samples(
 
 
 def _split_long_units(offsets: np.ndarray, max_len: int, split_evenly: bool = False) -> np.ndarray:
-    """Offsets of the same stretches with those longer than `max_len` cut, and the empty ones left out."""
+    """Return the offsets with units longer than `max_len` split and empty units dropped."""
     lengths = np.diff(offsets)
     counts = -(-lengths // max_len)
     if (counts == 1).all():
@@ -111,10 +112,9 @@ def _split_long_units(offsets: np.ndarray, max_len: int, split_evenly: bool = Fa
 
 
 def _chain_samples(ends: np.ndarray) -> Iterator[int]:
-    """The chain 0, ends[0], ends[ends[0]], …: each sample starts where the one before it ended.
+    """Yield 0, ends[0], ends[ends[0]], …: each sample starts where the one before it ends.
 
-    Once per run and some 0.1 µs a sample, whatever the shape of the documents (one of a million sentences
-    too).
+    Takes about 0.1 µs per sample, once per run, however long the documents are.
     """
     ends_view, unit = ends.data, 0
     while unit < len(ends_view):
@@ -123,18 +123,20 @@ def _chain_samples(ends: np.ndarray) -> Iterator[int]:
 
 
 class SampleSource(Protocol):
-    """What the order has to know of samples: how many there are, and how long they come out with marks."""
+    """Samples as a sampler sees them: their number, and their lengths with special tokens."""
 
     max_len: int
 
     def __len__(self) -> int: ...
 
-    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray: ...
+    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
+        """Return the lengths of samples in an epoch."""
+        ...
 
 
 @dataclass(frozen=True)
 class DataPosition:
-    """A place in the order: the next bin to be read."""
+    """Position of a run in its data: the next bin to read."""
 
     epoch: int = 0
     window: int = 0
@@ -146,23 +148,22 @@ START = DataPosition()
 
 @dataclass(frozen=True, eq=False)
 class SampleBin:
-    """The samples of one micro-batch, from short to long, so that equal lengths are neighbours."""
+    """Samples of one micro-batch, sorted by length, so that equal lengths are adjacent."""
 
     epoch: int
     sample_ids: np.ndarray
-    starts_epoch: bool = False  # of lanes: their first stretches
-    segment_length: int = 0  # of lanes: how long their stretches are
+    starts_epoch: bool = False  # of streams: the first segments of the epoch
+    segment_length: int = 0  # of streams: tokens per segment
 
 
 class ShuffledSampler:
-    """Every sample once an epoch, in bins of at most `micro_batch_tokens` tokens, `micro_batches_per_step` bins a step.
+    """Sampler that yields every sample once per epoch, shuffled, in bins of at most `micro_batch_tokens` tokens.
 
-    Over the first `batch_warmup_steps` steps their number grows from one to that: early gradients agree so
-    well that few tokens do.
+    A step has `micro_batches_per_step` bins. Over the first `batch_warmup_steps` steps their number grows from one to
+    that: early gradients agree so well that few tokens suffice.
 
-    Window w of an epoch holds the samples at places w·8192 and on of that epoch's permutation; they are
-    filled in order into bins, each closed when the next sample does not fit (or at `max_samples` samples,
-    where given).
+    Window w of an epoch consists of the samples from position w·`window_samples` on of that epoch's permutation. They
+    are packed in order; a bin is closed when the next sample does not fit, or at `max_samples` samples if set.
     """
 
     def __init__(
@@ -176,17 +177,14 @@ class ShuffledSampler:
         batch_warmup_steps: int = 0,
     ):
         if not len(source):
-            raise DataError("the corpus has no text to read")
+            raise DataError("the corpus has no samples")
         if source.max_len > micro_batch_tokens:
             raise ConfigError(
                 f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
             )
         self.source, self.seed = source, seed
-        self.micro_batch_tokens, self.micro_batches_per_step, self.max_samples = (
-            micro_batch_tokens,
-            micro_batches_per_step,
-            max_samples,
-        )
+        self.micro_batch_tokens, self.micro_batches_per_step = micro_batch_tokens, micro_batches_per_step
+        self.max_samples = max_samples
         self.window_samples, self.batch_warmup_steps = window_samples, batch_warmup_steps
         self.num_windows = -(-len(source) // window_samples)
         self._cached_window = lru_cache(maxsize=2)(self._fill_window)
@@ -194,10 +192,10 @@ class ShuffledSampler:
     def steps(
         self, position: DataPosition = START, rank: int = 0, world_size: int = 1, start_step: int = 0
     ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
-        """One rank's bins of each step from `start_step` on, without end, and the cursor of the step after it."""
+        """Yield the bins of one rank for each step from `start_step` on, endlessly, and the position after the step."""
         if self.micro_batches_per_step % world_size:
             raise ConfigError(
-                f"{self.micro_batches_per_step} micro-batches a step cannot be shared by {world_size} ranks evenly"
+                f"micro_batches_per_step is {self.micro_batches_per_step}, not a multiple of the {world_size} ranks"
             )
         micro_batches = self.micro_batches(position)
         for step_number in count(start_step):
@@ -205,16 +203,16 @@ class ShuffledSampler:
             yield [sample_bin for sample_bin, _ in step_bins[rank::world_size]], step_bins[-1][1]
 
     def num_micro_batches(self, step: int, world_size: int = 1) -> int:
-        """How many bins a step takes, counted from 0: a multiple of the number of ranks."""
+        """Return the number of bins in a step (counted from 0), a multiple of `world_size`."""
         if step >= self.batch_warmup_steps:
             return self.micro_batches_per_step
         return world_size * (1 + (self.micro_batches_per_step // world_size - 1) * step // self.batch_warmup_steps)
 
     def micro_batches(self, position: DataPosition = START) -> Iterator[tuple[SampleBin, DataPosition]]:
-        """Every bin from a cursor on, without end, each with the cursor of the one after it."""
+        """Yield every bin from a position on, endlessly, with the position after it."""
         epoch, window, first_bin = position.epoch, position.window, position.bin
         if window >= self.num_windows or first_bin >= len(self._cached_window(epoch, window)):
-            raise DataError(f"{position} is no place in this corpus: its data or the size of a bin have changed")
+            raise DataError(f"{position} does not exist: the corpus or the micro-batch size has changed")
         while True:
             window_bins = self._cached_window(epoch, window)
             for bin_number in range(first_bin, len(window_bins)):
@@ -228,7 +226,7 @@ class ShuffledSampler:
             epoch, window, first_bin = next_position.epoch, next_position.window, 0
 
     def fill_ratio(self, epoch: int = 0, window: int = 0) -> float:
-        """The share of its bins' capacity that a window uses."""
+        """Return the share of the capacity of its bins that a window uses."""
         window_bins = self._cached_window(epoch, window)
         num_tokens = sum(int(self.source.lengths(sample_bin.sample_ids, epoch).sum()) for sample_bin in window_bins)
         return num_tokens / (len(window_bins) * self.micro_batch_tokens)
@@ -250,17 +248,19 @@ class ShuffledSampler:
 
 
 class StreamSource(SampleSource, Protocol):
-    """What lanes are cut from."""
+    """Samples that form one continuous stream."""
 
-    def cuts(self, length: int, epoch: int) -> np.ndarray: ...
+    def cuts(self, length: int, epoch: int) -> np.ndarray:
+        """Return the segment boundaries of a stream of `length` tokens, from 0 to `length`."""
+        ...
 
 
 class StreamSampler:
-    """Samples that go on: a stream in equal lanes, of which each step reads the next stretch of every one.
+    """Sampler that divides the corpus into equal streams; each step reads the next segment of every stream.
 
-    Bin i of a step holds the same lanes at every step, so what a model remembers of them can be handed on. Where
-    stretches end may differ from epoch to epoch, not from lane to lane. What is left over at the end of the corpus is
-    not read. The place is the step in the epoch.
+    Bin i has the same streams in every step, so that a model can carry its state from one step to the next. Segment
+    boundaries may differ between epochs, but not between streams. The remainder at the end of the corpus is not read.
+    A position's `bin` is the step within the epoch.
     """
 
     def __init__(self, source: StreamSource, micro_batch_tokens: int, micro_batches_per_step: int = 1):
@@ -269,27 +269,29 @@ class StreamSampler:
                 f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
             )
         if len(source) < micro_batches_per_step:
-            raise DataError(f"the corpus has {len(source)} segments, fewer than micro-batches in a step")
-        self.micro_batches_per_step, self.micro_batch_tokens, self.max_len = (
-            micro_batches_per_step,
-            micro_batch_tokens,
-            source.max_len,
-        )
+            raise DataError(
+                f"the corpus has {len(source)} segments, fewer than micro_batches_per_step, {micro_batches_per_step}"
+            )
+        self.micro_batch_tokens, self.micro_batches_per_step = micro_batch_tokens, micro_batches_per_step
+        self.max_len = source.max_len
         self.num_streams = min(micro_batch_tokens // source.max_len * micro_batches_per_step, len(source))
-        self.stream_length = len(source) // self.num_streams * source.max_len  # of a lane, in tokens
+        self.stream_length = len(source) // self.num_streams * source.max_len  # in tokens
         self.segment_offsets = lru_cache(maxsize=2)(lambda epoch: source.cuts(self.stream_length, epoch))
 
     def steps(
         self, position: DataPosition = START, rank: int = 0, world_size: int = 1, start_step: int = 0
     ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
-        """One rank's bins of each step, without end, and the cursor of the step after it; `offsets` are places."""
+        """Yield the bins of one rank for each step, endlessly, and the position after the step.
+
+        `sample_ids` of a bin are token offsets in the corpus.
+        """
         if self.micro_batches_per_step % world_size:
             raise ConfigError(
-                f"{self.micro_batches_per_step} micro-batches a step cannot be shared by {world_size} ranks evenly"
+                f"micro_batches_per_step is {self.micro_batches_per_step}, not a multiple of the {world_size} ranks"
             )
         epoch, step = position.epoch, position.bin
         if step + 1 >= len(self.segment_offsets(epoch)):
-            raise DataError(f"{position} is no place in this corpus: its data or the size of a bin have changed")
+            raise DataError(f"{position} does not exist: the corpus or the micro-batch size has changed")
         while True:
             start, end = self.segment_offsets(epoch)[step : step + 2].tolist()
             bin_offsets = np.array_split(
@@ -303,9 +305,10 @@ class StreamSampler:
             yield bins, DataPosition(epoch, 0, step)
 
     def num_micro_batches(self, step: int, world_size: int = 1) -> int:
+        """Return the number of bins in a step."""
         return self.micro_batches_per_step
 
     def fill_ratio(self) -> float:
-        """The share of its bins' capacity that a step uses."""
+        """Return the share of the capacity of its bins that a step uses."""
         num_tokens = self.num_streams * self.stream_length / (len(self.segment_offsets(0)) - 1)
         return num_tokens / (self.micro_batches_per_step * self.micro_batch_tokens)

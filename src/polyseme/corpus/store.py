@@ -1,11 +1,11 @@
-"""A corpus on disk: hashed, memory-mapped shards of tokens with document, sentence and word starts."""
+"""Corpora on disk: hashed, memory-mapped shards of tokens with document, sentence and word starts."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,51 +20,56 @@ from polyseme.text.tokenizer import Tokenizer
 
 FORMAT = 3
 SHARD_PARTS = ("tokens", "sentences", "documents", "words")
-WORK_DIR = ".work"  # the folder inside a corpus in which prepare keeps what it needs to go on
-_UNFINISHED = "preparation has not finished; run prepare again, it goes on where it stopped"
+WORK_DIR = ".work"  # subfolder with the state of an unfinished preparation
+_UNFINISHED = "the preparation has not finished; run it again to resume"
 
 
 def shard_filename(number: int, part: str) -> str:
-    """A shard is a few plain numpy files.
+    """Return the name of one of the `.npy` files of a shard.
 
-    tokens: uint16 or uint32 · sentences: the token each starts at · documents: the sentence each starts at ·
-    words: one bit a token, set where a word starts, lowest bit first · exact_hashes and signatures: the fingerprints of
-    its documents, if duplicates were looked for, so that what is appended can be compared with them.
+    The parts are:
+    - tokens: token ids, uint16 or uint32
+    - sentences: the token each sentence starts at
+    - documents: the sentence each document starts at
+    - words: one bit per token, set where a word starts, lowest bit first
+    - exact_hashes, signatures: fingerprints of the documents, to compare appended documents with; only in
+      deduplicated corpora
     """
     return f"shard-{number:05d}.{part}.npy"
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    """Return the smallest of uint16 and uint32 that holds all token ids."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
-    """The hash of everything a manifest says but this hash itself."""
+    """Hash all entries of a manifest except the hash itself."""
     content = {key: value for key, value in manifest.items() if key != "hash"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Documents of sentences of tokens, addressed by one global token offset.
+    """Documents of sentences of tokens, addressed by global token offsets.
 
-    A token range that is asked for lies within one document; documents never cross a shard.
+    A requested token range must lie within one document. A document never crosses a shard boundary.
     """
 
     path: Path
     manifest: dict[str, Any]
-    sentence_offsets: np.ndarray  # int64 [num_sentences + 1]: the token each sentence starts at, and the end
-    document_offsets: np.ndarray  # int64 [num_documents + 1]: the sentence each document starts at, and the end
+    sentence_offsets: np.ndarray  # int64 [num_sentences + 1]: first token of each sentence, then the end
+    document_offsets: np.ndarray  # int64 [num_documents + 1]: first sentence of each document, then the end
     _tokens: list[np.ndarray]
     _word_start_bits: list[np.ndarray]
-    _shard_starts: np.ndarray  # int64 [num_shards]: the token each shard starts at
-    _view_shifts: tuple[np.ndarray, np.ndarray] | None = None  # of a subset: where each document starts here, and how
-    # far away it lies in the whole corpus
-    _document_ids: np.ndarray | None = None  # of a subset: the number of each document in the whole corpus
+    _shard_starts: np.ndarray  # int64 [num_shards]: first token of each shard
+    # Only in a subset: where each document starts in it, and the distance to its start in the whole corpus
+    _view_shifts: tuple[np.ndarray, np.ndarray] | None = None
+    _document_ids: np.ndarray | None = None  # only in a subset: the index of each document in the whole corpus
 
     @classmethod
     def open(cls, folder: Path | str, verify_hashes: bool = False) -> Corpus:
-        """Map a corpus folder. Sizes are always checked; `verify_hashes` hashes every file too."""
+        """Memory-map a corpus folder. File sizes are always checked, hashes only with `verify_hashes`."""
         folder = Path(folder)
         manifest = read_manifest(folder)
         if verify_hashes:
@@ -88,31 +93,36 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
+        """Number of tokens."""
         return int(self.sentence_offsets[-1] - self.sentence_offsets[0])
 
     @property
     def num_sentences(self) -> int:
+        """Number of sentences."""
         return len(self.sentence_offsets) - 1
 
     @property
     def num_documents(self) -> int:
+        """Number of documents."""
         return len(self.document_offsets) - 1
 
     @property
     def vocab_size(self) -> int:
+        """Size of the tokenizer's vocabulary."""
         return int(self.manifest["vocab_size"])
 
     @property
     def tokenizer_hash(self) -> str:
+        """Hash of the tokenizer the corpus was encoded with."""
         return str(self.manifest["tokenizer_hash"])
 
     @property
     def manifest_hash(self) -> str:
-        """Names the whole content, as the manifest holds the hash of every file."""
+        """Hash that identifies the whole content, since the manifest lists the hash of every file."""
         return str(self.manifest["hash"])
 
     def gather_tokens(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The token ids, int64, of many ranges end to end; each range within one document."""
+        """Return the token ids (int64) of many ranges, concatenated. Each range lies within one document."""
 
         def read(shard: int, index: np.ndarray) -> np.ndarray:
             return self._tokens[shard].take(index)
@@ -120,7 +130,7 @@ class Corpus:
         return self._gather(starts, lengths, read).astype(np.int64)
 
     def gather_word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """True for each token of the ranges that starts a word."""
+        """Return, for each token of the ranges, whether it starts a word."""
 
         def read(shard: int, index: np.ndarray) -> np.ndarray:
             bits = (index & 7).astype(np.uint8)
@@ -142,7 +152,7 @@ class Corpus:
         local_starts = starts - self._shard_starts[shards]
         if (shards == shards[0]).all():
             return read_shard(int(shards[0]), concat_ranges(local_starts, lengths))
-        # Read in the order of the shards, each shard once, then bring the ranges into the order asked for.
+        # Read each shard once, in order, then restore the order of the ranges.
         order = np.argsort(shards, kind="stable")
         used_shards, firsts = np.unique(shards[order], return_index=True)
         order_offsets = [*firsts.tolist(), len(order)]
@@ -156,7 +166,7 @@ class Corpus:
         return np.concatenate(shard_values).take(concat_ranges(output_starts, lengths))
 
     def select(self, document_ids: np.ndarray) -> Corpus:
-        """A corpus of some of the documents, in the order given: a view with offsets of its own."""
+        """Return a view of some of the documents, in that order, with offsets that start at 0."""
         sizes = np.diff(self.document_offsets)[document_ids]
         sentences = concat_ranges(self.document_offsets[document_ids], sizes)
         ends = np.cumsum(np.diff(self.sentence_offsets)[sentences])
@@ -172,7 +182,7 @@ class Corpus:
         return replace(view, _view_shifts=(view_starts, corpus_starts - view_starts))
 
     def resample_by_weight(self) -> Corpus:
-        """Documents as often as the weight of their origin says: twice at 2, every other one at 0.5."""
+        """Repeat or drop documents by the weight of their source: each twice at 2, every other one at 0.5."""
         sources = self.manifest["sources"]
         if all(source["weight"] == 1 for source in sources):
             return self
@@ -189,7 +199,7 @@ class Corpus:
         return self.select(np.concatenate(selected_documents))
 
     def split(self, holdout: float) -> tuple[Corpus, Corpus | None]:
-        """Hold out a share of the documents, spread evenly; the second is None if there are too few."""
+        """Hold out a share of the documents, evenly spaced. Return the rest and them (None if too few)."""
         num_documents = self.num_documents
         num_heldout = max(1, round(num_documents * holdout))
         if holdout <= 0 or num_heldout >= num_documents:
@@ -200,49 +210,55 @@ class Corpus:
 
 
 def verify_corpus(folder: Path | str) -> None:
-    """Hash every file of a corpus; a `DataError` names the first that is not what prepare wrote."""
+    """Hash every file of a corpus. Raises a `DataError` that names the first damaged file."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     check_hashes(folder, manifest)
     if Tokenizer.load(folder / "tokenizer").hash != manifest["tokenizer_hash"]:
-        raise DataError(f"{folder}/tokenizer is not the tokenizer that this corpus was made with")
+        raise DataError(f"{folder}/tokenizer is not the tokenizer that this corpus was encoded with")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a finished corpus, whose files are all there at their full size."""
+    """Read the manifest of a finished corpus, and check that its files exist and have the listed sizes."""
     if not folder.is_dir():
-        raise DataError(f"there is no corpus folder {folder}")
+        raise DataError(f"corpus folder {folder} does not exist")
     if not (folder / "manifest.json").is_file():
         if (folder / WORK_DIR).is_dir():
             raise DataError(f"{folder}: {_UNFINISHED}")
         raise DataError(f"{folder} is not a corpus: it has no manifest.json")
     manifest = read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{folder}/manifest.json is not of a corpus in format {FORMAT}")
+        raise DataError(f"{folder}/manifest.json is not the manifest of a corpus in format {FORMAT}")
     if manifest.get("hash") != manifest_hash(manifest):
-        raise DataError(f"{folder}/manifest.json is damaged: its own hash does not hold")
-    for name, facts in _file_facts(manifest).items():
+        raise DataError(f"{folder}/manifest.json is damaged: its hash does not match its content")
+    for name, facts in _listed_files(manifest).items():
         if not (folder / name).is_file():
             raise DataError(f"{folder}/{name} is missing; prepare the corpus again")
         size = (folder / name).stat().st_size
         if size != facts["bytes"]:
-            raise DataError(f"{folder}/{name} has {size} bytes where {facts['bytes']} were written")
+            raise DataError(f"{folder}/{name} has {size} bytes, but {facts['bytes']} were written")
     return manifest
 
 
-def _file_facts(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def describe_files(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of files, as a manifest lists them."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names}
+
+
+def _listed_files(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     groups = [manifest["tokenizer_files"], *(shard["files"] for shard in manifest["shards"])]
     return {name: facts for group in groups for name, facts in group.items()}
 
 
 def check_hashes(folder: Path, manifest: dict[str, Any]) -> None:
-    for name, facts in _file_facts(manifest).items():
+    """Raise a `DataError` for the first file whose hash is not the one in the manifest."""
+    for name, facts in _listed_files(manifest).items():
         if sha256(folder / name) != facts["sha256"]:
             raise DataError(f"{folder}/{name} is damaged: its hash is not the one in the manifest")
 
 
 def memmap_array(path: Path) -> np.ndarray:
-    """An `.npy` file in memory when it is touched."""
+    """Memory-map an `.npy` file read-only."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError) as error:
@@ -250,6 +266,6 @@ def memmap_array(path: Path) -> np.ndarray:
 
 
 def _global_offsets(parts: tuple[np.ndarray, ...], starts: np.ndarray) -> np.ndarray:
-    """Starts inside shards to global ones, with the end behind."""
+    """Convert starts within shards to global offsets, followed by the end."""
     offsets = [part.astype(np.int64) + start for part, start in zip(parts, starts)]
     return np.concatenate([*offsets, starts[-1:]])

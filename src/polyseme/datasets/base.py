@@ -37,7 +37,7 @@ class NamedDataset:
     get_warnings: Callable[[list[Any], list[Any], float], list[str]] | None = None
 
     def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> TrainDev:
-        """Train and dev examples from the data set's own folder, or from the one where it lies."""
+        """Read train and dev examples from the data set's folder, or from its parent folder."""
         if not Path(folder).is_dir():
             raise DataError(f"there is no folder {folder}")
         train, dev = (self.read_split(folder, split, skip_bad, strict=strict) for split in ("train", "dev"))
@@ -51,14 +51,14 @@ class NamedDataset:
         needs_labels: bool = True,
         strict: bool = False,
     ) -> list[Any]:
-        """The examples of a part of the folder; or of one file, whatever part it is."""
+        """Read the examples of a split, or of a single file."""
         path = Path(folder)
         if path.is_file():
             return self.task.collect(path, self.reader(path, needs_labels), skip_bad, strict)
         if not path.is_dir():
             raise ConfigError(f"there is no folder {path}")
         if split not in self.splits:
-            raise ConfigError(f"there is no part {split!r} of {self.folder}; {suggest(split, self.splits)}")
+            raise ConfigError(f"there is no split {split!r} of {self.folder}; {suggest(split, self.splits)}")
         path = path / self.folder if (path / self.folder).is_dir() else path
         file = path / self.splits[split]
         compressed_files = (file.with_name(file.name + suffix) for suffix in COMPRESSED_SUFFIXES)
@@ -69,7 +69,7 @@ class NamedDataset:
 
 
 def standard_files(extension: str = "tsv", has_test: bool = True) -> dict[str, str]:
-    """The usual names of the parts."""
+    """Return the usual file names of the splits."""
     names = ("train", "dev", "test") if has_test else ("train", "dev")
     return {name: f"{name}.{extension}" for name in names}
 
@@ -90,7 +90,7 @@ def table_reader(task: type[TaskConfig], columns: Columns, unlabeled_columns: Co
 
 
 def json_lines_reader(to_examples: Callable[[JsonRow], Iterable[Any]]) -> DatasetReader:
-    """A file of JSON objects, one a line; `to_examples` turns one into its examples."""
+    """Read a file of JSON objects, one per line; `to_examples` converts one to its examples."""
 
     def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         for line_number, line in enumerate(read_lines(path), 1):
@@ -103,35 +103,39 @@ def json_lines_reader(to_examples: Callable[[JsonRow], Iterable[Any]]) -> Datase
 
 @dataclass(frozen=True)
 class JsonRow:
-    """A JSON object, and where it stands."""
+    """A JSON object with its location for error messages."""
 
     location: str
     values: Any
     needs_labels: bool
 
     def get(self, name: str, expected_type: type | tuple[type, ...] = str) -> Any:
+        """Return a value; raise `DataError` if it is missing, blank or of another type."""
         if not isinstance(self.values, dict):
             raise DataError(f"{self.location}: expected a JSON object, found {str(self.values)[:40]!r}")
         if name not in self.values:
             raise DataError(f"{self.location}: there is no key {name!r}; {suggest(name, self.values)}")
         value = self.values[name]
         if not isinstance(value, expected_type) or (isinstance(value, str) and not value.strip()):
-            raise DataError(f"{self.location}: {name} is {str(value)[:40]!r}, which is not what it should be")
+            raise DataError(f"{self.location}: {name} is {str(value)[:40]!r}, which is blank or of the wrong type")
         return value
 
     def child(self, name: str) -> JsonRow:
+        """Return a nested object."""
         return JsonRow(f"{self.location}, {name}", self.get(name, dict), self.needs_labels)
 
     def children(self, name: str) -> list[JsonRow]:
+        """Return the objects of a nested list."""
         elements = self.get(name, list)
         return [JsonRow(f"{self.location}, {name}[{i}]", value, self.needs_labels) for i, value in enumerate(elements)]
 
     def label(self, name: str = "label") -> str | None:
-        """A label as it is written: `true` for a JSON true."""
+        """Return a label as written (`true` for a JSON true), or None if it is missing and not needed."""
         if not self.needs_labels and name not in self.values:
             return None
         value = self.get(name, (str, int))
         return value if isinstance(value, str) else json.dumps(value)
 
     def id(self, name: str = "idx") -> str:
+        """Return the id as a string; empty if there is none."""
         return str(self.values.get(name, ""))

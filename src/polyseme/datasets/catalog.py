@@ -1,4 +1,4 @@
-"""Every named data set: `polyseme finetune MODEL --task NAME --data FOLDER --out RUN`."""
+"""Catalog of the named data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLUE (Wang et al. 2019, table 1) and its kin: tables with tabs, in which a quote is a character like any other."""
+"""GLUE (Wang et al. 2019, table 1), SNLI and SICK. Quotes in the tab-separated files are plain characters."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from polyseme.tasks.readers.rows import Columns, RowReader, lazy_rows, read_line
 from polyseme.tasks.regression import RegressionTask
 from polyseme.tasks.sequence import TextExample
 
-NLI_DESCRIPTION = "does the second sentence follow, not follow, or contradict?"
+NLI_DESCRIPTION = "entailment, neutral or contradiction?"
 
 
 def _filter_by_dev_ids(folder: Path, split: str, examples: list[TextExample]) -> list[TextExample]:
-    """Of Microsoft's training file, `dev_ids.tsv` names the pairs that are the dev set."""
+    """Split Microsoft's training file: `dev_ids.tsv` lists the pairs of the dev set."""
     if split == "test" or not examples[0].location.rpartition(":")[0].endswith("msr_paraphrase_train.txt"):
         return examples
     path, ids_path = folder / "msr_paraphrase_train.txt", folder / "dev_ids.tsv"
@@ -35,14 +35,14 @@ def _filter_by_dev_ids(folder: Path, split: str, examples: list[TextExample]) ->
 
 
 def _read_mrpc(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """GLUE's own file if it is there, else Microsoft's."""
+    """Read GLUE's file if it exists, else Microsoft's."""
     microsoft_name = "msr_paraphrase_test.txt" if path.name == "test.tsv" else "msr_paraphrase_train.txt"
     source_path = path if path.is_file() else path.with_name(microsoft_name)
     return PairClassificationTask.iter_rows(source_path, Columns("#1 String", "#2 String", "Quality"), needs_labels)
 
 
 def _read_snli(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """The Stanford files, JSON lines; pairs on which no three annotators agreed (`-`) are left out, as they ask."""
+    """Read Stanford's JSON lines, without pairs that lack a majority label (`-`), as its authors recommend."""
     for line_number, line in enumerate(read_lines(path), 1):
         location = f"{path}:{line_number}"
         record = parse_json(line, location)
@@ -56,9 +56,11 @@ def _snli_examples(row: JsonRow) -> list[TextExample]:
 
 
 def wnli_warnings(train: Sequence[TextExample], dev: Sequence[TextExample], accuracy: float) -> list[str]:
-    """What must be known of WNLI: dev sentences stand in train too, mostly with the other label, so that a model that
-    learns train by heart is worse on dev than always saying one label (Wang et al. 2019's FAQ, 12; why BERT left it
-    out)."""
+    """Warn that dev sentences of WNLI also occur in train, mostly with the opposite label.
+
+    A model that memorizes train is therefore worse on dev than a constant prediction (GLUE FAQ, 12), which is why BERT
+    excludes WNLI.
+    """
     train_labels: dict[str, set[str | None]] = {}
     for example in train:
         train_labels.setdefault(example.text, set()).add(example.label)
@@ -70,9 +72,7 @@ def wnli_warnings(train: Sequence[TextExample], dev: Sequence[TextExample], accu
         f"{num_opposite} of these never with the dev label"
     ]
     if accuracy < majority_accuracy:
-        messages.append(
-            f"accuracy {accuracy:.3f} is below {majority_accuracy:.3f}, which the more frequent label alone has"
-        )
+        messages.append(f"accuracy {accuracy:.3f} is below {majority_accuracy:.3f}, that of the majority label")
     return messages
 
 
@@ -80,7 +80,7 @@ PHENOMENA = ("Lexical Semantics", "Predicate-Argument Structure", "Logic", "Know
 
 
 def _read_diagnostic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """The labelled file names in four columns what each pair is a case of: their names are the example's id."""
+    """Read the diagnostic set; the id of an example lists its phenomena, from four columns of the labeled file."""
     if not needs_labels:
         yield from PairClassificationTask.iter_rows(path, Columns("sentence1", "sentence2"), needs_labels=False)
         return
@@ -97,7 +97,7 @@ def _read_diagnostic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 
 
 def _matthews_by_phenomenon(examples: Sequence[TextExample], predictions: Sequence[Any]) -> dict[str, float]:
-    """Matthews' correlation over the pairs of each phenomenon (Wang et al. 2019, §4 and table 5)."""
+    """Return Matthews correlation over the pairs of each phenomenon (Wang et al. 2019, §4 and table 5)."""
     scores = {}
     for name in PHENOMENA:
         pairs = [
@@ -131,7 +131,7 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/sst-2": NamedDataset(
         ClassificationTask,
         "accuracy",
-        "does the review like the film?",
+        "is the movie review positive?",
         "SST-2",
         table_reader(ClassificationTask, Columns("sentence")),
         standard_files(),
@@ -139,7 +139,7 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/mrpc": NamedDataset(
         PairClassificationTask,
         "f1",
-        "do the two sentences say the same?",
+        "are the two sentences paraphrases?",
         "MRPC",
         _read_mrpc,
         standard_files(),
@@ -148,7 +148,7 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/sts-b": NamedDataset(
         RegressionTask,
         "spearman",
-        "how alike are the two sentences, from 0 to 5?",
+        "how similar are the two sentences, from 0 to 5?",
         "STS-B",
         table_reader(RegressionTask, Columns("sentence1", "sentence2", "score")),
         standard_files(),
@@ -156,13 +156,13 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/qqp": NamedDataset(
         PairClassificationTask,
         "f1",
-        "do the two questions ask the same?",
+        "are the two questions duplicates?",
         "QQP",
         table_reader(PairClassificationTask, Columns("question1", "question2", "is_duplicate")),
         standard_files(),
     ),
     "glue/mnli": _mnli_dataset("matched", NLI_DESCRIPTION),
-    "glue/mnli-mm": _mnli_dataset("mismatched", f"the same, dev and test of other genres: {NLI_DESCRIPTION}"),
+    "glue/mnli-mm": _mnli_dataset("mismatched", f"dev and test of other genres: {NLI_DESCRIPTION}"),
     "glue/qnli": NamedDataset(
         PairClassificationTask,
         "accuracy",
@@ -191,7 +191,7 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/diagnostic": NamedDataset(
         PairClassificationTask,
         "matthews",
-        f"by phenomenon, to measure MNLI models on: {NLI_DESCRIPTION}",
+        f"evaluation of MNLI models by phenomenon: {NLI_DESCRIPTION}",
         "diagnostic",
         _read_diagnostic,
         {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"},

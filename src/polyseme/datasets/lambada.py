@@ -1,4 +1,4 @@
-"""LAMBADA (Paperno et al. 2016): passages whose last word needs all of them; nothing is fine-tuned."""
+"""LAMBADA (Paperno et al. 2016): predict the last word of a passage, which depends on the whole passage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, data_suffix, read_l
 
 
 def read_lambada(path: Path) -> list[tuple[str, str]]:
-    """Passages without their last word, and that word: a passage a line, or JSON lines."""
+    """Read (passage without its last word, last word) pairs from lines of text or JSON lines."""
     suffix = data_suffix(path)
     passages = []
     for line_number, line in enumerate(read_lines(path), 1):

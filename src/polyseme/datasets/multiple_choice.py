@@ -1,4 +1,4 @@
-"""Multiple choice: SWAG, RACE, argument reasoning, story endings; and questions answered in a text."""
+"""Multiple choice (SWAG, RACE, ARCT, Story Cloze) and extractive question answering (SQuAD, TriviaQA)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyseme.tasks.readers.rows import RowReader, lazy_rows, read_lines
 
 
 def _read_table(path: Path, is_csv: bool, required_columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Rows by the names in the header, each with where it stands; quoted CSV, or tabs."""
+    """Yield the location and cells by column name of each row of a CSV or tab-separated file; {} if malformed."""
     lines = read_lines(path)
     reader = (
         csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
@@ -53,7 +53,7 @@ def _choice_example(
 
 
 def _read_swag(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """sent1 is the text; an ending goes on where sent2 has begun."""
+    """Read SWAG: sent1 is the text, and a choice is sent2 followed by an ending."""
     endings = [f"ending{i}" for i in range(4)]
     required_columns = ["sent1", "sent2", *endings, *(["label"] if needs_labels else [])]
     for location, row in _read_table(path, True, required_columns):
@@ -62,7 +62,7 @@ def _read_swag(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 
 
 def _read_arct(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Reason and claim are the text; which of two warrants lets the claim follow?"""
+    """Read ARCT: reason and claim are the text, and the choices are two warrants."""
     required_columns = ["warrant0", "warrant1", "reason", "claim", *(["correctLabelW0orW1"] if needs_labels else [])]
     for location, row in _read_table(path, False, required_columns):
         choices = (row.get("warrant0", ""), row.get("warrant1", ""))
@@ -71,7 +71,7 @@ def _read_arct(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 
 
 def _read_story_cloze(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Four sentences and two endings; the right one is 1 or 2."""
+    """Read Story Cloze: four sentences and two endings, labeled 1 or 2."""
     sentence_columns = [f"InputSentence{i}" for i in range(1, 5)]
     ending_columns = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
     for location, row in _read_table(
@@ -83,7 +83,7 @@ def _read_story_cloze(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 
 
 def _read_race(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """One JSON an article, in folders (middle, high) or in the archive as it is distributed."""
+    """Read RACE: one JSON file per article, in folders (middle, high) or in the distributed archive."""
     for location, content in _iter_articles(path):
         yield from lazy_rows(_race_examples, JsonRow(location, parse_json(content, location), needs_labels))
 
@@ -97,7 +97,7 @@ def _iter_articles(path: Path) -> Iterator[tuple[str, bytes]]:
     if not archives:
         raise DataError(f"there is neither a folder {path} nor race.tar.gz beside it")
     with tarfile.open(archives[0]) as archive:
-        # all of them before the first is given: what is packed can only be read from front to end
+        # read all before yielding: a compressed archive can only be read from front to back
         articles = [
             (member.name, stream.read())
             for member in archive
@@ -108,7 +108,7 @@ def _iter_articles(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _race_examples(row: JsonRow) -> Iterator[ChoiceExample]:
-    """The article is the text; a choice is the question with an option, in its gap (`_`) or behind it."""
+    """Yield an example per question; a choice is the question with an option in its gap (`_`) or appended."""
     questions, options = row.get("questions", list), row.get("options", list)
     answers = row.get("answers", list) if row.needs_labels or "answers" in row.values else [None] * len(questions)
     if not len(questions) == len(options) == len(answers):
@@ -131,7 +131,7 @@ DATASETS: dict[str, NamedDataset] = {
     "swag": NamedDataset(
         MultipleChoiceTask,
         "accuracy",
-        "how does the scene go on?",
+        "how does the scene continue?",
         "swag",
         _read_swag,
         {"train": "train.csv", "dev": "val.csv", "test": "test.csv"},
@@ -139,7 +139,7 @@ DATASETS: dict[str, NamedDataset] = {
     "race": NamedDataset(
         MultipleChoiceTask,
         "accuracy",
-        "which option is right, by the article?",
+        "which option is correct, according to the article?",
         "RACE",
         _read_race,
         {"train": "train", "dev": "dev", "test": "test"},
@@ -147,7 +147,7 @@ DATASETS: dict[str, NamedDataset] = {
     "arct": NamedDataset(
         MultipleChoiceTask,
         "accuracy",
-        "which warrant lets the claim follow from the reason?",
+        "which warrant connects the reason to the claim?",
         "arct",
         _read_arct,
         {"train": "train-full.txt", "dev": "dev-full.txt", "test": "test-full.txt"},
@@ -155,7 +155,7 @@ DATASETS: dict[str, NamedDataset] = {
     "story-cloze": NamedDataset(
         MultipleChoiceTask,
         "accuracy",
-        "which ending is right?",
+        "which ending is correct?",
         "story_cloze",
         _read_story_cloze,
         {
@@ -182,12 +182,12 @@ DATASETS: dict[str, NamedDataset] = {
     "squad-shifts": NamedDataset(
         ExtractiveQATask,
         "f1",
-        f"{_QA_DESCRIPTION} Learnt on Wikipedia, measured on news",
+        f"{_QA_DESCRIPTION} Trained on Wikipedia, evaluated on news",
         "squad-shifts",
         _QA_READER,
         _SQUAD_SHIFTS_FILES,
     ),
     "triviaqa": NamedDataset(
-        ExtractiveQATask, "f1", f"{_QA_DESCRIPTION} In SQuAD's form", "triviaqa", _QA_READER, _TRIVIAQA_FILES
+        ExtractiveQATask, "f1", f"{_QA_DESCRIPTION} In SQuAD's format", "triviaqa", _QA_READER, _TRIVIAQA_FILES
     ),
 }

@@ -1,4 +1,4 @@
-"""Figures that others published, from one file, each with its source. Where two sources disagree both are there."""
+"""Published results of other systems, each with its source; where two sources disagree, both are listed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polyseme.errors import ConfigError, suggest
 
 @dataclass(frozen=True)
 class PublishedResult:
-    """One system's row of a published table, as printed there: mostly percents."""
+    """A row of a published table: the values of one system as printed, mostly percentages."""
 
     system: str
     values: dict[str, float]
@@ -21,6 +21,10 @@ class PublishedResult:
 
 @dataclass(frozen=True)
 class PublishedTable:
+    """A table of published results."""
+
+    """A table of published results."""
+
     description: str
     columns: tuple[str, ...]
     rows: tuple[PublishedResult, ...]
@@ -28,11 +32,15 @@ class PublishedTable:
 
 @cache
 def load_published_tables() -> dict[str, PublishedTable]:
+    """Load all tables by name."""
+    """Load all tables by name."""
     content = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     return {name: _parse_table(table_json) for name, table_json in content.items()}
 
 
 def published_table(name: str) -> PublishedTable:
+    """Return a table; raise `ConfigError` if the name is unknown."""
+    """Return a table; raise `ConfigError` if the name is unknown."""
     if name not in load_published_tables():
         raise ConfigError(f"there is no published table {name!r}; {suggest(name, load_published_tables())}")
     return load_published_tables()[name]

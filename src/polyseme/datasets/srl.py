@@ -1,4 +1,4 @@
-"""Semantic roles in columns, as CoNLL-2005 and CoNLL-2012 distribute them: an example for each predicate of a sentence."""
+"""Semantic role labeling data sets in the formats of CoNLL-2005 and CoNLL-2012."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SuperGLUE (Wang et al. 2019b): JSON lines, one task of each kind; and Word in Context as it was first distributed."""
+"""SuperGLUE (Wang et al. 2019b) in JSON lines, and Word in Context in its original format."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def _copa_examples(row: JsonRow) -> list[ChoiceExample]:
 
 
 def _multirc_examples(row: JsonRow) -> Iterator[TextExample]:
-    """A pair for each answer of each question: the passage, then question and answer. The id is that of passage,
-    question and answer."""
+    """Yield a (passage, question and answer) pair per answer; the id is `passage-question-answer`."""
     passage = row.child("passage")
     text = passage.get("text")
     for question in passage.children("questions"):
@@ -51,7 +50,7 @@ def _multirc_examples(row: JsonRow) -> Iterator[TextExample]:
 
 
 def _multirc_metrics(examples: Sequence[TextExample], predictions: Sequence[Any]) -> dict[str, float]:
-    """The share of questions of which every answer is judged rightly; `f1` is over all answers (F1a)."""
+    """Return the share of questions with all answers classified correctly; `f1` is over all answers (F1a)."""
     all_correct: dict[str, bool] = {}
     for example, label in zip(examples, predictions, strict=True):
         question = example.id.rpartition("-")[0]
@@ -60,8 +59,7 @@ def _multirc_metrics(examples: Sequence[TextExample], predictions: Sequence[Any]
 
 
 def _record_examples(row: JsonRow) -> Iterator[ChoiceExample]:
-    """A choice for each query among the entities of the passage. Any whose text is among the answers is right; the
-    first of them is what is learnt."""
+    """Yield a choice among the entities of the passage per query; the label is the first entity that is an answer."""
     passage = row.child("passage")
     text = passage.get("text")
     spans = [(e.get("start", int), e.get("end", int)) for e in passage.children("entities")]
@@ -81,7 +79,7 @@ def _record_examples(row: JsonRow) -> Iterator[ChoiceExample]:
 
 
 def _record_metrics(examples: Sequence[ChoiceExample], predictions: Sequence[Any]) -> dict[str, float]:
-    """Exact and F1 of the entity, the best over a query's answers, by SQuAD's rules."""
+    """Return exact match and F1 of the entity, the best over a query's answers, by SQuAD's rules."""
     predicted_texts = [e.choices[int(i)] for e, i in zip(examples, predictions, strict=True)]
     exact, f1 = squad_scores([e.accepted_answers for e in examples], predicted_texts)
     return {"exact": float(exact.mean()), "f1": float(f1.mean())}
@@ -93,7 +91,7 @@ def _wic_examples(row: JsonRow) -> list[TextExample]:
 
 
 def _wsc_examples(row: JsonRow) -> list[TextExample]:
-    """The text with the pronoun between stars, and what it may stand for."""
+    """Pair the text, its pronoun enclosed in asterisks, with the candidate referent."""
     target = row.child("target")
     words = row.get("text").split(" ")
     start, pronoun = target.get("span2_index", int), target.get("span2_text")
@@ -105,7 +103,7 @@ def _wsc_examples(row: JsonRow) -> list[TextExample]:
 
 
 def _read_wic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """word, part of speech, places, two sentences; T or F stand in a file of their own."""
+    """Read word, part of speech, positions and two sentences; the labels T and F are in a separate file."""
     lines = read_lines(path)
     labels: list[str | None] = [None] * len(lines)
     if needs_labels:
@@ -137,7 +135,7 @@ DATASETS: dict[str, NamedDataset] = {
     "superglue/boolq": _superglue_dataset(
         PairClassificationTask,
         "accuracy",
-        "is the answer yes, by the passage?",
+        "is the answer yes, according to the passage?",
         "BoolQ",
         _pair_examples("passage", "question"),
     ),
@@ -145,12 +143,12 @@ DATASETS: dict[str, NamedDataset] = {
         PairClassificationTask, "macro_f1", ENTAILMENT_DESCRIPTION, "CB", _pair_examples("premise", "hypothesis")
     ),
     "superglue/copa": _superglue_dataset(
-        MultipleChoiceTask, "accuracy", "which is the likelier cause or effect?", "COPA", _copa_examples
+        MultipleChoiceTask, "accuracy", "which cause or effect is more likely?", "COPA", _copa_examples
     ),
     "superglue/multirc": _superglue_dataset(
         PairClassificationTask,
         "f1",
-        "is this one of the right answers, by the passage?",
+        "is this answer correct, according to the passage?",
         "MultiRC",
         _multirc_examples,
         _multirc_metrics,
@@ -167,15 +165,19 @@ DATASETS: dict[str, NamedDataset] = {
         PairClassificationTask, "accuracy", ENTAILMENT_DESCRIPTION, "RTE", _pair_examples("premise", "hypothesis")
     ),
     "superglue/wic": _superglue_dataset(
-        PairClassificationTask, "accuracy", "does the word mean the same in both sentences?", "WiC", _wic_examples
+        PairClassificationTask,
+        "accuracy",
+        "does the word have the same meaning in both sentences?",
+        "WiC",
+        _wic_examples,
     ),
     "superglue/wsc": _superglue_dataset(
-        PairClassificationTask, "accuracy", "does the pronoun stand for this?", "WSC", _wsc_examples
+        PairClassificationTask, "accuracy", "does the pronoun refer to this phrase?", "WSC", _wsc_examples
     ),
     "wic": NamedDataset(
         PairClassificationTask,
         "accuracy",
-        "does the word mean the same in both sentences?",
+        "does the word have the same meaning in both sentences?",
         "wic",
         _read_wic,
         {name: f"{name}/{name}.data.txt" for name in ("train", "dev", "test")},

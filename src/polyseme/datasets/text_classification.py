@@ -1,4 +1,4 @@
-"""Texts and their classes, as ULMFiT measures them (error rates); and words and their tags."""
+"""Text classification (with error rates, as in ULMFiT), tagging and coreference data sets."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from polyseme.tasks.tagging import TaggingExample, TaggingTask
 
 
 def compute_error_rate(examples: Sequence[TextExample], predictions: Sequence[Any]) -> dict[str, float]:
+    """Return the share of wrong predictions."""
     num_wrong = sum(e.label != label for e, label in zip(examples, predictions, strict=True))
     return {"error": num_wrong / max(len(examples), 1)}
 
 
 def _read_sst_trees(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """The Stanford Sentiment Treebank: a tree a line, whose root's label is the sentence's, from 0 to 4."""
+    """Read the Stanford Sentiment Treebank: a tree per line, whose root has the label of the sentence, 0 to 4."""
     for line_number, line in enumerate(read_lines(path), 1):
         yield partial(_parse_sst_tree, f"{path}:{line_number}", line)
 
@@ -40,7 +41,7 @@ def _parse_sst_tree(location: str, line: str) -> TextExample:
 
 
 def _read_label_folders(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """A folder for each label, a file for each text; `unsup` has none."""
+    """Read a folder per label with a file per text; `unsup` is unlabeled and skipped."""
     if not path.is_dir():
         raise DataError(f"there is no folder {path}")
     labels = sorted(p.name for p in path.iterdir() if p.is_dir() and p.name != "unsup")
@@ -55,7 +56,7 @@ def _read_text_file(file: Path, label: str) -> TextExample:
 
 
 def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Quoted CSV without a header: label, text; a line break is written as a backslash and n."""
+    """Read quoted CSV without a header: label, text; a line break is written as a backslash and n."""
     reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
     try:
         for cells in reader:
@@ -71,7 +72,7 @@ def _parse_yelp_row(location: str, cells: list[str]) -> TextExample:
 
 
 def _trec_reader(is_fine_grained: bool) -> Callable[[Path, bool], Iterator[RowReader]]:
-    """`COARSE:fine question`, in latin-1."""
+    """Build a reader of lines `COARSE:fine question` in Latin-1."""
 
     def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         for line_number, line in enumerate(read_lines(path, "latin-1"), 1):
@@ -88,8 +89,7 @@ def _parse_trec_line(location: str, line: str, is_fine_grained: bool) -> TextExa
 
 
 def _read_conllu(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Ten columns; of these the word and its universal part of speech. Words in several parts (1-2) and words that are
-    not there (1.1) are no words of their own."""
+    """Read words and universal part-of-speech tags of CoNLL-U, without multiword tokens (1-2) and empty nodes (1.1)."""
     rows: list[tuple[int, list[str]]] = []
     for line_number, line in enumerate([*read_lines(path), ""], 1):
         if line.strip() and not line.startswith("#"):
@@ -137,24 +137,24 @@ def _tagging_dataset(
 _STARS_DESCRIPTION = "how many stars?"
 DATASETS: dict[str, NamedDataset] = {
     "sst-5": _classification_dataset(
-        "how good is the film, from 0 to 4?", "trees", _read_sst_trees, "train.txt", "dev.txt", "test.txt"
+        "sentiment of a movie review, from 0 to 4", "trees", _read_sst_trees, "train.txt", "dev.txt", "test.txt"
     ),
-    "imdb": _classification_dataset("does the review like the film?", "aclImdb", _read_label_folders, "train", "test"),
+    "imdb": _classification_dataset("is the movie review positive?", "aclImdb", _read_label_folders, "train", "test"),
     "yelp-full": _classification_dataset(
         _STARS_DESCRIPTION, "yelp_review_full_csv", _read_yelp, "train.csv", "test.csv"
     ),
     "yelp-2": _classification_dataset(
-        "is the review good?", "yelp_review_polarity_csv", _read_yelp, "train.csv", "test.csv"
+        "is the review positive?", "yelp_review_polarity_csv", _read_yelp, "train.csv", "test.csv"
     ),
     "trec-6": _classification_dataset(
-        "what is asked for?", "trec", _trec_reader(False), "train_5500.label", "TREC_10.label"
+        "type of the expected answer, 6 classes", "trec", _trec_reader(False), "train_5500.label", "TREC_10.label"
     ),
     "trec-50": _classification_dataset(
-        "what exactly is asked for?", "trec", _trec_reader(True), "train_5500.label", "TREC_10.label"
+        "type of the expected answer, 50 classes", "trec", _trec_reader(True), "train_5500.label", "TREC_10.label"
     ),
     "conll-2003": _tagging_dataset(
         "f1",
-        "people, places, organisations, others",
+        "named entities: people, places, organizations, others",
         "conll2003",
         task_reader(TaggingTask),
         "eng.train",
@@ -163,7 +163,7 @@ DATASETS: dict[str, NamedDataset] = {
     ),
     "wnut-17": _tagging_dataset(
         "f1",
-        "rare names",
+        "rare and emerging named entities",
         "wnut17",
         task_reader(TaggingTask),
         "wnut17train.conll",
@@ -171,13 +171,13 @@ DATASETS: dict[str, NamedDataset] = {
         "emerging.test.annotated",
     ),
     "ner": _tagging_dataset(
-        "f1", "any entities: words and tags in columns", "ner", task_reader(TaggingTask), "train.conll", "dev.conll"
+        "f1", "named entities in CoNLL format", "ner", task_reader(TaggingTask), "train.conll", "dev.conll"
     ),
     "conll-2000": _tagging_dataset("f1", "chunks", "conll2000", task_reader(TaggingTask), "train.txt", "test.txt"),
     "conll-2012": NamedDataset(
         CoreferenceTask,
         "f1",
-        "what means the same: English OntoNotes",
+        "coreference, English OntoNotes",
         "conll-2012",
         task_reader(CoreferenceTask),
         {
@@ -187,7 +187,7 @@ DATASETS: dict[str, NamedDataset] = {
     ),
     "ud-pos": _tagging_dataset(
         "accuracy",
-        "parts of speech, of the English Web Treebank",
+        "part-of-speech tags, English Web Treebank",
         "ud-ewt",
         _read_conllu,
         "en_ewt-ud-train.conllu",

@@ -1,8 +1,8 @@
-"""Every architecture, by name."""
+"""All architectures by name."""
 
 from collections.abc import Sequence
 
-from polyseme.errors import DataError, suggest
+from polyseme.errors import ConfigError, suggest
 from polyseme.families.albert import ALBERT
 from polyseme.families.bert import BERT
 from polyseme.families.distilbert import DISTILBERT
@@ -44,7 +44,7 @@ def get_family(name: str, families: Sequence[Family] = ()) -> Family:
     """Return the family of this name, from `families` or the package."""
     known = FAMILIES | {family.name: family for family in families}
     if name not in known:
-        raise DataError(f"unknown family {name!r}; {suggest(name, known)}")
+        raise ConfigError(f"unknown family {name!r}; {suggest(name, known)}")
     return known[name]
 
 

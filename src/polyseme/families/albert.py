@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2020): BERT with small token vectors, one block for every layer, and sentences in order."""
+"""ALBERT (Lan et al. 2020): BERT with factorized embeddings, shared layers, and sentence-order prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 Sharing = Literal["all", "attention", "ffn", "none"]
-CLASSIFIER_DROPOUT = 0.1  # of the published configs, whatever the trunk's
+CLASSIFIER_DROPOUT = 0.1  # in all published configs, whatever the dropout of the trunk
 
 
 def trunk_config(
@@ -40,7 +40,7 @@ def trunk_config(
     eps: float = 1e-12,
     init_std: float = 0.02,
 ) -> TransformerConfig:
-    """BERT's blocks over tables of `embedding_dim` (§3.1); `sharing` says what layers have in common (§4.5)."""
+    """BERT's blocks over embeddings of size `embedding_dim` (§3.1); `sharing` is what layers share (§4.5)."""
     if sharing not in get_args(Sharing):
         raise ConfigError(f"sharing is {sharing!r}; {suggest(str(sharing), get_args(Sharing))}")
     norm = LayerNormConfig(eps)
@@ -61,6 +61,7 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     masked = LMHeadConfig(
         config.embeddings.vocab_size,
         True,
@@ -73,11 +74,15 @@ def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
+    """Return a task's head."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.0 if name == "span" else CLASSIFIER_DROPOUT)
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Where layers share one half of a block alone, `transformers` has no word for it: each gets a copy there."""
+    """Return the `config.json` of a model.
+
+    `transformers` cannot express sharing of only attention or only the feed-forward layer; it gets copies.
+    """
     trunk, block = config.transformer, config.transformer.block
     dropouts = (head.dropout for head in config.heads.values() if isinstance(head, ClassificationHeadConfig))
     return {
@@ -102,7 +107,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
-    """One group of layers is ALBERT; as many groups as layers is `sharing="none"`; what is between is not supported."""
+    """Return the trunk's config from a `config.json` with one group of layers or, unshared, one group per layer."""
     defaults = {"hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     groups = {"num_hidden_groups": [1, hf_config.get("num_hidden_layers")], "inner_group_num": [1]}
     values = read_trunk_args(defaults | hf_config) | read_hf_config(
@@ -191,8 +196,8 @@ ALBERT = Family(
     optional_weights=("trunk.pooler.",),
     ignored_weights=("embeddings.position_ids",),
     departures=(
-        "AdamW takes the place of LAMB, which the paper trains with.",
-        "Masked n-grams are 15 % of the words on average, not of each sequence exactly, and never touch each other.",
-        "A run of one sentence is cut in its middle and has no order to predict.",
+        "AdamW instead of LAMB.",
+        "Masked n-grams cover 15 % of the words on average, not exactly in each sequence, and are never adjacent.",
+        "A segment of a single sentence is split in its middle and has no sentence-order target.",
     ),
 )

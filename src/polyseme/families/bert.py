@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019): bidirectional Transformer, masked words and next sentences."""
+"""BERT (Devlin et al. 2019): bidirectional Transformer with masked LM and next-sentence prediction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def trunk_config(
     eps: float = 1e-12,
     init_std: float = 0.02,
 ) -> TransformerConfig:
-    """Post-norm blocks over the normalised sum of token, position and segment vectors (§3, appendix A.2)."""
+    """Post-norm blocks over the normalized sum of token, position and segment embeddings (§3, appendix A.2)."""
     norm = LayerNormConfig(eps)
     return TransformerConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, num_segments, norm, dropout),
@@ -50,12 +50,14 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     ffn = config.block.ffn
     masked = LMHeadConfig(config.embeddings.vocab_size, True, ffn.activation, config.block.post_norm, bias=True)
     return {"masked": masked, "pair": ClassificationHeadConfig(("follows", "random"))}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
+    """Return a task's head."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.0 if name == "span" else config.block.dropout)
 
 
@@ -63,6 +65,7 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk, block = config.transformer, config.transformer.block
     return {
         "model_type": "bert",
@@ -83,11 +86,12 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    """Return the trunk's config from a `config.json`."""
     return trunk_config(**read_trunk_args(hf_config))
 
 
 def read_trunk_args(hf_config: dict[str, Any]) -> dict[str, Any]:
-    """What `trunk_config` is given for a published config: of this family, and of those that took its names over."""
+    """Return the arguments of `trunk_config` from a published config of BERT or a family with the same keys."""
     activations = {published: activation for activation, published in ACTIVATIONS.items()}
     values = read_hf_config(
         hf_config,
@@ -203,7 +207,7 @@ BERT = Family(
     ignored_weights=("embeddings.position_ids",),
     legacy_suffixes={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
     departures=(
-        "Masks are drawn per token with probability 15 %, not as an exact share of each sequence.",
-        "The sentences that a random B displaces are not used again within the epoch.",
+        "Each token is masked with probability 15 %, instead of exactly 15 % of each sequence.",
+        "Sentences replaced by a random sentence B are not used again within the epoch.",
     ),
 )

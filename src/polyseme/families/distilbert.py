@@ -1,4 +1,4 @@
-"""DistilBERT (Sanh et al. 2019): BERT with half its layers, without segments and pooler, taught by the whole one."""
+"""DistilBERT (Sanh et al. 2019): BERT with half of its layers, without segments and pooler, trained by distillation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trunk_config(
     activation: ActivationName = "gelu",
     init_std: float = 0.02,
 ) -> TransformerConfig:
-    """BERT's blocks over token and position vectors; a sequence's vector is the first token's own state (§3)."""
+    """BERT's blocks over token and position embeddings; the sequence is pooled to its first state (§3)."""
     config = bert.trunk_config(
         num_layers, dim, num_heads, ffn_dim, vocab_size, max_len, 0, dropout, attention_dropout, activation
     )
@@ -35,17 +35,19 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     return {"masked": bert.pretraining_heads(config)["masked"]}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
-    """As `transformers` has them: where there is no pooler, the head has a dense layer of its own."""
+    """Return a task's head as in `transformers`: heads over the whole sequence have a dense layer, not a pooler."""
     if HEAD_POOLING[name] == "pooled":
         return ClassificationHeadConfig(labels, "pooled", 0.2, dense=True, activation="relu")
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.1 if name == "span" else config.block.dropout)
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk, block = config.transformer, config.transformer.block
     return {
         "model_type": "distilbert",
@@ -64,7 +66,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
-    """Sinusoids, where a config asks for them, are only how the position table began: it is stored either way."""
+    """Return the trunk's config from a `config.json`; sinusoids only initialize the position table, which is stored."""
     activations = {published: activation for activation, published in bert.ACTIVATIONS.items()}
     values = read_hf_config(
         hf_config,
@@ -154,7 +156,7 @@ DISTILBERT = Family(
     tied_weights={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored_weights=("embeddings.position_ids",),
     departures=(
-        "Masks are drawn per token with probability 15 %, not as an exact share of each sequence.",
-        "A student that lacks segments starts with the teacher's first segment added to its positions.",
+        "Each token is masked with probability 15 %, instead of exactly 15 % of each sequence.",
+        "The teacher's first segment embedding is added to the initial position embeddings of the student.",
     ),
 )

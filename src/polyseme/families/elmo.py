@@ -1,4 +1,4 @@
-"""ELMo (Peters et al. 2018): words in context from a bidirectional language model over characters."""
+"""ELMo (Peters et al. 2018): contextual word vectors from a bidirectional language model over characters."""
 
 from __future__ import annotations
 
@@ -36,16 +36,14 @@ def trunk_config(
     projection_clip: float = 0.0,
     use_skip_connections: bool = True,
 ) -> RecurrentTrunkConfig:
-    """Two stacks of LSTMs side by side over one reading of the characters (§3.1, 3.4).
+    """A forward and a backward stack of LSTMs over one character CNN (§3.1, 3.4).
 
-    `dim` is of both directions together, `ffn_dim` an LSTM's own size (0: 4 · dim). From the second layer on a layer's
-    input is added to its output. The published weights were trained with clipping, which the fused kernel cannot do;
-    training from scratch does without. Without `filters` they are the published ones, fewer for models below 256. There
-    are no heads of attention and no attention to drop.
+    `dim` is the size of both directions together, `ffn_dim` that of an LSTM (0 means 4 · dim). Residual connections
+    start at the second layer. The published weights were trained with clipping, which the fused kernel does not
+    support; training from scratch omits it. Empty `filters` means the published ones, fewer if `dim` is below 256.
+    `num_heads` and `attention_dropout` have no effect.
     """
-    filters = filters or tuple(
-        (max_chars_per_word, max(num_filters * min(dim, 256) // 256, 2)) for max_chars_per_word, num_filters in FILTERS
-    )
+    filters = filters or tuple((width, max(count * min(dim, 256) // 256, 2)) for width, count in FILTERS)
     return RecurrentTrunkConfig(
         CharCNNConfig(vocab_size, dim // 2, max_len, filters, char_dim, num_highway, max_chars_per_word, activation),
         hidden_dims=(ffn_dim or 4 * dim,) * num_layers,
@@ -65,7 +63,7 @@ def trunk_config(
 
 
 def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
-    """One for each direction; both have one softmax, sampled where the vocabulary is large."""
+    """Return one head per direction; they share a softmax, which is sampled if the vocabulary is large."""
     vocab_size = config.embeddings.vocab_size
     head = LMHeadConfig(
         vocab_size,
@@ -78,10 +76,12 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
 
 
 def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
+    """Return a task's head."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.dropout)
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk = config.trunk
     assert isinstance(trunk, RecurrentTrunkConfig) and isinstance(trunk.embeddings, CharCNNConfig)
     char_cnn = trunk.embeddings
@@ -109,6 +109,7 @@ OTHER_FIELDS = ("activation", "dropout", "cell_clip", "projection_clip", "use_sk
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
+    """Return the trunk's config from a `config.json`."""
     int_values = read_hf_config(hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values={})
     filters = tuple(tuple(filter_spec) for filter_spec in hf_config.get("filters", ()))
     return trunk_config(
@@ -140,10 +141,9 @@ ELMO = Family(
         name: same_names(f"heads.{name}.decoder.weight", f"heads.{name}.bias") for name in ("next", "previous")
     },
     departures=(
-        "Trained from scratch, cells and projections are not clipped: the fused kernel cannot.",
-        "A batch does not go on from the states of the batch before; the published program does, even when it is asked "
-        "for vectors.",
-        "A word outside of the vocabulary is read as the unknown word while training, not by its characters.",
-        "Gates that carry start at one half, not near one.",
+        "Cells and projections are not clipped in training from scratch, which the fused kernel does not support.",
+        "LSTM states are not carried over from batch to batch; the published program does so, even at inference.",
+        "Out-of-vocabulary words are read as the unknown word in training, not as their characters.",
+        "Highway gates start at one half, not biased toward carrying the input.",
     ),
 )

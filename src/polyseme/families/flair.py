@@ -1,4 +1,4 @@
-"""Flair (Akbik et al. 2018): words in context from language models over characters, one for each direction."""
+"""Flair (Akbik et al. 2018): contextual word vectors from a forward and a backward character language model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trunk_config(
     dropout: float = 0.25,
     direction: Literal["forward", "backward", "both"] = "both",
 ) -> RecurrentTrunkConfig:
-    """LSTMs of `dim` units over vectors of characters (§3); both directions are two stacks over the same vectors."""
+    """LSTMs of `dim` units over character embeddings (§3), which the stacks of both directions share."""
     return RecurrentTrunkConfig(
         EmbeddingsConfig(vocab_size, char_dim, max_len, position_embedding_type="none"),
         hidden_dims=(dim,) * num_layers,
@@ -39,11 +39,12 @@ def trunk_config(
 
 
 def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
-    """One for each direction, with a matrix of its own: a character's vector is far shorter than a state."""
+    """Return one untied head per direction: character embeddings are much smaller than hidden states."""
     return {name: head.replace(tie_word_embeddings=False) for name, head in rnn_lm.pretraining_heads(config).items()}
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk = config.trunk
     assert isinstance(trunk, RecurrentTrunkConfig)
     return {
@@ -59,6 +60,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
+    """Return the trunk's config from a `config.json`."""
     fields = ("num_layers", "dim", "char_dim", "vocab_size", "max_len")
     values = read_hf_config(hf_config, {name: name for name in fields}, {"direction": ["both", "forward", "backward"]})
     return trunk_config(**values, **{name: hf_config[name] for name in ("dropout", "direction") if name in hf_config})
@@ -68,7 +70,7 @@ FLAIR = Family(
     name="flair",
     paper="Akbik et al. 2018, Contextual String Embeddings for Sequence Labeling",
     tokenizer="characters",
-    objective="causal LM over characters, both ways",
+    objective="causal LM over characters, both directions",
     trunk_config=trunk_config,
     sizes={"tiny": {"dim": 192, "char_dim": 32, "dropout": 0.0}, "small": {"dim": 1024}, "paper": {}},
     num_params={},
@@ -84,9 +86,9 @@ FLAIR = Family(
         for name, rules in HEAD_WEIGHT_MAPS.items()
     },
     departures=(
-        "The two directions are trained together and share the vectors of characters; model.direction parts them.",
-        "Batches do not go on from the states of the batch before; forward or backward alone, StreamingCausalLM does.",
-        "AdamW in place of SGD at 20.",
-        "A sentence stands between [CLS] and [SEP], not between a line break and a space.",
+        "Both directions are trained together and share character embeddings, unless model.direction selects one.",
+        "LSTM states are not carried over from batch to batch; with one direction, StreamingCausalLM does so.",
+        "AdamW instead of SGD with a learning rate of 20.",
+        "A sentence is enclosed in [CLS] and [SEP], not in a newline and a space.",
     ),
 )

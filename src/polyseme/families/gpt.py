@@ -1,4 +1,4 @@
-"""GPT (Radford et al. 2018): causal post-norm Transformer, fine-tuned on texts that marks turn into one sequence."""
+"""GPT (Radford et al. 2018): causal post-norm Transformer, fine-tuned on texts joined by delimiter tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trunk_config(
     eps: float = 1e-5,
     init_std: float = 0.02,
 ) -> TransformerConfig:
-    """Post-norm blocks that look back, over the plain sum of token and position vectors (§4.1)."""
+    """Causal post-norm blocks over the sum of token and position embeddings (§4.1)."""
     return TransformerConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, dropout=dropout if embedding_dropout is None else embedding_dropout),
         TransformerBlockConfig(
@@ -50,24 +50,26 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     return {"next": LMHeadConfig(config.embeddings.vocab_size)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
-    """As `transformers` has them: a bare matrix on the last token for classes, dropout before others (§4.1, 0.1)."""
+    """Return a task's head as in `transformers`: for classes a matrix over the last token, others with dropout 0.1."""
     if name == "classify":
         return ClassificationHeadConfig(labels, "pooled", bias=False)
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], 0.0 if name == "span" else 0.1)
 
 
-# The published config knows one gelu, by that name, and it is the tanh form.
+# "gelu" in the published config is the tanh approximation.
 ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu", "relu": "relu"}
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     dim, block = config.transformer.dim, config.transformer.block
     if block.ffn.ffn_dim != 4 * dim:
-        raise ConfigError(f"ffn_dim is {block.ffn.ffn_dim}: folders of GPT know only 4 × dim, {4 * dim} here")
+        raise ConfigError(f"ffn_dim is {block.ffn.ffn_dim}; the format of GPT only supports 4 × dim, here {4 * dim}")
     activation = {"afn": ACTIVATIONS[block.ffn.activation]}
     return {
         "model_type": "openai-gpt",
@@ -78,11 +80,12 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    """Return the trunk's config from a `config.json`."""
     return trunk_config(**read_trunk_args(hf_config, "afn", ACTIVATIONS))
 
 
 def common_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """What the published configs of GPT and GPT-2 say alike."""
+    """Return the part of `config.json` that GPT and GPT-2 have in common."""
     trunk, block = config.transformer, config.transformer.block
     return {
         "vocab_size": trunk.embeddings.vocab_size,
@@ -103,8 +106,7 @@ def read_trunk_args(
     activations: dict[ActivationName, str],
     allowed_values: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What `trunk_config` is given for a published config of either, which names its activation under
-    `activation_key`."""
+    """Return the arguments of `trunk_config` from a published config of GPT or GPT-2."""
     activation_names = {published: activation for activation, published in activations.items()}
     values = read_hf_config(
         hf_config,
@@ -133,6 +135,7 @@ def read_trunk_args(
 
 
 def layer_weights(name: str, published: str, is_transposed: bool = True) -> tuple[WeightMap, WeightMap]:
+    """Return weight maps of a layer inside a block."""
     op = "transpose" if is_transposed else "same"
     return weight_and_bias(f"trunk.blocks.{{}}.{name}", f"transformer.h.{{}}.{published}", op)  # type: ignore[arg-type]
 
@@ -178,9 +181,9 @@ GPT = Family(
     ignored_weights=(".attn.bias", ".position_ids"),
     legacy_suffixes={"ln_1.g": "ln_1.weight", "ln_1.b": "ln_1.bias", "ln_2.g": "ln_2.weight", "ln_2.b": "ln_2.bias"},
     departures=(
-        "A sequence belongs to one document; its code reads 512 tokens on from any place in a book.",
-        "A vocabulary trained here is a BPE of bytes, as GPT-2 has it; the published one, of characters, can be read.",
-        "The auxiliary loss of fine-tuning is a mean over tokens, not first over each text.",
+        "A sequence stays inside one document; the paper's code reads 512 tokens from any position in a book.",
+        "Vocabularies trained here are byte-level BPE, as in GPT-2; the published character-level BPE can be loaded.",
+        "The auxiliary LM loss in fine-tuning is a mean over all tokens, not a mean of the means of texts.",
     ),
     model_type="openai-gpt",
     finetune_template=("<start>", "<delimiter>", "<extract>"),

@@ -32,9 +32,9 @@ def trunk_config(
     init_std: float = 0.02,
     window: int = 0,
 ) -> TransformerConfig:
-    """Norms move to the input of each sublayer, one more after the last block (§2.3).
+    """Causal pre-norm blocks with a norm after the last one (§2.3).
 
-    With a `window` every second block looks no further back than that, as in GPT-3 (Brown et al. 2020, §2.1).
+    With a `window`, every second block attends at most that far back, as in GPT-3 (Brown et al. 2020, §2.1).
     """
     norm = LayerNormConfig(eps)
     block = TransformerBlockConfig(
@@ -59,7 +59,11 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu_new", "gelu": "gelu
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """GPT-3's bands have no published layout: a type that no other tool knows keeps it from reading them as dense."""
+    """Return the `config.json` of a model.
+
+    There is no published format for GPT-3's banded attention; the model type `gpt3` keeps other tools from loading it
+    as dense.
+    """
     trunk, block = config.transformer, config.transformer.block
     window = trunk.block_variants[0].attention.window if trunk.block_variants else 0
     return {
@@ -74,6 +78,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    """Return the trunk's config from a `config.json`."""
     allowed_values = {
         "scale_attn_weights": [True],
         "scale_attn_by_inverse_layer_idx": [False],
@@ -155,8 +160,8 @@ GPT2 = Family(
     tied_weights={"lm_head.weight": "transformer.wte.weight"},
     ignored_weights=(".attn.bias", ".attn.masked_bias"),
     departures=(
-        "Documents are not run together: each packed sequence belongs to one document and sees nothing else.",
-        "GPT-3: how wide its bands are is not published; here a query of every second layer sees 256 tokens back.",
-        "GPT-3: table 2.1 gives 1.3B 24 heads of 128 at width 2,048, here 16; 13B a width of 5,140, here 40 × 128.",
+        "Documents are not concatenated: a sequence stays inside one document and attends to nothing else.",
+        "GPT-3: the width of its attention bands is not published; every second layer attends 256 tokens back.",
+        "GPT-3: table 2.1 lists 24 heads of 128 at width 2,048 for 1.3B (here 16), width 5,140 for 13B (here 5,120).",
     ),
 )

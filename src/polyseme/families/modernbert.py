@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): an encoder with rotary positions, gated layers and mostly local attention."""
+"""ModernBERT (Warner et al. 2024): encoder with rotary positions, gated feed-forward and mostly local attention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
-WINDOW, GLOBAL_ROPE_THETA, LOCAL_ROPE_THETA = 64, 160_000.0, 10_000.0  # §2.1.2: 128 tokens in all, and two rotary bases
+WINDOW, GLOBAL_ROPE_THETA, LOCAL_ROPE_THETA = 64, 160_000.0, 10_000.0  # §2.1.2: 128 tokens in total, two rotary bases
 GLOBAL_EVERY = 3
 
 
@@ -44,10 +44,10 @@ def trunk_config(
     local_rope_theta: float = LOCAL_ROPE_THETA,
     pooling: Literal["first", "mean"] = "first",
 ) -> TransformerConfig:
-    """Pre-norm blocks without biases; the first has no norm before attention, its input is normed (§2.1.1).
+    """Pre-norm blocks without biases; the first has no norm before attention, since its input is normalized (§2.1.1).
 
-    Every `global_every`-th block sees the whole sequence, the others `window` tokens on each side (§2.1.2); 0 is 3, or
-    1 where sequences have at most 512 tokens. A gated layer of `ffn_dim` 0 has the weights of a plain one of 4 · dim.
+    Every `global_every`-th block attends to the whole sequence, the others to `window` tokens on each side (§2.1.2);
+    0 means 3, or 1 if `max_len` is at most 512. `ffn_dim` 0 means the parameter count of an ungated layer of 4 · dim.
     """
     check_in_range("global_every", global_every, 0, math.inf)
     check_in_range("window", window, 1, math.inf)
@@ -83,12 +83,13 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     vocab_size, activation = config.embeddings.vocab_size, config.block.ffn.activation
     return {"masked": LMHeadConfig(vocab_size, True, activation, config.final_norm, bias=True, dense_bias=False)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
-    """As `transformers` has them: pre-training's dense layer and norm come before the labels too."""
+    """Return a task's head as in `transformers`, with the dense layer and norm of the masked LM head."""
     return ClassificationHeadConfig(
         labels,
         HEAD_POOLING[name],
@@ -106,6 +107,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk, block = config.transformer, config.transformer.block
     activation = ACTIVATIONS[block.ffn.activation]
     local_attention = next((b.attention for b in trunk.block_variants if b.attention.window), None)
@@ -133,13 +135,13 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
         "classifier_dropout": block.dropout,
         "norm_eps": block.pre_norm.eps,
         "initializer_range": trunk.init.std,
-        **{
-            f"{role}_token_id": None for role in ("pad", "bos", "eos", "cls", "sep")
-        },  # else those of its own vocabulary
+        # the defaults of `transformers` are ids of the published vocabulary
+        **{f"{role}_token_id": None for role in ("pad", "bos", "eos", "cls", "sep")},
     }
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    """Return the trunk's config from a `config.json`."""
     activations = {published: name for name, published in ACTIVATIONS.items()}
     pooling: dict[str, Any] = {published: name for name, published in POOLING.items()}
     activation = hf_config.get("hidden_activation", "gelu")
@@ -183,7 +185,7 @@ def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
 
 
 def _global_every(layer_types: Any, num_layers: int) -> int:
-    """Every how many layers attention is global, from the list of layers; older files have the number itself."""
+    """Return the period of layers with global attention; older files store the number instead of a list."""
     for period in range(1, num_layers + 1):
         if layer_types == [LAYER_TYPES[i % period > 0] for i in range(num_layers)]:
             return period
@@ -193,7 +195,7 @@ def _global_every(layer_types: Any, num_layers: int) -> int:
 
 
 def _rope_theta(hf_config: dict[str, Any], layer_type: str, legacy_key: str, default: float) -> float:
-    """The base of rotary positions of one kind of layers, which older files have under a name of its own."""
+    """Return the base of rotary positions of a layer type; older files store it under `legacy_key`."""
     rope_parameters = hf_config.get("rope_parameters") or {}
     rope = (rope_parameters.get(layer_type) or {}) if isinstance(rope_parameters, dict) else rope_parameters
     if not isinstance(rope, dict):
@@ -262,8 +264,8 @@ MODERNBERT = Family(
     },
     tied_weights={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     departures=(
-        "The paper's vocabulary is a byte-level BPE with BERT's special tokens; any vocabulary that has them will do.",
-        "Dropout, where it is not 0, is on the output of each sublayer; `transformers` has it inside the feed-forward.",
-        "tiny, small and medium are sizes of this project; their attention is global in every layer.",
+        "The paper's vocabulary is a byte-level BPE with BERT's special tokens; any vocabulary with them is supported.",
+        "Dropout, if not 0, applies to the output of each sublayer; in `transformers` it is inside the feed-forward.",
+        "The sizes tiny, small and medium are not from the paper; all of their layers have global attention.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Music Transformer (Huang et al. 2018): a causal Transformer whose scores know how far apart two events are."""
+"""Music Transformer (Huang et al. 2018): causal Transformer with relative attention over music events."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def trunk_config(
     eps: float = 1e-5,
     init_std: float = 0.02,
 ) -> TransformerConfig:
-    """Each layer and head has a vector for every distance up to `max_distance`, which greater ones share (§3.4).
+    """Pre-norm blocks; each head learns a vector for each distance up to `max_distance`, shared beyond (§3.4).
 
-    With `positions="learned"` it is the same model with a vector for each place instead, to be compared with.
+    With `positions="learned"`, the model has absolute position embeddings instead, for comparison.
     """
     is_relative = positions == "relative"
     check_in_range("max_distance", max_distance, int(is_relative), math.inf)
@@ -74,10 +74,12 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     return {"next": LMHeadConfig(config.embeddings.vocab_size)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
+    """Return a task's head."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 
@@ -85,6 +87,7 @@ INT_FIELDS = ("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_le
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk, block = config.transformer, config.transformer.block
     attention = block.attention
     max_distance = attention.max_learned_distance if isinstance(attention, RelativeAttentionConfig) else 0
@@ -106,6 +109,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    """Return the trunk's config from a `config.json`."""
     return trunk_config(
         **read_hf_config(
             hf_config,
@@ -149,9 +153,9 @@ MUSIC = Family(
     ),
     head_weight_maps={"next": (), **NATIVE_LABEL_HEADS},
     departures=(
-        "Norms stand before each sublayer and after the last, as in GPT-2.",
-        "No absolute places are added to the relative ones, so a piece may be longer than those of training.",
-        "The sizes are ours; token vectors and the last matrix are one.",
-        "A performance is one piano: channels are joined, drums left out, a note lasts 10 ms or more.",
+        "Pre-norm, with a norm after the last layer, as in GPT-2.",
+        "There are no absolute positions besides the relative ones, so a piece may be longer than in training.",
+        "The sizes are not from the paper; input and output embeddings are tied.",
+        "A performance is one piano: channels are merged, drums are omitted, notes last at least 10 ms.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The neural probabilistic language model (Bengio et al. 2003): the next word from a window of word vectors."""
+"""Neural probabilistic language model (Bengio et al. 2003): the next word from a window of word vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trunk_config(
     dropout: float = 0.0,
     init_std: float = 0.05,
 ) -> FeedForwardLMConfig:
-    """`window` is the paper's n − 1, `dim` its m, `hidden_dim` its h (§2)."""
+    """A hidden layer over the previous words; `window` is the paper's n − 1, `dim` its m, `hidden_dim` its h (§2)."""
     return FeedForwardLMConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none"),
         window,
@@ -44,11 +44,12 @@ def trunk_config(
 
 
 def pretraining_heads(config: FeedForwardLMConfig) -> dict[str, HeadConfig]:
-    """b + U tanh(d + Hx) and, with direct connections, + Wx: one matrix on the state (eq. 1)."""
+    """Return the head b + U tanh(d + Hx) and, with direct connections, + Wx: one matrix over the state (eq. 1)."""
     return {"next": LMHeadConfig(config.embeddings.vocab_size, bias=True, tie_word_embeddings=False)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: FeedForwardLMConfig) -> HeadConfig:
+    """Return a task's head."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.dropout)
 
 
@@ -56,6 +57,7 @@ INT_FIELDS = ("dim", "hidden_dim", "window", "vocab_size", "max_len")
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk = config.trunk
     assert isinstance(trunk, FeedForwardLMConfig)
     return {
@@ -72,6 +74,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> FeedForwardLMConfig:
+    """Return the trunk's config from a `config.json`."""
     return trunk_config(
         **read_hf_config(
             hf_config,
@@ -104,8 +107,8 @@ NNLM = Family(
     weight_maps=(*same_names("trunk.embeddings.tokens.weight"), *weight_and_bias("trunk.hidden")),
     head_weight_maps={"next": same_names("heads.next.bias", "heads.next.decoder.weight"), **NATIVE_LABEL_HEADS},
     departures=(
-        "The vocabulary is of pieces; the paper has the words of the AP News (17,964), or of the Brown corpus.",
-        "Before the first token of a text the window holds zeros.",
-        "AdamW in place of stochastic gradient ascent; the paper's mixture with a trigram is left to the reader.",
+        "The vocabulary has subwords; the paper uses the words of AP News (17,964) or of the Brown corpus.",
+        "The window is padded with zeros before the first token of a text.",
+        "AdamW instead of stochastic gradient ascent; the paper's mixture with a trigram model is not included.",
     ),
 )

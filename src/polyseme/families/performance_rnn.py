@@ -1,4 +1,4 @@
-"""Performance RNN (Simon and Oore 2017): an LSTM over the events of a performance, beside the Music Transformer."""
+"""Performance RNN (Simon and Oore 2017): LSTM over music events, for comparison with the Music Transformer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def trunk_config(
     dropout: float = 0.1,
     init_std: float = 0.2,
 ) -> RecurrentTrunkConfig:
-    """Three layers of 512 units; a piece may be of any length."""
+    """Three LSTM layers of 512 units; a piece may have any length."""
     return recurrent(num_layers, dim, 0, vocab_size, max_len, dropout, init_std=init_std)
 
 
@@ -34,7 +34,7 @@ PERFORMANCE_RNN = replace(
     architectures=architectures("PerformanceRNN"),
     departures=(
         *DEPARTURES,
-        "Events have vectors, where the original reads one-hot vectors.",
-        "A performance is one piano: channels are joined, drums left out, a note lasts 10 ms or more.",
+        "Events have learned embeddings; the original uses one-hot vectors.",
+        "A performance is one piano: channels are merged, drums are omitted, notes last at least 10 ms.",
     ),
 )

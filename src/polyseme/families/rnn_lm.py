@@ -22,7 +22,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
-UNLIMITED_LEN = 1 << 20  # nothing in it depends on a place: what one reading may hold
+UNLIMITED_LEN = 1 << 20  # there are no position embeddings
 POOLING: dict[str, Literal["last", "first", "final_states"]] = {
     "forward": "last",
     "backward": "first",
@@ -47,11 +47,12 @@ def trunk_config(
     forget_bias: float = 1.0,
     init_std: float = 0.2,
 ) -> RecurrentTrunkConfig:
-    """Token vectors and the last layer are of size `dim`, the layers between of `hidden_dim`, if it is not 0.
+    """Recurrent layers; token embeddings and the last layer have size `dim`, the others `hidden_dim` (0 means `dim`).
 
-    With a `has_projection` all layers are of `hidden_dim` and hand on `dim`. Dropout is on what enters and leaves every
-    layer, never between time steps (Zaremba et al. 2014, §3). `init_std` is of the token vectors: with the papers' 0.05
-    an LSTM of today, tied and under Adam, learns little more than frequencies in its first million tokens.
+    With `has_projection`, all layers have `hidden_dim` units and a projection to `dim`. Dropout applies to the inputs
+    and outputs of layers, never between time steps (Zaremba et al. 2014, §3). `init_std` is that of the token
+    embeddings: with the papers' 0.05, a tied LSTM trained with Adam learns little more than word frequencies in its
+    first million tokens.
     """
     layer_dim = hidden_dim or dim
     return RecurrentTrunkConfig(
@@ -74,7 +75,7 @@ def trunk_config(
 
 
 def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
-    """One for each direction, from its own states; both are tied to the token vectors."""
+    """Return one head per direction, over its own states and tied to the token embeddings."""
     head = LMHeadConfig(config.embeddings.vocab_size, bias=True)
     if config.direction == "both":
         return {"next": head.replace(direction="forward"), "previous": head.replace(direction="backward")}
@@ -82,10 +83,12 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
 
 
 def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
+    """Return a task's head."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.output_dropout)
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk = config.trunk
     assert isinstance(trunk, RecurrentTrunkConfig)
     return {
@@ -120,6 +123,7 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
+    """Return the trunk's config from a `config.json`."""
     return trunk_config(
         **read_hf_config(hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values=CHOICES),
         **{name: hf_config.get(name, choices[0]) for name, choices in CHOICES.items()},
@@ -131,6 +135,7 @@ def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
 
 
 def architectures(name: str) -> dict[str, tuple[str, ...]]:
+    """Return the class names of a recurrent family and their heads."""
     unidirectional = {"ForCausalLM": ("next",), "ForReverseLM": ("previous",)}
     return native_architectures(name, {**unidirectional, "ForBidirectionalLM": ("next", "previous")})
 
@@ -147,9 +152,9 @@ HEAD_WEIGHT_MAPS = {
     **NATIVE_LABEL_HEADS,
 }
 DEPARTURES = (
-    "The GRU resets after the product, as torch's fused kernel has it; gru_reset=before's, step by step.",
-    "Each gate has two biases, as in torch, where the papers have one.",
-    "Token vectors and the last matrix are one (Press and Wolf 2017).",
+    "The GRU resets after the product, like torch's fused kernel; gru_reset=before follows the paper, step by step.",
+    "Each gate has two biases, as in torch; the papers have one.",
+    "Input and output embeddings are tied (Press and Wolf 2017).",
 )
 
 RNN_LM = Family(
@@ -175,7 +180,8 @@ RNN_LM = Family(
     head_weight_maps=HEAD_WEIGHT_MAPS,
     departures=(
         *DEPARTURES,
-        "The vocabulary is of pieces; weights start as torch's modules do, with 1 more on the forget gates' bias.",
-        "Token vectors start at 0.2, not within ± 0.05 to 0.1: AdamW, in place of SGD, learns sooner so.",
+        "The vocabulary has subwords; weights are initialized as in torch, with 1 added to the forget gate biases.",
+        "Token embeddings start with a standard deviation of 0.2, not within ± 0.05 to 0.1: AdamW, instead of SGD, "
+        "learns faster that way.",
     ),
 )

@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT's trunk, pre-trained longer, on more text, with masked words alone."""
+"""RoBERTa (Liu et al. 2019): BERT's trunk, pre-trained longer, on more text, with masked LM only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyseme.nn.layers.feedforward import ActivationName
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
-POSITION_OFFSET = 2  # its code counts positions from the id of pad, 1, on
+POSITION_OFFSET = 2  # fairseq starts positions at pad_token_id + 1
 
 
 def trunk_config(
@@ -34,7 +34,7 @@ def trunk_config(
     init_std: float = 0.02,
     position_offset: int = POSITION_OFFSET,
 ) -> TransformerConfig:
-    """BERT's trunk with one segment; two rows of the position table stand before the first position."""
+    """BERT's trunk with one segment and two unused rows in the position table before the first position."""
     config = bert.trunk_config(
         num_layers,
         dim,
@@ -54,11 +54,12 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     return {"masked": LMHeadConfig(config.embeddings.vocab_size, True, "gelu", config.block.post_norm, bias=True)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
-    """Classification has a dense layer of its own on the first token, and leaves the pooler alone."""
+    """Return a task's head; classification has a dense layer over the first token instead of the pooler."""
     dropout = config.block.dropout
     if name == "classify":
         return ClassificationHeadConfig(labels, "first", dropout, dense=True, activation="tanh", input_dropout=dropout)
@@ -66,6 +67,7 @@ def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> 
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     embeddings = config.trunk.embeddings
     assert isinstance(embeddings, EmbeddingsConfig)
     return bert.to_hf_config(config) | {
@@ -76,10 +78,12 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    """Return the trunk's config from a `config.json`."""
     trunk_args, pad_id = bert.read_trunk_args(hf_config), hf_config.get("pad_token_id", POSITION_OFFSET - 1)
     if not isinstance(pad_id, int) or not isinstance(trunk_args["max_len"], int):
         raise ModelError(
-            f"config.json: pad_token_id is {pad_id!r} and max_position_embeddings {trunk_args['max_len']!r}"
+            f"config.json: pad_token_id is {pad_id!r} and max_position_embeddings {trunk_args['max_len']!r}, "
+            "expected integers"
         )
     return trunk_config(**trunk_args | {"max_len": trunk_args["max_len"] - pad_id - 1, "position_offset": pad_id + 1})
 
@@ -130,7 +134,7 @@ ROBERTA = Family(
     optional_weights=("trunk.pooler.",),
     ignored_weights=("embeddings.position_ids",),
     departures=(
-        "Masks are drawn per token with probability 15 %, not as an exact share of each sequence.",
-        "The two rows of the position table that nothing reads are kept: published weights have them.",
+        "Each token is masked with probability 15 %, instead of exactly 15 % of each sequence.",
+        "The two unused rows of the position table are kept for compatibility with published weights.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Recurrent encoder and decoder for translation, with attention or without (Sutskever 2014, Bahdanau, Luong 2015)."""
+"""Recurrent encoder-decoder for translation, with or without attention (Sutskever 2014; Bahdanau 2015; Luong 2015)."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ def trunk_config(
     forget_bias: float = 1.0,
     init_std: float = 0.0,
 ) -> EncoderDecoderConfig:
-    """Layers that read both ways, each way half of `dim`, and a decoder of the same size over their states.
+    """A bidirectional encoder, each direction with half of `dim`, and a decoder of size `dim`.
 
-    The context is found before the recurrence and goes `inside` it, or `after` it from its states. One table of token
-    vectors serves both sides and, if `tie_word_embeddings`, the output; with a `target_vocab_size` the target has its
-    own. They begin with a deviation of `init_std`; 0 is 4 / √dim, with which models of 48 to 192 learnt soonest. With a
-    `embedding_dim` they are of that size, and a linear layer on each side goes from there to `dim`.
+    Attention uses the previous state and its context enters the recurrence (`inside_recurrence`), or the current state
+    and its context is joined after it. One table of token embeddings serves both sides and, if `tie_word_embeddings`,
+    the output; with a `target_vocab_size`, the target has its own. `init_std` is its standard deviation; 0 means
+    4 / √dim, with which models of 48 to 192 dimensions learned fastest. With an `embedding_dim`, embeddings have that
+    size and a linear layer to `dim`.
     """
     if dim % 2:
-        raise ConfigError(f"dim is {dim}, but each of two directions has half of it: {dim - 1} or {dim + 1}")
+        raise ConfigError(f"dim is {dim}; it has to be even, since each of the two directions has half of it")
     init = InitConfig(1.0, scale_by_fan_in=True, token_std=init_std or 4 * dim**-0.5)
     attention_config = (
         None if attention == "none" else RNNAttentionConfig(attention, attention_dim if attention == "additive" else 0)
@@ -97,7 +98,7 @@ def trunk_config(
 
 
 def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
-    """What meets token vectors of another size goes there through a dense layer and tanh."""
+    """Return the LM head, with a dense layer and tanh before tied embeddings of another size."""
     target_embeddings = (config.decoder or config).embeddings
     embedding_dim = getattr(target_embeddings, "embedding_dim", 0) if config.tie_word_embeddings else 0
     head = LMHeadConfig(target_embeddings.vocab_size, bias=True, tie_word_embeddings=config.tie_word_embeddings)
@@ -105,12 +106,13 @@ def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
 
 
 def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> HeadConfig:
-    """On the encoder's states; of the whole sequence, where each direction has read all of it."""
+    """Return a task's head over the encoder; the sequence is pooled to the final states of both directions."""
     assert isinstance(config.encoder, RecurrentTrunkConfig)
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.encoder.output_dropout)
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk = config.trunk
     assert isinstance(trunk, EncoderDecoderConfig) and isinstance(trunk.encoder, RecurrentTrunkConfig)
     encoder, decoder = trunk.encoder, trunk.decoder
@@ -150,6 +152,7 @@ CHOICES: dict[str, list[Any]] = {
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
+    """Return the trunk's config from a `config.json`."""
     return trunk_config(
         **read_hf_config(
             hf_config,
@@ -194,11 +197,11 @@ SEQ2SEQ = Family(
     },
     departures=(
         *DEPARTURES[:2],
-        "All cells of the decoder start from the ends of the encoder's last layer, through one dense layer and tanh.",
-        "State and context leave through tanh in both orders; Bahdanau et al. have a maxout of them and the last word.",
-        "Inside, with several layers, the first one looks; the context reaches the others through its states.",
-        "A cosine is multiplied with a strength that is learned; a softmax of the bare one is nearly even.",
-        "No input feeding (Luong et al. 2015, §3.3): it would forbid to read all steps of a target at once.",
-        "The vocabulary is a byte-level BPE of both languages, with one table of vectors for both and the output.",
+        "All decoder cells start from the final states of the encoder's last layer, through one dense layer and tanh.",
+        "State and context are combined by tanh in both orders; Bahdanau et al. use a maxout with the last word.",
+        "With context inside the recurrence and several layers, only the first layer attends.",
+        "Cosine scores are multiplied by a learned scale; the softmax of bare cosines is nearly uniform.",
+        "No input feeding (Luong et al. 2015, §3.3): it would prevent processing all target steps at once.",
+        "The vocabulary is a byte-level BPE of both languages, with one embedding table for both and the output.",
     ),
 )

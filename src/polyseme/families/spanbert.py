@@ -1,4 +1,4 @@
-"""SpanBERT (Joshi et al. 2020): BERT's trunk, trained to predict spans from what stands around them."""
+"""SpanBERT (Joshi et al. 2020): BERT's trunk, trained with span masking and the span-boundary objective."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
-CASED_VOCAB_SIZE = 28996  # BERT's cased vocabulary, which the published models have
+CASED_VOCAB_SIZE = 28996  # the published models use BERT's cased vocabulary
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     masked = bert.pretraining_heads(config)["masked"]
     boundary = SpanBoundaryHeadConfig(config.embeddings.vocab_size, config.block.ffn.activation, config.block.post_norm)
     return {"masked": masked, "boundary": boundary}
@@ -26,10 +27,10 @@ SPANBERT = replace(
     sizes={size: {**bert.BERT.sizes[size], "vocab_size": CASED_VOCAB_SIZE} for size in ("tiny", "base", "large")},
     num_params={"base": 108_310_272, "large": 333_579_264},
     pretraining_heads=pretraining_heads,
-    architectures={name: found for name, found in bert.BERT.architectures.items() if "pair" not in found},
+    architectures={name: heads for name, heads in bert.BERT.architectures.items() if "pair" not in heads},
     head_weight_maps={name: rules for name, rules in bert.BERT.head_weight_maps.items() if name != "pair"},
     departures=(
-        "Masked spans are 15 % of the words on average, not of each sequence exactly, and never touch each other.",
-        "Its folder says `bert`, which `transformers` opens; the boundary head lies in polyseme.safetensors.",
+        "Masked spans cover 15 % of the words on average, not exactly in each sequence, and are never adjacent.",
+        "Its model type is `bert`, so that `transformers` can load it; the boundary head is in polyseme.safetensors.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The table of families, generated: what README and `polyseme families` show."""
+"""Table of families and sizes, shown in the documentation and by `polyseme families`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from polyseme.nn.model import build_meta
 
 
 class FamilySummary(NamedTuple):
+    """One published size of a family."""
+
     family: str
     size: str
     num_layers: int
@@ -19,7 +21,7 @@ class FamilySummary(NamedTuple):
 
 
 def summarize_families() -> list[FamilySummary]:
-    """One row a size, the parameters of the bare model counted on the meta device."""
+    """Return one row per size, with the parameters of the model without heads counted on the meta device."""
     summaries = []
     for family in FAMILIES.values():
         for size in family.sizes:
@@ -36,7 +38,7 @@ def summarize_families() -> list[FamilySummary]:
 
 
 def format_markdown() -> str:
-    """The README's table."""
+    """Return the table of families in Markdown."""
     lines = [
         "| family | paper | tokenizer | pre-trained by | sizes (parameters without heads) |",
         "|---|---|---|---|---|",

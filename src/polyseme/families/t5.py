@@ -1,4 +1,4 @@
-"""T5 (Raffel et al. 2020): encoder and decoder, text in and text out; and its second version, v1.1."""
+"""T5 (Raffel et al. 2020) and T5 v1.1: text-to-text encoder-decoder."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def trunk_config(
     init_std: float = 1.0,
     has_decoder: bool = True,
 ) -> EncoderDecoderConfig:
-    """Pre-norm stacks without any bias vector, scores neither scaled nor aware of places but by buckets (§2.1).
+    """Pre-norm stacks without bias vectors, with unscaled scores and bucketed relative positions (§2.1).
 
-    v1.1 is `gated` with its output matrix not `tie_word_embeddings`; where it is, states are `scale_outputs` by 1 /
-    √dim before it.
+    v1.1 is `gated` and without `tie_word_embeddings`. `scale_outputs` multiplies the final states by 1 / √dim; by
+    default only with tied embeddings.
     """
     norm = RMSNormConfig(eps)
     init = InitConfig(init_std, init_std * dim**-0.5, scale_by_fan_in=True, token_std=init_std)
@@ -84,6 +84,7 @@ def trunk_config(
 
 
 def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     if config.decoder is None:
         return {}
     return {
@@ -94,11 +95,11 @@ def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
 
 
 def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> HeadConfig:
-    """On the encoder's states; of the whole sequence, that of its end mark."""
+    """Return a task's head over the encoder; the sequence is pooled to its last state, that of `</s>`."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 
-# activation, gated -> what a config calls both; their gated gelu is the tanh form
+# (activation, gated) -> published name; its gated-gelu is the tanh approximation
 FEED_FORWARDS: dict[tuple[ActivationName, bool], str] = {
     ("relu", False): "relu",
     ("gelu_tanh", True): "gated-gelu",
@@ -106,7 +107,7 @@ FEED_FORWARDS: dict[tuple[ActivationName, bool], str] = {
     ("gelu", False): "gelu",
     ("gelu_tanh", False): "gelu_new",
 }
-# tied, scaled
+# (tied, scaled) -> published keys
 OUTPUTS: dict[tuple[bool, bool], dict[str, bool]] = {
     (True, True): {"tie_word_embeddings": True},
     (False, False): {"tie_word_embeddings": False},
@@ -115,6 +116,7 @@ OUTPUTS: dict[tuple[bool, bool], dict[str, bool]] = {
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk = config.trunk
     assert isinstance(trunk, EncoderDecoderConfig) and isinstance(trunk.encoder, TransformerConfig)
     block, bias, norm, decoder = trunk.block, trunk.encoder.position_bias, trunk.block.pre_norm, trunk.decoder
@@ -142,6 +144,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
+    """Return the trunk's config from a `config.json`."""
     feed_forwards = {published: feed_forward for feed_forward, published in FEED_FORWARDS.items()}
     values = read_hf_config(
         hf_config,
@@ -158,7 +161,7 @@ def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
     if values["head_dim"] * values["num_heads"] == values["dim"]:
         values["head_dim"] = 0
     activation, gated = feed_forwards[hf_config.get("feed_forward_proj", "relu")]
-    # newer files of v1.1 call themselves tied whatever they hold, and say apart that outputs are not scaled
+    # newer v1.1 configs always have tie_word_embeddings true, and scale_decoder_outputs false
     is_tied = hf_config.get("tie_word_embeddings", True)
     is_scaled = hf_config.get("scale_decoder_outputs", is_tied)
     num_decoder_layers = hf_config.get("num_decoder_layers") or values["num_layers"]
@@ -180,6 +183,7 @@ def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
 
 
 def weight_maps(config: ModelConfig) -> tuple[WeightMap, ...]:
+    """Return the weight maps of both stacks."""
     maps = [WeightMap("trunk.encoder.embeddings.tokens.weight", ("shared.weight",))]
     is_gated = config.transformer.block.ffn.gated
     for stack, layer_numbers in (("encoder", (0, None, 1)), ("decoder", (0, 1, 2))):
@@ -258,11 +262,11 @@ T5 = Family(
     },
     ignored_weights=(".EncDecAttention.relative_attention_bias.weight",),
     departures=(
-        "A model reads at most `max_len` tokens, though its positions have no end.",
-        "The untied output matrix of v1.1 starts at 1 / √dim, not at 1.",
+        "A model reads at most `max_len` tokens, although relative positions impose no limit.",
+        "The untied output matrix of v1.1 is initialized with a standard deviation of 1 / √dim, not 1.",
     ),
     decoder_start_token="pad",
     num_sentinels=100,
-    # tags stay with a head: written as text, one word too many or too few would shift all that follow
+    # tagging uses a head: in generated text, one missing or extra tag would shift all that follow
     is_text_to_text=True,
 )

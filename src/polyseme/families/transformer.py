@@ -1,4 +1,4 @@
-"""The Transformer (Vaswani et al. 2017): the first encoder and decoder of attention alone, for translation."""
+"""Transformer (Vaswani et al. 2017): the original encoder-decoder for translation."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def trunk_config(
     activation: ActivationName = "relu",
     eps: float = 1e-6,
 ) -> EncoderDecoderConfig:
-    """Post-norm stacks over token vectors times √dim plus sinusoids; one table for both sides and the output (§3.4).
+    """Post-norm stacks over token embeddings times √dim plus sinusoids; one table for both sides and the output (§3.4).
 
-    With a `target_vocab_size` the target side has a vocabulary and a table of its own, which the output shares.
-    Projections of attention have no bias vectors, the feed-forward layers have (§3.2, §3.3).
+    With a `target_vocab_size`, the target side has its own vocabulary and table, which the output shares. Attention
+    projections have no biases, feed-forward layers have (§3.2, §3.3).
     """
     norm = LayerNormConfig(eps)
     init = InitConfig(1.0, scale_by_fan_in=True, token_std=dim**-0.5)
@@ -69,11 +69,12 @@ def trunk_config(
 
 
 def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     return {"next": LMHeadConfig((config.decoder or config).embeddings.vocab_size)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> HeadConfig:
-    """On the encoder's states; of the whole sequence, that of its last token."""
+    """Return a task's head over the encoder; the sequence is pooled to its last state."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 
@@ -82,6 +83,7 @@ OTHER_FIELDS = ("target_vocab_size", "dropout", "attention_dropout", "activation
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk = config.trunk
     assert isinstance(trunk, EncoderDecoderConfig) and trunk.decoder is not None
     block, norm = trunk.block, trunk.block.post_norm
@@ -108,6 +110,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
+    """Return the trunk's config from a `config.json`."""
     int_values = read_hf_config(
         hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values={"tie_word_embeddings": [True]}
     )
@@ -115,7 +118,7 @@ def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
 
 
 def weight_maps(config: ModelConfig) -> tuple[WeightMap, ...]:
-    """Our own names: `transformers` has no such family."""
+    """Return weight maps to our own names: `transformers` lacks this family."""
     trunk = config.trunk
     assert isinstance(trunk, EncoderDecoderConfig) and trunk.decoder is not None
     tables = ("encoder",) if getattr(trunk.decoder.embeddings, "tied_to_encoder", True) else ("encoder", "decoder")
@@ -140,7 +143,7 @@ TRANSFORMER = Family(
         "base": {"num_layers": 6, "dim": 512, "num_heads": 8},
         "big": {"num_layers": 6, "dim": 1024, "num_heads": 16},
     },
-    num_params={},  # the paper's table 3 has 65 and 213 million, rounded
+    num_params={},  # table 3 of the paper has 65 and 213 million, rounded
     pretraining_heads=pretraining_heads,
     task_head=task_head,
     to_hf_config=to_hf_config,
@@ -150,7 +153,7 @@ TRANSFORMER = Family(
     weight_maps=weight_maps,
     head_weight_maps={"next": ()},
     departures=(
-        "Weights start at a deviation of 1 / √inputs; the paper does not say how they start.",
+        "Weights are initialized with a standard deviation of 1 / √fan-in; the paper does not specify it.",
         "The vocabulary is a byte-level BPE of both languages.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al. 2019): a causal Transformer with a memory of states and relative positions."""
+"""Transformer-XL (Dai et al. 2019): causal Transformer with segment-level memory and relative positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
-VOCAB_SIZE = 267_735  # the words of WikiText-103
+VOCAB_SIZE = 267_735  # WikiText-103
 CUTOFFS = (20_000, 40_000, 200_000)
 
 
@@ -48,8 +48,8 @@ def trunk_config(
 ) -> TransformerConfig:
     """Post-norm blocks over adaptive embeddings (§3, §4.1).
 
-    The vocabulary is cut where WikiText-103's is, in proportion. With `share_uv_biases`, u and v are the same
-    in all layers; `max_distance` is the distance beyond which all count the same (the code's clamp_len).
+    The cutoffs are those of WikiText-103, scaled to the vocabulary. With `share_uv_biases`, all layers share u and v.
+    Distances beyond `max_distance` are clamped (clamp_len in the authors' code).
     """
     uv_bias_shape = num_heads, head_dim or dim // num_heads
     attention = RelativeAttentionConfig(
@@ -72,11 +72,13 @@ def trunk_config(
 
 
 def scale_cutoffs(vocab_size: int) -> tuple[int, ...]:
+    """Scale the cutoffs of WikiText-103 to another vocabulary size."""
     scaled = [vocab_size * cutoff // VOCAB_SIZE for cutoff in CUTOFFS]
     return tuple(sorted({cutoff for cutoff in scaled if 0 < cutoff < vocab_size}))
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     embeddings = config.embeddings
     assert isinstance(embeddings, AdaptiveEmbeddingsConfig)
     return {
@@ -87,6 +89,7 @@ def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
+    """Return a task's head."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
 
 
@@ -105,6 +108,7 @@ INT_FIELDS = (
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk, block = config.transformer, config.transformer.block
     attention, position_bias, embeddings = block.attention, trunk.position_bias, trunk.embeddings
     assert isinstance(attention, RelativeAttentionConfig) and isinstance(position_bias, RelativePositionConfig)
@@ -130,6 +134,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    """Return the trunk's config from a `config.json`."""
     return trunk_config(
         **read_hf_config(
             hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values={"share_uv_biases": [True, False]}
@@ -191,7 +196,7 @@ TRANSFORMER_XL = Family(
         **NATIVE_LABEL_HEADS,
     },
     departures=(
-        "The vocabulary is of pieces, not of words, and is cut into bands in proportion to WikiText-103's.",
-        "Norms begin at identity; the code draws their weights around 1.",
+        "The vocabulary has subwords instead of words; cutoffs are proportional to those of WikiText-103.",
+        "Norm weights start at 1; the authors' code draws them around 1.",
     ),
 )

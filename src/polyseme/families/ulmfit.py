@@ -1,4 +1,4 @@
-"""ULMFiT (Howard and Ruder 2018): the AWD-LSTM of Merity et al. (2018), first a language model, then a classifier."""
+"""ULMFiT (Howard and Ruder 2018): AWD-LSTM language model (Merity et al. 2018), fine-tuned as a classifier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
-VOCAB_SIZE = 33_278  # the words of WikiText-2
+VOCAB_SIZE = 33_278  # WikiText-2
 DROPOUTS = ("embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout")
 
 
@@ -34,9 +34,9 @@ def trunk_config(
     output_dropout: float = 0.4,
     direction: Literal["forward", "backward"] = "forward",
 ) -> RecurrentTrunkConfig:
-    """Layers of `hidden_dim` units (0 is `dim`), the last of `dim` as the token vectors: these are the last matrix too.
+    """LSTM layers of `hidden_dim` units (0 means `dim`), the last of `dim` for the tied embeddings.
 
-    `dropout` is a factor on the five dropouts, as in the released code; their values are the paper's (§4.1).
+    `dropout` multiplies the five dropouts, as in the released code; their values are those of the paper (§4.1).
     """
     return RecurrentTrunkConfig(
         EmbeddingsConfig(
@@ -59,12 +59,13 @@ def trunk_config(
 
 
 def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     name = "next" if config.direction == "forward" else "previous"
     return {name: LMHeadConfig(config.embeddings.vocab_size, bias=True)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
-    """For texts, two blocks of batch norm, dropout and a linear layer over what was pooled (§3.3)."""
+    """Return a task's head; for texts, two blocks of batch norm, dropout and linear over concat pooling (§3.3)."""
     if HEAD_POOLING[name] == "tokens":
         return ClassificationHeadConfig(labels, "tokens", 0.1)
     norm = BatchNormConfig()
@@ -82,6 +83,7 @@ def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) 
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk = config.trunk
     assert isinstance(trunk, RecurrentTrunkConfig) and isinstance(trunk.embeddings, EmbeddingsConfig)
     return {
@@ -101,6 +103,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
+    """Return the trunk's config from a `config.json`."""
     fields = ("num_layers", "dim", "hidden_dim", "vocab_size", "max_len")
     values = read_hf_config(
         hf_config, {name: name for name in fields}, allowed_values={"direction": ["forward", "backward"]}
@@ -118,7 +121,7 @@ ULMFIT = Family(
     name="ulmfit",
     paper="Howard and Ruder 2018, Universal Language Model Fine-tuning for Text Classification",
     tokenizer="bpe",
-    objective="causal LM over stretches of varied length, with memory",
+    objective="causal LM over segments of variable length, with memory",
     trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 64, "hidden_dim": 128, "dropout": 0.3},
@@ -138,8 +141,9 @@ ULMFIT = Family(
     head_weight_maps=HEAD_WEIGHT_MAPS
     | {name: same_names(*(f"heads.{name}.{part}" for part in _TEXT_HEAD_TENSORS)) for name in ("classify", "choice")},
     departures=(
-        "The vocabulary is of pieces, not of words.",
-        "Token vectors begin normal with the deviation of the code's uniform law; so do the layers of heads.",
-        "Weight decay of NT-ASGD is on matrices alone.",
+        "The vocabulary has subwords instead of words.",
+        "Token embeddings and head layers are drawn from a normal distribution with the standard deviation of the "
+        "authors' uniform one.",
+        "Weight decay of NT-ASGD applies only to matrices.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Word vectors: one for each word, whatever stands around it. word2vec, fastText and GloVe."""
+"""Static word vectors: word2vec, fastText and GloVe."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 
-MAX_LEN = 100_000  # there are no positions: a text may be as long as memory allows
+MAX_LEN = 100_000  # there are no position embeddings
 
 
 def trunk_config(
     dim: int = 300, vocab_size: int = 100_000, max_len: int = MAX_LEN, dropout: float = 0.0
 ) -> StaticEmbeddingTrunkConfig:
-    """A table. It starts as narrow as the authors' code, whose numbers are uniform within ±1 / 2 dim."""
+    """A table of word vectors, initialized with the standard deviation of the authors' uniform ±1 / (2 · dim)."""
     init = InitConfig(std=1 / (12**0.5 * dim))
     return StaticEmbeddingTrunkConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none", dropout=dropout), init=init
@@ -44,13 +44,13 @@ def subword_trunk_config(
     min_n: int = 3,
     max_n: int = 6,
 ) -> StaticEmbeddingTrunkConfig:
+    """Tables of words and n-grams, initialized with the standard deviation of the authors' uniform ±1 / dim."""
     embeddings = SubwordEmbeddingsConfig(vocab_size, dim, max_len, num_buckets, min_n, max_n, dropout)
-    return StaticEmbeddingTrunkConfig(
-        embeddings, init=InitConfig(std=1 / (3**0.5 * dim))
-    )  # uniform within ±1 / dim there
+    return StaticEmbeddingTrunkConfig(embeddings, init=InitConfig(std=1 / (3**0.5 * dim)))
 
 
 def pretraining_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     vocab_size = config.embeddings.vocab_size
     return {
         "negative_sampling": NegativeSamplingHeadConfig(vocab_size),
@@ -59,14 +59,17 @@ def pretraining_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, HeadConfi
 
 
 def glove_heads(config: StaticEmbeddingTrunkConfig) -> dict[str, HeadConfig]:
+    """Return the head of GloVe."""
     return {"count": GloVeHeadConfig(config.embeddings.vocab_size)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: StaticEmbeddingTrunkConfig) -> HeadConfig:
+    """Return a task's head."""
     return ClassificationHeadConfig(labels, HEAD_POOLING[name])
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     embeddings = config.trunk.embeddings
     names = ("dim", "vocab_size", "max_len", "dropout", "num_buckets", "min_n", "max_n")
     return {"model_type": config.family} | {
@@ -75,6 +78,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> StaticEmbeddingTrunkConfig:
+    """Return the trunk's config from a `config.json`."""
     names = ["dim", "vocab_size", "max_len", *(["num_buckets", "min_n", "max_n"] if "num_buckets" in hf_config else [])]
     config_fn = subword_trunk_config if "num_buckets" in hf_config else trunk_config
     return config_fn(
@@ -90,8 +94,8 @@ _WORD2VEC_WEIGHT_MAPS = NATIVE_LABEL_HEADS | {
 }
 _ARCHITECTURES = {"WithNegativeSampling": ("negative_sampling",), "WithHierarchicalSoftmax": ("hierarchical_softmax",)}
 _SHARED_DEPARTURES = (
-    "Words are learnt from in blocks: the negatives of a block are drawn once and shared by its words.",
-    "The gradients of one or two thousand words are added up before the tables change.",
+    "Text is processed in blocks of words that share their negative samples.",
+    "Gradients of one or two thousand words are accumulated before the tables are updated.",
 )
 
 WORD2VEC = Family(
@@ -112,8 +116,8 @@ WORD2VEC = Family(
     head_weight_maps=_WORD2VEC_WEIGHT_MAPS,
     departures=(
         *_SHARED_DEPARTURES,
-        "A negative that happens to be the word itself is not drawn anew.",
-        "Phrases are not joined into words.",
+        "A negative sample that equals the target is not resampled.",
+        "Phrases are not merged into words.",
     ),
 )
 
@@ -138,7 +142,7 @@ FASTTEXT = Family(
     head_weight_maps=_WORD2VEC_WEIGHT_MAPS,
     departures=(
         *_SHARED_DEPARTURES,
-        "A word's vector is the mean of its rows, as in the authors' code; the paper has their sum.",
+        "A word's vector is the mean of its rows, as in the authors' code; the paper uses the sum.",
     ),
 )
 
@@ -160,7 +164,7 @@ GLOVE = Family(
     head_weight_maps=NATIVE_LABEL_HEADS
     | {"count": same_names("heads.count.context_embeddings", "heads.count.bias", "heads.count.word_bias")},
     departures=(
-        "Cells are learnt from a thousand at once, and AdaGrad's sums hold a cell's own gradient before it is used.",
-        "A finished model has the sum of the two tables, and neither of them alone (§4.2).",
+        "Updates are made for a thousand cells at once, and AdaGrad's sums include the current gradient.",
+        "A trained model contains the sum of the two tables, not each of them (§4.2).",
     ),
 )

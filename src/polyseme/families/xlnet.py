@@ -1,4 +1,4 @@
-"""XLNet (Yang et al. 2019): every order of factorisation, by two streams of attention with relative positions."""
+"""XLNet (Yang et al. 2019): permutation language model with two-stream attention and relative positions."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def trunk_config(
     eps: float = 1e-12,
     init_std: float = 0.02,
 ) -> TransformerConfig:
-    """Post-norm blocks over token vectors alone: where a token stands, attention knows (§2.3 to §2.5).
+    """Post-norm blocks with relative attention over token embeddings (§2.3 to §2.5).
 
-    No position is stored, so `max_len` only guards against readings that no machine holds.
+    There are no position embeddings; `max_len` only guards against running out of memory.
     """
     return TransformerConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, dropout=dropout, position_embedding_type="none"),
@@ -55,11 +55,12 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
+    """Return the pre-training heads."""
     return {"masked": LMHeadConfig(config.embeddings.vocab_size, bias=True)}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
-    """On the last token, `<cls>`, a dense layer and tanh; on each token, a linear layer alone."""
+    """Return a task's head: over the last token, `<cls>`, with a dense layer and tanh; over each token, linear."""
     if HEAD_POOLING[name] == "tokens":
         return ClassificationHeadConfig(labels, "tokens")
     return ClassificationHeadConfig(labels, "pooled", config.block.dropout, dense=True)
@@ -69,6 +70,7 @@ ACTIVATIONS: dict[ActivationName, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a model."""
     trunk, block = config.transformer, config.transformer.block
     position_bias = trunk.position_bias
     return {
@@ -91,6 +93,7 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
+    """Return the trunk's config from a `config.json`."""
     activations = {published: activation for activation, published in ACTIVATIONS.items()}
     values = read_hf_config(
         hf_config,
@@ -193,8 +196,8 @@ XLNET = Family(
     tied_weights={"lm_loss.weight": "transformer.word_embedding.weight"},
     cls_position="last",
     departures=(
-        "Pre-training reads single runs of sentences without memory between them; the paper reads pairs of segments, "
-        "each with the memory of the one before.",
-        "There is no dropout on the last states, and one draw of it on the distances serves the whole batch.",
+        "Pre-training uses single segments without memory between them; the paper uses pairs of segments, each with "
+        "the memory of the one before.",
+        "There is no dropout on the final hidden states, and the whole batch shares one dropout mask on the distances.",
     ),
 )

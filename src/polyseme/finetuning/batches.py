@@ -25,7 +25,7 @@ StepBatches = Iterator[tuple[list[Batch], Any]]  # micro-batches of each step, a
 def epoch_batches(
     task: TaskConfig, encoded: Sequence[EncodedExample], config: FinetuneConfig, seed: int, num_done: int = 0
 ) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
-    """Yield the micro-batches of each step after `num_done`, without end: an epoch is a permutation of (seed, epoch)."""
+    """Yield the micro-batches of each step after `num_done`, endlessly; (seed, epoch) determines the order."""
     size, codec = config.batch_size, task.codec
     epoch, skipped = divmod(num_done, math.ceil(len(encoded) / size))
     while True:

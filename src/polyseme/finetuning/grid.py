@@ -14,7 +14,7 @@ from polyseme.errors import ConfigError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
 from polyseme.io.json import read_json, write_json
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 
 AXIS_ALIASES = {"lr": "optimizer.lr", "rate": "optimizer.lr", "batch": "batch_size", "warmup": "schedule.warmup"}
 TASK_PREFIX = "task."

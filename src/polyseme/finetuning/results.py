@@ -17,7 +17,7 @@ from polyseme.inference.latency import model_latency_ms
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 from polyseme.train.flops import count_parameters
 from polyseme.train.loop import StepReport
 

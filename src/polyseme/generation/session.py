@@ -106,8 +106,8 @@ def validate_request(
     """Refuse what the model cannot do, before anything is read."""
     trunk = model.config.trunk
     if not generation_head(model):
-        raise UnsupportedError(f"a model of the family {model.config.family} with {', '.join(model.heads) or 'no head'} "
-                        "cannot write")  # fmt: skip
+        head_names = ", ".join(model.heads) or "no head"
+        raise UnsupportedError(f"a {model.config.family} model with {head_names} cannot write text")
     if is_seq2seq(model) != (sources is not None) or (sources is not None and len(sources) != len(prompts)):
         requirement = "writes a target for a source: each prompt needs one" if is_seq2seq(model) else "has no source"
         raise UnsupportedError(f"{model.config.family} {requirement}")

@@ -1,4 +1,4 @@
-"""Atomic writes: every file or folder appears whole or not at all."""
+"""Atomic writes: a file or folder is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 hex digest of a file."""
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def fsync_path(path: Path) -> None:
-    """Ask the disk to keep what was written to a file or folder."""
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -32,8 +33,8 @@ def fsync_path(path: Path) -> None:
 
 
 @contextmanager
-def as_user_error(path: Path) -> Iterator[None]:
-    """An error of the disk as one line that names the file."""
+def wrap_os_errors(path: Path) -> Iterator[None]:
+    """Convert an `OSError` to a `DataError` that names the file to write."""
     try:
         yield
     except OSError as error:
@@ -41,9 +42,9 @@ def as_user_error(path: Path) -> Iterator[None]:
 
 
 def atomic_write(path: Path, write_to: Callable[[Path], object]) -> None:
-    """Call `write_to(temporary)` and rename the result to `path`, so that a crash leaves the old file or the new."""
+    """Call `write_to(temporary)` and rename the result to `path`; a crash leaves the old file or the new one."""
     temporary = path.with_name(f".{path.name}.part")
-    with as_user_error(path):
+    with wrap_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_to(temporary)
@@ -57,12 +58,12 @@ def atomic_write(path: Path, write_to: Callable[[Path], object]) -> None:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `path` when the block ends well, and is removed when it does not.
+    """Yield a temporary folder that is renamed to `path` when the block succeeds and removed when it fails.
 
-    A folder already at `path` is replaced only at that moment.
+    An existing folder at `path` is replaced only at the end.
     """
     temporary, backup = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
-    with as_user_error(path):
+    with wrap_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -85,11 +86,12 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file atomically."""
     atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_array(path: Path, arrays: Sequence[np.ndarray], dtype: np.dtype[Any] | type) -> None:
-    """Arrays one behind the other in an `.npy` file; unlike `np.save`, a full disk is named as what it is."""
+    """Write concatenated arrays to an `.npy` file; unlike `np.save`, report a full disk as that."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -105,9 +107,9 @@ def write_array(path: Path, arrays: Sequence[np.ndarray], dtype: np.dtype[Any] |
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file that other tools open; its library's own error for a full disk becomes the usual one.
+    """Write a safetensors file; raise `OSError` if the disk is full.
 
-    Names that share one tensor get a copy each, as that format has it.
+    Names that share a tensor get a copy each, since the format does not allow sharing.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -125,17 +127,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def is_occupied(path: Path) -> bool:
-    """Whether a folder written there would take the place of something: a file, or a folder that is not empty."""
+    """Return whether `path` is a file or a folder that is not empty."""
     return path.is_file() or (path.is_dir() and any(path.iterdir()))
 
 
 def ensure_new_directory(out: Path) -> None:
-    """Refuse to write a folder over what is there."""
+    """Raise `ConfigError` if a folder at `out` would overwrite something."""
     if is_occupied(out):
-        raise ConfigError(f"{out} is already there: choose another folder, or remove it first")
+        raise ConfigError(f"{out} already exists: choose another folder, or remove it first")
 
 
 def ensure_new_file(out: Path) -> None:
-    """Refuse to write a file over what is there, whatever that is."""
+    """Raise `ConfigError` if `out` exists."""
     if out.exists():
-        raise ConfigError(f"{out} is already there: choose another folder, or remove it first")
+        raise ConfigError(f"{out} already exists: choose another name, or remove it first")

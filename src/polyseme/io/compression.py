@@ -1,4 +1,4 @@
-"""Reading plain and compressed files in blocks."""
+"""Reading of plain and compressed files in blocks."""
 
 from __future__ import annotations
 
@@ -23,24 +23,22 @@ _DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
 
 
 def require_pyarrow(file_type: str) -> Any:
-    """The package pyarrow, which `file_type` is read with."""
+    """Import and return pyarrow, which reads `file_type`; raise `UnsupportedError` if it is not installed."""
     try:
         import pyarrow
     except ImportError:
-        raise UnsupportedError(
-            f"{file_type} are read with pyarrow, which is not installed: pip install pyarrow"
-        ) from None
+        raise UnsupportedError(f"reading {file_type} needs pyarrow: pip install pyarrow") from None
     return pyarrow
 
 
 class CorruptFileError(DataError):
-    """A packed file that cannot be unpacked to its end."""
+    """A compressed file that is damaged or truncated."""
 
 
 def read_decompressed(path: Path) -> Iterator[bytes]:
-    """What a file holds, plain or packed as its ending says, in blocks of at most a megabyte.
+    """Yield the content of a file, decompressed according to its suffix, in blocks of at most a megabyte.
 
-    All that can be unpacked is given before the `CorruptFileError` that ends a file cut off.
+    A truncated file yields everything that can be decompressed before it raises `CorruptFileError`.
     """
     suffix = path.suffix.lower()
     try:
@@ -54,11 +52,11 @@ def read_decompressed(path: Path) -> Iterator[bytes]:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except EOFError:
-        raise CorruptFileError(f"{path} is truncated: its compressed data stops before its end") from None
+        raise CorruptFileError(f"{path} is truncated: the compressed data ends early") from None
     except (OSError, zlib.error, lzma.LZMAError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of what unpacks
+        if isinstance(error, OSError) and error.errno is not None:  # from the disk, not from decompression
             raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-        raise CorruptFileError(f"{path} is not a whole {suffix} file: {error}") from None
+        raise CorruptFileError(f"{path} is not a valid {suffix} file: {error}") from None
 
 
 def _decompress_zst(path: Path) -> Iterator[bytes]:
@@ -68,7 +66,7 @@ def _decompress_zst(path: Path) -> Iterator[bytes]:
             num_bytes += len(block)
             yield block
     except OSError:
-        # What was unpacked in the read that failed is lost: come back to its start, and on by single bytes.
+        # The read that failed loses what it decompressed: go back to its start and read single bytes.
         yield from _read_zst_blocks(path, num_bytes, 1)
 
 

@@ -1,4 +1,4 @@
-"""Reading and writing JSON, with errors that name the file and the line."""
+"""Reading and writing of JSON, with errors that name the file and line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from polyseme.io.atomic import write_text
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write an indented JSON file atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file, or a `DataError` naming the line at fault."""
+    """Read a JSON file; raise `DataError` with the line of a syntax error."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -23,21 +24,21 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        where = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise DataError(f"{path} is not valid JSON{where}") from None
+        line = f" at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise DataError(f"{path} is not valid JSON{line}") from None
 
 
-def parse_json(text: str | bytes, where: str) -> Any:
-    """Parsed JSON, or a `DataError` that says where it stands."""
+def parse_json(text: str | bytes, location: str) -> Any:
+    """Parse JSON; raise `DataError` naming the location."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: malformed JSON: {error}") from None
+        raise DataError(f"{location}: malformed JSON: {error}") from None
 
 
-def parse_json_object(text: str, where: str) -> dict[str, Any]:
-    """The same of what has to be an object."""
-    parsed = parse_json(text, where)
+def parse_json_object(text: str, location: str) -> dict[str, Any]:
+    """Parse a JSON object; raise `DataError` naming the location for anything else."""
+    parsed = parse_json(text, location)
     if not isinstance(parsed, dict):
-        raise DataError(f"{where}: expected a JSON object, found {text[:40]!r}")
+        raise DataError(f"{location}: expected a JSON object, found {text[:40]!r}")
     return parsed

@@ -1,6 +1,6 @@
-"""ARPA files: n-grams as text, which every tool for them reads and writes. Plain, or packed as the ending says.
+"""Reader and writer of ARPA files, the standard text format of n-gram models, plain or compressed.
 
-Reading is strict: what is wrong is named by its line, and nothing is taken from a file that is not whole.
+Reading is strict: an error names the line, and an incomplete file is rejected.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from polyseme.text.pipelines import build_whitespace
 from polyseme.text.tokenizer import Tokenizer
 
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
-_BLOCK_SIZE = 1 << 16  # n-grams written at once
+_BLOCK_SIZE = 1 << 16  # n-grams formatted at once
 _EMPTY = np.empty(0)
 
 
 def arpa_names(tokenizer: Tokenizer, vocab: NgramVocab) -> list[str]:
-    """How an ARPA file writes each id: its piece; a mark by the mark's name; a piece with white space by its number."""
+    """Return the name of each id in an ARPA file: piece, `<s>`, `</s>`, `<unk>`, or `<id>` for a piece with spaces."""
     names = [*tokenizer.vocabulary, *[""] * (vocab.size - tokenizer.vocab_size)]
     reserved = {BOS, EOS, UNK}
     for i, name in enumerate(names):
@@ -39,14 +39,14 @@ def arpa_names(tokenizer: Tokenizer, vocab: NgramVocab) -> list[str]:
     names[vocab.bos_id], names[vocab.eos_id] = BOS, EOS
     if len(set(names)) < len(names):
         duplicate = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ModelError(f"two pieces of the vocabulary would both be {duplicate!r} in an ARPA file")
+        raise ModelError(f"two pieces of the vocabulary have the same name {duplicate!r} in an ARPA file")
     return names
 
 
 def write_arpa(path: Path, ngrams: NgramTrie, tokenizer: Tokenizer) -> None:
-    """Write a model; numbers are as short as gives back the same ones."""
+    """Write a model, with the shortest decimals that restore the same float32 values."""
     if path.suffix not in (".arpa", ".gz"):
-        raise ConfigError(f"{path} does not end in .arpa or .arpa.gz")
+        raise ConfigError(f"{path} must end in .arpa or .arpa.gz")
     names = np.array(arpa_names(tokenizer, ngrams.vocab), dtype=object)
 
     def write(temporary: Path) -> None:
@@ -81,7 +81,7 @@ def _format_arpa(ngrams: NgramTrie, names: np.ndarray) -> Iterator[str]:
 
 
 def _ngram_columns(ngrams: NgramTrie, order: int, ids: np.ndarray) -> list[np.ndarray]:
-    """The words of n-grams that are given by their numbers."""
+    """Return the words of n-grams, one array per position."""
     columns = []
     for level in reversed(ngrams.levels[1:order]):
         columns.append(level.words[ids])
@@ -90,13 +90,13 @@ def _ngram_columns(ngrams: NgramTrie, order: int, ids: np.ndarray) -> list[np.nd
 
 
 def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[NgramTrie, Tokenizer]:
-    """A model and its tokenizer: the given one, whose pieces the file's words are, else one that cuts at spaces."""
+    """Read a model. The words must be pieces of `tokenizer`; by default, build one that splits at white space."""
     lines = _ArpaReader(path)
     sizes = _read_header(lines)
     word_index: dict[str, int] = {}
     levels: list[TrieLevel] = []
-    section_lines: list[int] = []  # the line before the n-grams of each length
-    missing_backoffs: list[np.ndarray] = []  # where no back-off is written
+    section_lines: list[int] = []  # line number of each section's heading
+    missing_backoffs: list[np.ndarray] = []  # per level: row without a back-off, else -1
     vocab: NgramVocab | None = None
     for order, size in enumerate(sizes, start=1):
         lines.expect(f"\\{order}-grams:")
@@ -121,7 +121,7 @@ def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[NgramTrie
 
 
 class _ArpaReader:
-    """The lines of a file one by one, with their numbers."""
+    """Iterator over the lines of a file that keeps track of the line number."""
 
     def __init__(self, path: Path):
         self.path, self.line_number = path, 0
@@ -140,18 +140,21 @@ class _ArpaReader:
         try:
             return line.decode().rstrip("\r")
         except UnicodeDecodeError:
-            raise self.error("is not text in UTF-8") from None
+            raise self.error("is not UTF-8 text") from None
 
     def error(self, problem: str, line: int | None = None) -> DataError:
+        """Return an error about a line, by default the current one."""
         return DataError(f"{self.path}, line {self.line_number if line is None else line} {problem}")
 
     def next(self) -> str:
+        """Return the next line; raise `DataError` at the end of the file."""
         try:
             return next(self._lines)
         except StopIteration:
             raise DataError(f"{self.path} is truncated: it ends at line {self.line_number}, before \\end\\") from None
 
     def expect(self, expected: str) -> None:
+        """Skip empty lines and check that the next one is `expected`."""
         line = self.next()
         while not line.strip():
             line = self.next()
@@ -159,16 +162,17 @@ class _ArpaReader:
             raise self.error(f"is {line[:60]!r}, expected {expected!r}")
 
     def expect_end(self) -> None:
+        """Check that only empty lines remain."""
         for line in self._lines:
             if line.strip():
-                raise self.error(f"is {line[:60]!r}, but nothing may stand behind \\end\\")
+                raise self.error(f"is {line[:60]!r}, but nothing may follow \\end\\")
 
 
 def _read_header(lines: _ArpaReader) -> list[int]:
-    """How many n-grams there are of each length. What stands before `\\data\\` is for people."""
+    """Read the number of n-grams of each order. Text before `\\data\\` is a comment."""
     while (line := lines.next()).strip() != "\\data\\":
         if re.match(r"ngram \d|\\\d+-grams:", line):
-            raise lines.error("is of n-grams, but there is no \\data\\ before it")
+            raise lines.error("belongs to a section, but there is no \\data\\ before it")
     sizes: list[int] = []
     while (line := lines.next().strip()) or not sizes:
         if not line:
@@ -187,19 +191,21 @@ def _read_header(lines: _ArpaReader) -> list[int]:
 def _read_section(
     lines: _ArpaReader, order: int, size: int, is_last: bool, word_index: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The n-grams of one length: the numbers of their words in the vocabulary, which the first section fills; log10 of
-    probability and of back-off, the latter NaN where none is written."""
+    """Read the n-grams of one order; return word indices [rows, order], log10 probabilities and log10 back-offs.
+
+    The section of 1-grams fills `word_index`. A missing back-off is NaN.
+    """
     word_ids: list[int] = []
     values: list[float] = []
     while (line := lines.next()).strip():
         if line.startswith("\\"):
-            raise lines.error(f"is {line[:60]!r} where an empty line has to end the {order}-grams")
+            raise lines.error(f"is {line[:60]!r}, but an empty line must end the {order}-grams")
         fields = line.split()
         if len(fields) not in ((order + 1,) if is_last else (order + 1, order + 2)):
             raise lines.error(f"has {len(fields)} fields, expected a number and {order} words: {line[:60]!r}")
         if order == 1:
             if fields[1] in word_index:
-                raise lines.error(f"has the word {fields[1]!r} a second time")
+                raise lines.error(f"repeats the word {fields[1]!r}")
             word_index[fields[1]] = len(word_index)
         try:
             word_ids += [word_index[word] for word in fields[1 : order + 1]]
@@ -208,28 +214,28 @@ def _read_section(
         try:
             log_prob, backoff = float(fields[0]), float(fields[order + 1]) if len(fields) > order + 1 else math.nan
         except ValueError:
-            raise lines.error(f"has a number that is none: {line[:60]!r}") from None
+            raise lines.error(f"has an invalid number: {line[:60]!r}") from None
         if (
             not (-math.inf < log_prob <= 0)
             or abs(backoff) == math.inf
             or (backoff != backoff and len(fields) > order + 1)
         ):
-            raise lines.error(f"has no log10 of a probability and a back-off: {line[:60]!r}")
+            raise lines.error(f"has an invalid log10 probability or back-off: {line[:60]!r}")
         values += (log_prob, backoff)
     if len(values) // 2 != size:
-        raise lines.error(f"ends {len(values) // 2} {order}-grams, but the header says {size}")
+        raise lines.error(f"ends a section of {len(values) // 2} {order}-grams, but the header declares {size}")
     logp_and_backoff = np.array(values, np.float32).reshape(-1, 2)
     return np.array(word_ids, np.int64).reshape(-1, order), logp_and_backoff[:, 0], logp_and_backoff[:, 1]
 
 
 def _token_ids(lines: _ArpaReader, word_index: dict[str, int], tokenizer: Tokenizer, vocab: NgramVocab) -> np.ndarray:
-    """The tokenizer's id of each word of the file."""
+    """Return the tokenizer's id of each word of the file."""
     ids = {name: i for i, name in enumerate(arpa_names(tokenizer, vocab))}
     for marker in (BOS, EOS):
         if marker not in word_index:
-            raise lines.error(f"ends 1-grams without {marker}")
+            raise lines.error(f"ends the 1-grams, but {marker} is not among them")
     if unknown_words := [word for word in word_index if word not in ids]:
-        raise lines.error(f"ends 1-grams of which {unknown_words[0]!r} is no piece of the tokenizer")
+        raise lines.error(f"ends the 1-grams, but {unknown_words[0]!r} is not a piece of the tokenizer")
     return np.array([ids[word] for word in word_index], np.int64)
 
 
@@ -253,25 +259,23 @@ def _build_level(
     vocab: NgramVocab,
     section_line: int,
 ) -> tuple[TrieLevel, np.ndarray]:
-    """Rows of ids to a level; the second is the row where a back-off is missing, else -1."""
+    """Build a level from rows of ids; also return, per n-gram, its row if it lacks a back-off, else -1."""
     contexts = rows[:, 0]
     for level, column in zip(levels[1:], rows[:, 1:].T):
         contexts = find_ngrams(level, contexts, column)
     if (missing_contexts := np.flatnonzero(contexts < 0)).size:
         raise lines.error(
-            "has an n-gram whose context, all but its last word, is not in the file",
+            "has an n-gram whose context (all but its last word) is not in the file",
             section_line + 1 + int(missing_contexts[0]),
         )
     sort_order = np.lexsort((rows[:, -1], contexts))
     is_duplicate = (np.diff(contexts[sort_order]) == 0) & (np.diff(rows[sort_order, -1]) == 0)
     if is_duplicate.any():
-        raise lines.error("has an n-gram a second time", section_line + 1 + int(sort_order[1:][is_duplicate].min()))
-    if (
-        misplaced_markers := np.flatnonzero(
-            (rows[:, 1:] == vocab.bos_id).any(1) | (rows[:, :-1] == vocab.eos_id).any(1)
-        )
-    ).size:
-        raise lines.error(f"has {BOS} inside or {EOS} before the end", section_line + 1 + int(misplaced_markers[0]))
+        raise lines.error("repeats an n-gram", section_line + 1 + int(sort_order[1:][is_duplicate].min()))
+    is_misplaced = (rows[:, 1:] == vocab.bos_id).any(1) | (rows[:, :-1] == vocab.eos_id).any(1)
+    if is_misplaced.any():
+        problem = f"has {BOS} after the first word or {EOS} before the last"
+        raise lines.error(problem, section_line + 1 + int(np.flatnonzero(is_misplaced)[0]))
     num_contexts = len(levels[-1].logp)
     child_offsets = np.concatenate([[0], np.cumsum(np.bincount(contexts, minlength=num_contexts))]).astype(np.uint32)
     backoffs = backoff[sort_order]
@@ -281,9 +285,9 @@ def _build_level(
 
 
 def _check_backoffs(lines: _ArpaReader, level: TrieLevel, missing_rows: np.ndarray, section_line: int) -> None:
-    """What other n-grams follow has a back-off; where none does, it may be left out, as it is never used."""
+    """Check that n-grams which are the context of longer ones have a back-off; otherwise it is never used."""
     has_children = np.diff(level.child_offsets.astype(np.int64)) > 0
     if (missing_backoffs := missing_rows[has_children & (missing_rows >= 0)]).size:
         raise lines.error(
-            "has no back-off, but longer n-grams go on from it", section_line + 1 + int(missing_backoffs.min())
+            "has no back-off, but is the context of longer n-grams", section_line + 1 + int(missing_backoffs.min())
         )

@@ -1,9 +1,9 @@
-"""Counting n-grams in files, in bounded memory: one order after the other, each by sorting numbers.
+"""N-gram counting in bounded memory: one order after the other, by external sorting.
 
-Once the n-grams of a length have numbers, those that are one longer are pairs (context, word), so a pair of numbers is
-all that is ever sorted, whatever the order. Three things are known of every n-gram: how often it occurs; how many
-words stand before it (its continuation count; Chen & Goodman 1999, §2.7), from the n-grams that are one longer; and the
-number of its suffix, the n-gram without its first word, to which its probability backs off.
+Once the n-grams of one length have ids, those that are one longer are pairs (context id, word), so only pairs of
+numbers are sorted, whatever the order. Each n-gram has its count; its continuation count (the number of distinct words
+before it; Chen & Goodman 1999, §2.7), from the n-grams that are one longer; and the id of its suffix (the n-gram
+without its first word), to which its probability backs off.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ import numpy as np
 from polyseme.corpus.dedup.external_sort import ExternalSorter
 from polyseme.corpus.store import Corpus, token_dtype
 from polyseme.errors import DataError
-from polyseme.io.atomic import as_user_error
+from polyseme.io.atomic import wrap_os_errors
 from polyseme.ngram.trie import NgramVocab, TrieLevel, find_ngrams
 
-DEFAULT_MEMORY_BYTES = 1 << 28  # bytes, about
+DEFAULT_MEMORY_BYTES = 1 << 28  # approximate
 BLOCK_SIZE = 1 << 20  # tokens or n-grams at once
 _EMPTY = np.empty(0)
 
 
 class FileArray:
-    """An array in a file, written piece by piece, then mapped: its pages are the system's, to drop and read again."""
+    """Array in a file that is written block by block and then memory-mapped, so the system can evict its pages."""
 
     def __init__(self, path: Path, dtype: Any):
         self.path, self.dtype = path, np.dtype(dtype)
-        with as_user_error(path):
+        with wrap_os_errors(path):
             self.file = open(path, "wb")  # noqa: SIM115 (`to_memmap` closes it)
 
     def append(self, block: np.ndarray) -> None:
-        with as_user_error(self.path):
+        """Write a block after the previous ones."""
+        with wrap_os_errors(self.path):
             self.file.write(np.ascontiguousarray(block, self.dtype).data)
 
     def to_memmap(self) -> np.ndarray:
-        """All that was added, to read and to change."""
-        with as_user_error(self.path):
+        """Close the file and map it for reading and writing."""
+        with wrap_os_errors(self.path):
             self.file.close()
             if not self.path.stat().st_size:
                 return np.empty(0, self.dtype)
@@ -48,7 +49,7 @@ class FileArray:
 
 
 def zeros_in_file(path: Path, dtype: Any, length: int) -> np.ndarray:
-    """Written out, so that a full disk is met here and not when a page is touched."""
+    """Create an array of zeros in a file, written in full so that a full disk raises here."""
     file_array = FileArray(path, dtype)
     for block_start in range(0, length, BLOCK_SIZE):
         file_array.append(np.zeros(min(BLOCK_SIZE, length - block_start), dtype))
@@ -57,19 +58,19 @@ def zeros_in_file(path: Path, dtype: Any, length: int) -> np.ndarray:
 
 @dataclass
 class NgramCounts:
-    """The n-grams of one length, in files: what `TrieLevel` has but no probabilities."""
+    """N-grams of one length and their counts, mapped from files; see `TrieLevel` for the layout."""
 
     words: np.ndarray
     child_offsets: np.ndarray
-    raw_counts: np.ndarray  # how often each occurs
-    suffix_ids: np.ndarray  # the number of each without its first word
-    adjusted_counts: (
-        np.ndarray
-    )  # what it counts for: its continuation count, or `raw` in the last level and behind a start
-    bos_range: slice  # those that begin with the start of a sentence
+    raw_counts: np.ndarray  # occurrences
+    suffix_ids: np.ndarray  # id of each n-gram without its first word
+    # Continuation counts; raw counts in the last level and for n-grams that begin with BOS.
+    adjusted_counts: np.ndarray
+    bos_range: slice  # n-grams that begin with BOS
 
     @property
-    def to_level(self) -> TrieLevel:
+    def trie_level(self) -> TrieLevel:
+        """The n-grams as a trie level without probabilities."""
         return TrieLevel(self.words, self.child_offsets, _EMPTY, _EMPTY)
 
     def __len__(self) -> int:
@@ -77,7 +78,7 @@ class NgramCounts:
 
 
 def sentence_streams(corpus: Corpus, vocab: NgramVocab) -> Iterator[np.ndarray]:
-    """The corpus as `NgramVocab.add_bos_eos`, whole sentences at a time, a block or a little more of tokens."""
+    """Yield the corpus in blocks of whole sentences, each enclosed in BOS and EOS."""
     offsets = corpus.sentence_offsets
     first = 0
     while first < corpus.num_sentences:
@@ -95,7 +96,7 @@ def count_ngrams(
     work_dir: Path,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> list[NgramCounts]:
-    """The n-grams of all lengths up to `order`, mapped from files in the folder `work_dir`."""
+    """Count the n-grams of all lengths up to `order`; the arrays are mapped from files in `work_dir`."""
     stream_file = FileArray(work_dir / "stream", token_dtype(vocab.size))
     raw_counts = np.zeros(vocab.size, np.int64)
     for stream in streams:
@@ -103,14 +104,13 @@ def count_ngrams(
         stream_file.append(stream)
     stream = stream_file.to_memmap()
     if not len(stream):
-        raise DataError("there is no sentence to count n-grams in")
+        raise DataError("the corpus has no sentences to count n-grams in")
     index_dtype = np.int32 if len(stream) < 1 << 31 else np.int64
     adjusted_counts = raw_counts.copy()
     adjusted_counts[vocab.bos_id] = 0
     levels = [NgramCounts(_EMPTY, _EMPTY, raw_counts, _EMPTY, adjusted_counts, slice(vocab.bos_id, vocab.bos_id + 1))]
-    state_file = FileArray(
-        work_dir / "state", index_dtype
-    )  # the number of the n-gram of the last length that ends at each token, or -1
+    # The id of the n-gram of the current length that ends at each token, or -1.
+    state_file = FileArray(work_dir / "state", index_dtype)
     for _, block in _blocks(stream):
         state_file.append(block)
     states = state_file.to_memmap()
@@ -131,7 +131,7 @@ def count_ngrams(
 
 
 def context_blocks(child_offsets: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Runs of contexts, and of what follows them: a block of either at most, or one context."""
+    """Yield ranges of contexts and of their n-grams, at most a block of either or a single context."""
     first, end = 0, len(child_offsets) - 1
     while first < end:
         last = int(np.searchsorted(child_offsets, int(child_offsets[first]) + BLOCK_SIZE, side="right")) - 1
@@ -148,9 +148,9 @@ def _blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 def _context_word_pairs(
     stream: np.ndarray, states: np.ndarray, vocab: NgramVocab
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Places in the stream where an n-gram ends that is one longer than those of `states`: contexts and words.
+    """Yield positions where an n-gram one longer than those of `states` ends, with its context id and last word.
 
-    The states of a block may be changed before the next is asked for.
+    The caller may change the states of a block before it requests the next one.
     """
     previous_state = -1
     for first, tokens in _blocks(stream):
@@ -162,10 +162,10 @@ def _context_word_pairs(
 
 
 def _advance_states(states: np.ndarray, stream: np.ndarray, level: NgramCounts, vocab: NgramVocab) -> None:
-    """From the numbers of n-grams to those of the n-grams that are one longer, in place."""
+    """Replace ids of n-grams by those of the n-grams that are one longer, in place."""
     for block_index, (positions, contexts, tokens) in enumerate(_context_word_pairs(stream, states, vocab)):
         states[block_index * BLOCK_SIZE : (block_index + 1) * BLOCK_SIZE] = -1
-        states[positions] = find_ngrams(level.to_level, contexts, tokens)
+        states[positions] = find_ngrams(level.trie_level, contexts, tokens)
 
 
 def _build_level(
@@ -176,7 +176,7 @@ def _build_level(
     vocab_size: int,
     index_dtype: type,
 ) -> NgramCounts:
-    """Sorted pairs to n-grams with their counts, ordered by context and then word."""
+    """Build a level from sorted (context, word) keys."""
     word_file = FileArray(work_dir / f"{length}.words", token_dtype(vocab_size))
     count_file = FileArray(work_dir / f"{length}.raw_counts", np.uint32)
     child_offsets = zeros_in_file(
@@ -194,8 +194,8 @@ def _build_level(
 
 
 def _count_sorted(sorted_keys: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Each number of an ascending sequence once, and how often it is there; equal ones may be in several pieces."""
-    last_key, last_count = np.empty(0, np.uint64), np.empty(0, np.int64)  # the last number, which may go on
+    """Yield the distinct keys of an ascending sequence of blocks, and their counts."""
+    last_key, last_count = np.empty(0, np.uint64), np.empty(0, np.int64)  # may continue in the next block
     for block in sorted_keys:
         if not len(block):
             continue
@@ -214,7 +214,7 @@ def _count_sorted(sorted_keys: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarra
 def _find_suffixes(
     level: NgramCounts, levels: list[NgramCounts], work_dir: Path, length: int, index_dtype: type
 ) -> None:
-    """The suffix of (context, word) is (suffix of the context, word)."""
+    """Set the suffix ids: the suffix of (context, word) is (suffix of the context, word)."""
     if length == 2:
         level.suffix_ids = level.words
         return
@@ -223,7 +223,7 @@ def _find_suffixes(
     for contexts, ngrams in context_blocks(level.child_offsets):
         num_children = np.diff(level.child_offsets[contexts.start : contexts.stop + 1]).astype(np.int64)
         suffix_file.append(
-            find_ngrams(lower.to_level, np.repeat(lower.suffix_ids[contexts], num_children), level.words[ngrams])
+            find_ngrams(lower.trie_level, np.repeat(lower.suffix_ids[contexts], num_children), level.words[ngrams])
         )
     level.suffix_ids = suffix_file.to_memmap()
 
@@ -231,7 +231,7 @@ def _find_suffixes(
 def _set_adjusted_counts(
     lower: NgramCounts, level: NgramCounts, vocab: NgramVocab, work_dir: Path, length: int
 ) -> None:
-    """Below the highest order an n-gram counts for the words it was seen behind; nothing stands before a start."""
+    """Set the continuation counts of a lower order; n-grams that begin with BOS keep raw counts."""
     continuations = zeros_in_file(work_dir / f"{length - 1}.adjusted_counts", np.uint32, len(lower))
     for _, suffix in _blocks(level.suffix_ids):
         np.add.at(continuations, suffix, np.uint32(1))

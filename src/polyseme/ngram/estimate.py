@@ -1,7 +1,7 @@
-"""Interpolated modified Kneser-Ney (Chen & Goodman 1999, §3): from counts to probabilities and back-off weights.
+"""Interpolated modified Kneser-Ney smoothing (Chen & Goodman 1999, §3): probabilities and back-off weights.
 
-p(w | h) = (c(hw) - D(c(hw))) / c(h·) + γ(h) p(w | h without its first word), where D has a value for counts of one, of
-two, and of three or more, and γ(h) gives back what was taken. Below the words lies the even distribution.
+p(w | h) = (c(hw) - D(c(hw))) / c(h·) + γ(h) p(w | h without its first word), with discounts D for counts of one, two,
+and three or more, and γ(h) the discounted mass. Unigrams are interpolated with the uniform distribution.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from polyseme.errors import ConfigError
 from polyseme.ngram.count import BLOCK_SIZE, FileArray, NgramCounts, context_blocks
 from polyseme.ngram.trie import LOG10_ZERO, NgramTrie, NgramVocab, TrieLevel
 
-FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # where there are too few n-grams for counts of counts to tell
+FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # for levels with too few n-grams to estimate discounts
 
 
 def estimate_discounts(counts_of_counts: np.ndarray) -> tuple[float, float, float] | None:
-    """What is taken from a count of one, two, three or more; None where counts of counts give no sound values.
+    """Return the discounts of counts one, two, and three or more, or None if they are out of range.
 
-    `counts_of_counts` is how many n-grams have each count from 0 to 4 (Chen & Goodman 1999, equation 26).
+    `counts_of_counts[k]` is the number of n-grams with count k (Chen & Goodman 1999, equation 26).
     """
     one, two, three, four = (int(n) for n in counts_of_counts[1:5])
     if not (one and two and three):
@@ -32,7 +32,8 @@ def estimate_discounts(counts_of_counts: np.ndarray) -> tuple[float, float, floa
     return values if all(0 < d <= max_discount for d, max_discount in zip(values, (1, 2, 3))) else None
 
 
-def discounts_for_level(level: NgramCounts) -> tuple[float, float, float]:
+def estimate_level_discounts(level: NgramCounts) -> tuple[float, float, float]:
+    """Estimate the discounts of a level, with fixed ones as fallback."""
     counts_of_counts = np.zeros(6, np.int64)
     for first in range(0, len(level.adjusted_counts), BLOCK_SIZE):
         counts_of_counts += np.bincount(np.minimum(level.adjusted_counts[first : first + BLOCK_SIZE], 5), minlength=6)
@@ -46,16 +47,19 @@ def estimate_kneser_ney(
     cutoffs: Sequence[int] = (),
     fixed_discounts: Sequence[tuple[float, float, float]] | None = None,
 ) -> tuple[NgramTrie, list[tuple[float, float, float]]]:
-    """The model, mapped from files in `work_dir`, and the discounts of each order, which may be `fixed_discounts`.
+    """Estimate a model, mapped from files in `work_dir`; return it and the discounts of each order.
 
-    An n-gram that occurs at most `cutoffs[n - 1]` times is left out: all of its count is given back. The last cut-off
-    holds for longer ones too. They do not fall, so that what is left has its contexts and suffixes.
+    An n-gram that occurs at most `cutoffs[n - 1]` times is dropped and its whole count discounted. The last cutoff
+    applies to all longer n-grams. Cutoffs must not decrease, so that the remaining n-grams keep their contexts and
+    suffixes.
     """
     order_cutoffs = [*cutoffs, *[cutoffs[-1] if cutoffs else 0] * len(counts)][: len(counts)]
     if order_cutoffs[0] or any(a > b for a, b in itertools.pairwise(order_cutoffs)) or min(order_cutoffs) < 0:
-        raise ConfigError(f"cutoffs are {list(cutoffs)}: they begin with 0, since all words stay, and do not fall")
+        raise ConfigError(
+            f"cutoffs is {list(cutoffs)}; the first must be 0 (all words are kept) and they must not decrease"
+        )
     level_discounts = (
-        list(fixed_discounts) if fixed_discounts is not None else [discounts_for_level(level) for level in counts]
+        list(fixed_discounts) if fixed_discounts is not None else [estimate_level_discounts(level) for level in counts]
     )
     logp = _unigram_log_probs(counts[0], vocab, level_discounts[0])
     levels = [TrieLevel(counts[0].words, counts[0].child_offsets, logp, np.zeros(0, np.float32))]
@@ -86,11 +90,9 @@ def _level_log_probs(
     work_dir: Path,
     order: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log10 of the probabilities of a level and of the weights γ of the one below."""
-    logp_file, backoff_file = (
-        FileArray(work_dir / f"{order}.logp", np.float32),
-        FileArray(work_dir / f"{order}.weight", np.float32),
-    )
+    """Return the log10 probabilities of a level and the log10 back-off weights γ of the level below."""
+    logp_file = FileArray(work_dir / f"{order}.logp", np.float32)
+    backoff_file = FileArray(work_dir / f"{order}.backoff", np.float32)
     discount_by_count = np.array([0.0, *discounts])
     for contexts, ngrams in context_blocks(level.child_offsets):
         num_children = np.diff(level.child_offsets[contexts.start : contexts.stop + 1]).astype(np.int64)
@@ -114,14 +116,10 @@ def _level_log_probs(
 def _prune_levels(
     levels: Sequence[TrieLevel], counts: Sequence[NgramCounts], cutoffs: Sequence[int], work_dir: Path
 ) -> list[TrieLevel]:
-    """The levels without what the cut-offs leave out."""
+    """Drop the n-grams at or below the cutoffs."""
     pruned_levels = [levels[0]]
     for order, (level, cutoff) in enumerate(zip(levels[1:], cutoffs[1:]), start=2):
-        raw_counts, context_counts, is_last = (
-            counts[order - 1].raw_counts,
-            counts[order - 2].raw_counts,
-            order == len(levels),
-        )
+        raw_counts, context_counts = counts[order - 1].raw_counts, counts[order - 2].raw_counts
         array_files = [
             FileArray(work_dir / f"{order}.kept.{part}", array.dtype) for part, array in zip(TrieLevel._fields, level)
         ]
@@ -141,7 +139,7 @@ def _prune_levels(
             offset = ends[-1:] if len(ends) else offset
             for array_file, array in ((array_files[0], level.words), (array_files[2], level.logp)):
                 array_file.append(array[ngrams][is_kept])
-            if not is_last:
+            if order < len(levels):
                 array_files[3].append(level.backoff[ngrams][is_kept])
         pruned_levels.append(TrieLevel(*(array_file.to_memmap() for array_file in array_files)))
     return pruned_levels

@@ -1,4 +1,4 @@
-"""A run that counts: a recipe and a corpus to a run folder with a model of n-grams in it."""
+"""Training of an n-gram model: recipe and corpus to a run folder."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from polyseme.ngram.estimate import estimate_kneser_ney
 from polyseme.ngram.model import FAMILY, NgramLM
 from polyseme.ngram.trie import MAX_ORDER, NgramTrie, NgramVocab
 from polyseme.progress import progress
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class NgramRecipe(Config):
-    """How n-grams are counted. `valid_fraction` is as for every recipe: the same documents are held out.
+    """Settings of an n-gram model. `valid_fraction` holds out the same documents as in every recipe.
 
-    An n-gram that occurs at most `cutoffs[n - 1]` times is left out; the last cut-off holds for longer ones too.
+    An n-gram that occurs at most `cutoffs[n - 1]` times is dropped; the last cutoff applies to all longer n-grams.
     """
 
     name: str
@@ -39,21 +39,21 @@ class NgramRecipe(Config):
     order: int = 5
     cutoffs: tuple[int, ...] = ()
     valid_fraction: float = 0.01
-    memory_mb: int = 256  # what sorting takes, about; tables are files that are mapped
+    memory_mb: int = 256  # for sorting, approximate; the tables are memory-mapped files
 
     def check(self) -> NgramRecipe:
-        """Itself, if its numbers can be used."""
+        """Return the recipe if its values are valid, else raise `ConfigError`."""
         if not 1 <= self.order <= MAX_ORDER:
-            raise ConfigError(f"order is {self.order}, expected a number from 1 to {MAX_ORDER}")
+            raise ConfigError(f"order is {self.order}, expected 1 to {MAX_ORDER}")
         self.check_range(0, 1, "valid_fraction")
         self.check_range(1, math.inf, "memory_mb")
         return self
 
 
 def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, Any]:
-    """Count, estimate, measure on held-out text; returns the results.
+    """Count, estimate and evaluate an n-gram model; write a run folder and return its results.
 
-    The run folder appears whole when all is done: there is nothing to resume, since counting again is quick.
+    The run folder is written atomically. There is no resume, since counting again is quick.
     """
     start_time = time.perf_counter()
     recipe = recipe.check()
@@ -98,9 +98,9 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
 
 
 def measure_perplexity(ngrams: NgramTrie, corpus: Corpus) -> dict[str, float]:
-    """Mean loss in nats and perplexity; ends of sentences count as tokens, as other tools have it.
+    """Return the mean loss in nats and the perplexity, counting EOS as a token, like other n-gram tools.
 
-    `perplexity_words` spreads the same sum over the tokens alone, to stand beside models that predict no ends.
+    `perplexity_words` divides the same sum by the tokens without EOS, for comparison with models that predict no EOS.
     """
     total_loss, num_events = 0.0, 0
     for stream in sentence_streams(corpus, ngrams.vocab):
@@ -114,6 +114,6 @@ def measure_perplexity(ngrams: NgramTrie, corpus: Corpus) -> dict[str, float]:
 
 
 def main_language(corpus: Corpus) -> str:
-    """The language of most of the corpus: how texts to score are cut into sentences."""
+    """Return the language of most of the corpus, for splitting texts into sentences."""
     languages: dict[str, dict[str, int]] = corpus.manifest.get("languages", {})
     return max(languages, key=lambda name: languages[name].get("tokens", 0), default="en")

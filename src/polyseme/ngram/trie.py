@@ -1,9 +1,9 @@
-"""N-grams in arrays: a trie whose levels are sorted, asked about many tokens at once.
+"""N-gram language model as a trie of sorted arrays, queried for many tokens at once.
 
-An n-gram has a number: its place in its level. Its context, the n-gram without its last word, is a number of the level
-below, and what follows a context stands side by side, by word. So the longest n-gram that ends at each token of a text
-is found with one search a level for all tokens together. A level holds, as an ARPA file does, log10 of the probability
-and of the weight that a word gets which was not seen behind the n-gram (its back-off).
+The id of an n-gram is its index in its level. Its context (the n-gram without its last word) is an id of the level
+below, and the n-grams of one context are adjacent and sorted by last word. So one batched binary search per level finds
+the longest n-gram that ends at each token of a text. As in an ARPA file, a level holds log10 probabilities and log10
+back-off weights.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from polyseme.io.atomic import write_array
 from polyseme.text.cached_encoder import concat_ranges
 from polyseme.text.tokenizer import Tokenizer
 
-LOG10_ZERO = -99.0  # log10 of a probability that is none, as ARPA files write it
-MAX_ORDER = 8  # the highest order
-_SEARCH_BATCH = 1 << 17  # searches at once: what they touch stays in the processor's cache
+LOG10_ZERO = -99.0  # log10 of probability 0 in ARPA files
+MAX_ORDER = 8
+_SEARCH_BATCH = 1 << 17  # searches at once: their data stays in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
 class NgramVocab:
-    """What n-grams are made of: the tokenizer's ids and two marks, which are its own where it has some.
+    """Vocabulary of an n-gram model: the tokenizer's ids, with new ids for BOS and EOS if it has none.
 
-    A sentence is read between `bos_id` and `eos_id`. The end is predicted, the start is not; nor are the tokenizer's
-    other special tokens, but for the one that stands for the unknown.
+    A sentence is enclosed in `bos_id` and `eos_id`. EOS and the unknown token are predicted; BOS and the other special
+    tokens are not.
     """
 
-    size: int  # ids, those of the marks included
+    size: int  # including BOS and EOS
     bos_id: int
     eos_id: int
     is_predicted: np.ndarray  # bool [size]
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> NgramVocab:
+        """Derive the vocabulary; SEP and CLS serve as EOS and BOS where these are missing."""
         special_ids, size = tokenizer.special_token_ids, tokenizer.vocab_size
         eos_id = next((token_id for token_id in (special_ids.eos, special_ids.sep) if token_id is not None), size)
         size = max(size, eos_id + 1)
@@ -57,7 +58,7 @@ class NgramVocab:
         return cls(size, bos_id, eos_id, is_predicted)
 
     def add_bos_eos(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Sentences end to end, each between its marks."""
+        """Concatenate sentences, each enclosed in BOS and EOS."""
         ends = np.cumsum(lengths + 2)
         stream = np.empty(int(ends[-1]) if len(ends) else 0, np.int64)
         stream[ends - 1], stream[ends - lengths - 2] = self.eos_id, self.bos_id
@@ -66,31 +67,32 @@ class NgramVocab:
 
 
 class TrieLevel(NamedTuple):
-    """The n-grams of one length. The first level has one for each id, and no words and begins."""
+    """N-grams of one length. The first level has one per id, and empty `words` and `child_offsets`."""
 
-    words: np.ndarray  # the last word of each n-gram
-    child_offsets: np.ndarray  # where what follows each n-gram of the level below begins, and the end
+    words: np.ndarray  # last word of each n-gram
+    child_offsets: np.ndarray  # start of the n-grams of each context, and the end
     logp: np.ndarray  # float32
-    backoff: np.ndarray  # float32; none in the last level
+    backoff: np.ndarray  # float32; empty in the last level
 
 
 class NgramTrie:
-    """A model of n-grams. `levels[n - 1]` has those of length n."""
+    """Back-off n-gram model; `levels[n - 1]` holds the n-grams of length n."""
 
     def __init__(self, vocab: NgramVocab, levels: Sequence[TrieLevel]):
         self.vocab, self.levels = vocab, list(levels)
 
     @property
     def order(self) -> int:
+        """Length of the longest n-grams."""
         return len(self.levels)
 
     @property
     def sizes(self) -> list[int]:
-        """How many n-grams there are of each length; the first counts what has a probability."""
+        """Number of n-grams of each length; of 1-grams, those with a probability."""
         return [int((self.levels[0].logp > LOG10_ZERO).sum()), *(len(level.words) for level in self.levels[1:])]
 
     def log10_probs(self, stream: np.ndarray) -> np.ndarray:
-        """Log10 of the probability of each token of `NgramVocab.add_bos_eos` after those before it; 0 for a start."""
+        """Return the log10 probability of each token of a stream from `NgramVocab.add_bos_eos`; 0 for BOS."""
         state = stream.astype(np.int64)
         log_probs = self.levels[0].logp[state].astype(np.float64)
         for lower, level in zip(self.levels, self.levels[1:]):
@@ -104,13 +106,13 @@ class NgramTrie:
         return log_probs
 
     def next_token_probs(self, histories: np.ndarray) -> np.ndarray:
-        """Probabilities of every id, float64 [rows, size], after the histories [rows, length], -1 before they begin."""
+        """Return probabilities of every id, float64 [rows, size], after histories [rows, length] padded with -1."""
         return 10.0 ** self.next_log10_probs(self.lookup_state(histories))
 
     def lookup_state(self, histories: np.ndarray) -> np.ndarray:
-        """What counts of the histories [rows, length], -1 before they begin: their last words, looked up.
+        """Return the states [rows, order - 1] of histories [rows, length] padded with -1 on the left.
 
-        Column n, of order - 1, has the number of the n-gram that the last n + 1 words are, -1 where there is none.
+        Column n holds the id of the n-gram formed by the last n + 1 words, -1 if there is none.
         """
         state = np.full((len(histories), self.order - 1), -1, np.int64)
         for words in histories[:, max(histories.shape[1] - self.order + 1, 0) :].T:
@@ -118,13 +120,13 @@ class NgramTrie:
         return state
 
     def advance(self, state: np.ndarray, words: np.ndarray) -> np.ndarray:
-        """The state when each row has one word more."""
+        """Return the state after one more word per row."""
         longer_ngrams = (find_ngrams(level, state[:, n], words) for n, level in enumerate(self.levels[1:-1]))
         columns = [words, *longer_ngrams][: self.order - 1]
         return np.stack(columns, axis=1) if columns else state
 
     def next_log10_probs(self, state: np.ndarray) -> np.ndarray:
-        """Log10 of the probability of every id, float64 [rows, size]: all backed off, then what was seen is set."""
+        """Return log10 probabilities of every id, float64 [rows, size]: back off all, then set the seen n-grams."""
         log_probs = np.tile(self.levels[0].logp.astype(np.float64), (len(state), 1))
         for lower, level, context in zip(self.levels, self.levels[1:], state.T):
             rows = np.flatnonzero(context >= 0)
@@ -138,15 +140,16 @@ class NgramTrie:
         return log_probs
 
     def start_session(self, prompts: Sequence[Sequence[int]]) -> NgramSession:
-        """The prompts read, for a search (`polyseme.decode`) to go on with."""
+        """Start decoding after the prompts."""
         return NgramSession(self, prompts)
 
     def context_ids(self, order: int) -> np.ndarray:
-        """The number of the context of each n-gram of a level above the first."""
+        """Return the id of the context of each n-gram of length `order` ≥ 2."""
         child_offsets = self.levels[order - 1].child_offsets.astype(np.int64)
         return np.repeat(np.arange(len(child_offsets) - 1), np.diff(child_offsets))
 
     def save(self, folder: Path) -> None:
+        """Write each array of each level as an `.npy` file."""
         for order, level in enumerate(self.levels, start=1):
             for array_name, array in level._asdict().items():
                 if array_name in level_array_names(order, self.order):
@@ -154,7 +157,7 @@ class NgramTrie:
 
     @classmethod
     def open(cls, folder: Path, vocab: NgramVocab, order: int) -> NgramTrie:
-        """Map the arrays of a folder; what they hold is checked as far as sizes tell."""
+        """Memory-map the arrays of a folder and check their sizes and types."""
         levels: list[TrieLevel] = []
         num_contexts = vocab.size
         for n in range(1, order + 1):
@@ -167,9 +170,8 @@ class NgramTrie:
                 _check_array(folder / array_filename(n, "child_offsets"), level.child_offsets, num_contexts + 1, "u")
                 _check_array(folder / array_filename(n, "words"), level.words, length, "u")
                 if level.child_offsets[0] != 0 or level.child_offsets[-1] != length:
-                    raise ModelError(
-                        f"{folder / array_filename(n, 'child_offsets')} is damaged: it does not fit the words"
-                    )
+                    path = folder / array_filename(n, "child_offsets")
+                    raise ModelError(f"{path} is damaged: it does not match the number of words")
             for array_name in {"logp", "backoff"} & set(level_array_names(n, order)):
                 _check_array(folder / array_filename(n, array_name), getattr(level, array_name), length, "f")
             levels.append(level)
@@ -178,7 +180,7 @@ class NgramTrie:
 
 
 class NgramSession:
-    """Sequences under way, as `polyseme.generation.session` wants them: of each only its state is kept."""
+    """Decoding session (see `polyseme.generation.session`) that keeps one n-gram state per sequence."""
 
     def __init__(self, ngrams: NgramTrie, prompts: Sequence[Sequence[int]]):
         self.ngrams = ngrams
@@ -186,7 +188,7 @@ class NgramSession:
         for row, ids in zip(histories, prompts):
             if invalid_ids := [token for token in ids if not 0 <= token < ngrams.vocab.size]:
                 raise DataError(
-                    f"a prompt has the token {invalid_ids[0]}, expected one from 0 to {ngrams.vocab.size - 1}"
+                    f"a prompt contains the token id {invalid_ids[0]}, expected 0 to {ngrams.vocab.size - 1}"
                 )
             recent_ids = ids[max(len(ids) - len(row), 0) :]
             row[len(row) - len(recent_ids) :] = recent_ids
@@ -196,29 +198,34 @@ class NgramSession:
         self.state, self.scores = state, torch.from_numpy(np.log(10) * self.ngrams.next_log10_probs(state))
 
     def advance(self, tokens: torch.Tensor, row_indices: Sequence[int] | None = None) -> None:
+        """Append one token per sequence, after selecting rows."""
         state = self.state if row_indices is None else self.state[list(row_indices)]
         self._set_state(self.ngrams.advance(state, tokens.numpy()))
 
     def should_compact(self, num_rows: int, num_alive: int) -> bool:
+        """Return whether to drop finished sequences; here it costs nothing."""
         return num_alive < num_rows
 
 
 def array_filename(order: int, array_name: str) -> str:
+    """Return the file name of an array of a level."""
     return f"{order}.{array_name}.npy"
 
 
 def level_array_names(order: int, max_order: int) -> tuple[str, ...]:
-    """The arrays that a level has."""
+    """Return the names of the arrays that are saved for a level."""
     return (*(("words", "child_offsets") if order > 1 else ()), "logp", *(("backoff",) if order < max_order else ()))
 
 
 def _check_array(path: Path, array: np.ndarray, length: int, kind: str) -> None:
     if array.shape != (length,) or array.dtype.kind != kind:
-        raise ModelError(f"{path} is damaged: it has {array.dtype} of shape {array.shape} where {length} were written")
+        raise ModelError(
+            f"{path} is damaged: its shape is {array.shape} and its type {array.dtype}, expected {length} values"
+        )
 
 
 def find_ngrams(level: TrieLevel, contexts: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """The number of each n-gram, its context and last word given; -1 where there is none, or no context."""
+    """Return the id of each (context, word) pair; -1 if there is no such n-gram or the context is -1."""
     ngram_ids = np.full(len(contexts), -1, np.int64)
     for batch_start in range(0, len(contexts), _SEARCH_BATCH):
         batch = slice(batch_start, batch_start + _SEARCH_BATCH)
@@ -227,7 +234,7 @@ def find_ngrams(level: TrieLevel, contexts: np.ndarray, words: np.ndarray) -> np
 
 
 def _bisect(level: TrieLevel, contexts: np.ndarray, words: np.ndarray, ngram_ids: np.ndarray) -> None:
-    """Halve the range behind each context until its word is met; most have few words behind them."""
+    """Binary search for each word among the n-grams of its context; most contexts have few."""
     unresolved = np.flatnonzero(contexts >= 0)
     context = contexts[unresolved]
     low = level.child_offsets[context].astype(np.int64)

@@ -1,6 +1,6 @@
-"""Facts that follow from lengths, worked out and sent to a device once: those that come again are found again.
+"""LRU cache of index tensors that depend only on sequence lengths, so that each is built and copied to the device once.
 
-Recorded kernels read them where they lie: what was asked for inside `retain_entries` is never let go.
+A CUDA graph reads tensors at their recorded addresses: entries used inside `retain_entries` are never evicted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _retaining = False
 
 @contextmanager
 def retain_entries() -> Iterator[None]:
-    """While kernels are recorded, and in the calls before that are to find the same facts."""
+    """Retain all entries used in this context, during the warm-up and capture of a CUDA graph."""
     global _retaining
     previous, _retaining = _retaining, True
     try:
@@ -29,7 +29,7 @@ def retain_entries() -> Iterator[None]:
 
 
 def cached_index(max_entries: int) -> Callable[[Function], Function]:
-    """A function whose last `max_entries` answers are kept, and those that are pinned."""
+    """Decorate a function to cache its `max_entries` most recent results and all retained ones."""
 
     def decorate(function: Function) -> Function:
         recent: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -41,7 +41,7 @@ def cached_index(max_entries: int) -> Callable[[Function], Function]:
                 return retained[key]
             value = recent.pop(key, None)
             if value is None:
-                with torch.inference_mode(False):  # whoever asks first may not learn; who asks next may
+                with torch.inference_mode(False):  # the entry may be used in training later
                     value = function(*key)
             if _retaining:
                 retained[key] = value

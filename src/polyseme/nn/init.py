@@ -1,4 +1,4 @@
-"""How weights begin."""
+"""Weight initialization."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from polyseme.nn.layers.norms import BatchNorm
 
 @dataclass(frozen=True)
 class InitConfig(Config):
-    """Normal matrices, zero biases, norms at identity.
+    """Normally distributed matrices, zero biases, norms at identity.
 
-    `truncated` redraws beyond two deviations; `position_std` differs where a paper's code has it so; `scale_residuals`
-    divides the last matrix of each sublayer by √(number of sublayers) (GPT-2, §2.3). With `scale_by_fan_in` a matrix
-    starts at std / √(its inputs), so that products keep the size of what they read, and queries so small as scores need
-    it that are not scaled. `token_std` is of the token vectors; 0 is `std`.
+    `truncated` redraws values beyond two standard deviations. `position_std` is that of position embeddings,
+    `token_std` that of token embeddings (0 means `std`). `scale_residuals` divides the last matrix of each sublayer by
+    √(number of sublayers) (GPT-2, §2.3). `scale_by_fan_in` draws matrices with std / √(fan-in), so that products keep
+    the size of their inputs, and scales down queries where attention does not scale its scores.
     """
 
     std: float = 0.02
@@ -30,6 +30,7 @@ class InitConfig(Config):
     token_std: float = 0.0
 
     def apply(self, module: nn.Module, num_sublayers: int, generator: torch.Generator | None) -> None:
+        """Initialize a module and all its submodules in place."""
         for name, submodule in module.named_modules():
             if isinstance(submodule, nn.Linear | nn.Embedding | nn.Conv1d):
                 std = self.position_std if name.endswith("positions") else self.std
@@ -43,7 +44,7 @@ class InitConfig(Config):
                     nn.init.trunc_normal_(submodule.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
                 else:
                     nn.init.normal_(submodule.weight, 0.0, std, generator=generator)
-            for parameter in getattr(submodule, "normal_init_params", list)():  # parameters that no layer holds
+            for parameter in getattr(submodule, "normal_init_params", list)():  # parameters outside torch's layers
                 nn.init.normal_(parameter, 0.0, self.std, generator=generator)
             for parameter in getattr(submodule, "zero_init_params", list)():
                 nn.init.zeros_(parameter)

@@ -1,4 +1,4 @@
-"""Gradients of tables of which a batch touches few rows."""
+"""Sparse gradients of embedding tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 class SparseRowGrad(NamedTuple):
-    """What is to be added up in some rows of a table; an id may stand there many times."""
+    """Gradient of some rows of a table; ids may repeat."""
 
-    table: Tensor  # a parameter
+    table: Tensor  # the parameter
     ids: Tensor  # int64 [n]
-    rows: Tensor  # [n, …]: summed over the terms of the loss, not their mean; its own, to be changed in place
-    counts: Tensor  # float [n]: how many terms each row is the sum of
+    rows: Tensor  # [n, …], summed over loss terms, not averaged; may be modified in place
+    counts: Tensor  # float [n], number of loss terms summed in each row

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyseme.config import Config
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.losses import compute_losses, evaluate_batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds
@@ -73,21 +73,21 @@ class Objective(Config, ABC):
         """Raise if the objective cannot train this model with sequences of this length."""
         trunk, name, family = model.trunk, type(self).__name__, model.family
         if missing := [term for term in self.terms if term not in model.heads]:
-            raise DataError(f"{name} needs a head {missing[0]!r}, which {family} does not have")
+            raise ConfigError(f"{name} needs a head {missing[0]!r}, which {family} does not have")
         if self.needs_source and not trunk.has_source:
-            raise DataError(f"{name} needs an encoder-decoder, and {family} is none")
+            raise ConfigError(f"{name} needs an encoder-decoder, and {family} is none")
         if trunk.has_source and not self.needs_source:
-            raise DataError(f"{family} is an encoder-decoder, and {name} has no source for it")
+            raise ConfigError(f"{family} is an encoder-decoder, and {name} has no source for it")
         if self.needs_query_stream and not trunk.has_query_stream:
-            raise DataError(f"{name} needs a query stream, which {family} does not have; xlnet has one")
+            raise ConfigError(f"{name} needs a query stream, which {family} does not have; xlnet has one")
         if trunk.has_query_stream and not self.needs_query_stream:
-            raise DataError(f"{family} predicts tokens by its query stream, which {name} does not train")
+            raise ConfigError(f"{family} predicts tokens by its query stream, which {name} does not train")
         if self.needs_bounded_memory and not trunk.has_bounded_memory:
-            raise DataError(f"{name} needs a memory of fixed size, which {family} does not have with this config")
+            raise ConfigError(f"{name} needs a memory of fixed size, which {family} does not have with this config")
         limit, longest = trunk.embeddings.max_len, self.max_input_len(max_len)
         if longest > limit:
             drawn = f" (segments have up to {longest} tokens)" if longest > max_len else ""
-            raise DataError(f"max_len is {max_len}{drawn}, longer than the {limit} tokens that the model reads")
+            raise ConfigError(f"max_len is {max_len}{drawn}, longer than the {limit} tokens that the model reads")
 
     @abstractmethod
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
@@ -105,13 +105,13 @@ class Objective(Config, ABC):
 def check_probability(name: str, value: float) -> None:
     """Raise if a value is no probability."""
     if not 0 <= value <= 1:
-        raise DataError(f"{name} is {value}, expected a value from 0 to 1")
+        raise ConfigError(f"{name} is {value}, expected a value from 0 to 1")
 
 
 def text_capacity(max_len: int, num_special_tokens: int, min_tokens: int) -> int:
     """Return the number of tokens left for text beside the special tokens."""
     if max_len < num_special_tokens + min_tokens:
-        raise DataError(
+        raise ConfigError(
             f"max_len is {max_len}, expected {num_special_tokens + min_tokens} or more: "
             f"{num_special_tokens} are special tokens"
         )

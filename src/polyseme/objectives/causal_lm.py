@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import Objective, text_capacity
 from polyseme.objectives.batch import Batch
@@ -43,7 +43,7 @@ class CausalLM(Objective):
     def check(self, model: ModelConfig, max_len: int) -> None:
         super().check(model, max_len)
         if self.direction == "forward" and not model.trunk.causal:
-            raise DataError(f"CausalLM needs a causal trunk, and that of {model.family} sees the tokens it predicts")
+            raise ConfigError(f"CausalLM needs a causal trunk, and that of {model.family} sees the tokens it predicts")
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _CausalLMBatchBuilder(self, corpus, special_ids, max_len)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.base import Objective, ObjectiveLoss
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
@@ -61,7 +61,9 @@ class Distillation(Objective):
     def check(self, model: ModelConfig, max_len: int) -> None:
         base = self.base
         if base.needs_source or base.needs_query_stream or base.needs_bounded_memory or base.is_sparse:
-            raise DataError(f"Distillation does not support {type(base).__name__}: its batches are not plain sequences")
+            raise ConfigError(
+                f"Distillation does not support {type(base).__name__}: its batches are not plain sequences"
+            )
         base.check(model, max_len)
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
@@ -70,9 +72,9 @@ class Distillation(Objective):
     def build_loss(self, device: torch.device, dtype: torch.dtype) -> ObjectiveLoss:
         """Load the teacher and return the loss that compares a student with it."""
         if not self.teacher:
-            raise DataError("objective.teacher is empty: distillation needs the model folder of a teacher")
+            raise ConfigError("objective.teacher is empty: distillation needs the model folder of a teacher")
         if self.teacher_hash and hash_weights(Path(self.teacher)) != self.teacher_hash:
-            raise DataError(f"the weights of the teacher {self.teacher} have changed since the run was started")
+            raise ConfigError(f"the weights of the teacher {self.teacher} have changed since the run was started")
         teacher = load_model(self.teacher).model.to(device, dtype)
         return ObjectiveLoss(DistillationLoss(self, teacher).compute, (teacher,))
 

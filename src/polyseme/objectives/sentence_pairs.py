@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from polyseme.corpus.sampling import build_samples
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError, DataError
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import check_probability, text_capacity
 from polyseme.objectives.batch import Batch
@@ -57,7 +57,7 @@ class MaskedLMWithSentencePairs(MaskingConfig):
     def check(self, model: ModelConfig, max_len: int) -> None:
         super().check(model, max_len)
         if model.trunk.num_segments == 1:
-            raise DataError("num_segments is 1, but pairs have two segments: use 2, or 0 for no segment embeddings")
+            raise ConfigError("num_segments is 1, but pairs have two segments: use 2, or 0 for no segment embeddings")
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _SentencePairBatchBuilder(self, corpus, special_ids, max_len, seed)

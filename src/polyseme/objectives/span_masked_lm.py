@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError
 from polyseme.objectives.masked_lm import MaskedLMBatchBuilder, MaskingConfig
 from polyseme.objectives.masking import MaskUnit, span_boundaries
 from polyseme.objectives.packing import BatchBuilder, Labels, SpecialIds
@@ -29,8 +29,8 @@ class SpanMaskedLM(MaskingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mask_unit not in ("ngram", "span"):
-            raise DataError(
-                f"mask_unit is {self.mask_unit!r}, expected 'ngram' or 'span', which keep a token on both sides of a span"
+            raise ConfigError(
+                f"mask_unit is {self.mask_unit!r}, expected 'ngram' or 'span', which keep both sides of a span"
             )
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:

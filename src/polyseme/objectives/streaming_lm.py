@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polyseme.corpus.sampling import SampleTable
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import Batch, Targets
@@ -55,7 +55,7 @@ class StreamingCausalLM(Objective):
     def check(self, model: ModelConfig, max_len: int) -> None:
         super().check(model, max_len)
         if self.direction == "forward" and not model.trunk.causal:
-            raise DataError(f"{type(self).__name__} needs a causal trunk, and that of {model.family} is not")
+            raise ConfigError(f"{type(self).__name__} needs a causal trunk, and that of {model.family} is not")
 
     @property
     def terms(self) -> tuple[str, ...]:

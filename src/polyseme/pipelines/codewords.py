@@ -1,7 +1,7 @@
-"""The demo's task, *find the code words*: which words of a sentence stood in backticks before these were removed?
+"""Task of the demo: find the words of a sentence that were in backticks before these were removed.
 
-The labels were made by the authors of the documentation, there are thousands of them on every Python machine, and the
-question has an answer that depends on context ("the axis to sum over": is `axis` a parameter or a word?).
+The labels come from the authors of the documentation, every machine with Python has thousands of them, and the answer
+depends on context ("the axis to sum over": is `axis` a parameter or a word?).
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ MAX_WORDS = 40
 
 
 def is_held_out(module: str) -> bool:
-    """One module of ten, by its name: the test set, in neither pre-training nor tokenizer.
+    """Return whether a module is in the test set: one in ten, by a hash of its name.
 
-    The choices of docs/log.md were made on another tenth (the digest's first byte), so these modules are fresh.
+    Test modules are used for neither pre-training nor the tokenizer. The choices recorded in docs/log.md were made on
+    another tenth (by the first byte of the digest), so the test modules played no part in them.
     """
     tuning_byte, test_byte = hashlib.sha256(module.encode()).digest()[:2]
     return tuning_byte >= 26 and test_byte < 28
 
 
 def load_examples(is_test: bool) -> list[TaggingExample]:
-    """Sentences with at least one code word and one plain word, from the held-out modules or from the others."""
+    """Load sentences with some code words, at most half of all words, from the test modules or the others."""
     tagged_sentences = []
     for module, text in read_documents(keep=lambda name: is_held_out(name) == is_test):
         for sentence in split_sentences(text):
@@ -40,7 +41,7 @@ def load_examples(is_test: bool) -> list[TaggingExample]:
 
 
 def tag_code_words(sentence: str) -> tuple[list[str], list[str]]:
-    """Words and tags of a sentence, backticks removed."""
+    """Return the words of a sentence without backticks, and their tags `code` or `O`."""
     words, tags = [], []
     for text, is_code in _split_at_backticks(sentence):
         for word in WORD_PATTERN.findall(text):

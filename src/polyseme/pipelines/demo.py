@@ -1,4 +1,4 @@
-"""The demo: from the documentation on this machine to a measured task model and a page that shows it."""
+"""The demo: pre-train and fine-tune on the documentation of the installed Python, and write a report."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.pipelines.codewords import is_held_out, load_examples
 from polyseme.recipes.demo import demo as recipe
-from polyseme.report import html as report
+from polyseme.report.charts import attention_grid, loss_chart
+from polyseme.report.html import code, html_page, html_table
+from polyseme.report.run_page import cost_table, metrics_table, read_log
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
@@ -39,7 +42,7 @@ from polyseme.train.recipe import BudgetConfig
 
 VOCAB_SIZE = 6000
 NUM_TRAIN, NUM_TEST = 500, 1000
-MARKER_FILE = "demo.json"  # says that a folder is the demo's own, which the next demo may replace
+MARKER_FILE = "demo.json"  # marks a folder as written by the demo, which the next demo may replace
 MASKED_SENTENCES = (
     "Return the [MASK] of the array.",
     "If True, the [MASK] is returned.",
@@ -49,64 +52,77 @@ MASKED_SENTENCES = (
     "Compute the [MASK] of two [MASK].",
 )
 ATTENTION_SENTENCE = "Returns the first element of the list, or None if it is empty."
+COMMANDS = """polyseme fill {out}/pretrain/model "Return the [MASK] of the array."
+polyseme score {out}/pretrain/model --data TEXT.txt
+polyseme embed {out}/pretrain/model --data TEXT.txt --out vectors.npz
+polyseme predict {out}/task/model --data SENTENCES.conll --out tagged.conll
+polyseme demo --minutes 15          # longer pre-training helps most
+
+# the same with your own text
+polyseme tokenizer train TEXT/ --vocab-size 16000 --out my/tokenizer
+polyseme prepare TEXT/ --tokenizer my/tokenizer --out my/corpus
+polyseme pretrain bert-tiny --corpus my/corpus --out my/run
+polyseme finetune my/run/model --task classification --train train.tsv --dev dev.tsv --out my/task --seeds 3"""
+
+
+@dataclass(frozen=True)
+class DemoResults:
+    """Everything that the report of the demo shows."""
+
+    pretraining: dict[str, Any]  # the results of the pre-training run
+    unigram_entropy: float
+    filled: Sequence[tuple[str, Any]]  # masked sentences and predictions
+    model: LanguageModel
+    f1_scores: dict[str, list[float]]  # by method, one per seed
+    task_model: LanguageModel
+    test: Sequence[TaggingExample]
+    seconds: float
 
 
 def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
-    """Every step of the toolkit in turn; the page it ends with."""
+    """Run every step from text to task model; write a report and return its path."""
     start_time = time.monotonic()
-    torch.set_num_threads(min(torch.get_num_threads(), 8))  # the model is too small for more
+    torch.set_num_threads(min(torch.get_num_threads(), 8))  # more threads do not speed up so small a model
     write_json(out / MARKER_FILE, {"minutes": minutes, "seeds": num_seeds})
-    _log(start_time, "reading the documentation of this machine's Python")
+    _log(start_time, "reading the documentation of the installed Python")
     texts = [text for _, text in read_documents(keep=lambda name: not is_held_out(name))]
     text_path = out / "text.jsonl"
     write_text(text_path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     num_chars = sum(map(len, texts))
     _log(start_time, f"training a tokenizer on {num_chars / 1e6:.1f} MB of {len(texts)} modules")
     tokenizer = Tokenizer.train("wordpiece", iter(texts), VOCAB_SIZE, lowercase=False)
-    prepare([text_path], tokenizer, out / "corpus", clean="none", dedup="none")  # paragraphs are distinct already
+    prepare([text_path], tokenizer, out / "corpus", clean="none", dedup="none")  # the paragraphs are distinct
     text_path.unlink()
     unigram_entropy = _unigram_entropy(Corpus.open(out / "corpus"))
 
     pretrain_recipe = recipe().replace(budget=BudgetConfig(minutes=minutes))
-    baseline = f"guessing words by frequency costs {unigram_entropy:.2f} nats"
+    baseline = f"the unigram baseline has a loss of {unigram_entropy:.2f} nats"
     _log(start_time, f"pre-training a small BERT for {minutes:g} minutes; {baseline}")
     results = pretrain(pretrain_recipe, out / "corpus", out / "pretrain")
     model = polyseme.load(out / "pretrain" / "model")
-    _log(start_time, f"held-out masked loss {results['valid']['masked']:.2f} nats; filling in masks")
-    fill_results = [(text, model.fill(text, 4)) for text in MASKED_SENTENCES]
-    for text, masks in fill_results:
+    _log(start_time, f"held-out masked loss {results['valid']['masked']:.2f} nats; filling masks")
+    filled = [(text, model.fill(text, 4)) for text in MASKED_SENTENCES]
+    for text, masks in filled:
         print(f"  {text}  " + "; ".join(" ".join(guess.token for guess in guesses) for guesses in masks))
 
-    _log(start_time, f"fine-tuning on {NUM_TRAIN} sentences: which words stood in backticks?")
+    _log(start_time, f"fine-tuning on {NUM_TRAIN} sentences: which words were in backticks?")
     train, test = load_examples(is_test=False), load_examples(is_test=True)
     train_words = {example.words for example in train}
     test = _sample([example for example in test if example.words not in train_words], NUM_TEST, seed=0)
     f1_scores, task_model = compare_f1(out, train, test, num_seeds)
     for name, scores in f1_scores.items():
         print(f"  {name:24} F1 {_mean_and_deviation(scores)}")
-    path = out / "report.html"
-    write_text(
-        path,
-        _build_page(
-            out,
-            results,
-            unigram_entropy,
-            fill_results,
-            model,
-            f1_scores,
-            task_model,
-            test,
-            time.monotonic() - start_time,
-        ),
-    )
+    seconds = time.monotonic() - start_time
+    demo_results = DemoResults(results, unigram_entropy, filled, model, f1_scores, task_model, test, seconds)
+    write_text(out / "report.html", _build_page(out, demo_results))
     _log(start_time, "done")
-    return path
+    return out / "report.html"
 
 
 def compare_f1(
     out: Path, train: list[TaggingExample], test: Sequence[TaggingExample], num_seeds: int
 ) -> tuple[dict[str, list[float]], LanguageModel]:
-    """F1 by four means. A seed draws the sentences to learn from, the new weights and the order of the examples."""
+    """Return the F1 scores of four methods per seed, which draws the training sentences, new weights and order."""
     settings = FinetuneConfig(epochs=6, batch_size=8, optimizer=OptimizerConfig(lr=1e-3), truncate=True)
     base = out / "pretrain" / "model"
     f1_scores: dict[str, list[float]] = {}
@@ -132,12 +148,12 @@ def compare_f1(
 
 def _sample(examples: list[TaggingExample], num_examples: int, seed: int) -> list[TaggingExample]:
     if len(examples) < num_examples:
-        raise DataError(f"only {len(examples)} sentences with code words were found here; {num_examples} are needed")
+        raise DataError(f"only {len(examples)} sentences with code words are installed; {num_examples} are needed")
     return random.Random(seed).sample(examples, num_examples)
 
 
 def _unigram_entropy(corpus: Corpus) -> float:
-    """The entropy of single tokens in nats: what a model that knows only frequencies can reach."""
+    """Return the entropy of the token frequencies in nats: the loss of a unigram model."""
     counts = Counter(
         corpus.gather_tokens(corpus.sentence_offsets[corpus.document_offsets[:-1]], _document_lengths(corpus)).tolist()
     )
@@ -160,77 +176,50 @@ def _log(start_time: float, message: str) -> None:
     print(f"[{seconds // 60}:{seconds % 60:02d}] {message}", file=sys.stderr, flush=True)
 
 
-def _build_page(
-    out: Path,
-    results: dict[str, Any],
-    unigram_entropy: float,
-    fill_results: Sequence[tuple[str, Any]],
-    model: LanguageModel,
-    f1_scores: dict[str, list[float]],
-    task_model: LanguageModel,
-    test: Sequence[TaggingExample],
-    seconds: float,
-) -> str:
-    fills = [
+def _build_page(out: Path, results: DemoResults) -> str:
+    filled = [
         (text, "; ".join(", ".join(f"{g.token} {g.probability:.0%}" for g in guesses) for guesses in masks))
-        for text, masks in fill_results
+        for text, masks in results.filled
     ]
-    task_table = report.html_table(
-        ["", "F1 on held-out modules"],
-        [(name, _mean_and_deviation(scores)) for name, scores in f1_scores.items()],
-    )
-    shown_examples = test[:6]
-    tagged_examples = [
-        (example, prediction.tags) for example, prediction in zip(shown_examples, task_model.predict(shown_examples))
-    ]
-    commands = f"""polyseme fill {out}/pretrain/model "Return the [MASK] of the array."
-polyseme score {out}/pretrain/model --data TEXT.txt
-polyseme embed {out}/pretrain/model --data TEXT.txt --out vectors.npz
-polyseme predict {out}/task/model --data SENTENCES.conll --out tagged.conll
-polyseme demo --minutes 15          # pre-train longer: the one change that helps most
-
-# the same with your own text
-polyseme tokenizer train TEXT/ --vocab-size 16000 --out my/tokenizer
-polyseme prepare TEXT/ --tokenizer my/tokenizer --out my/corpus
-polyseme pretrain bert-tiny --corpus my/corpus --out my/run
-polyseme finetune my/run/model --task classification --train train.tsv --dev dev.tsv --out my/task --seeds 3"""
     lead = (
-        f"A BERT of {results['parameters']:,} parameters, pre-trained on the documentation of this machine's Python "
-        f"and fine-tuned to find code words, in {seconds / 60:.1f} minutes."
+        f"A BERT of {results.pretraining['parameters']:,} parameters, pre-trained on the documentation of the "
+        f"installed Python and fine-tuned to find code words, in {results.seconds / 60:.1f} minutes."
     )
-    return report.html_page(
+    loss = loss_chart(read_log(out / "pretrain"), {"word frequencies alone": results.unigram_entropy})
+    recipe_json = json.loads((out / "pretrain" / "recipe.json").read_text())["recipe"]
+    return html_page(
         "Polyseme: the demo",
         lead,
         [
-            (
-                "Pre-training: predict the masked words",
-                report.loss_chart(report.read_log(out / "pretrain"), {"word frequencies alone": unigram_entropy})
-                + report.metrics_table(results["valid"]),
-            ),
-            ("Filling in masks", report.html_table(["text", "best guesses"], fills)),
-            (
-                "Transfer: find the code words",
-                "<p>The backticks were removed from documentation; which words stood in them? "
-                f"{NUM_TRAIN} sentences to learn from, {NUM_TEST} sentences to be measured on, from modules that "
-                "neither the tokenizer nor the model has seen.</p>"
-                + task_table
-                + "".join(_highlight_tags(*tagged_example) for tagged_example in tagged_examples)
-                + '<p class="note">Underlined: found by the pre-trained model. Struck through: wrong. A seed draws '
-                "the training sentences, the new weights and the order.</p>",
-            ),
-            ("What the heads look at", report.attention_grid(*attention_maps(model, ATTENTION_SENTENCE))),
-            ("Cost of pre-training", report.cost_table(results)),
-            (
-                "The exact recipe",
-                report.code(json.loads((out / "pretrain" / "recipe.json").read_text())["recipe"]),
-            ),
-            ("What to try next", report.code(commands)),
+            ("Pre-training: predict the masked words", loss + metrics_table(results.pretraining["valid"])),
+            ("Filling masks", html_table(["text", "best guesses"], filled)),
+            ("Transfer: find the code words", _transfer_section(results)),
+            ("Attention of the heads", attention_grid(*attention_maps(results.model, ATTENTION_SENTENCE))),
+            ("Cost of pre-training", cost_table(results.pretraining)),
+            ("The exact recipe", code(recipe_json)),
+            ("What to try next", code(COMMANDS.format(out=out))),
         ],
     )
 
 
+def _transfer_section(results: DemoResults) -> str:
+    """Render the F1 scores and some tagged sentences."""
+    scores = [(name, _mean_and_deviation(scores)) for name, scores in results.f1_scores.items()]
+    examples = results.test[:6]
+    predictions = results.task_model.predict(examples)
+    return (
+        "<p>The backticks were removed from documentation; which words were in them? "
+        f"{NUM_TRAIN} training sentences and {NUM_TEST} test sentences, the latter from modules that "
+        "neither the tokenizer nor the model has seen.</p>"
+        + html_table(["", "F1 on held-out modules"], scores)
+        + "".join(_highlight_tags(example, p.tags) for example, p in zip(examples, predictions))
+        + '<p class="note">Underlined: predicted by the pre-trained model. Struck through: wrong. The seed determines '
+        "the training sentences, the new weights and the order.</p>"
+    )
+
+
 def _highlight_tags(example: TaggingExample, tags: Sequence[str]) -> str:
-    """A sentence with the words found, and the mistakes struck through."""
+    """Render a sentence with the predicted words underlined and the errors struck through."""
     parts = []
     for word, gold, tag in zip(example.words, example.tags or (), tags):
         text = html.escape(word)

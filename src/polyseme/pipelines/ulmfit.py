@@ -1,6 +1,6 @@
-"""ULMFiT in one run: a general language model, the same on the task's text, then a classifier (Howard and Ruder 2018).
+"""ULMFiT (Howard and Ruder 2018): pre-train a language model, fine-tune it on the task's text, train a classifier.
 
-Every stage has a folder of its own in the run's. A run that is called again goes on with the stage it was in.
+Each stage has a subfolder of the run folder. Running again continues with the stage that was interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polyseme.config import Config
 from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.families.ulmfit import to_hf_config
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
@@ -28,7 +28,8 @@ from polyseme.finetuning.finetune import finetune
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
-from polyseme.report import html as report
+from polyseme.report.charts import mean_std_chart
+from polyseme.report.html import code, html_page, html_table
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ CURVE_ROWS = (SCRATCH, SUPERVISED, UNLABELED)
 
 
 def _default_classifier() -> FinetuneConfig:
-    """§4.1: Adam at 0.01, rates by depth, a slanted triangle, an epoch between two unfreezings, chunks of 70."""
+    """§4.1: Adam at 0.01, discriminative rates, slanted triangular schedule, gradual unfreezing, chunks of 70."""
     return FinetuneConfig(
         epochs=12,
         batch_size=64,
@@ -59,12 +60,12 @@ def _default_classifier() -> FinetuneConfig:
 
 @dataclass(frozen=True)
 class UlmfitConfig(Config):
-    """What the three stages do. A `budget` or a vocabulary that is empty is that of the preset."""
+    """Settings of the three stages. An empty `budget` or a `vocab_size` of 0 is that of the preset."""
 
     preset: Literal["tiny", "lecture", "paper"] = "paper"
     direction: Literal["forward", "backward", "both"] = "forward"
     vocab_size: int = 0
-    budget: str = ""  # of the general model, as `polyseme pretrain --budget` has it
+    budget: str = ""  # of the general model: 20m, 500steps or 1e9tokens
     target_epochs: float = 10.0
     target_lr: float = 4e-3
     classifier: FinetuneConfig = field(default_factory=_default_classifier)
@@ -75,38 +76,41 @@ class UlmfitConfig(Config):
 
     @property
     def directions(self) -> tuple[str, ...]:
+        """The directions to train."""
         return ("forward", "backward") if self.direction == "both" else (self.direction,)
 
     def general_recipe(self, direction: str) -> Recipe:
+        """Return the recipe of the first stage."""
         recipe = PRESETS[self.preset]()
         if self.budget:
             recipe = recipe.replace(budget=BudgetConfig.parse(self.budget))
         return recipes.to_backward(recipe) if direction == "backward" else recipe
 
     def classifier_settings(self, num_examples: int) -> FinetuneConfig:
-        """Those of the classifier; few examples come in smaller batches, so that an epoch has steps."""
+        """Return the settings of the classifier, with smaller batches for few examples, so that an epoch has steps."""
         batch_size = max(min(self.classifier.batch_size, num_examples // 8), 2)
         return self.classifier.replace(batch_size=batch_size)
 
 
 @dataclass(frozen=True)
 class PretrainedLMs:
-    """The general language model of each direction: its folder, and the recipe that has its sizes."""
+    """Folder and recipe of the general language model, by direction."""
 
     folders: dict[str, Path]
     recipes: dict[str, Recipe]
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer, which all directions share."""
         return Tokenizer.load(next(iter(self.folders.values())))
 
 
 def validate_sources(
     config: UlmfitConfig, text: Sequence[str], corpus: Path | None, general_models: Sequence[Path]
 ) -> None:
-    """A mistake in where the first stage begins is told before anything is written."""
+    """Check the inputs of the first stage before anything is written."""
     if bool(text) + bool(corpus) + bool(general_models) != 1:
-        raise DataError("give one of text (files), corpus (a corpus folder) and general_models (model folders)")
+        raise ConfigError("pass one of text (files), corpus (a corpus folder) and general_models (model folders)")
     if general_models:
         _load_pretrained(config, general_models)
     elif corpus:
@@ -116,16 +120,17 @@ def validate_sources(
 
 
 def check_train_sizes(sizes: Sequence[int], train: Sequence[TextExample]) -> None:
+    """Raise `ConfigError` for training set sizes that cannot be sampled."""
     for size in sizes:
         if not 2 <= size <= len(train):
-            raise DataError(f"train sizes are from 2 to the {len(train)} examples there are, not {size}")
+            raise ConfigError(f"a training set size is {size}, expected 2 to {len(train)}, the number of examples")
         stratified_sample(train, size, seed=0)
 
 
 def pretrain_general_lm(
     config: UlmfitConfig, out: Path, text: Sequence[str], corpus: Path | None, general_models: Sequence[Path]
 ) -> PretrainedLMs:
-    """The first stage: from text, from a corpus that is prepared, or from models that were trained before."""
+    """Run the first stage: pre-train on text or on a prepared corpus, or use existing models."""
     validate_sources(config, text, corpus, general_models)
     if general_models:
         return _load_pretrained(config, general_models)
@@ -148,8 +153,8 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
     for path in folders:
         spec = read_model_config(path)[0]
         if spec.family != "ulmfit" or not {"next", "previous"} & spec.heads.keys():
-            raise DataError(
-                f"{path} is no language model of ulmfit: {spec.family} with {', '.join(spec.heads) or 'no head'}"
+            raise ModelError(
+                f"{path} is not a ulmfit language model: family {spec.family}, heads: {', '.join(spec.heads) or 'none'}"
             )
         model_settings = {n: value for n, value in to_hf_config(spec).items() if n not in ("model_type", "vocab_size")}
         direction = model_settings["direction"]
@@ -158,7 +163,7 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
             config.general_recipe(direction).replace(model=model_settings, size=""),
         )
     if missing := [d for d in config.directions if d not in folder_by_direction]:
-        raise DataError(f"none of general_models reads {missing[0]}: give one more, or another direction")
+        raise ConfigError(f"general_models has no {missing[0]} model: add one, or change direction")
     return PretrainedLMs(
         {d: folder_by_direction[d] for d in config.directions}, {d: recipe_by_direction[d] for d in config.directions}
     )
@@ -167,7 +172,7 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
 def finetune_lm(
     config: UlmfitConfig, out: Path, pretrained: PretrainedLMs, texts: Iterable[str], from_general: bool = True
 ) -> dict[str, Path]:
-    """The second stage: each general model, or without `from_general` a fresh one, goes on with these texts."""
+    """Run the second stage: train each general model, or a fresh one without `from_general`, on these texts."""
     corpus = prepare_target_corpus(out / "target-corpus", pretrained.tokenizer, texts)
     num_tokens = Corpus.open(corpus).num_tokens
     folders = {}
@@ -179,13 +184,13 @@ def finetune_lm(
             recipe = recipe.replace(optimizer=recipe.optimizer.replace(layer_decay=1.0))
         run_folder = out / f"target-{direction}"
         _pretrain_stage(run_folder, recipe, corpus, folder if from_general else None)
-        shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)  # it is done: they would be three times the model
+        shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)  # three times the size of the model
         folders[direction] = run_folder / "model"
     return folders
 
 
 def prepare_target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> Path:
-    """A corpus of these texts, each a document; one that is there already stays as it is."""
+    """Prepare a corpus with one document per text, unless it exists; return its folder."""
     if not (out / "manifest.json").exists():
         text_path = out.with_name(f"{out.name}.jsonl")
         write_text(text_path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -196,8 +201,9 @@ def prepare_target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str])
 
 def _pretrain_stage(run_folder: Path, recipe: Recipe, corpus: Path, init_from: Path | None = None) -> None:
     if not (run_folder / "results.json").exists():
-        lesson = init_from_model(init_from, recipe, corpus) if init_from else None
-        pretrain(recipe, corpus, run_folder, resume=(run_folder / "recipe.json").exists(), initial_model=lesson)
+        initial_model = init_from_model(init_from, recipe, corpus) if init_from else None
+        resume = (run_folder / "recipe.json").exists()
+        pretrain(recipe, corpus, run_folder, resume=resume, initial_model=initial_model)
 
 
 def finetune_classifier(
@@ -207,14 +213,14 @@ def finetune_classifier(
     settings: FinetuneConfig,
     out: Path | None = None,
     seeds: Sequence[int] = (0,),
-    scratch: bool = False,
+    from_scratch: bool = False,
 ) -> dict[str, list[dict[str, float]]]:
-    """The third stage: the metrics of every seed by direction, and of both averaged where there are two."""
+    """Run the third stage; return the metrics per seed by direction, and of the ensemble `both` if there are two."""
     predictions: dict[str, dict[int, list[Classification]]] = {}
     metrics: dict[str, list[dict[str, float]]] = {}
     for direction, folder in folders.items():
         seed_predictions = predictions[direction] = {}
-        options = RunOptions(len(seeds), seeds[0], scratch, on_predictions=seed_predictions.__setitem__)
+        options = RunOptions(len(seeds), seeds[0], from_scratch, on_predictions=seed_predictions.__setitem__)
         run = out / f"classifier-{direction}" if out else None
         results = finetune(folder, TaskData(ClassificationTask(), train, dev), run, settings, options)
         metrics[direction] = results["seeds"]
@@ -240,7 +246,7 @@ def run_ulmfit(
     unlabeled: Sequence[str] = (),
     num_seeds: int = 1,
 ) -> dict[str, Any]:
-    """The second and the third stage on all examples; `out` gets the models, `results.json` and a page."""
+    """Run the second and third stage on all examples; write the models, `results.json` and a report to `out`."""
     settings = config.classifier_settings(len(train))
     folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
     for direction in folders:
@@ -268,10 +274,10 @@ def low_shot_curve(
     unlabeled: Sequence[str] = (),
     num_seeds: int = 1,
 ) -> list[dict[str, Any]]:
-    """The low-shot curve (§5, figure 3): for each number of examples and seed, three ways to learn from them.
+    """Compute the low-shot curve (§5, figure 3): three methods for each training set size and seed.
 
-    From fresh weights; by three stages of which the second sees the drawn examples alone; with a second stage on all
-    texts there are. What is done is in `curve.json`; the same call goes on from there.
+    The methods are: from scratch; all three stages, with the second on the sampled examples only; and with the second
+    on all texts. Finished points are in `curve.json`, so that an interrupted run continues after them.
     """
     check_train_sizes(sizes, train)
     path = out / "curve.json"
@@ -287,29 +293,35 @@ def low_shot_curve(
                 if row == SUPERVISED:
                     folders = finetune_lm(config, point_folder, pretrained, [e.text for e in train_sample])
                 metrics = finetune_classifier(
-                    folders, train_sample, dev, config.classifier_settings(size), None, [seed], scratch=row == SCRATCH
+                    folders,
+                    train_sample,
+                    dev,
+                    config.classifier_settings(size),
+                    None,
+                    [seed],
+                    from_scratch=row == SCRATCH,
                 )
-                direction = list(metrics)[-1]  # both directions, if there are two
+                direction = list(metrics)[-1]  # `both` if there are two
                 points.append({"size": size, "seed": seed, "row": row, "direction": direction, **metrics[direction][0]})
                 write_json(path, points)
-            shutil.rmtree(point_folder, ignore_errors=True)  # the models of a point are not kept
+            shutil.rmtree(point_folder, ignore_errors=True)  # the models are not needed again
     return points
 
 
 def stratified_sample(examples: Sequence[TextExample], size: int, seed: int) -> list[TextExample]:
-    """Some examples at random, of every label one at least: what is never seen could not be predicted."""
+    """Sample examples at random, at least one of every label."""
     shuffled = random.Random(seed).sample(list(examples), len(examples))
     first_by_label: dict[str | None, TextExample] = {}
     for example in shuffled:
         first_by_label.setdefault(example.label, example)
     if len(first_by_label) > size:
-        raise DataError(f"{size} examples cannot have all of the {len(first_by_label)} labels: draw more")
+        raise DataError(f"{size} examples cannot contain all {len(first_by_label)} labels: use a larger size")
     used_ids = set(map(id, first_by_label.values()))
     return [*first_by_label.values(), *(e for e in shuffled if id(e) not in used_ids)][:size]
 
 
 def summarize_seeds(seed_metrics: Sequence[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
-    """Mean and sample deviation of each metric; of one seed the deviation is unknown."""
+    """Return mean and sample standard deviation (None for one seed) of each metric."""
     names = [name for name in seed_metrics[0] if name != "seed"]
     values = {name: [seed_metric[name] for seed_metric in seed_metrics] for name in names}
     return {n: (statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else None) for n, v in values.items()}
@@ -318,7 +330,7 @@ def summarize_seeds(seed_metrics: Sequence[dict[str, float]]) -> dict[str, tuple
 def error_curves(
     points: Sequence[dict[str, Any]], metric: str = ClassificationTask.default_metric
 ) -> dict[str, dict[int, Any]]:
-    """The error of each row of the curve by size: mean and deviation."""
+    """Return mean and standard deviation of the error by method and training set size."""
     curves: dict[str, dict[int, Any]] = {row: {} for row in CURVE_ROWS if any(d["row"] == row for d in points)}
     for row, curve_points in curves.items():
         for size in sorted({d["size"] for d in points}):
@@ -329,14 +341,14 @@ def error_curves(
 
 
 def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]]) -> str:
-    """What came of it: the table of directions, the curve and its table."""
+    """Render the report: results by direction, and the low-shot curve with its table."""
     sections = []
     if results:
         names = list(next(iter(results["rows"].values())))
         table_rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
         sections += [
-            ("Results", report.html_table(["", *names], table_rows)),
-            ("Config", report.code(results["config"])),
+            ("Results", html_table(["", *names], table_rows)),
+            ("Config", code(results["config"])),
         ]
     if points:
         stats = error_curves(points)
@@ -345,13 +357,12 @@ def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]])
             [row, *(format_mean_std(curve_points[size]) if size in curve_points else "" for size in sizes)]
             for row, curve_points in stats.items()
         ]
-        chart = report.mean_std_chart(stats, "labeled examples", "error")
-        sections.append(("Error by number of examples", chart + report.html_table(["", *map(str, sizes)], table_rows)))
-    return report.html_page(
-        "ULMFiT", "a general language model, the same on the task's text, then a classifier", sections
-    )
+        chart = mean_std_chart(stats, "labeled examples", "error")
+        sections.append(("Error by number of examples", chart + html_table(["", *map(str, sizes)], table_rows)))
+    return html_page("ULMFiT", "a general language model, fine-tuned on the task's text, then a classifier", sections)
 
 
-def format_mean_std(pair: Sequence[float | None]) -> str:
-    mean, std = pair
+def format_mean_std(mean_and_std: Sequence[float | None]) -> str:
+    """Format mean and standard deviation as `0.1234 ± 0.0056`."""
+    mean, std = mean_and_std
     return f"{mean:.4f}" + (f" ± {std:.4f}" if std else "")

@@ -1,4 +1,4 @@
-"""Recipes by name: plain functions that return a Recipe, or for what is counted an NgramRecipe."""
+"""Recipes by name: functions that return a Recipe or an NgramRecipe."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from polyseme.recipes import (
     flair,
     gpt,
     gpt2,
+    modernbert,
     music,
     ngram,
     nnlm,
@@ -30,10 +31,9 @@ from polyseme.recipes import (
     transformer,
     transformer_xl,
     ulmfit,
+    word_vectors,
     xlnet,
 )
-from polyseme.recipes import modernbert as modern
-from polyseme.recipes import word_vectors as vectors
 from polyseme.train.recipe import Recipe
 
 _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
@@ -42,7 +42,7 @@ _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(albert.tiny, albert.base, albert.large, albert.xlarge, albert.xxlarge),
     *(spanbert.tiny, spanbert.base, spanbert.large),
     *(distilbert.tiny, distilbert.base),
-    *(modern.tiny, modern.small),
+    *(modernbert.tiny, modernbert.small),
     *(gpt.tiny, gpt.base),
     *(gpt2.tiny, gpt2.small),
     *(transformer_xl.tiny, transformer_xl.base),
@@ -55,26 +55,28 @@ _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(nnlm.tiny, nnlm.ap),
     *(ulmfit.tiny, ulmfit.lecture, ulmfit.paper, ulmfit.awd),
     *(rnn_lm.tiny, rnn_lm.medium),
-    *(vectors.word2vec_tiny, vectors.cbow_tiny, vectors.word2vec, vectors.fasttext_tiny, vectors.fasttext),
-    *(vectors.glove_tiny, vectors.glove),
+    *(word_vectors.word2vec_tiny, word_vectors.cbow_tiny, word_vectors.word2vec),
+    *(word_vectors.fasttext_tiny, word_vectors.fasttext, word_vectors.glove_tiny, word_vectors.glove),
     *(elmo.tiny, elmo.small, elmo.original),
     *(flair.tiny, flair.small, flair.paper, taglm.tiny, taglm.paper),
 )
-RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _RECIPE_FUNCTIONS}
+RECIPES: dict[str, Callable[[], Recipe]] = {recipe_fn().name: recipe_fn for recipe_fn in _RECIPE_FUNCTIONS}
 
-NGRAM_RECIPES: dict[str, Callable[[], NgramRecipe]] = {make().name: make for make in (ngram.ngram3, ngram.ngram5)}
+NGRAM_RECIPES: dict[str, Callable[[], NgramRecipe]] = {
+    recipe_fn().name: recipe_fn for recipe_fn in (ngram.ngram3, ngram.ngram5)
+}
 
 
 def get_training_recipe(name: str) -> Recipe:
-    """A recipe of training by its name, or from a `recipe.json` (a run's too)."""
+    """Return a recipe that trains a model, by name or from a `recipe.json`."""
     recipe = get_recipe(name)
     if isinstance(recipe, NgramRecipe):
-        raise ConfigError(f"the recipe {name!r} counts n-grams: there is nothing to train")
+        raise ConfigError(f"the recipe {name!r} counts n-grams; there is nothing to train")
     return recipe
 
 
 def get_recipe(name: str) -> Recipe | NgramRecipe:
-    """The same, or a recipe of counting."""
+    """Return a recipe by name or from a `recipe.json`."""
     if name in RECIPES or name in NGRAM_RECIPES:
         return RECIPES[name]() if name in RECIPES else NGRAM_RECIPES[name]()
     path = Path(name)

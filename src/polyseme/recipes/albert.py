@@ -1,4 +1,4 @@
-"""ALBERT's pre-training, and a small run of the same kind."""
+"""Pre-training recipes of ALBERT."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """ALBERT-base as in the paper: 4,096 × 512 tokens a step, 125,000 steps.
+    """ALBERT-base as in the paper: 4,096 × 512 tokens per step, 125,000 steps.
 
-    Lan et al. 2020, §4.1: n-gram masks, sentence order, a peak rate of 0.00176 (with LAMB there, AdamW here), one in
-    ten inputs short. The warm-up of 3,125 steps and decay 0.01 are those of its code.
+    Lan et al. 2020, §4.1: n-gram masking, sentence order, peak learning rate 0.00176 (LAMB in the paper, AdamW here),
+    10 % short inputs. The warm-up of 3,125 steps and weight decay 0.01 are from the authors' code.
     """
     return Recipe(
         name="albert-base",
@@ -54,7 +54,7 @@ def xxlarge() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """ALBERT at L2 H128 with token vectors of 64: minutes on a CPU, to try things out."""
+    """ALBERT with 2 layers of 128 and embeddings of 64, for experiments: minutes on a CPU."""
     return Recipe(
         name="albert-tiny",
         family="albert",

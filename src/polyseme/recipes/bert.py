@@ -1,4 +1,4 @@
-"""BERT's pre-training, and smaller runs of the same kind for one machine."""
+"""Pre-training recipes of BERT."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """BERT-base as in the paper: 256 × 512 tokens a step, a million steps.
+    """BERT-base as in the paper: 256 × 512 tokens per step, 1,000,000 steps.
 
-    Devlin et al. 2019, appendix A.2: Adam at 1e-4 with β₂ 0.999, decay 0.01, warm-up over 10,000 steps, linear decay,
-    dropout 0.1. The paper trains 90 % of the steps at length 128; here all are at 512.
+    Devlin et al. 2019, appendix A.2: Adam with learning rate 1e-4, β₂ 0.999, weight decay 0.01, 10,000 warm-up steps,
+    linear decay, dropout 0.1. The paper trains 90 % of the steps with length 128; here all have length 512.
     """
     return Recipe(
         name="bert-base",
@@ -39,7 +39,7 @@ def large() -> Recipe:
 
 
 def small() -> Recipe:
-    """BERT-small (L4 H512) with masked words alone, for one GPU."""
+    """BERT-small (4 layers of 512) with whole-word masked LM only, for one GPU."""
     return Recipe(
         name="bert-small",
         family="bert",
@@ -55,7 +55,7 @@ def small() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """BERT-tiny (L2 H128): minutes on a CPU, to try things out."""
+    """BERT-tiny (2 layers of 128), for experiments: minutes on a CPU."""
     return Recipe(
         name="bert-tiny",
         family="bert",

@@ -1,4 +1,4 @@
-"""DistilBERT's distillation, and a small run of the same model."""
+"""Distillation recipes of DistilBERT."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """DistilBERT from BERT-base, as in the paper: soft targets, masked words and states of its teacher; new masks.
+    """DistilBERT from BERT-base as in the paper: soft targets, masked LM and cosine loss, dynamic masking.
 
-    Sanh et al. 2019, §3: large batches, no next sentence. The rest is from the released code: Adam at 5e-4 with β₂ 0.98
-    and ε 1e-6, no decay, warm-up over 5 %, clipping at 5, three passes over the 3.3 billion words BERT had.
+    Sanh et al. 2019, §3: large batches, no next-sentence prediction. The rest is from the released code: Adam with
+    learning rate 5e-4, β₂ 0.98 and ε 1e-6, no weight decay, 5 % warm-up, clipping at 5, three epochs of BERT's
+    3.3 billion words.
     """
     return Recipe(
         name="distilbert-base",
@@ -33,5 +34,5 @@ def base() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """DistilBERT at L2 H128: two minutes on two CPU cores, with a teacher (`distil`) or without (`pretrain`)."""
+    """DistilBERT with 2 layers of 128, with or without a teacher: two minutes on two CPU cores."""
     return roberta.tiny().replace(name="distilbert-tiny", family="distilbert", objective=MaskedLM(mask_prob=0.4))

@@ -1,4 +1,4 @@
-"""ELMo: a bidirectional language model over the characters of words."""
+"""Pre-training recipes of ELMo, a bidirectional language model over the characters of words."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def original() -> Recipe:
-    """93.6 M parameters, 128 × 20 tokens a step on three GPUs, ten epochs of the 1B Word benchmark: a million steps.
+    """ELMo as published, 93.6 M parameters: 128 × 20 tokens per step on three GPUs, ten epochs of 1B Word.
 
-    Peters et al. 2018, §3.4 and the published program. There Adagrad at 0.2 and clipping at 10; here AdamW.
+    Peters et al. 2018, §3.4, and the published program, which uses Adagrad with learning rate 0.2 and clipping at 10;
+    here AdamW. Ten epochs are 1,000,000 steps.
     """
     return Recipe(
         name="elmo-original",
@@ -31,14 +32,14 @@ def original() -> Recipe:
 
 
 def small() -> Recipe:
-    """13.6 M parameters; an hour of one GPU."""
+    """ELMo-small, 13.6 M parameters: an hour on one GPU."""
     return original().replace(name="elmo-small", size="small", batch_tokens=16384, micro_batch_tokens=16384,
                               budget=BudgetConfig(minutes=60), optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.0,
                               max_grad_norm=10.0), eval_every=1000, save_every=1000)  # fmt: skip
 
 
 def tiny() -> Recipe:
-    """To try things out on a CPU."""
+    """ELMo with states of 128, for experiments on a CPU."""
     return Recipe(
         name="elmo-tiny",
         family="elmo",

@@ -1,4 +1,4 @@
-"""Flair: language models over characters, whose states at the borders of words are features."""
+"""Pre-training recipes of Flair: character language models whose states at word boundaries are features."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def paper() -> Recipe:
-    """LSTMs of 2048 units both ways, 100 × 250 characters a step, gradients clipped at 0.25 (Akbik et al. 2018, §3).
+    """LSTMs of 2048 units in both directions, 100 × 250 characters per step, clipping at 0.25 (Akbik et al. 2018, §3).
 
-    As many steps as an epoch of the 1B Word benchmark has. There SGD at 20 whose rate does not fall; here AdamW.
+    The steps are one epoch of the 1B Word benchmark. The paper uses SGD with learning rate 20; here AdamW.
     """
     return Recipe(
         name="flair",
@@ -31,14 +31,14 @@ def paper() -> Recipe:
 
 
 def small() -> Recipe:
-    """LSTMs of 1024 units; an hour of one GPU."""
+    """LSTMs of 1024 units: an hour on one GPU."""
     return paper().replace(name="flair-small", size="small", batch_tokens=50_000, micro_batch_tokens=50_000,
                            budget=BudgetConfig(minutes=60), optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.0,
                            max_grad_norm=0.25), eval_every=1000, save_every=1000)  # fmt: skip
 
 
 def tiny() -> Recipe:
-    """LSTMs of 192 units: two minutes on a CPU, to try things out."""
+    """LSTMs of 192 units, for experiments: two minutes on a CPU."""
     return Recipe(
         name="flair-tiny",
         family="flair",

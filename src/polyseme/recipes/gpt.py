@@ -1,4 +1,4 @@
-"""GPT's pre-training, and a small run of the same kind."""
+"""Pre-training recipes of GPT."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """GPT as in the paper: 64 × 512 tokens a step, 100 epochs of BooksCorpus.
+    """GPT as in the paper: 64 × 512 tokens per step, 100 epochs of BooksCorpus.
 
-    The corpus is made with the published vocabulary, which has no marks for where texts begin and end.
-    Radford et al. 2018, §4.1: Adam at 2.5e-4, warm-up over 2,000 steps, cosine to zero, decay 0.01 of matrices,
-    dropout 0.1. BooksCorpus has 800 M words (Devlin et al. 2019, §3.1), about a billion tokens: hence the budget.
+    The corpus uses the published vocabulary, which has no tokens for the beginning and end of a text.
+    Radford et al. 2018, §4.1: Adam with learning rate 2.5e-4, 2,000 warm-up steps, cosine to zero, weight decay 0.01 of
+    matrices, dropout 0.1. BooksCorpus has 800 M words (Devlin et al. 2019, §3.1), about a billion tokens.
     """
     return Recipe(
         name="gpt-base",
@@ -34,10 +34,10 @@ def base() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """GPT at L2 H128: two minutes on two CPU cores, to try things out.
+    """GPT with 2 layers of 128, for experiments: two minutes on two CPU cores.
 
-    What differs is for the sake of these minutes: no dropout, a high rate, short sequences, and a wider start
-    (deviation 0.06). At the paper's 0.02 so small a post-norm model stays with the frequencies of words all the while.
+    To train that fast, it has no dropout, a high learning rate, short sequences, and an initial standard deviation of
+    0.06. With the paper's 0.02, a post-norm model of this size learns only word frequencies in that time.
     """
     return Recipe(
         name="gpt-tiny",

@@ -1,4 +1,4 @@
-"""GPT-2's pre-training, and a small run of the same kind."""
+"""Pre-training recipes of GPT-2."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def small() -> Recipe:
-    """GPT-2 small: 512 × 1,024 tokens a step.
+    """GPT-2 small: 512 × 1,024 tokens per step.
 
-    The batch is the paper's (§2.3); it gives no rate or length of training, so those follow GPT-3's table 2.1 for the
-    same size: 6e-4, cosine to a tenth, β₂ 0.95, decay 0.1.
+    The batch size is that of the paper (§2.3), which specifies no learning rate or length of training; those follow
+    table 2.1 of GPT-3 for the same size: 6e-4, cosine to 10 %, β₂ 0.95, weight decay 0.1.
     """
     return Recipe(
         name="gpt2-small",
@@ -33,7 +33,7 @@ def small() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """GPT-2 at L2 H128: two minutes on two CPU cores, to try things out."""
+    """GPT-2 with 2 layers of 128, for experiments: two minutes on two CPU cores."""
     return Recipe(
         name="gpt2-tiny",
         family="gpt2",

@@ -1,4 +1,4 @@
-"""Small runs in ModernBERT's layout, for one GPU or a CPU."""
+"""Pre-training recipes of small ModernBERT models, for one GPU or a CPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def small() -> Recipe:
-    """ModernBERT's layout at BERT-small's size (L4 H512), for one GPU: 30 % masked, no dropout.
+    """ModernBERT at the size of BERT-small (4 layers of 512), for one GPU.
 
-    Warner et al. 2024, §2.2.2: 30 % masked and no sentence pairs. Rate, decay and schedule are those of bert-small, so
-    that the two can be compared.
+    Warner et al. 2024, §2.2.2: 30 % masked tokens, no sentence pairs, no dropout. Learning rate, weight decay and
+    schedule are those of bert-small, for comparison.
     """
     return Recipe(
         name="modernbert-small",
@@ -30,7 +30,7 @@ def small() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """ModernBERT's layout at L2 H128: minutes on a CPU, to try things out."""
+    """ModernBERT with 2 layers of 128, for experiments: minutes on a CPU."""
     return Recipe(
         name="modernbert-tiny",
         family="modernbert",

@@ -1,4 +1,4 @@
-"""Music Transformer's training, small and as in its paper."""
+"""Training recipes of the Music Transformer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """Music Transformer on piano performances, cut at 2,048 events as the paper's (Huang et al. 2018, §4.2).
+    """Music Transformer on piano performances, split at 2,048 events as in the paper (Huang et al. 2018, §4.2).
 
-    The paper gives no length of training; rate and schedule are ours.
+    The paper does not specify the length of training; learning rate and schedule are not from the paper.
     """
     return Recipe(
         name="music-base",
@@ -31,7 +31,7 @@ def base() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """Music Transformer at L2 H128: two minutes on a CPU, to try things out."""
+    """Music Transformer with 2 layers of 128, for experiments: two minutes on a CPU."""
     return Recipe(
         name="music-tiny",
         family="music",

@@ -1,4 +1,4 @@
-"""N-grams: counted, not trained."""
+"""Recipes of n-gram models, which are counted, not trained."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from polyseme.ngram.train import NgramRecipe
 
 
 def ngram3() -> NgramRecipe:
-    """Trigrams with interpolated modified Kneser-Ney: a baseline in a second."""
+    """Trigrams with interpolated modified Kneser-Ney smoothing: a baseline in a second."""
     return NgramRecipe(name="ngram-3", order=3)
 
 
 def ngram5() -> NgramRecipe:
-    """Up to 5-grams with interpolated modified Kneser-Ney (Chen & Goodman 1999)."""
+    """Up to 5-grams with interpolated modified Kneser-Ney smoothing (Chen and Goodman 1999)."""
     return NgramRecipe(name="ngram-5", order=5)

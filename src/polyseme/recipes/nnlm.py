@@ -1,4 +1,4 @@
-"""The window model of Bengio et al. (2003), small and as on the AP News."""
+"""Training recipes of the neural probabilistic language model (Bengio et al. 2003)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def ap() -> Recipe:
-    """Vectors of 100, 60 hidden units, five words before: the AP News model (§4.2), 5 epochs of its 14 M words.
+    """The AP News model (§4.2): vectors of 100, 60 hidden units, five previous words, 5 epochs of 14 M words.
 
-    The paper's rate is 1e-3 for stochastic gradient ascent, falling with the number of updates, with a weight decay of
-    1e-5; batch, rate and schedule here are ours, for AdamW.
+    The paper uses stochastic gradient ascent with learning rate 1e-3, decreasing with the number of updates, and weight
+    decay 1e-5; batch size, learning rate and schedule here are for AdamW.
     """
     return Recipe(
         name="nnlm-ap",
@@ -32,7 +32,7 @@ def ap() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """Vectors of 64, 128 hidden units, five pieces before: two minutes on a CPU, to try things out."""
+    """Vectors of 64, 128 hidden units, five previous tokens, for experiments: two minutes on a CPU."""
     return Recipe(
         name="nnlm-tiny",
         family="nnlm",

@@ -1,4 +1,4 @@
-"""Performance RNN's training, small and of its published size."""
+"""Training recipes of Performance RNN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """Three layers of 512 units on segments of 512 events, 64 lanes; length of training, rate and schedule are ours."""
+    """Three layers of 512 units on segments of 512 events in 64 parallel streams.
+
+    The length of training, learning rate and schedule are not those of the original.
+    """
     return Recipe(
         name="performance_rnn-base",
         family="performance_rnn",
@@ -28,7 +31,7 @@ def base() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """An LSTM of 128 units: two minutes on a CPU, to try things out."""
+    """An LSTM of 128 units, for experiments: two minutes on a CPU."""
     return Recipe(
         name="performance_rnn-tiny",
         family="performance_rnn",

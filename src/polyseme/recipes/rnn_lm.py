@@ -1,4 +1,4 @@
-"""Recurrent language models by truncated back-propagation through time, small and as in Zaremba et al. (2014)."""
+"""Training recipes of recurrent language models, by truncated back-propagation through time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def medium() -> Recipe:
-    """LSTM of 2 × 650 as for the Penn Treebank: 20 lanes, segments of 35 tokens, gradients clipped at 5.
+    """LSTM with 2 layers of 650 for the Penn Treebank: 20 parallel streams, segments of 35 tokens, clipping at 5.
 
-    Zaremba et al. 2014, §4.1, whose 39 epochs of its million words are 50,000 steps. It falls by SGD; here AdamW.
+    Zaremba et al. 2014, §4.1; their 39 epochs of a million words are 50,000 steps. The paper uses SGD; here AdamW.
     """
     return Recipe(
         name="rnn_lm-medium",
@@ -31,7 +31,7 @@ def medium() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """LSTM of 128 units: two minutes on a CPU, to try things out. `--set model.cell=gru` or `rnn` for the others."""
+    """LSTM of 128 units, for experiments: two minutes on a CPU. `model.cell` may also be gru or rnn."""
     return Recipe(
         name="rnn_lm-tiny",
         family="rnn_lm",

@@ -1,4 +1,4 @@
-"""RoBERTa's pre-training, and a small run of the same kind."""
+"""Pre-training recipes of RoBERTa."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """RoBERTa-base as in the paper: 8,192 × 512 tokens a step, 500,000 steps, full sentences, new masks each time.
+    """RoBERTa-base as in the paper: 8,192 × 512 tokens per step, 500,000 steps, full sentences, dynamic masking.
 
-    Liu et al. 2019, table 9: Adam at 6e-4 with β₂ 0.98 and ε 1e-6, decay 0.01, warm-up over 24,000 steps, linear decay,
-    dropout 0.1, no clipping.
+    Liu et al. 2019, table 9: Adam with learning rate 6e-4, β₂ 0.98 and ε 1e-6, weight decay 0.01, 24,000 warm-up steps,
+    linear decay, dropout 0.1, no clipping.
     """
     return Recipe(
         name="roberta-base",
@@ -33,7 +33,7 @@ def base() -> Recipe:
 
 
 def large() -> Recipe:
-    """RoBERTa-large as in the paper: base's, at a rate of 4e-4 and with 30,000 steps of warm-up."""
+    """RoBERTa-large as in the paper: like base, with learning rate 4e-4 and 30,000 warm-up steps."""
     return base().replace(
         name="roberta-large",
         size="large",
@@ -44,10 +44,10 @@ def large() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """RoBERTa at L2 H128: two minutes on two CPU cores.
+    """RoBERTa with 2 layers of 128, for experiments: two minutes on two CPU cores.
 
-    What differs is for the sake of these minutes, as in the demo: no dropout, a high rate, a wider start, more masks,
-    short sequences, small steps.
+    To train that fast, it differs as in the demo: no dropout, a high learning rate, a larger initial standard
+    deviation, more masked tokens, short sequences, small batches.
     """
     return Recipe(
         name="roberta-tiny",

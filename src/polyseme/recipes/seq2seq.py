@@ -1,5 +1,4 @@
-"""Recurrent translation. `--set model.attention=additive --set model.context_order=inside`, and their like, choose its
-kind."""
+"""Training recipes of recurrent translation models."""
 
 from __future__ import annotations
 
@@ -10,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def multi30k() -> Recipe:
-    """One LSTM layer of 512 on each side for 29,000 pairs of captions (Multi30k), ten checkpoints averaged.
+    """One LSTM layer of 512 on each side for the 29,000 caption pairs of Multi30k, with ten checkpoints averaged.
 
-    Attention is multiplicative, after the recurrence; `model.attention` is none, dot, cosine, multiplicative or
-    additive, `model.context_order` inside or after.
+    Attention is multiplicative, after the recurrence; `model.attention` may be none, dot, cosine, multiplicative or
+    additive, `model.context_order` inside_recurrence or after_recurrence.
     """
     return Recipe(
         name="seq2seq-multi30k",
@@ -35,7 +34,7 @@ def multi30k() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """LSTMs of 128 units: two minutes on a CPU, to try things out."""
+    """LSTMs of 128 units, for experiments: two minutes on a CPU."""
     return Recipe(
         name="seq2seq-tiny",
         family="seq2seq",

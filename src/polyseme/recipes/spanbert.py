@@ -1,4 +1,4 @@
-"""SpanBERT's pre-training, and a small run of the same kind."""
+"""Pre-training recipes of SpanBERT."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def large() -> Recipe:
-    """SpanBERT as in the paper (BERT-large): 256 × 512 tokens a step, 2.4 million steps.
+    """SpanBERT as in the paper, at the size of BERT-large: 256 × 512 tokens per step, 2.4 million steps.
 
-    Joshi et al. 2020, §4.2: AdamW at 1e-4 with ε 1e-8 and decay 0.1, warm-up over 10,000 steps, linear decay, dropout
-    0.1; single sequences of up to 512 tokens, new masks in each epoch.
+    Joshi et al. 2020, §4.2: AdamW with learning rate 1e-4, ε 1e-8 and weight decay 0.1, 10,000 warm-up steps, linear
+    decay, dropout 0.1; single sequences of up to 512 tokens, dynamic masking.
     """
     return Recipe(
         name="spanbert-large",
@@ -33,12 +33,12 @@ def large() -> Recipe:
 
 
 def base() -> Recipe:
-    """SpanBERT at BERT-base's size, which was published with the same settings."""
+    """SpanBERT at the size of BERT-base, published with the same settings."""
     return large().replace(name="spanbert-base", size="base", micro_batch_tokens=32768)
 
 
 def tiny() -> Recipe:
-    """SpanBERT at L2 H128: minutes on a CPU, to try things out."""
+    """SpanBERT with 2 layers of 128, for experiments: minutes on a CPU."""
     return Recipe(
         name="spanbert-tiny",
         family="spanbert",

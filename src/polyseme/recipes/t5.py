@@ -1,4 +1,4 @@
-"""T5's pre-training, and a small run of the same kind."""
+"""Pre-training recipes of T5."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """T5-base as in the paper's baseline: 128 sources of 512 tokens a step, 2^19 steps.
+    """T5-base as in the paper's baseline: 128 sources of 512 tokens per step, 2^19 steps.
 
-    Raffel et al. 2020, §3.1.2: the rate falls with the square root of the step after 10,000; §3.7: 15 % of the tokens,
-    in spans of 3 on average. The paper has AdaFactor at a constant rate until then; here it is AdamW, warmed up.
+    Raffel et al. 2020, §3.1.2: inverse square root schedule after 10,000 steps; §3.7: 15 % of the tokens, in spans of
+    3 on average. The paper uses AdaFactor with a constant learning rate before that; here AdamW with warm-up.
     """
     return Recipe(
         name="t5-base",
@@ -32,22 +32,22 @@ def base() -> Recipe:
 
 
 def small() -> Recipe:
-    """T5-small as in the paper: the recipe of t5-base."""
+    """T5-small as in the paper, like t5-base."""
     return base().replace(name="t5-small", size="small")
 
 
 def large() -> Recipe:
-    """T5-large as in the paper: the recipe of t5-base."""
+    """T5-large as in the paper, like t5-base."""
     return base().replace(name="t5-large", size="large", micro_batch_tokens=16384)
 
 
 def v11() -> Recipe:
-    """T5 v1.1-base: gated, its output matrix its own, no dropout in pre-training."""
+    """T5 v1.1-base: gated feed-forward, untied output matrix, no dropout in pre-training."""
     return base().replace(name="t5-v1.1-base", size="v1.1-base", model={"dropout": 0.0})
 
 
 def tiny() -> Recipe:
-    """T5 at L2 H128: minutes on a CPU, to try things out."""
+    """T5 with 2 layers of 128, for experiments: minutes on a CPU."""
     return Recipe(
         name="t5-tiny",
         family="t5",

@@ -1,4 +1,4 @@
-"""The language models of TagLM (Peters et al. 2017): one LSTM over words for each direction, in one folder."""
+"""Training recipes of TagLM's language models (Peters et al. 2017): a forward and a backward LSTM over words."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def paper() -> Recipe:
-    """LSTM-2048-512 (§3), as its backward one; the forward one of the paper is larger and reads characters.
+    """LSTM-2048-512 (§3) in both directions; the paper's forward model is larger and reads characters.
 
-    An hour of one GPU. A tagger reads them by `finetune --features MODEL --layers last --where between`.
+    An hour on one GPU. A tagger uses the last layer as features, joined between its first two layers.
     """
     return Recipe(
         name="taglm",
@@ -38,7 +38,7 @@ def paper() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """LSTMs of 128 units: two minutes on a CPU, to try things out."""
+    """LSTMs of 128 units, for experiments: two minutes on a CPU."""
     return Recipe(
         name="taglm-tiny",
         family="rnn_lm",

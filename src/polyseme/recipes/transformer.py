@@ -1,4 +1,4 @@
-"""The Transformer at its own task: translation."""
+"""Training recipes of the Transformer for translation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """The Transformer (base) as in the paper: 25,000 tokens a side and step, 100,000 steps, five checkpoints averaged.
+    """Transformer-base as in the paper: 25,000 tokens per side and step, 100,000 steps, five checkpoints averaged.
 
-    Vaswani et al. 2017, §5 and §6.1. The rate is dim^-0.5 · warmup^-0.5 at its peak, after 4,000 steps.
+    Vaswani et al. 2017, §5 and §6.1. The peak learning rate, after 4,000 steps, is dim^-0.5 · warmup^-0.5.
     """
     return Recipe(
         name="transformer-base",
@@ -32,9 +32,9 @@ def base() -> Recipe:
 
 
 def multi30k() -> Recipe:
-    """A Transformer for 29,000 pairs of captions (Multi30k): small, with much dropout, ten checkpoints averaged.
+    """A small Transformer for the 29,000 caption pairs of Multi30k: high dropout, ten checkpoints averaged.
 
-    The sizes and rates are those that Wu et al. 2021 (Good for Misconceived Reasons, §4) found best for text alone.
+    Sizes and learning rate are those that Wu et al. 2021 (Good for Misconceived Reasons, §4) found best for text only.
     """
     return Recipe(
         name="transformer-multi30k",
@@ -56,7 +56,7 @@ def multi30k() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """A Transformer at L2 H128: minutes on a CPU, to try things out."""
+    """A Transformer with 2 layers of 128, for experiments: minutes on a CPU."""
     return Recipe(
         name="transformer-tiny",
         family="transformer",

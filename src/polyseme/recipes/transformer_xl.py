@@ -1,4 +1,4 @@
-"""Transformer-XL's training on segments with memory, and a small run of the same kind."""
+"""Training recipes of Transformer-XL on segments with memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyseme.train.schedule import ScheduleConfig
 
 
 def base() -> Recipe:
-    """Transformer-XL base as for WikiText-103: 60 lanes, segments and memory of 150 tokens, 200,000 steps.
+    """Transformer-XL base for WikiText-103: 60 parallel streams, segments and memory of 150 tokens, 200,000 steps.
 
-    Dai et al. 2019, §4.1, and the settings published with it: Adam at 2.5e-4, cosine to zero, gradients clipped at
-    0.25, no decay, dropout 0.1.
+    Dai et al. 2019, §4.1, and the authors' code: Adam with learning rate 2.5e-4, cosine to zero, clipping at 0.25, no
+    weight decay, dropout 0.1.
     """
     return Recipe(
         name="transformer_xl-base",
@@ -32,7 +32,7 @@ def base() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """Transformer-XL at L2 H128: minutes on a CPU, to try things out."""
+    """Transformer-XL with 2 layers of 128, for experiments: minutes on a CPU."""
     return Recipe(
         name="transformer_xl-tiny",
         family="transformer_xl",

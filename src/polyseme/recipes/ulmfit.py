@@ -1,4 +1,4 @@
-"""AWD-LSTM as its paper trains it, ULMFiT's general language model, and its second stage on the text of a task."""
+"""Training recipes of AWD-LSTM, of ULMFiT's general language model, and of its second stage on target-task text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig
 
 STREAMING_LM = StreamingCausalLM(bptt_std=5.0, activation_reg=2.0, temporal_activation_reg=1.0)
-ADAM = OptimizerConfig(
-    lr=4e-3, beta1=0.7, beta2=0.99, eps=1e-8, weight_decay=0.0, max_grad_norm=0.25
-)  # Howard and Ruder 2018, §4.1
+# Howard and Ruder 2018, §4.1
+ADAM = OptimizerConfig(lr=4e-3, beta1=0.7, beta2=0.99, eps=1e-8, weight_decay=0.0, max_grad_norm=0.25)
 
 
 def awd() -> Recipe:
-    """AWD-LSTM as for WikiText-2: NT-ASGD at rate 30, 80 lanes of about 70 tokens, 750 epochs, AR 2 and TAR 1.
+    """AWD-LSTM for WikiText-2: NT-ASGD, learning rate 30, 80 streams of about 70 tokens, 750 epochs, AR 2, TAR 1.
 
-    Merity et al. 2018, §5 and §6, and the settings published with it.
+    Merity et al. 2018, §5 and §6, and the authors' code.
     """
     return Recipe(
         name="ulmfit-awd",
@@ -38,15 +37,15 @@ def awd() -> Recipe:
 
 
 def lecture() -> Recipe:
-    """ULMFiT's general language model at the lecture's sizes: 300 → 1150 → 1150 → 300, tied."""
+    """ULMFiT's general language model with the lecture's sizes: 300 → 1150 → 1150 → 300, tied."""
     return paper().replace(name="ulmfit-lecture", size="lecture")
 
 
 def paper() -> Recipe:
-    """ULMFiT's general language model at the paper's sizes: 400 → 1150 → 1150 → 400, tied.
+    """ULMFiT's general language model with the paper's sizes: 400 → 1150 → 1150 → 400, tied.
 
-    Howard and Ruder 2018, §4.1: stretches of 70, Adam with β₁ 0.7 and β₂ 0.99 at 4e-3. Of the run on 103 M words they
-    say no more; here are 256 lanes, half of the dropout, and a slanted triangle.
+    Howard and Ruder 2018, §4.1: segments of 70 tokens, Adam with learning rate 4e-3, β₁ 0.7 and β₂ 0.99. The paper
+    specifies no more for its 103 M words; here 256 parallel streams, half of the dropout, slanted triangular schedule.
     """
     return Recipe(
         name="ulmfit-paper",
@@ -67,7 +66,7 @@ def paper() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """ULMFiT's language model at L2 H64: minutes on a CPU, to try things out."""
+    """ULMFiT's language model with 2 layers and embeddings of 64, for experiments: minutes on a CPU."""
     return paper().replace(
         name="ulmfit-tiny",
         size="tiny",
@@ -84,7 +83,7 @@ def tiny() -> Recipe:
 
 
 def to_backward(recipe: Recipe) -> Recipe:
-    """The same from the end of the text to its start."""
+    """Return the same recipe for a backward language model."""
     assert isinstance(recipe.objective, StreamingCausalLM)
     return recipe.replace(
         name=f"{recipe.name}-backward",
@@ -96,10 +95,10 @@ def to_backward(recipe: Recipe) -> Recipe:
 def build_target_recipe(
     general: Recipe, tokens: int, epochs: float = 10.0, lr: float = 4e-3, num_streams: int = 64
 ) -> Recipe:
-    """The second stage: the general model on the text of a task (§3.2).
+    """Return the recipe of the second stage: fine-tune the general model on the text of a task (§3.2).
 
-    Discriminative rates, each layer's 2.6 times that of the layer below it, and a slanted triangle over the whole run.
-    A short text is read in fewer lanes, so that an epoch has some steps.
+    It has discriminative learning rates, each layer's 2.6 times that of the layer below, and a slanted triangular
+    schedule over the whole run. Short texts are read in fewer parallel streams, so that an epoch has several steps.
     """
     num_streams = max(min(num_streams, tokens // (20 * general.max_len)), 1)
     batch_tokens = num_streams * general.max_len

@@ -1,4 +1,4 @@
-"""Word vectors, each as its paper trains it, and small runs of the same kind."""
+"""Training recipes of word vectors: word2vec, fastText and GloVe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _word2vec_recipe(
     count_damping: float = 0.1,
     words_per_update: int = 1024,
 ) -> Recipe:
-    """The rate falls linearly to nothing over the run, as in the authors' code; a step is 16,384 words of text."""
+    """Return a recipe with linear decay to zero, as in the authors' code, and 16,384 words of text per step."""
     return Recipe(
         name=name,
         family=family,
@@ -42,9 +42,10 @@ def _word2vec_recipe(
 
 
 def word2vec() -> Recipe:
-    """Skip-gram with 15 negatives, 300 numbers a word: five times through 100 M words.
+    """Skip-gram with 15 negative samples, 300 dimensions, five epochs of 100 M words.
 
-    Negatives, sampling and size are those of Mikolov et al. (2013b, §3 and §5), window and rate of their code.
+    Negative samples, subsampling and size are those of Mikolov et al. (2013b, §3 and §5), window and learning rate
+    those of their code.
     """
     return _word2vec_recipe(
         "word2vec",
@@ -56,12 +57,12 @@ def word2vec() -> Recipe:
 
 
 def word2vec_tiny() -> Recipe:
-    """Skip-gram at 100 numbers a word: five times through 6 M words, minutes on two CPU cores."""
+    """Skip-gram with 100 dimensions, five epochs of 6 M words: minutes on two CPU cores."""
     return _word2vec_recipe("word2vec-tiny", "word2vec", "tiny", Word2Vec(), 30_000_000)
 
 
 def cbow_tiny() -> Recipe:
-    """CBOW at 100 numbers a word; two thousand words at once, since each is one prediction, not one for each pair."""
+    """CBOW with 100 dimensions; 2,048 words per update, since a word is one prediction, not one for each pair."""
     objective = Word2Vec(architecture="cbow")
     return _word2vec_recipe(
         "cbow-tiny", "word2vec", "tiny", objective, 30_000_000, lr=0.05, count_damping=0.02, words_per_update=2048
@@ -69,17 +70,17 @@ def cbow_tiny() -> Recipe:
 
 
 def fasttext() -> Recipe:
-    """Skip-gram over n-grams of 3 to 6 characters, 300 numbers (Bojanowski et al. 2017, §4.3)."""
+    """Skip-gram over n-grams of 3 to 6 characters, 300 dimensions (Bojanowski et al. 2017, §4.3)."""
     return _word2vec_recipe("fasttext", "fasttext", "base", Word2Vec(subsample_threshold=1e-4), 500_000_000, lr=0.05)
 
 
 def fasttext_tiny() -> Recipe:
-    """fastText at 100 numbers and 100,000 buckets."""
+    """fastText with 100 dimensions and 100,000 buckets."""
     return _word2vec_recipe("fasttext-tiny", "fasttext", "tiny", Word2Vec(), 30_000_000)
 
 
 def _glove_recipe(name: str, size: str, num_cells: int) -> Recipe:
-    """AdaGrad at 0.05 (Pennington et al. 2014, §4.2); a token of the budget is one cell of the table of counts."""
+    """AdaGrad with learning rate 0.05 (Pennington et al. 2014, §4.2); the token budget counts co-occurrence cells."""
     return Recipe(
         name=name,
         family="glove",
@@ -100,10 +101,10 @@ def _glove_recipe(name: str, size: str, num_cells: int) -> Recipe:
 
 
 def glove() -> Recipe:
-    """GloVe at 300 numbers a word: windows of 10, 50 times through some 100 M cells."""
+    """GloVe with 300 dimensions: windows of 10, 50 epochs of about 100 M cells."""
     return _glove_recipe("glove", "base", 5_000_000_000)
 
 
 def glove_tiny() -> Recipe:
-    """GloVe at 100 numbers a word."""
+    """GloVe with 100 dimensions."""
     return _glove_recipe("glove-tiny", "tiny", 100_000_000)

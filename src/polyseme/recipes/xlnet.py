@@ -1,4 +1,4 @@
-"""XLNet's pre-training, and a small run of the same kind."""
+"""Pre-training recipes of XLNet."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from polyseme.train.schedule import ScheduleConfig
 def base() -> Recipe:
     """XLNet-base after the paper: one token in six predicted, 512 tokens.
 
-    Yang et al. 2019, §3.1 and A.4: batches of 8,192 × 512 for 500,000 steps is the large model's, with Adam at 4e-4,
-    ε 1e-6, decay 0.01, linear to zero after 40,000 steps; the base model here reads a quarter of that a step.
+    Yang et al. 2019, §3.1 and A.4, for the large model: batches of 8,192 × 512, 500,000 steps, Adam with learning rate
+    4e-4, ε 1e-6, weight decay 0.01, 40,000 warm-up steps, linear decay; the base model here has a quarter of the batch.
     """
     return Recipe(
         name="xlnet-base",
@@ -32,7 +32,7 @@ def base() -> Recipe:
 
 
 def tiny() -> Recipe:
-    """XLNet at L2 H128: minutes on a CPU, to try things out."""
+    """XLNet with 2 layers of 128, for experiments: minutes on a CPU."""
     return Recipe(
         name="xlnet-tiny",
         family="xlnet",

@@ -1,7 +1,7 @@
 """The task protocol: labeled examples in, predictions out; between them is the packed batch of pre-training.
 
-`Reader → Example → TaskConfig.encode → Batch → trunk and head → TaskConfig.decode → Prediction → metrics`. A new task is
-one file: a frozen dataclass that derives from `TaskConfig`, with an `Example` and a `Prediction` of its own.
+`Reader → Example → TaskConfig.encode → Batch → trunk and head → TaskConfig.decode → Prediction → metrics`. A new task
+is one file: a frozen dataclass that derives from `TaskConfig`, with an `Example` and a `Prediction` of its own.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class CoreferenceTask(TaskConfig):
         return {"unreachable_mentions": counts}
 
     def unreachable_mentions(self, examples: Sequence[DocumentExample]) -> list[int]:
-        """Return how many true mentions are too wide or cross sentences, so are no candidates; and how many there are."""
+        """Count the gold mentions that are no candidates (too wide, or across sentences), and all gold mentions."""
         unreachable = total = 0
         for example in examples:
             mentions, ends = self.target(example), self.word_rows(example)[:, SENTENCE_END]

@@ -1,8 +1,8 @@
 """Text in, text out (Raffel et al. 2020, §2.4): examples are written as sources and answers as targets.
 
 A model is never asked to write freely. Where the answers are known beforehand (labels, choices, the numbers that a
-score is rounded to), the probability of each whole answer decides: that is exact, says how sure the model is, and cannot
-end in a text that is no answer. An answer to a question is written in tokens of its window (`text_qa.py`).
+score is rounded to), the probability of each whole answer decides: that is exact, says how sure the model is, and
+cannot end in a text that is no answer. An answer to a question is written in tokens of its window (`text_qa.py`).
 """
 
 from __future__ import annotations

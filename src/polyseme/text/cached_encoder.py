@@ -1,8 +1,8 @@
-"""Encoding a corpus: each stretch of text that is encoded on its own is encoded once and then looked up.
+"""Fast encoding of corpora: each distinct word goes through the tokenizer once and is then looked up in a cache.
 
-BERT's and GPT-2's tokenizers cut a text into words first and never look across the cuts. So text is cut here where
-they surely cut too, all of it at once in numpy; a unit (a word, mostly) is known by a hash, and only units that were
-not met before go through the tokenizer itself. The ids are the tokenizer's own; they come ten times as fast.
+BERT's and GPT-2's tokenizers split a text into words first and never look across these splits. This module splits text
+in numpy at places where the tokenizer is certain to split too, and identifies each unit (usually a word) by a hash.
+Only units that are not in the cache go through the tokenizer. The ids are the same; encoding is ten times as fast.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
-BATCH_CHARS = 1 << 18  # characters looked at together: the arrays stay in the processor's cache
-MAX_CACHED_CHARS = 48  # characters; a longer unit is not worth remembering
+BATCH_CHARS = 1 << 18  # characters per batch: the arrays stay in the processor's cache
+MAX_CACHED_CHARS = 48  # longer units are rare and not cached
 _HASH_BASE = 0xD6E8FEB86659FD93  # odd, so it has an inverse modulo 2^64
 _OTHER, _SPACE, _ISOLATED, _LETTER, _PUNCTUATION, _QUOTE = range(6)
 
 
 class EncodedTexts(NamedTuple):
-    """Many texts encoded end to end, without special tokens."""
+    """Ids of many texts, concatenated, without special tokens."""
 
     ids: np.ndarray  # int32 [T]
-    lengths: np.ndarray  # int64, one for each text
-    word_starts: np.ndarray  # bool [T], True where a word starts; the first token of a text always does
+    lengths: np.ndarray  # int64 [number of texts]
+    word_starts: np.ndarray  # bool [T]; True for the first token of each word and of each text
 
 
 def encode_uncached(backend: Backend, texts: Sequence[str], is_word_start: np.ndarray | None) -> EncodedTexts:
-    """What the tokenizer says. `is_word_start` tells by the id whether a word starts; None asks the tokenizer."""
+    """Encode with the tokenizer itself. `is_word_start` is indexed by id; if None, word ids mark the word starts."""
     encode = backend.encode_batch if is_word_start is None else backend.encode_batch_fast
     encodings = encode(list(texts), add_special_tokens=False)
     lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
@@ -51,10 +51,10 @@ def encode_uncached(backend: Backend, texts: Sequence[str], is_word_start: np.nd
 
 
 def pretokenization_rule(backend: Backend) -> str | None:
-    """Which rule of cutting holds for a tokenizer; None where none is known to."""
+    """Return the pre-tokenization rule that a tokenizer follows, or None if it is not a known one."""
     config = json.loads(backend.to_str())
     if any(not token["special"] for token in config["added_tokens"]):
-        return None  # such a token is found anywhere in a text
+        return None  # such a token is matched anywhere in a text
     model, pre_tokenizer, normalizer = config["model"], config["pre_tokenizer"] or {}, config["normalizer"] or {}
     types = model["type"], normalizer.get("type"), pre_tokenizer.get("type")
     if (
@@ -73,16 +73,16 @@ def pretokenization_rule(backend: Backend) -> str | None:
 
 @cache
 def _char_classes(rule: str) -> np.ndarray:
-    """The class of every code point, uint8."""
+    """Return the class of every code point, uint8 [0x110000]."""
     classes = np.full(0x110000, _OTHER, np.uint8)
-    if rule in ("gpt2", "spaces"):  # white space as Unicode has it
+    if rule in ("gpt2", "spaces"):  # white space as defined by Unicode
         classes[
             [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
         ] = _SPACE
         for code in range(33, 127) if rule == "gpt2" else ():
             classes[code] = _LETTER if chr(code).isalnum() else _QUOTE if chr(code) == "'" else _PUNCTUATION
         return classes
-    # BERT's cleaning takes control characters out without a gap, so they are no space.
+    # BERT's normalizer removes control characters without leaving a space, so they are not spaces.
     classes[[9, 10, 13, 32, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000]] = _SPACE
     spans = [(33, 48), (58, 65), (91, 97), (123, 127)]
     spans += [(0x2010, 0x2028), (0x2030, 0x205F), (0x3001, 0x3004), (0x3008, 0x3012), (0xFF01, 0xFF21)]
@@ -99,12 +99,12 @@ def _char_classes(rule: str) -> np.ndarray:
 
 
 def _unit_starts(classes: np.ndarray, rule: str) -> np.ndarray:
-    """Where units begin, bool; the first place is for the caller to set."""
+    """Return a boolean per character: does a unit start there? The caller sets the first element."""
     is_start = np.empty(len(classes), bool)
     before, after = classes[:-1], classes[1:]
     if rule == "gpt2":
-        # A word never reaches into the white space behind it; white space belongs to what follows. Letters and marks
-        # are parted too, but for what follows an apostrophe: 's is one piece.
+        # White space belongs to the word after it. Letters and punctuation are separate units, except after an
+        # apostrophe: 's is one piece.
         is_start[1:] = (after == _SPACE) & (before != _SPACE)
         is_start[1:] |= (before == _LETTER) & (after >= _PUNCTUATION)
         is_start[1:] |= (before == _PUNCTUATION) & (after == _LETTER)
@@ -115,10 +115,10 @@ def _unit_starts(classes: np.ndarray, rule: str) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first 2^bits powers of the base of our hashes, and of its inverse.
+    """Return the first 2^bits powers of the hash base and of its inverse.
 
-    A stretch's hash is its sum of code times power, divided by the power it starts with: sums of all places at once
-    give the hashes of all stretches.
+    The polynomial hash of a span is Σ code · power over its characters, divided by the power at its start, so one
+    prefix sum over a text gives the hashes of all its spans.
     """
 
     def powers_of(base: int) -> np.ndarray:
@@ -131,12 +131,12 @@ def hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(eq=False)
 class _UnitCache:
-    """A table of units by hash, open addressing, and the ids of each end to end."""
+    """Open-addressing hash table from units to their ids, which are stored concatenated."""
 
     bits: int
     keys: np.ndarray
-    unit_indices: np.ndarray  # int32: which unit
-    offsets: np.ndarray  # int64: of each unit, in ids
+    unit_indices: np.ndarray  # int32: the unit in each slot
+    offsets: np.ndarray  # int64: start of each unit in `ids`
     lengths: np.ndarray
     ids: np.ndarray
     word_starts: np.ndarray
@@ -145,6 +145,7 @@ class _UnitCache:
 
     @classmethod
     def allocate(cls, bits: int) -> _UnitCache:
+        """Allocate an empty table of 2^bits slots."""
         max_units, max_ids = 1 << bits - 1, 1 << bits
         return cls(
             bits,
@@ -157,7 +158,7 @@ class _UnitCache:
         )
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
-        """The number of each unit, -1 where it is not known."""
+        """Return the index of each unit, -1 if it is not in the table."""
         slots = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
         slot_keys = self.keys[slots]
         unit_indices = np.where(slot_keys == hashes, self.unit_indices[slots], -1)
@@ -171,12 +172,12 @@ class _UnitCache:
         return unit_indices
 
     def fits(self, encoded: EncodedTexts) -> bool:
-        return self.num_units + len(encoded.lengths) <= len(self.offsets) and self.num_ids + len(encoded.ids) <= len(
-            self.ids
-        )
+        """Return whether there is room for these units."""
+        num_units, num_ids = self.num_units + len(encoded.lengths), self.num_ids + len(encoded.ids)
+        return num_units <= len(self.offsets) and num_ids <= len(self.ids)
 
     def add(self, hashes: np.ndarray, encoded: EncodedTexts) -> None:
-        """Hashes that differ from each other and from all that are known, with what they stand for."""
+        """Add units; their hashes must be distinct and not in the table."""
         num_new_units, num_new_ids = len(hashes), len(encoded.ids)
         unit_indices = np.arange(self.num_units, self.num_units + num_new_units)
         self.offsets[unit_indices] = self.num_ids + np.cumsum(encoded.lengths) - encoded.lengths
@@ -188,14 +189,14 @@ class _UnitCache:
         unplaced = np.arange(num_new_units)
         while unplaced.size:
             free = unplaced[self.keys[slots[unplaced]] == 0]
-            self.keys[slots[free]] = hashes[free]  # of several for one slot the last stays
+            self.keys[slots[free]] = hashes[free]  # if several want one slot, the last one gets it
             self.unit_indices[slots[free]] = unit_indices[free]
             unplaced = unplaced[self.unit_indices[slots[unplaced]] != unit_indices[unplaced]]
             slots[unplaced] = slots[unplaced] + 1 & self.keys.size - 1
 
 
 class CachedEncoder:
-    """Encodes texts unit by unit; what it remembers is bounded, and forgotten all at once when it is full."""
+    """Encoder of texts with a bounded cache of units, which is cleared when it is full."""
 
     def __init__(self, backend: Backend, rule: str, is_word_start: np.ndarray | None, bits: int = 20):
         self.backend, self.rule, self.is_word_start, self.bits = backend, rule, is_word_start, bits
@@ -204,6 +205,7 @@ class CachedEncoder:
         self.lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
+        """Encode texts; safe to call from several threads."""
         with self.lock:
             encoded_batches = [self._encode_batch(batch) for batch in _split_batches(texts)]
         if len(encoded_batches) == 1:
@@ -224,14 +226,13 @@ class CachedEncoder:
         is_start[ends[:-1][ends[:-1] < len(codes)]] = True
         starts = np.flatnonzero(is_start)
         stops = np.append(starts[1:], len(codes))
-        if self.rule != "gpt2":  # white space is no token
+        if self.rule != "gpt2":  # white space is not encoded
             is_token = classes[starts] != _SPACE
             starts, stops = starts[is_token], stops[is_token]
         hashes = _hash_units(codes, starts, stops)
         long_units = np.flatnonzero(stops - starts > MAX_CACHED_CHARS)
-        hashes[long_units] = 2 + 2 * long_units.astype(
-            np.uint64
-        )  # even, each its own: neither known nor taken for another
+        # Cached hashes are odd, so distinct even ones match nothing.
+        hashes[long_units] = 2 + 2 * long_units.astype(np.uint64)
         ids, word_starts, ids_per_unit = self._look_up(text, hashes, starts, stops)
         id_offsets = np.concatenate([[0], np.cumsum(ids_per_unit)])
         text_offsets = id_offsets[np.searchsorted(starts, np.concatenate([[0], ends]))]
@@ -242,7 +243,7 @@ class CachedEncoder:
     def _look_up(
         self, text: str, hashes: np.ndarray, starts: np.ndarray, stops: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The ids and word starts of all units end to end, and how many ids each unit has."""
+        """Return the concatenated ids and word starts of all units, and the number of ids of each unit."""
         cache = self.cache
         unit_indices = cache.find(hashes)
         offsets, ids_per_unit = cache.offsets[unit_indices], cache.lengths[unit_indices]
@@ -262,7 +263,7 @@ class CachedEncoder:
         return ids, word_starts, ids_per_unit
 
     def _encode_units(self, texts: Sequence[str]) -> EncodedTexts:
-        """Units not met before. Plain ASCII words are a matter of the model alone: no cleaning, nothing to cut."""
+        """Encode units that are not cached. Plain ASCII words need no normalization or split, only the model."""
         plain_words = list(map(self._plain_word, texts))
         tokenize = self.backend.model.tokenize
         ids_per_unit = [[] if word is None else [token.id for token in tokenize(word)] for word in plain_words]
@@ -285,7 +286,7 @@ class CachedEncoder:
         )
 
     def _plain_word(self, text: str) -> str | None:
-        """The word that the model is given for an ASCII word or number; None where it takes more than that."""
+        """Return the model's input for an ASCII word or number, or None for text that needs the full tokenizer."""
         word = text[1:] if self.rule == "gpt2" and text[0] == " " else text
         if not (word.isascii() and (word.isalpha() or word.isdigit() or (self.rule != "gpt2" and word.isalnum()))):
             return None
@@ -318,7 +319,7 @@ def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _hash_units(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """A hash of each unit: a polynomial of its code points, then mixed; never 0, which marks an empty slot."""
+    """Hash each unit: a polynomial of its code points, then mixed. Hashes are odd; 0 marks an empty slot."""
     factors, inverses = hash_powers(max(len(codes) - 1, BATCH_CHARS - 1).bit_length())
     prefix_sums = np.zeros(len(codes) + 1, np.uint64)
     np.cumsum((codes + np.uint32(1)) * factors[: len(codes)], out=prefix_sums[1:])
@@ -332,7 +333,7 @@ def _hash_units(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.
 
 
 def concat_ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Every index of many ranges, end to end."""
+    """Concatenate the index ranges [start, start + size)."""
     ends = np.cumsum(sizes)
     index = np.repeat(starts - (ends - sizes), sizes)
     index += np.arange(len(index))

@@ -1,8 +1,7 @@
-"""Counting words in bounded memory and bounded work, by source and language.
+"""Word counts for tokenizer training, by source and language, in bounded memory and time.
 
-A tokenizer is trained on these counts. Three things keep them small: of a source that goes on and on only some
-documents are looked at, words that are rare in a full table are dropped, and the total is scaled down. None of them
-happens to a small corpus, and none depends on chance: the same text gives the same counts.
+Three measures bound the counts: large sources are sampled, rare words are dropped from a full table, and the total is
+scaled down. None of them applies to a small corpus, and all are deterministic: the same text gives the same counts.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from tokenizers import Tokenizer, models, trainers
 from polyseme.errors import ConfigError, suggest
 from polyseme.text.pipelines import TOKENIZER_KINDS, build_untrained, replace_surrogates
 
-MAX_SAMPLE_CHARS = 200_000_000  # looked at before documents are left out
+MAX_SAMPLE_CHARS = 200_000_000  # counted before documents are sampled
 SMOOTHING = 0.7  # multilingual BERT's exponent
 MAX_WORDS = 2_000_000  # in all tables together
-_MAX_CHARS_PER_WORD = 20  # of such a table, for each word it may hold
-_BATCH_CHARS = 16_000_000  # characters that are counted together
-_MAX_TOTAL_COUNT = 50_000_000  # what the counts add up to at most when they are given to a trainer
-_NUM_SAMPLES, _SAMPLE_CHARS = 200, 2_000  # documents and characters of each that are kept for the contract check
+_MAX_CHARS_PER_WORD = 20  # mean length that the limit on characters allows
+_BATCH_CHARS = 16_000_000  # characters counted at once
+_MAX_TOTAL_COUNT = 50_000_000  # sum of the counts passed to a trainer
+_NUM_SAMPLES, _SAMPLE_CHARS = 200, 2_000  # documents, and characters of each, for validation
 
-# White space as Unicode has it. A unit is white space and what follows it up to the next.
+# White space as defined by Unicode. A unit is white space and the text up to the next white space.
 _WHITESPACE = frozenset(map(chr, [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029]))
 _WHITESPACE |= frozenset("\u202f\u205f\u3000")
 _WHITESPACE_CLASS = "".join(sorted(_WHITESPACE))
@@ -37,7 +36,7 @@ _UNIT_PATTERN = re.compile(f"[{_WHITESPACE_CLASS}]*[^{_WHITESPACE_CLASS}]+|[{_WH
 
 
 class TextGroup(NamedTuple):
-    """Where a text belongs: words are counted for each stratum alone."""
+    """Group of texts (language, source, sampling weight) whose words are counted separately."""
 
     lang: str = ""
     source: int = 0
@@ -48,23 +47,23 @@ DEFAULT_GROUP = TextGroup()
 
 
 class _GroupCounts:
-    """One stratum: its counts so far, and how much of its text they stand for."""
+    """Counts of one group and how much of its text they represent."""
 
     def __init__(self) -> None:
         self.word_counts: dict[str, int] = {}
-        self.num_letters = 0  # of the words above
+        self.num_letters = 0  # in the keys of `word_counts`
         self.pending: list[str] = []
         self.pending_chars = 0
-        self.num_documents = self.num_chars = 0  # all that came
-        self.chars_at_rate = 0  # characters at the present rate
-        self.rate_halvings = 0  # one document of 2^halvings is looked at, and counts for as many
-        self.num_sampled_chars = 0  # characters looked at
-        self.num_words = self.num_dropped = 0  # occurrences counted, and those that pruning took out again
+        self.num_documents = self.num_chars = 0  # including documents that are not sampled
+        self.chars_at_rate = 0  # characters sampled at the current rate
+        self.rate_halvings = 0  # one of 2^halvings documents is sampled, with that weight
+        self.num_sampled_chars = 0  # characters counted
+        self.num_words = self.num_dropped = 0  # occurrences counted, and those that pruning removed
         self.samples: list[tuple[int, int, str]] = []
 
 
 class WordCounts:
-    """How often each word occurs, as the tokenizer to be trained cuts words; `add` texts, then `smoothed_counts`."""
+    """Counts of words as a tokenizer of this kind splits them. Call `add` for each text, then `smoothed_counts`."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class WordCounts:
         max_words: int = MAX_WORDS,
     ):
         if kind not in TOKENIZER_KINDS:
-            raise ConfigError(f"no tokenizer kind {kind!r}: {suggest(kind, TOKENIZER_KINDS)}")
+            raise ConfigError(f"unknown tokenizer kind {kind!r}; {suggest(kind, TOKENIZER_KINDS)}")
         self.kind = kind
         self.lowercase = kind == "wordpiece" if lowercase is None else lowercase
         self.max_words = max_words
@@ -93,7 +92,7 @@ class WordCounts:
         )
 
     def add(self, text: str, group: TextGroup = DEFAULT_GROUP) -> None:
-        """One document. Its place among the documents of its stratum decides whether it is looked at."""
+        """Add a document. Its index within its group decides whether it is sampled."""
         if not text or text.isspace():
             return
         group_counts = self.groups.setdefault(group, _GroupCounts())
@@ -101,7 +100,7 @@ class WordCounts:
         group_counts.num_documents += 1
         group_counts.num_chars += len(text)
         while group_counts.chars_at_rate >= self.group_sample_chars:
-            self._count_pending(group_counts)  # what waits was taken at the old rate
+            self._count_pending(group_counts)  # the pending texts were sampled at the old rate
             group_counts.chars_at_rate -= self.group_sample_chars
             group_counts.rate_halvings += 1
         document_hash = _splitmix64(document_index)
@@ -119,7 +118,7 @@ class WordCounts:
             self._count_pending(max(self.groups.values(), key=lambda group_counts: group_counts.pending_chars))
 
     def sample_texts(self) -> list[str]:
-        """Some of the documents of every stratum, the same each time."""
+        """Return a deterministic sample of the documents of every group."""
         return [
             text
             for group_counts in self.groups.values()
@@ -128,24 +127,25 @@ class WordCounts:
 
     @property
     def num_chars(self) -> int:
+        """Number of characters added."""
         return sum(group_counts.num_chars for group_counts in self.groups.values())
 
     @property
     def num_sampled_chars(self) -> int:
-        """How many of the characters were looked at."""
+        """Number of characters counted."""
         return sum(group_counts.num_sampled_chars for group_counts in self.groups.values())
 
     @property
     def dropped_fraction(self) -> float:
-        """The share of all words that stood in the tables and was dropped because they were rare."""
+        """Share of all counted words that were dropped because they were rare."""
         total = sum(group_counts.num_words for group_counts in self.groups.values())
         return sum(group_counts.num_dropped for group_counts in self.groups.values()) / max(total, 1)
 
     def smoothed_counts(self, smoothing: float = SMOOTHING, max_total: int = _MAX_TOTAL_COUNT) -> dict[str, int]:
-        """One table, sorted. A language of n characters gets a share that goes with n^smoothing.
+        """Return one sorted table in which a language of n characters has a share proportional to n^smoothing.
 
-        Inside a language the sources keep their proportions, times their weights. The largest language at the
-        smallest weight keeps its counts; then, if all add up to more than `max_total`, all are scaled down.
+        Within a language, sources keep their proportions, multiplied by their weights. The largest language at the
+        smallest weight keeps its counts; if the sum exceeds `max_total`, all counts are scaled down.
         """
         for group_counts in self.groups.values():
             self._count_pending(group_counts)
@@ -171,10 +171,10 @@ class WordCounts:
         return {word: scaled_counts[word] for word in sorted(scaled_counts) if scaled_counts[word]}
 
     def _count_pending(self, group_counts: _GroupCounts) -> None:
-        """Count what waits.
+        """Count the pending texts.
 
-        Text is cut here where the tokenizer surely cuts too. What is between the cuts is counted, and then goes
-        through the tokenizer once for each bit of its count: a few times instead of thousands.
+        Text is split where the tokenizer is certain to split too. The units are counted, and each then goes through the
+        tokenizer once per set bit of its count: a few times instead of thousands.
         """
         units: Counter[str] = Counter()
         for text in group_counts.pending:
@@ -194,10 +194,9 @@ class WordCounts:
         self._prune()
 
     def _count_words(self, texts: list[str]) -> dict[str, int]:
-        """How often each word occurs after cleaning and cutting.
+        """Count words after normalization and pre-tokenization.
 
-        A trainer asked for no vocabulary does nothing but count, at the speed of its threads; the counts are
-        part of the state it gives to pickle.
+        A trainer with `vocab_size=0` only counts, in parallel threads; the counts are part of its pickled state.
         """
         trainer = trainers.WordLevelTrainer(vocab_size=0, show_progress=False)
         self._counter.train_from_iterator(self._join_units(texts), trainer)
@@ -205,7 +204,7 @@ class WordCounts:
         return word_counts
 
     def _join_units(self, units: list[str]) -> Iterator[str]:
-        """Units put together again, at borders like those they were cut at; one by one they would be slow."""
+        """Join units into longer texts that split the same way; one text per unit would be slow."""
         separator = " "
         if self._split_units is not _split_at_spaces:
             separator = ""
@@ -215,7 +214,7 @@ class WordCounts:
             yield separator.join(units[start : start + 1000])
 
     def _prune(self) -> None:
-        """While the tables are too large together, the largest keeps the more frequent half of its words."""
+        """While the tables are too large in total, drop the rarer half of the words of the largest one."""
         while len(self.groups) and (
             sum(len(group_counts.word_counts) for group_counts in self.groups.values()) > self.max_words
             or sum(group_counts.num_letters for group_counts in self.groups.values())
@@ -241,12 +240,12 @@ class WordCounts:
 
 
 def _split_at_spaces(text: str) -> list[str]:
-    """A text cut at spaces and line ends, which no word of WordPiece, unigram or words reaches over."""
+    """Split at spaces and line ends, which no word of WordPiece, unigram or words spans."""
     return text.replace("\n", " ").split(" ")
 
 
 def _splitmix64(number: int) -> int:
-    """A number of 64 bits that looks random (the finish of splitmix64)."""
+    """Hash a number to 64 bits (splitmix64)."""
     mask = (1 << 64) - 1
     number = (number + 1) * 0x9E3779B97F4A7C15 & mask
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -255,5 +254,5 @@ def _splitmix64(number: int) -> int:
 
 
 def _hash_order(word: str) -> tuple[int, str]:
-    """An order of words that favours no letter."""
+    """Sort key that orders words by hash, independent of their letters."""
     return zlib.crc32(word.encode()), word

@@ -1,7 +1,7 @@
-"""Music as a sequence of words: what a performance does, event by event (Oore et al. 2018, §4).
+"""Music as text: a performance is a sequence of event words (Oore et al. 2018, §4) from a fixed vocabulary.
 
-`vel20 on60 shift50 off60` strikes middle C with velocity bin 20 and lets it go half a second later. So a piece is a
-text that one can read, and everything that reads texts reads it; its vocabulary is fixed.
+`vel20 on60 shift50 off60` strikes middle C with velocity bin 20 and releases it half a second later. Since a piece is a
+text, it can be used wherever text can.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from polyseme.text.pipelines import add_special_tokens, split_special_tokens
 
-SECONDS_PER_STEP = 0.01  # seconds: what a time shift of 1 lasts
+SECONDS_PER_STEP = 0.01  # duration of `shift1`
 NUM_PITCHES, MAX_SHIFT_STEPS, NUM_VELOCITY_BINS = 128, 100, 32
-VELOCITY_BIN_WIDTH = 128 // NUM_VELOCITY_BINS  # velocities in a bin
+VELOCITY_BIN_WIDTH = 128 // NUM_VELOCITY_BINS  # MIDI velocities per bin
 EVENTS = (
     *(f"on{pitch}" for pitch in range(NUM_PITCHES)),
     *(f"off{pitch}" for pitch in range(NUM_PITCHES)),
@@ -26,11 +26,11 @@ EVENTS = (
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 _PARSED_EVENTS = {
     event: (event.rstrip("0123456789"), int(event.lstrip("abcdefghijklmnopqrstuvwxyz"))) for event in EVENTS
-}  # what happens, and its number
+}  # event to type and number
 
 
 class Note(NamedTuple):
-    """One key of a piano: when it is struck and let go, in seconds, and how hard, from 1 to 127."""
+    """A note: start and end in seconds, MIDI pitch, and velocity from 1 to 127."""
 
     start: float
     end: float
@@ -39,7 +39,7 @@ class Note(NamedTuple):
 
 
 def build_event_tokenizer() -> Tokenizer:
-    """The tokenizer of performances: a word is an event, and nothing is learnt."""
+    """Build the tokenizer of performances, with one token per event."""
     vocab = {word: i for i, word in enumerate((*SPECIAL_TOKENS, *EVENTS))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -50,20 +50,20 @@ def build_event_tokenizer() -> Tokenizer:
 
 
 def notes_to_events(notes: Iterable[Note]) -> list[str]:
-    """The one way that a performance is written.
+    """Convert notes to their canonical sequence of events.
 
-    Times are rounded to 10 ms, and a note lasts that long at least. A key that is struck again is let go first. At one
-    moment keys are let go before others are struck, each from low to high; a velocity is said where it changes; silence
-    behind the last note is not written.
+    Times are rounded to 10 ms, the minimum duration of a note. A key that is struck again is released first. At one
+    moment, releases come before strikes, each from low to high pitch. A velocity is written only when it changes, and
+    silence after the last note is not written.
     """
-    end_and_bin: dict[tuple[int, int], tuple[int, int]] = {}  # pitch and start to end and bin; the last of two stays
+    end_and_bin: dict[tuple[int, int], tuple[int, int]] = {}  # by pitch and start; the last duplicate wins
     for start, end, pitch, velocity in sorted(notes):
         start_step = round(start / SECONDS_PER_STEP)
         end_and_bin[pitch, start_step] = (
             max(round(end / SECONDS_PER_STEP), start_step + 1),
             min(max(velocity, 0), 127) // VELOCITY_BIN_WIDTH + 1,
         )
-    key_changes: list[tuple[int, bool, int, int]] = []  # when, struck or let go, pitch, bin
+    key_changes: list[tuple[int, bool, int, int]] = []  # step, is_on, pitch, velocity bin
     next_key = dict(zip(keys := sorted(end_and_bin), [*keys[1:], (NUM_PITCHES, 0)]))
     for (pitch, start_step), (end_step, velocity_bin) in end_and_bin.items():
         next_pitch, step = next_key[pitch, start_step]
@@ -86,13 +86,13 @@ def notes_to_events(notes: Iterable[Note]) -> list[str]:
 
 
 def events_to_notes(events: Sequence[str]) -> list[Note]:
-    """What is heard. Words that are no events are passed over, as are keys let go that were not struck.
+    """Convert events to notes. Unknown words and releases of keys that do not sound are ignored.
 
-    A key struck twice is let go between; what still sounds at the end ends there. Velocities are the middles of their
-    bins.
+    A key that is struck again is released first, and keys that still sound at the end are released there. Velocities
+    are the centers of their bins.
     """
     notes: list[tuple[int, int, int, int]] = []
-    sounding: dict[int, tuple[int, int]] = {}  # pitch to when and how hard
+    sounding: dict[int, tuple[int, int]] = {}  # pitch to start step and velocity bin
     now, velocity_bin = 0, NUM_VELOCITY_BINS // 2
     for kind, value in (_PARSED_EVENTS[event] for event in events if event in _PARSED_EVENTS):
         if kind == "shift":

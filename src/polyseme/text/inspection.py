@@ -1,4 +1,4 @@
-"""A look at a tokenizer: what its vocabulary is made of, and how it does on texts."""
+"""Statistics of a tokenizer: its vocabulary, and how it encodes texts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from polyseme.text.pipelines import CONTINUATION_PREFIX, END_OF_WORD_SUFFIX, MET
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.text.validation import strip_markers
 
-_BATCH_CHARS = 1_000_000  # characters that are encoded together
+_BATCH_CHARS = 1_000_000  # characters encoded at once
 
 
 def describe_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Facts about the vocabulary alone. Pieces of bytes have a length in bytes, the others in characters."""
+    """Describe the vocabulary. Lengths are in bytes for byte-level pieces, else in characters."""
     pieces = [piece for i, piece in enumerate(tokenizer.vocabulary) if i not in tokenizer.all_special_ids]
     lengths = Counter(len(strip_markers(tokenizer, piece).replace(METASPACE, "")) for piece in pieces)
     num_continuations = _count_continuations(tokenizer, pieces)
@@ -39,7 +39,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _count_continuations(tokenizer: Tokenizer, pieces: list[str]) -> int | None:
-    """How many pieces stand only behind others in a word; None for a kind whose pieces do not say."""
+    """Count pieces that only continue words; None if the pieces of this kind do not show it."""
     if tokenizer.kind in ("characters", "events", "words", "whitespace"):
         return None
     if tokenizer.kind == "wordpiece":
@@ -51,17 +51,18 @@ def _count_continuations(tokenizer: Tokenizer, pieces: list[str]) -> int | None:
 
 @dataclass
 class TokenizationStats:
-    """Sums over the texts of one group."""
+    """Totals over the texts of one group."""
 
     num_documents: int = 0
     num_chars: int = 0
-    num_words: int = 0  # as white space parts them
+    num_words: int = 0  # split at white space
     num_tokens: int = 0
     num_unknown: int = 0
-    num_pretokens: int = 0  # words as the tokenizer parts them, at punctuation too
-    num_whole_words: int = 0  # of these, the ones that are one known token
+    num_pretokens: int = 0  # words as the tokenizer splits them, also at punctuation
+    num_whole_words: int = 0  # pretokens that are a single known token
 
     def to_row(self) -> dict[str, float]:
+        """Return the totals and the ratios derived from them."""
         tokens, words = max(self.num_tokens, 1), max(self.num_words, 1)
         return {
             "documents": self.num_documents,
@@ -78,7 +79,7 @@ class TokenizationStats:
 def measure_tokenization(
     tokenizer: Tokenizer, texts: Iterable[tuple[Hashable, str]]
 ) -> dict[Hashable, TokenizationStats]:
-    """How the tokenizer does on the texts of each group, in bounded memory."""
+    """Measure how the tokenizer encodes the texts of each group, in bounded memory."""
     stats_by_group: dict[Hashable, TokenizationStats] = {}
     pending: dict[Hashable, list[str]] = {}
     pending_chars = 0

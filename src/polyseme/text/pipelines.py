@@ -1,4 +1,4 @@
-"""What stands around a vocabulary: how each kind of tokenizer cleans, cuts, wraps and decodes text."""
+"""Tokenizer pipelines of each kind: normalizer, pre-tokenizer, model, post-processor and decoder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tokenizers import (
 
 TOKENIZER_KINDS = ("wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-UNIGRAM_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")  # ALBERT's, in its order
-ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in its order: positions are counted from pad on
-T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # T5's, in its order
+UNIGRAM_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")  # in ALBERT's order
+ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in RoBERTa's order: its position ids start after pad
+T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # in T5's order
 WORD_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 END_OF_TEXT = "<|endoftext|>"
-SENTINEL_TEMPLATE = "<extra_id_{}>"  # stands for the n-th span that was taken out of a text
+SENTINEL_TEMPLATE = "<extra_id_{}>"  # replaces the n-th removed span of a text
 CONTINUATION_PREFIX = "##"  # marks a piece that continues a word
-METASPACE = "▁"  # stands for a space in sentencepiece's vocabularies
+METASPACE = "▁"  # a space in sentencepiece vocabularies
 END_OF_WORD_SUFFIX = "</w>"  # ends the last piece of a word in GPT's vocabulary
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -42,7 +42,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
-    """BERT's tokenizer over a given vocabulary: its cleaning, its split at punctuation, its pair template."""
+    """Build BERT's tokenizer for a vocabulary: its normalizer, split at punctuation and pair template."""
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION_PREFIX))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -58,10 +58,10 @@ def build_bpe(
     lowercase: bool,
     special_tokens: Sequence[str] = (END_OF_TEXT,),
 ) -> Tokenizer:
-    """GPT-2's tokenizer: bytes written as characters, a space kept with the word behind it.
+    """Build GPT-2's byte-level BPE tokenizer, in which a space is part of the word after it.
 
-    With RoBERTa's special tokens it is RoBERTa's, whose mask takes the space before it: a word has its space in it, so
-    what is masked had too.
+    With RoBERTa's special tokens it is RoBERTa's tokenizer, whose mask token absorbs the space before it because the
+    masked word would contain that space.
     """
     tokenizer = Tokenizer(models.BPE(vocab, list(merges)))
     if lowercase:
@@ -79,9 +79,9 @@ def build_bpe(
 def build_unigram(
     pieces: Sequence[tuple[str, float]], lowercase: bool, special_tokens: Sequence[str] = UNIGRAM_SPECIALS
 ) -> Tokenizer:
-    """Pieces with log probabilities, the most probable cut: ALBERT's tokenizer, with its pair template, or T5's.
+    """Build a unigram tokenizer from pieces with log probabilities, with ALBERT's or T5's template.
 
-    Cleaning is NFKC and one space for any white space. Joiners and marks of direction stay.
+    Normalization is NFKC and one space for any run of white space. Joiners and direction marks are kept.
     """
     vocab = [*((token, 0.0) for token in special_tokens), *pieces]
     tokenizer = Tokenizer(models.Unigram(vocab, special_tokens.index("<unk>"), False))
@@ -100,10 +100,10 @@ def build_unigram(
 
 
 def build_characters(alphabet: Sequence[str], lowercase: bool) -> Tokenizer:
-    """A token for each character, after NFC; the space is one too. BERT's special tokens and pair template.
+    """Build a tokenizer with one token per character (including the space) and BERT's special tokens.
 
-    It is a BPE model without merges: that cuts a word into its characters, and the pre-tokenizer still says
-    where words start. A Chinese character is a word of its own, as in BERT.
+    It is a BPE model without merges, which splits a word into characters while the pre-tokenizer still marks word
+    starts. Normalization is NFC. A Chinese character is a word by itself, as in BERT.
     """
     vocab = {token: i for i, token in enumerate([*BERT_SPECIALS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="[UNK]"))
@@ -118,10 +118,10 @@ def build_characters(alphabet: Sequence[str], lowercase: bool) -> Tokenizer:
 
 
 def build_word_level(words: Sequence[str], lowercase: bool, pretokenization: str = "words") -> Tokenizer:
-    """A token for each word of a list, one for all others, and nothing around a text.
+    """Build a tokenizer with one token per listed word, `<unk>` for others, and no template.
 
-    `words` are cut as BERT cuts, at white space and around punctuation, with accents kept. `whitespace` are what white
-    space parts: for text that is cut already, as WikiText-2, where `<unk>` written in the text is the unknown word.
+    Pre-tokenization `words` splits like BERT, at white space and around punctuation, but keeps accents. `whitespace`
+    splits at white space only, for pre-tokenized text such as WikiText-2, where a written `<unk>` is the unknown word.
     """
     vocab = {word: i for i, word in enumerate(dict.fromkeys([*WORD_SPECIALS, *words]))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
@@ -138,7 +138,7 @@ def build_word_level(words: Sequence[str], lowercase: bool, pretokenization: str
 
 
 def build_untrained(kind: str, lowercase: bool) -> Tokenizer:
-    """A tokenizer of a kind before it has learnt anything: it can clean and cut."""
+    """Build a tokenizer of a kind without a vocabulary, for its normalizer and pre-tokenizer."""
     if kind == "wordpiece":
         return build_wordpiece({token: i for i, token in enumerate(BERT_SPECIALS)}, lowercase)
     if kind in ("bpe", "byte-bpe-roberta"):
@@ -149,13 +149,14 @@ def build_untrained(kind: str, lowercase: bool) -> Tokenizer:
 
 
 def add_special_tokens(tokenizer: Tokenizer, tokens: Iterable[str]) -> None:
+    """Add special tokens that are matched in unnormalized text; `<mask>` also absorbs the space before it."""
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in tokens]
     )
 
 
 def set_pair_template(tokenizer: Tokenizer) -> None:
-    """`[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
+    """Set the template `[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
         pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
@@ -164,7 +165,7 @@ def set_pair_template(tokenizer: Tokenizer) -> None:
 
 
 def set_cls_last_template(tokenizer: Tokenizer, cls: str, sep: str) -> None:
-    """`A <sep> B <sep> <cls>` with segments 0, 1 and 2: the token of the whole sequence comes last, as in XLNet."""
+    """Set XLNet's template `A <sep> B <sep> <cls>` with segments 0, 1 and 2."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A:0 {sep}:0 {cls}:2",
         pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
@@ -173,7 +174,7 @@ def set_cls_last_template(tokenizer: Tokenizer, cls: str, sep: str) -> None:
 
 
 def set_text_template(tokenizer: Tokenizer, start: str, between: str, end: str) -> None:
-    """`start A end` and `start A between B end`, all in segment 0 (Radford et al. 2018, §3.3)."""
+    """Set the template `start A between B end`, all in segment 0 (Radford et al. 2018, §3.3)."""
     add_special_tokens(tokenizer, (start, between, end))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start}:0 $A:0 {end}:0",
@@ -183,7 +184,7 @@ def set_text_template(tokenizer: Tokenizer, start: str, between: str, end: str) 
 
 
 def set_eos_template(tokenizer: Tokenizer, eos_token: str = "</s>") -> None:
-    """`A </s> B </s>`."""
+    """Set the template `A </s> B </s>`."""
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A:0 {eos_token}:0",
         pair=f"$A:0 {eos_token}:0 $B:0 {eos_token}:0",
@@ -192,15 +193,14 @@ def set_eos_template(tokenizer: Tokenizer, eos_token: str = "</s>") -> None:
 
 
 def add_sentinels(tokenizer: Tokenizer, num_sentinels: int) -> None:
-    """At the end of the vocabulary, in falling order as T5 has them: the last id is the first sentinel."""
+    """Append sentinel tokens in T5's descending order: the last id is the first sentinel."""
     add_special_tokens(tokenizer, [SENTINEL_TEMPLATE.format(i) for i in reversed(range(num_sentinels))])
 
 
 def split_special_tokens(tokens: Iterable[str]) -> pre_tokenizers.Split:
-    """Cuts behind the first character of a special token written in plain text.
+    """Build a pre-tokenizer that splits after the first character of a special token written in plain text.
 
-    A unigram model takes any entry that it finds in a text, so without the cut `[MASK]` in a corpus would become
-    the mask token.
+    A unigram model matches any entry in a text, so without this split `[MASK]` in a corpus would become the mask token.
     """
     suffixes_by_first: dict[str, list[str]] = {}
     for token in tokens:
@@ -213,7 +213,7 @@ def split_special_tokens(tokens: Iterable[str]) -> pre_tokenizers.Split:
 
 
 def build_whitespace(words: Sequence[str]) -> Tokenizer:
-    """Words between white space, as they are; `<unk>` for others. `<s>` and `</s>` stand for themselves alone."""
+    """Build a tokenizer over words split at white space, `<unk>` for others; `<s>` and `</s>` are special tokens."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     add_special_tokens(tokenizer, [word for word in ("<s>", "</s>", "<unk>") if word in words])

@@ -1,4 +1,4 @@
-"""Reading a sentencepiece `.model`: a protocol buffer of pieces with scores, and how text is cleaned for them."""
+"""Reader of sentencepiece `.model` files: a protocol buffer of pieces, scores and normalization settings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from polyseme.text.pipelines import (
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE, WORD, CHAR = range(1, 5)
 _ROLES = ("unk", "bos", "eos", "pad")
-# Names that models give to control symbols which the format has no field for.
+# Usual names of control symbols for which the format has no field.
 _CONTROL_SYMBOLS = {"cls": ("[CLS]", "<cls>"), "sep": ("[SEP]", "<sep>"), "mask": ("[MASK]", "<mask>")}
 
 
 @dataclass(frozen=True)
 class SentencePiece:
+    """A piece of a sentencepiece vocabulary."""
+
     text: str
     score: float
     kind: int = NORMAL
@@ -35,24 +37,24 @@ class SentencePiece:
 
 @dataclass
 class SentencePieceProto:
-    """What a `.model` file says; the defaults are the format's own."""
+    """Content of a `.model` file, with the defaults of the format."""
 
     pieces: list[SentencePiece] = field(default_factory=list)
     model_type: int = UNIGRAM
-    treat_whitespace_as_suffix: bool = False  # treat_whitespace_as_suffix
+    treat_whitespace_as_suffix: bool = False
     byte_fallback: bool = False
     roles: dict[str, str] = field(default_factory=dict)
     precompiled_charsmap: bytes = b""
-    add_dummy_prefix: bool = True  # add_dummy_prefix
-    remove_extra_whitespaces: bool = True  # remove_extra_whitespaces
-    escape_whitespaces: bool = True  # escape_whitespaces
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+    escape_whitespaces: bool = True
 
 
 def parse_model(serialized: bytes) -> SentencePieceProto:
-    """Field numbers are those of sentencepiece_model.proto. Raises ValueError for what is no such file."""
+    """Parse a `.model` file (field numbers of sentencepiece_model.proto); raise ValueError if it is not one."""
     try:
         return _parse_fields(serialized)
-    except (AttributeError, TypeError) as error:  # a number where bytes should be, or the reverse
+    except (AttributeError, TypeError) as error:  # a number in place of bytes, or the reverse
         raise ValueError(str(error)) from None
 
 
@@ -63,7 +65,7 @@ def _parse_fields(serialized: bytes) -> SentencePieceProto:
         if field_number == 1:
             piece_fields = dict(_iter_fields(value))
             (score,) = np.frombuffer(piece_fields.get(2, bytes(4)), "<f4")
-            # In as few digits as tell it from its neighbours: `tokenizers` misreads the last of seventeen.
+            # The shortest digits that identify the float32: `tokenizers` misreads the last of seventeen.
             proto.pieces.append(
                 SentencePiece(piece_fields.get(1, b"").decode(), float(str(score)), piece_fields.get(3, NORMAL))
             )
@@ -90,54 +92,27 @@ def _parse_fields(serialized: bytes) -> SentencePieceProto:
 
 
 def build_tokenizer(proto: SentencePieceProto, name: str) -> tuple[Tokenizer, dict[str, str]]:
-    """The same tokenizer for `tokenizers`, and its special tokens by role.
+    """Build the equivalent `tokenizers` tokenizer and return it with its special tokens by role.
 
-    The ids are sentencepiece's own, with two exceptions. The table of replacements is asked by `tokenizers` for
-    whole clusters of a character and its marks, and of a cluster whose front it replaces the rest is lost: a mark
-    behind a full-width letter or an odd space, the second of two decomposed accents; NFC text hardly has any.
-    And of two cuts that are equally probable sentencepiece takes one by rounding, which depends on the whole line.
+    The ids equal sentencepiece's, with two exceptions. `tokenizers` looks up whole clusters of a character and its
+    marks in the table of replacements, and loses the rest of a cluster whose front is replaced: a mark after a
+    full-width letter or an unusual space, the second of two decomposed accents. NFC text has hardly any of these. And
+    between two segmentations of equal probability sentencepiece decides by rounding, which depends on the whole line.
     """
-    if proto.model_type not in (UNIGRAM, BPE):
-        raise ModelError(f"{name} holds a sentencepiece model of words or characters: only unigram and bpe are read")
-    if proto.treat_whitespace_as_suffix or not proto.escape_whitespaces:
-        raise ModelError(f"{name} writes spaces in a way that is not read here: behind words, or not at all")
-    unk_indices = [i for i, piece in enumerate(proto.pieces) if piece.kind == UNKNOWN]
-    if len(unk_indices) != 1:
-        raise ModelError(f"{name} has {len(unk_indices)} unknown pieces; a sentencepiece model has one")
-    if len({piece.text for piece in proto.pieces}) < len(proto.pieces):
-        raise ModelError(f"{name} has the same piece twice")
+    unk_index = _check_proto(proto, name)
     if proto.model_type == UNIGRAM:
         vocab = [(piece.text, piece.score) for piece in proto.pieces]
-        tokenizer = Tokenizer(models.Unigram(vocab, unk_indices[0], proto.byte_fallback))
+        tokenizer = Tokenizer(models.Unigram(vocab, unk_index, proto.byte_fallback))
     else:
-        tokenizer = Tokenizer(_build_bpe(proto, unk_indices[0]))
-    normalizer_steps: list[Any] = (
-        [normalizers.Precompiled(proto.precompiled_charsmap)] if proto.precompiled_charsmap else []
-    )
-    if proto.remove_extra_whitespaces:
-        normalizer_steps.append(normalizers.Replace(Regex(rf"\A +|[ {METASPACE}]+\z| +(?= )"), ""))
-    normalizer_steps.append(normalizers.Replace(" ", METASPACE))
-    if proto.add_dummy_prefix:
-        normalizer_steps.append(normalizers.Prepend(METASPACE))
-    pre_tokenizer_steps: list[Any] = []
-    if not any(METASPACE in piece.text.lstrip(METASPACE) for piece in proto.pieces):  # none reaches into the next word
-        pre_tokenizer_steps.append(pre_tokenizers.Split(Regex(f"{METASPACE}*[^{METASPACE}]+|{METASPACE}+"), "isolated"))
-    if user_defined_patterns := [re.escape(piece.text) for piece in proto.pieces if piece.kind == USER_DEFINED]:
-        pre_tokenizer_steps.append(
-            pre_tokenizers.Split(Regex("|".join(sorted(user_defined_patterns, key=len, reverse=True))), "isolated")
-        )
-    if proto.model_type == UNIGRAM:
-        pre_tokenizer_steps.append(
-            split_special_tokens(p.text for p in proto.pieces if p.kind in (UNKNOWN, CONTROL, UNUSED, BYTE))
-        )
-    special_tokens = [piece.text for piece in proto.pieces if piece.kind in (UNKNOWN, CONTROL)]
-    tokenizer.normalizer = normalizers.Sequence(normalizer_steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pre_tokenizer_steps)
+        tokenizer = Tokenizer(_build_bpe(proto, unk_index))
+    tokenizer.normalizer = _build_normalizer(proto)
+    tokenizer.pre_tokenizer = _build_pre_tokenizer(proto)
     byte_fallback_steps = [decoders.ByteFallback()] if proto.byte_fallback else []
     strip_steps = [decoders.Strip(" ", 1, 0)] if proto.add_dummy_prefix else []
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(METASPACE, " "), *byte_fallback_steps, decoders.Fuse(), *strip_steps]
     )
+    special_tokens = [piece.text for piece in proto.pieces if piece.kind in (UNKNOWN, CONTROL)]
     add_special_tokens(tokenizer, special_tokens)
     roles = dict(proto.roles)
     for role, names in _CONTROL_SYMBOLS.items():
@@ -150,8 +125,44 @@ def build_tokenizer(proto: SentencePieceProto, name: str) -> tuple[Tokenizer, di
     return tokenizer, {f"{role}_token": token for role, token in roles.items()}
 
 
+def _check_proto(proto: SentencePieceProto, name: str) -> int:
+    """Raise `ModelError` for an unsupported or damaged model; return the index of the unknown piece."""
+    if proto.model_type not in (UNIGRAM, BPE):
+        raise ModelError(f"{name} is a sentencepiece model of words or characters; only unigram and bpe are supported")
+    if proto.treat_whitespace_as_suffix or not proto.escape_whitespaces:
+        raise ModelError(f"{name} encodes spaces as suffixes or not at all, which is not supported")
+    unk_indices = [i for i, piece in enumerate(proto.pieces) if piece.kind == UNKNOWN]
+    if len(unk_indices) != 1:
+        raise ModelError(f"{name} has {len(unk_indices)} unknown pieces; a sentencepiece model has one")
+    if len({piece.text for piece in proto.pieces}) < len(proto.pieces):
+        raise ModelError(f"{name} has the same piece twice")
+    return unk_indices[0]
+
+
+def _build_normalizer(proto: SentencePieceProto) -> normalizers.Sequence:
+    steps: list[Any] = [normalizers.Precompiled(proto.precompiled_charsmap)] if proto.precompiled_charsmap else []
+    if proto.remove_extra_whitespaces:
+        steps.append(normalizers.Replace(Regex(rf"\A +|[ {METASPACE}]+\z| +(?= )"), ""))
+    steps.append(normalizers.Replace(" ", METASPACE))
+    if proto.add_dummy_prefix:
+        steps.append(normalizers.Prepend(METASPACE))
+    return normalizers.Sequence(steps)
+
+
+def _build_pre_tokenizer(proto: SentencePieceProto) -> pre_tokenizers.Sequence:
+    steps: list[Any] = []
+    if not any(METASPACE in piece.text.lstrip(METASPACE) for piece in proto.pieces):  # no piece spans two words
+        steps.append(pre_tokenizers.Split(Regex(f"{METASPACE}*[^{METASPACE}]+|{METASPACE}+"), "isolated"))
+    if user_defined_patterns := [re.escape(piece.text) for piece in proto.pieces if piece.kind == USER_DEFINED]:
+        pattern = "|".join(sorted(user_defined_patterns, key=len, reverse=True))
+        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
+    if proto.model_type == UNIGRAM:
+        steps.append(split_special_tokens(p.text for p in proto.pieces if p.kind in (UNKNOWN, CONTROL, UNUSED, BYTE)))
+    return pre_tokenizers.Sequence(steps)
+
+
 def _build_bpe(proto: SentencePieceProto, unk_index: int) -> models.BPE:
-    """Sentencepiece merges any neighbours whose sum is a piece, the best score first; here that is a list."""
+    """Build a BPE model. Sentencepiece merges any neighbors that form a piece, best score first; list those merges."""
     ids = {piece.text: i for i, piece in enumerate(proto.pieces)}
     mergeable = {piece.text for piece in proto.pieces if piece.kind in (NORMAL, UNUSED)}
     merges = []
@@ -175,7 +186,7 @@ def _build_bpe(proto: SentencePieceProto, unk_index: int) -> models.BPE:
 
 
 def _iter_fields(serialized: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a message: numbers as ints, everything else as bytes."""
+    """Yield (field number, value) of a message: varints as int, everything else as bytes."""
     position = 0
     while position < len(serialized):
         tag, position = _read_varint(serialized, position)

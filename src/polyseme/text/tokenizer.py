@@ -1,4 +1,4 @@
-"""A tokenizer: text to ids and back, the special tokens, and where words start."""
+"""Tokenizer: text to ids and back, special tokens and word starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tokenizers.normalizers import BertNormalizer
 from polyseme.errors import ModelError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
-from polyseme.text import validation as contract
 from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
 from polyseme.text.counts import SMOOTHING, WordCounts
 from polyseme.text.events import EVENTS, build_event_tokenizer
@@ -35,8 +34,9 @@ from polyseme.text.pipelines import (
     set_text_template,
 )
 from polyseme.text.trainers import MAX_ALPHABET, train_vocabulary
+from polyseme.text.validation import validate_tokenizer
 
-# What each special role is called when a folder does not say; the first name found in the vocabulary counts.
+# Usual names of each special role, for folders that do not name it; the first one in the vocabulary is used.
 _DEFAULT_SPECIAL_TOKENS = {
     "pad": ("[PAD]", "<pad>", "<|endoftext|>"),
     "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
@@ -46,18 +46,18 @@ _DEFAULT_SPECIAL_TOKENS = {
     "bos": ("<s>", "<|endoftext|>"),
     "eos": ("</s>", "<|endoftext|>"),
 }
-# What a folder may hold, the first that is there counts.
+# Vocabulary files that a folder may hold; the first complete set is used.
 _FILE_CANDIDATES = (
     *(("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")),
     *(("spiece.model",), ("sentencepiece.bpe.model",), ("tokenizer.model",)),
 )
 TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
-_FIRST_TEXT, _SECOND_TEXT = -1, -2  # the two texts' places in a template, where a special token has its id
+_FIRST_TEXT, _SECOND_TEXT = -1, -2  # slots of the texts in a template; a special token's slot is its id
 
 
 @dataclass(frozen=True)
 class SpecialTokenIds:
-    """The id of each special role, None where the vocabulary has none."""
+    """Id of each special token by role; None if the vocabulary has none."""
 
     pad: int | None = None
     unk: int | None = None
@@ -70,10 +70,10 @@ class SpecialTokenIds:
 
 @final
 class Tokenizer:
-    """Wraps `tokenizers.Tokenizer`. It never truncates or pads: sequences are packed, and cut by their users.
+    """Wrapper around `tokenizers.Tokenizer` that never truncates or pads (batches are packed).
 
-    `encode` and its kin read a special token written in the text (`[MASK]`) as that token, as one who asks a
-    model wants it; `encode_corpus`, which reads corpora, takes the same characters as plain text.
+    The `encode` methods turn a special token written in the text (`[MASK]`) into that token, as a prompt needs it.
+    `encode_corpus` treats the same characters as plain text.
     """
 
     def __init__(self, backend: Backend, config: dict[str, Any] | None = None):
@@ -85,10 +85,8 @@ class Tokenizer:
         self.special_token_ids = SpecialTokenIds(
             **{r: backend.token_to_id(t) for r, t in self.special_tokens_map.items()}
         )
-        self._single_template, self._pair_template = (
-            _extract_template(backend.encode("a")),
-            _extract_template(backend.encode("a", "a")),
-        )
+        self._single_template = _extract_template(backend.encode("a"))
+        self._pair_template = _extract_template(backend.encode("a", "a"))
 
     @classmethod
     def train(
@@ -101,9 +99,9 @@ class Tokenizer:
         max_alphabet: int = MAX_ALPHABET,
         num_sentinels: int = 0,
     ) -> Tokenizer:
-        """Learn a vocabulary of at most `vocab_size` entries; the same texts give the same one.
+        """Train a tokenizer with at most `vocab_size` entries. Training is deterministic.
 
-        By default WordPiece lowers case, as BERT's first model does, and the other kinds keep it.
+        By default WordPiece lowercases, like the original BERT; the other kinds keep case.
         """
         counts = WordCounts(kind, lowercase)
         for text in texts:
@@ -120,10 +118,10 @@ class Tokenizer:
         smoothing: float = SMOOTHING,
         num_sentinels: int = 0,
     ) -> Tokenizer:
-        """A tokenizer from counted words, checked on a sample of the text that was counted.
+        """Train a tokenizer on word counts and validate it on a sample of the counted text.
 
-        `min_frequency` is of WordPiece, BPE and words; `smoothing` is the exponent on the sizes of languages. The last
-        `num_sentinels` entries stand for spans that are taken out of a text, which T5's objective needs.
+        `min_frequency` applies to WordPiece, BPE and words; `smoothing` is the exponent on the sizes of languages. The
+        last `num_sentinels` entries are sentinel tokens for T5's span corruption.
         """
         word_counts = counts.smoothed_counts(smoothing)
         tokenizer = cls(
@@ -136,9 +134,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """From a folder with `tokenizer.json` or a published vocabulary, or from one such file.
+        """Load a tokenizer from a folder or file: `tokenizer.json` or a published vocabulary.
 
-        What has the name `events` is nowhere: the fixed vocabulary of music.
+        The path `events`, unless it exists, names the fixed vocabulary of musical events.
         """
         path = Path(path)
         if str(path) == "events" and not path.exists():
@@ -150,11 +148,9 @@ class Tokenizer:
             files = next((names for names in candidates if all(map(Path.is_file, names))), [])
             if not files:
                 other_formats = "vocab.json with merges.txt or a sentencepiece .model"
-                raise ModelError(
-                    f"no tokenizer in {folder}: neither tokenizer.json nor vocab.txt, {other_formats} is there"
-                )
+                raise ModelError(f"no tokenizer in {folder}: expected tokenizer.json, vocab.txt, {other_formats}")
         elif not path.is_file():
-            raise ModelError(f"no tokenizer at {path}: there is no such file or folder")
+            raise ModelError(f"no tokenizer at {path}: no such file or folder")
         config: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / name).is_file():
@@ -165,19 +161,18 @@ class Tokenizer:
             return cls(read_tokenizer(files[0]), config)
         backend, tokens = import_vocabulary(files)
         if (num_sentinels := config.get("extra_ids")) and backend.token_to_id(SENTINEL_TEMPLATE.format(0)) is None:
-            add_sentinels(
-                backend, num_sentinels
-            )  # T5's file of pieces holds neither them nor what stands around a text
+            # T5's sentencepiece file holds neither the sentinels nor the template.
+            add_sentinels(backend, num_sentinels)
             set_eos_template(backend)
         return cls(backend, tokens | config)
 
     @classmethod
     def import_files(cls, files: Sequence[Path], lowercase: bool | None = None) -> Tokenizer:
-        """From a published vocabulary: one file, or a vocabulary and its merges; what they are, their content says."""
+        """Import a published vocabulary: one file, or vocabulary and merges; the content tells the format."""
         return cls(*import_vocabulary(files, lowercase))
 
     def save(self, folder: Path) -> None:
-        """Write what `transformers.AutoTokenizer` opens, after `validate`; `vocab.txt` too for WordPiece."""
+        """Validate, then write the files that `transformers.AutoTokenizer` reads, with `vocab.txt` for WordPiece."""
         self.validate()
         tokens = {f"{role}_token": token for role, token in self.special_tokens_map.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -201,7 +196,7 @@ class Tokenizer:
 
     @cached_property
     def kind(self) -> str:
-        """What it was trained as, or would be; characters is a BPE model without merges; else the model's name."""
+        """Tokenizer kind as given to `train` (characters is a BPE model without merges), else the model's name."""
         model_name = type(self.backend.model).__name__.lower()
         if model_name == "wordlevel" and self.vocabulary[-len(EVENTS) :] == list(EVENTS):
             return "events"
@@ -217,21 +212,23 @@ class Tokenizer:
 
     @property
     def lowercase(self) -> bool:
+        """Whether the normalizer lowercases text."""
         normalizer = self.backend.normalizer
         return normalizer is not None and "A" not in normalizer.normalize_str("A")
 
     @property
     def vocab_size(self) -> int:
+        """Number of entries, special tokens included."""
         return self.backend.get_vocab_size()
 
     @cached_property
     def vocabulary(self) -> list[str]:
-        """Every entry, at the place of its id."""
+        """All entries, ordered by id."""
         return self.convert_ids_to_tokens(range(self.vocab_size))
 
     @cached_property
     def hash(self) -> str:
-        """Equal for equal behaviour: file layout, key order and fields at null or false do not count."""
+        """Hash of the behavior: file layout, key order and fields that are null or false do not change it."""
 
         def drop_unset(value: Any) -> Any:
             if isinstance(value, dict):
@@ -245,27 +242,30 @@ class Tokenizer:
 
     @property
     def mask_token(self) -> str | None:
+        """The mask token, or None if there is none."""
         return self.special_tokens_map.get("mask")
 
     @cached_property
     def all_special_ids(self) -> frozenset[int]:
+        """Ids of all special tokens: those with a role and other added special tokens."""
         added_tokens = self.backend.get_added_tokens_decoder()
         role_ids = (i for i in asdict(self.special_token_ids).values() if i is not None)
         return frozenset([*role_ids, *(i for i, token in added_tokens.items() if token.special)])
 
     @cached_property
     def sentinel_ids(self) -> tuple[int, ...]:
-        """The ids that stand for the first, second, … span taken out of a text."""
+        """Ids of the sentinel tokens `<extra_id_0>`, `<extra_id_1>`, … for removed spans."""
         vocab = self.backend.get_vocab()
         names = (SENTINEL_TEMPLATE.format(i) for i in itertools.count())
         return tuple(vocab[name] for name in itertools.takewhile(vocab.__contains__, names))
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it. Here and below a lone surrogate reads as U+FFFD."""
+        """Encode a text without adding special tokens. All methods read a lone surrogate as U+FFFD."""
         ids: list[int] = self._encode_text(text).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Encode texts without adding special tokens; one int32 array of ids per text."""
         encode = partial(self.backend.encode_batch_fast, add_special_tokens=False)
         try:
             encodings = encode(list(texts))
@@ -274,10 +274,10 @@ class Tokenizer:
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids, and for each the characters of the text it covers.
+        """Return the ids and, for each, the (start, end) characters of the text that it covers.
 
-        A space that is put before a text covers nothing. What was composed with the character before it, or a
-        mark that was taken off it, is covered with that character.
+        A space prepended to the text covers nothing. A character that normalization merged into the one before it, or
+        a mark that was stripped from it, is covered together with that character.
         """
         encoding = self._encode_text(text)
         ids, offsets = encoding.ids, encoding.offsets
@@ -295,11 +295,11 @@ class Tokenizer:
         return ids, offsets
 
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The ids of words that are split already, and for each id which word it is of.
+        """Encode words and return the ids and, for each id, the index of its word.
 
-        The ids are those of the words with spaces between. A space goes with the next word, which has it in its
-        first piece; where it is a token of its own (characters) it goes with the word before. A word that is
-        nothing but control characters has no id.
+        The ids are those of the words joined by spaces. A space belongs to the next word, whose first piece contains
+        it; where it is a separate token (characters) it belongs to the word before. A word that consists of control
+        characters only has no ids.
         """
         encoding = self._encode_text(" ".join(words))
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])[:-1]
@@ -308,19 +308,19 @@ class Tokenizer:
         return encoding.ids, word_indices.tolist()
 
     def encode_corpus(self, texts: Sequence[str]) -> EncodedTexts:
-        """Many texts at once, with no Python work per token: what a corpus is made of."""
+        """Encode many texts at once, as plain text and with no Python work per token."""
         if self._cached_encoder is not None:
             return self._cached_encoder.encode(texts)
         return encode_uncached(self._plain_backend, texts, self._is_word_start)
 
     def word_start_mask(self, text: str) -> np.ndarray:
-        """True for each token of a text that starts a word."""
+        """Return a boolean per token: does it start a word?"""
         return self.encode_corpus([replace_surrogates(text)]).word_starts
 
     def build_inputs_with_special_tokens(
         self, first: Sequence[int], second: Sequence[int] | None = None
     ) -> tuple[list[int], list[int]]:
-        """Put the special tokens around one text or a pair; returns ids and segment ids."""
+        """Add special tokens to one text or a pair; return ids and segment ids."""
         ids: list[int] = []
         segments: list[int] = []
         for slot, segment in self._single_template if second is None else self._pair_template:
@@ -330,24 +330,24 @@ class Tokenizer:
         return ids, segments
 
     def with_cls_position(self, cls_position: Literal["first", "last"]) -> Tokenizer:
-        """The tokenizer for a family whose token of the whole sequence stands there; `first` is how they are made."""
+        """Return a tokenizer that puts the CLS token first (itself) or last (a copy, for XLNet)."""
         cls, sep = self.special_tokens_map.get("cls"), self.special_tokens_map.get("sep")
         if cls_position == "first" or cls is None or sep is None:
             return self
         backend = copy.deepcopy(self.backend)
         set_cls_last_template(backend, cls, sep)
-        # other tools have to pad on the other side then, and to hand the segments on
+        # Other tools must then pad on the left and pass the segment ids.
         input_names = ["input_ids", "token_type_ids", "attention_mask"]
         return Tokenizer(backend, self.config | {"padding_side": "left", "model_input_names": input_names})
 
     def with_template(self, start: str, between: str, end: str) -> Tokenizer:
-        """A copy that puts marks around a text and between two; what the vocabulary lacks of them gets new ids."""
+        """Return a copy that adds tokens around a text and between two; tokens not in the vocabulary get new ids."""
         backend = copy.deepcopy(self.backend)
         set_text_template(backend, start, between, end)
         return Tokenizer(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
 
     def with_eos(self) -> Tokenizer:
-        """A copy that puts the end mark behind a text, where nothing is put around it yet."""
+        """Return a copy that appends the EOS token, or itself if it already adds special tokens or has no EOS."""
         eos_token = self.special_tokens_map.get("eos")
         if self.num_special_tokens_to_add() or eos_token is None:
             return self
@@ -356,32 +356,34 @@ class Tokenizer:
         return Tokenizer(backend, self.config)
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """How many special tokens `build_inputs_with_special_tokens` adds."""
+        """Return the number of tokens that `build_inputs_with_special_tokens` adds."""
         return sum(slot >= 0 for slot, _ in (self._pair_template if pair else self._single_template))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Convert ids to text."""
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary entry of each id; an empty string for an unused id."""
         return [self.backend.id_to_token(int(i)) or "" for i in ids]
 
     def validate(self, sample: Sequence[str] | None = None) -> None:
-        """The contract that every model rests on; a `ModelError` names what does not hold.
+        """Check the properties that all models rely on; raise `ModelError` naming the one that fails.
 
-        With a sample of the text it was trained on, too much that is unknown is an error too.
+        Given a sample of the training text, also check the rate of unknown tokens.
         """
-        contract.validate_tokenizer(self, sample)
+        validate_tokenizer(self, sample)
 
     @cached_property
     def is_byte_level(self) -> bool:
-        """Whether pieces are made of bytes, so that any text can be written."""
+        """Whether pieces consist of bytes, so that any text can be encoded."""
         return '"ByteLevel"' in json.dumps(json.loads(self.backend.to_str())["pre_tokenizer"])
 
     def _encode_text(self, text: str) -> Any:
         try:
             return self.backend.encode(text, add_special_tokens=False)
-        except TypeError:  # the library's word for a lone surrogate
+        except TypeError:  # raised by `tokenizers` for a lone surrogate
             return self.backend.encode(replace_surrogates(text), add_special_tokens=False)
 
     @cached_property
@@ -397,7 +399,7 @@ class Tokenizer:
 
     @cached_property
     def _is_word_start(self) -> np.ndarray | None:
-        """For each id whether it starts a word, where the id tells."""
+        """Whether each id starts a word; None if that cannot be told from the id."""
         prefix = getattr(self.backend.model, "continuing_subword_prefix", "")
         if self.kind != "wordpiece" or not prefix:
             return None
@@ -405,16 +407,16 @@ class Tokenizer:
 
 
 def _is_combined(character: str) -> bool:
-    """Whether a character that no token covers went into the one before it, and was not just taken out."""
+    """Whether an uncovered character was merged into the one before it, rather than removed."""
     return unicodedata.category(character)[0] not in "CZ" and character != "\ufffd"
 
 
 def _find_special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, str]:
-    """Role to token: as the folder's files say, else by the usual names."""
+    """Return the token of each role: as configured, else by the usual names."""
     token_by_role: dict[str, str] = {}
     for role, default_tokens in _DEFAULT_SPECIAL_TOKENS.items():
         configured = config.get(f"{role}_token")
-        if isinstance(configured, dict):  # an AddedToken written out
+        if isinstance(configured, dict):  # a serialized AddedToken
             configured = configured.get("content")
         token = next(
             (t for t in ([configured] if configured else default_tokens) if backend.token_to_id(t) is not None), None
@@ -427,7 +429,7 @@ def _find_special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, 
 
 
 def _extract_template(encoding: Any) -> list[tuple[int, int]]:
-    """The places of the special tokens and the texts in an encoded example, each with its segment."""
+    """Return the (slot, segment) pairs of an encoded example: special token ids and text slots in order."""
     slots: list[tuple[int, int]] = []
     for token_id, sequence_id, segment in zip(encoding.ids, encoding.sequence_ids, encoding.type_ids):
         slot = (token_id if sequence_id is None else (_FIRST_TEXT, _SECOND_TEXT)[sequence_id], segment)

@@ -1,4 +1,4 @@
-"""Learning vocabularies from counts of words: the same counts give the same bytes every time."""
+"""Deterministic training of vocabularies from word counts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from polyseme.text.sentencepiece_model import parse_model
 
 MAX_ALPHABET = 10_000
 BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (END_OF_TEXT,), "byte-bpe-roberta": ROBERTA_SPECIALS}
-_CHARACTER_COVERAGE = 0.9999  # of the text, by the characters that get an entry
-_MAX_UNIGRAM_WORDS = 500_000  # that trainer holds an array of all their suffixes
+_CHARACTER_COVERAGE = 0.9999  # share of the text written in characters that get an entry
+_MAX_UNIGRAM_WORDS = 500_000  # sentencepiece holds a suffix array of all of them in memory
 
 
 def train_vocabulary(
@@ -44,13 +44,13 @@ def train_vocabulary(
     max_alphabet: int = MAX_ALPHABET,
     num_sentinels: int = 0,
 ) -> Tokenizer:
-    """A tokenizer of at most `vocab_size` entries from sorted counts, as `WordCounts.smoothed_counts` gives them.
+    """Train a tokenizer with at most `vocab_size` entries on sorted counts (`WordCounts.smoothed_counts`).
 
-    The last of them are `num_sentinels`; a unigram vocabulary that has some has T5's other special tokens too.
+    The last `num_sentinels` entries are sentinels; a unigram vocabulary with sentinels gets T5's other special tokens.
     """
     check_vocab_size(kind, vocab_size, num_sentinels)
     if not word_counts:
-        raise DataError("no text came to train the tokenizer on")
+        raise DataError("there is no text to train the tokenizer on")
     if num_sentinels:
         tokenizer = _train_kind(
             kind, word_counts, vocab_size - num_sentinels, lowercase, min_frequency, max_alphabet, T5_SPECIALS
@@ -88,35 +88,32 @@ def _train_kind(
 
 
 def check_vocab_size(kind: str, vocab_size: int, num_sentinels: int = 0) -> None:
-    """What can be said about a size before any text is read."""
+    """Raise `ConfigError` if a vocabulary size is too small for any text."""
     if num_sentinels:
         if vocab_size <= num_sentinels:
-            raise ConfigError(f"a vocabulary of {vocab_size} is too small: the sentinels alone are {num_sentinels}")
+            raise ConfigError(f"vocab_size is {vocab_size}, too small for {num_sentinels} sentinel tokens")
         return check_vocab_size(kind, vocab_size - num_sentinels)
     if kind in BYTE_BPE_SPECIALS and vocab_size < (min_size := 256 + len(BYTE_BPE_SPECIALS[kind])):
         special_tokens = " ".join(BYTE_BPE_SPECIALS[kind])
         raise ConfigError(
-            f"a vocabulary of {vocab_size} is too small for {kind}: 256 bytes and {special_tokens} need {min_size}"
+            f"vocab_size is {vocab_size}, too small for {kind}: 256 bytes and {special_tokens} need {min_size}"
         )
     if vocab_size <= len(BERT_SPECIALS):
-        raise ConfigError(
-            f"a vocabulary of {vocab_size} is too small: the special tokens alone are {len(BERT_SPECIALS)}"
-        )
+        raise ConfigError(f"vocab_size is {vocab_size}, too small for the {len(BERT_SPECIALS)} special tokens")
 
 
 def _train_wordpiece(
     word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, max_alphabet: int
 ) -> Tokenizer:
-    """Learn pieces by merging, as the `tokenizers` trainer does, but with a fixed result.
+    """Train WordPiece with the `tokenizers` trainer, made deterministic.
 
-    That trainer numbers the `##x` characters in the order of a randomly seeded hash map, and ties between
-    merges follow those numbers, so two runs over one text differ. Here the trainer is given both forms of every
-    character in sorted order, which also makes sure that both exist. A word with a character outside the
-    alphabet would become [UNK] whole, so it is left out.
+    That trainer numbers the `##x` characters in the order of a randomly seeded hash map and breaks ties between merges
+    by those numbers, so two runs on one text differ. Passing both forms of every character in sorted order fixes the
+    numbers and ensures that both forms exist. Words with a character outside the alphabet are skipped, since they would
+    be encoded as [UNK] anyway.
     """
-    alphabet = _choose_alphabet(
-        word_counts, vocab_size, max_alphabet, entries_per_char=4
-    )  # both forms of all in at most half of it
+    # Four entries per character: both forms of all characters fill at most half of the vocabulary.
+    alphabet = _choose_alphabet(word_counts, vocab_size, max_alphabet, entries_per_char=4)
     continuation_chars = [CONTINUATION_PREFIX + character for character in alphabet]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -137,7 +134,7 @@ def _train_wordpiece(
 def _train_bpe(
     word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, special_tokens: Sequence[str]
 ) -> Tokenizer:
-    """GPT-2's byte-level BPE. It can write any text, so nothing is unknown; its trainer breaks ties by id."""
+    """Train GPT-2's byte-level BPE, which encodes any text. The trainer breaks ties by id, so it is deterministic."""
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -146,9 +143,8 @@ def _train_bpe(
         show_progress=False,
     )
     trained_tokenizer = Tokenizer(models.BPE())
-    trained_tokenizer.pre_tokenizer = (
-        pre_tokenizers.WhitespaceSplit()
-    )  # the counted words hold no white space, but signs for it
+    # The counted words contain no white space, only its byte-level symbols.
+    trained_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trained_tokenizer.train_from_iterator(_repeat_words(word_counts), trainer)
     model = json.loads(trained_tokenizer.to_str())["model"]
     return build_bpe(model["vocab"], [(first, second) for first, second in model["merges"]], lowercase, special_tokens)
@@ -157,10 +153,10 @@ def _train_bpe(
 def _train_unigram(
     word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, max_alphabet: int, special_tokens: tuple[str, ...]
 ) -> Tokenizer:
-    """Kudo's unigram pieces (2018), by the sentencepiece library on one thread.
+    """Train unigram pieces (Kudo 2018) with the sentencepiece library on one thread.
 
-    The trainer in `tokenizers` adds up numbers in the order of a randomly seeded hash map, so its scores and the
-    choice of pieces differ from run to run.
+    The trainer in `tokenizers` sums numbers in the order of a randomly seeded hash map, so its scores and the choice of
+    pieces differ between runs.
     """
     try:
         import sentencepiece
@@ -196,7 +192,7 @@ def _train_unigram(
             minloglevel=3,
         )
     except (RuntimeError, OSError) as error:
-        raise DataError(f"no unigram vocabulary of {vocab_size} can be learnt from this text: {error}") from None
+        raise DataError(f"cannot train a unigram vocabulary of {vocab_size} on this text: {error}") from None
     pieces = [(piece.text, piece.score) for piece in parse_model(model_buffer.getvalue()).pieces[1:]]
     return build_unigram(pieces, lowercase, special_tokens)
 
@@ -208,9 +204,9 @@ def _choose_alphabet(
     entries_per_char: int,
     special_tokens: tuple[str, ...] = BERT_SPECIALS,
 ) -> list[str]:
-    """The characters worth an entry, sorted: ASCII, then the most frequent, up to 99.99 % of the text.
+    """Return the sorted characters that get an entry: ASCII, then the most frequent, up to 99.99 % of the text.
 
-    At most `max_alphabet`, and so few that there is room for `entries_per_char` entries each.
+    There are at most `max_alphabet`, and few enough that `entries_per_char` entries per character fit.
     """
     counts: Counter[str] = Counter()
     for word, count in word_counts.items():
@@ -222,8 +218,8 @@ def _choose_alphabet(
     num_chars = min(num_needed, (vocab_size - len(special_tokens)) // entries_per_char)
     if num_chars < num_needed and (num_chars < 1 or coverage[num_chars - 1] < 0.99):
         raise ConfigError(
-            f"a vocabulary of {vocab_size} is too small for this text of {len(ranked_chars)} different characters: "
-            f"at least {len(special_tokens) + entries_per_char * num_needed} is sound"
+            f"vocab_size is {vocab_size}, too small for a text of {len(ranked_chars)} different characters: "
+            f"use at least {len(special_tokens) + entries_per_char * num_needed}"
         )
     return sorted(ranked_chars[:num_chars])
 
@@ -234,7 +230,7 @@ def _filter_by_alphabet(word_counts: Mapping[str, int], alphabet: list[str]) -> 
 
 
 def _repeat_words(word_counts: Mapping[str, int], words_per_line: int = 1000) -> Iterator[str]:
-    """Each word as often as it was counted, in lines of bounded length."""
+    """Yield each word as often as it was counted, in lines of bounded length."""
     for word, count in word_counts.items():
         for start in range(0, count, words_per_line):
             yield (word + " ") * min(words_per_line, count - start)

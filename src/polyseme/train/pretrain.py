@@ -9,7 +9,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from torch import Tensor
 from polyseme.corpus.sampling import WINDOW_SAMPLES, DataPosition, SampleBin, ShuffledSampler, StreamSampler
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import ConfigError, DataError, Interrupted, PolysemeError
-from polyseme.families import FAMILIES
+from polyseme.families import Family, get_family
 from polyseme.io.atomic import is_occupied
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.compile import exclude_from_compile
@@ -32,7 +32,7 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, SparseUpdateBatch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, StreamingBatchBuilder
 from polyseme.progress import progress
-from polyseme.report.html import write_report
+from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.asgd import NTASGD, swap_averaged_weights
@@ -105,6 +105,7 @@ def pretrain(
     resume: bool = False,
     initial_model: InitialModel | None = None,
     start_time: float | None = None,
+    families: Sequence[Family] = (),
 ) -> dict[str, Any]:
     """Run the recipe and return its results: losses, perplexity, cost. Minutes count from `start_time`.
 
@@ -120,9 +121,10 @@ def pretrain(
     has_target_vocab = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
     target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_vocab else None
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
-    config = recipe.model_config(*vocab_sizes) if initial_model is None else initial_model.model.config
-    tokenizer = tokenizer.with_cls_position(FAMILIES[config.family].cls_position)
-    check_tokenizer_compatible(config, tokenizer)
+    config = recipe.model_config(*vocab_sizes, families) if initial_model is None else initial_model.model.config
+    family = get_family(config.family, families)
+    tokenizer = tokenizer.with_cls_position(family.cls_position)
+    check_tokenizer_compatible(config, tokenizer, family)
     provenance = {} if initial_model is None else initial_model.provenance
     run_record = distributed.on_rank_zero(lambda: _open_run(out, recipe, corpus, resume, provenance))
     stream, valid = open_streams(recipe, corpus, tokenizer, rank, world_size, target_tokenizer)
@@ -166,7 +168,7 @@ def pretrain(
     if rank == 0:
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **provenance}
         with swap_averaged_weights(state.optimizer):
-            save_model(out / "model", state.model.finalize(), tokenizer, metadata, target_tokenizer)
+            save_model(out / "model", state.model.finalize(), tokenizer, metadata, target_tokenizer, families)
         write_json(out / "results.json", results)
         write_report(out)
     return results

@@ -130,7 +130,7 @@ class Recipe(Config):
             raise ConfigError(f"optimizer.name is {self.optimizer.name!r}, but {name} is trained by {expected}")
         if objective.needs_bounded_memory and self.batch_warmup_steps:
             raise ConfigError(
-                f"batch_warmup_steps is {self.batch_warmup_steps}, expected 0: {name} has the same streams in every step"
+                f"batch_warmup_steps is {self.batch_warmup_steps}, expected 0: {name} has the same streams in each step"
             )
         if self.compile and not config.trunk.supports_static_shape:
             raise ConfigError(f"compile is true, but the kernels of {self.family} depend on lengths: set it to false")

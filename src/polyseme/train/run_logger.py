@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from polyseme.io.atomic import as_user_error, write_text
+from polyseme.io.atomic import wrap_os_errors, write_text
 from polyseme.train.loop import StepReport
 
 
@@ -40,7 +40,7 @@ class RunLogger:
             self.write_row(row | {"seconds": seconds, "tokens_per_second": report.tokens / max(seconds, 1e-9)})
 
     def write_row(self, row: dict[str, Any]) -> None:
-        with as_user_error(self.path), open(self.path, "a", encoding="utf-8") as f:
+        with wrap_os_errors(self.path), open(self.path, "a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
         if self.tensorboard is not None:
             for key, value in row.items():

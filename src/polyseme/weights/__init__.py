@@ -1,0 +1,1 @@
+"""Model folders and the conversion of published weights."""

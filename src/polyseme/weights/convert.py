@@ -1,4 +1,4 @@
-"""The two-way weight table at work: our tensors to published names and back."""
+"""Conversion between our tensor names and published ones, by a family's weight maps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyseme.nn.model import ModelConfig
 
 
 def expand_weight_maps(family: Family, config: ModelConfig) -> Iterator[WeightMap]:
-    """The rules that hold for this spec, layer numbers filled in."""
+    """Yield the weight maps of a config, with layer indices filled in."""
     num_blocks = config.trunk.num_blocks
     for weight_map in family.weight_maps(config) if callable(family.weight_maps) else family.weight_maps:
         if "{}" not in weight_map.name:
@@ -32,14 +32,14 @@ def expand_weight_maps(family: Family, config: ModelConfig) -> Iterator[WeightMa
 def to_published(
     family: Family, config: ModelConfig, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """Tensors under their published names, and the names of ours that have none."""
+    """Return tensors under their published names, and our names that have none."""
     published: dict[str, Tensor] = {}
     unpublished = set(state)
     for weight_map in expand_weight_maps(family, config):
         if weight_map.name not in state:
             continue
         if any(name in published for name in weight_map.published_names):
-            continue  # two heads of ours share one published name: the first keeps it
+            continue  # if two heads share a published name, the first one gets it
         unpublished.discard(weight_map.name)
         tensor = state[weight_map.name]
         parts = tensor.chunk(len(weight_map.published_names))
@@ -56,11 +56,51 @@ def from_published(
     published: Mapping[str, Tensor],
     source_name: str,
 ) -> dict[str, Tensor]:
-    """Published tensors under our names. Strict: a missing, extra or misshapen tensor is an error that names it.
+    """Return published tensors under our names; raise if one is missing, unexpected or has the wrong shape.
 
-    `shapes` are the tensors of ours that are wanted. The base prefix may be there or not, tied tensors may be absent,
-    and `optional` parts may be absent whole.
+    `shapes` are those of our tensors that are needed. The base model prefix, tied tensors and the family's
+    `optional_weights` may be absent.
     """
+    present = _normalize_names(family, published)
+    state: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for weight_map in (weight_map for weight_map in expand_weight_maps(family, config) if weight_map.name in shapes):
+        missing = [name for name in weight_map.published_names if name not in present]
+        if missing and weight_map.name.startswith(family.optional_weights):
+            continue
+        if missing:
+            raise ModelError(f"{source_name} has no tensor {missing[0]!r}; {suggest(missing[0], set(present) - used)}")
+        shape = tuple(shapes[weight_map.name])
+        expected = (
+            torch.empty(shape[0] // len(weight_map.published_names), *shape[1:], device="meta")
+            if shape
+            else torch.empty(())
+        )
+        parts = [present[name] for name in weight_map.published_names]
+        for name, tensor in zip(weight_map.published_names, parts):
+            if tensor.shape != _export_tensor(expected, weight_map.op, config).shape:
+                raise ModelError(
+                    f"{source_name}: {name!r} has shape {tuple(tensor.shape)}, which does not match its config"
+                )
+        used.update(weight_map.published_names)
+        parts = [_import_tensor(tensor, weight_map.op) for tensor in parts]
+        state[weight_map.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    for name, tied_to in family.tied_weights.items():
+        if name in present and name not in used and tied_to in present:
+            if not torch.equal(present[name], present[tied_to]):
+                raise ModelError(
+                    f"{source_name}: {name!r} differs from {tied_to!r}, but the two are tied in {family.name}"
+                )
+            used.add(name)
+    if extra := sorted(set(present) - used):
+        raise ModelError(
+            f"{source_name} has an unexpected tensor {extra[0]!r}: {family.name} with these heads lacks it"
+        )
+    return state
+
+
+def _normalize_names(family: Family, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors under their current published names, with the base model prefix."""
     present = {
         family.upgrade_name(name): t for name, t in published.items() if not name.endswith(family.ignored_weights)
     }
@@ -75,46 +115,12 @@ def from_published(
         present = {name if name in head_names else family.base_model_prefix + name: t for name, t in present.items()}
     for name, tied_to in family.tied_weights.items():
         if name in present:
-            present.setdefault(tied_to, present[name])  # of two tied names a file may keep either
-    state: dict[str, Tensor] = {}
-    used: set[str] = set()
-    for weight_map in (weight_map for weight_map in expand_weight_maps(family, config) if weight_map.name in shapes):
-        missing = [name for name in weight_map.published_names if name not in present]
-        if missing and weight_map.name.startswith(family.optional_weights):
-            continue
-        if missing:
-            raise ModelError(
-                f"{source_name} lacks the tensor {missing[0]!r}; {suggest(missing[0], set(present) - used)}"
-            )
-        shape = tuple(shapes[weight_map.name])
-        expected = (
-            torch.empty(shape[0] // len(weight_map.published_names), *shape[1:], device="meta")
-            if shape
-            else torch.empty(())
-        )
-        parts = [present[name] for name in weight_map.published_names]
-        for name, tensor in zip(weight_map.published_names, parts):
-            if tensor.shape != _export_tensor(expected, weight_map.op, config).shape:
-                raise ModelError(
-                    f"{source_name}: {name!r} has shape {tuple(tensor.shape)}, which does not fit its config"
-                )
-        used.update(weight_map.published_names)
-        parts = [_import_tensor(tensor, weight_map.op) for tensor in parts]
-        state[weight_map.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
-    for name, tied_to in family.tied_weights.items():
-        if name in present and name not in used and tied_to in present:
-            if not torch.equal(present[name], present[tied_to]):
-                raise ModelError(
-                    f"{source_name}: {name!r} differs from {tied_to!r}, but the two are tied in {family.name}"
-                )
-            used.add(name)
-    if extra := sorted(set(present) - used):
-        raise ModelError(f"{source_name} has a tensor {extra[0]!r} that {family.name} with these heads does not have")
-    return state
+            present.setdefault(tied_to, present[name])  # a file may contain either of two tied names
+    return present
 
 
 def _export_tensor(tensor: Tensor, op: str, config: ModelConfig) -> Tensor:
-    """One of our tensors, or a part of a stack, in its published form."""
+    """Convert one of our tensors, or a chunk of one, to its published form."""
     if op in ("transpose", "merge_heads"):
         tensor = tensor.t()
     if op not in ("merge_heads", "flatten_heads"):
@@ -123,6 +129,6 @@ def _export_tensor(tensor: Tensor, op: str, config: ModelConfig) -> Tensor:
 
 
 def _import_tensor(tensor: Tensor, op: str) -> Tensor:
-    """The inverse of `_export_tensor`."""
+    """Invert `_export_tensor`."""
     tensor = tensor.flatten(1) if op in ("merge_heads", "flatten_heads") else tensor
     return tensor.t() if op in ("transpose", "merge_heads") else tensor

@@ -1,4 +1,4 @@
-"""ELMo's published form: `options.json` beside one HDF5 file of weights, read and written."""
+"""ELMo's published format: `options.json` and one HDF5 file of weights."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
-VOCAB_SIZE = 1  # a file has no vocabulary, and tokens are spelled
+VOCAB_SIZE = 1  # the format has no vocabulary; tokens are characters
 
 
 def is_elmo_folder(folder: Path) -> bool:
+    """Whether a folder is in ELMo's published format."""
     return (folder / OPTIONS_FILE).is_file() and not (folder / "config.json").exists()
 
 
 def read_elmo(folder: Path | str) -> Model:
-    """The model of a folder with an options file and one HDF5 file of weights. Strict, as every reading is."""
+    """Load a model from a folder with `options.json` and one HDF5 file of weights, strictly."""
     folder = Path(folder)
     trunk_config = _read_trunk_config(folder / OPTIONS_FILE)
     files = sorted([*folder.glob("*weights*.hdf5"), *folder.glob("*weights*.h5")])
     if len(files) != 1:
-        raise ModelError(f"{folder} holds {len(files)} files *weights*.hdf5, expected one")
+        raise ModelError(f"{folder} has {len(files)} files *weights*.hdf5, expected 1")
     tensors = _read_tensors(files[0])
     model = ModelConfig("elmo", trunk_config).build(0)
     state = model.state_dict()
     for names, published, op in _iter_weight_maps(trunk_config):
         if published not in tensors:
             raise ModelError(
-                f"{files[0]} lacks {published!r}, which {OPTIONS_FILE} asks for; {suggest(published, tensors)}"
+                f"{files[0]} has no {published!r}, which {OPTIONS_FILE} requires; {suggest(published, tensors)}"
             )
         tensor = torch.from_numpy(tensors.pop(published))
         try:
@@ -51,22 +52,22 @@ def read_elmo(folder: Path | str) -> Model:
             is_fitting = False
         if not is_fitting:
             raise ModelError(
-                f"{files[0]}: {published!r} has shape {tuple(tensor.shape)}, which does not fit {OPTIONS_FILE}"
+                f"{files[0]}: {published!r} has shape {tuple(tensor.shape)}, which does not match {OPTIONS_FILE}"
             )
         for name, piece in zip(names, pieces):
             state[name].copy_(piece)
     if tensors:
-        raise ModelError(f"{files[0]} holds {sorted(tensors)[0]!r}, which {OPTIONS_FILE} does not ask for")
+        raise ModelError(f"{files[0]} has an unexpected tensor {sorted(tensors)[0]!r}: {OPTIONS_FILE} has none")
     return model.eval()
 
 
 def write_elmo(folder: Path | str, model: Model) -> None:
-    """The folder that other programs read; heads and vocabulary have no place there."""
+    """Write a model's trunk in the published format, which has no heads and no vocabulary."""
     trunk_config = model.config.trunk
     if not isinstance(trunk_config, RecurrentTrunkConfig) or not isinstance(trunk_config.embeddings, CharCNNConfig):
-        raise ModelError(f"{model.config.family} is not ELMo: it has no published form with {OPTIONS_FILE}")
+        raise ModelError(f"the model is {model.config.family}; only ELMo can be saved with {OPTIONS_FILE}")
     h5py = _import_h5py()
-    state = {names: t.detach().cpu().float() for names, t in model.state_dict().items()}
+    state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
     with atomic_directory(Path(folder)) as temporary:
         write_json(temporary / OPTIONS_FILE, _build_options(trunk_config))
         with h5py.File(temporary / WEIGHTS_FILE, "w") as file:
@@ -76,7 +77,7 @@ def write_elmo(folder: Path | str, model: Model) -> None:
 
 
 def _iter_weight_maps(trunk_config: RecurrentTrunkConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Our names, joined along the last axis; the published name; how the one becomes the other."""
+    """Yield our names, whose tensors are concatenated along the last axis, the published name, and the operation."""
     assert isinstance(trunk_config.embeddings, CharCNNConfig)
     prefix = "trunk.embeddings"
     yield (f"{prefix}.char_embeddings.weight",), "char_embed", "characters"
@@ -99,7 +100,7 @@ def _iter_weight_maps(trunk_config: RecurrentTrunkConfig) -> Iterator[tuple[tupl
 
 
 def _import_tensor(tensor: Tensor, op: str) -> Tensor:
-    """A published tensor as ours. TensorFlow multiplies from the left, and its gates are input, new, forget, output."""
+    """Convert a published tensor to ours; TensorFlow's are transposed, with gates input, candidate, forget, output."""
     if op == "characters":
         return torch.cat([tensor.new_zeros(1, tensor.shape[1]), tensor])
     if op == "conv_filter":
@@ -110,7 +111,7 @@ def _import_tensor(tensor: Tensor, op: str) -> Tensor:
 
 
 def _export_tensor(tensor: Tensor, op: str) -> Tensor:
-    """The inverse of `_import_tensor`."""
+    """Invert `_import_tensor`."""
     if op == "characters":
         return tensor[1:]
     if op == "conv_filter":
@@ -156,7 +157,7 @@ def _read_trunk_config(path: Path) -> RecurrentTrunkConfig:
         projection_clip=at("lstm", "proj_clip", default=0),
         use_skip_connections=at("lstm", "use_skip_connections", default=False),
     )
-    return RecurrentTrunkConfig.from_json(trunk_config.to_json(), str(path))  # every value is of its type
+    return RecurrentTrunkConfig.from_json(trunk_config.to_json(), str(path))  # checks the type of each value
 
 
 def _build_options(trunk_config: RecurrentTrunkConfig) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def _build_options(trunk_config: RecurrentTrunkConfig) -> dict[str, Any]:
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Every data set of the file by its full name."""
+    """Return all datasets of an HDF5 file by full name."""
     h5py = _import_h5py()
     tensors: dict[str, np.ndarray] = {}
 
@@ -195,7 +196,7 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
         with h5py.File(path, "r") as file:
             file.visititems(visit)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{path} is not a whole HDF5 file ({str(error).splitlines()[0][:80]})") from None
+        raise ModelError(f"{path} is not a valid HDF5 file ({str(error).splitlines()[0][:80]})") from None
     return tensors
 
 
@@ -203,5 +204,5 @@ def _import_h5py() -> Any:
     try:
         import h5py
     except ImportError:
-        raise UnsupportedError("h5py is needed for this: pip install 'polyseme[elmo]'") from None
+        raise UnsupportedError("ELMo's published format needs h5py: pip install 'polyseme[elmo]'") from None
     return h5py

@@ -1,13 +1,13 @@
-"""The model folder: the layout that `transformers` reads, plus `polyseme.json`.
+"""Model folder: the layout of `transformers` plus `polyseme.json`.
 
-`config.json`, `model.safetensors` and the tokenizer's files are what any other tool expects; heads it has no name for
-lie in `polyseme.safetensors`. Weights are safetensors only: a pickle is refused, since opening one runs its code.
+`config.json`, `model.safetensors` and the tokenizer files are those of `transformers`; heads that it lacks are in
+`polyseme.safetensors`. Weights are safetensors only; pickles are rejected, since loading one runs its code.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyseme.errors import ModelError, suggest
-from polyseme.families import FAMILIES, Family
+from polyseme.families import FAMILIES, Family, get_family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import atomic_directory, sha256, write_tensors
 from polyseme.io.json import read_json, write_json
@@ -30,19 +30,19 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
 
 FORMAT_VERSION = 1
-TARGET_TOKENIZER_DIR = "target"  # the folder of the target's own tokenizer
+TARGET_TOKENIZER_DIR = "target"
 
 
 @dataclass
 class ModelFolder:
-    """An opened folder: the model, its tokenizer, what `polyseme.json` says, and which weights are new."""
+    """A loaded folder: model, tokenizer, metadata of `polyseme.json`, and the names of new weights."""
 
     path: Path
     model: Model
     tokenizer: Tokenizer
     metadata: dict[str, Any] = field(default_factory=dict)
     newly_initialized: list[str] = field(default_factory=list)
-    target_tokenizer: Tokenizer | None = None  # of what it writes, where that has a vocabulary of its own
+    target_tokenizer: Tokenizer | None = None  # if the target has its own vocabulary
 
 
 def save_model(
@@ -51,14 +51,15 @@ def save_model(
     tokenizer: Tokenizer,
     metadata: dict[str, Any] | None = None,
     target_tokenizer: Tokenizer | None = None,
+    families: Sequence[Family] = (),
 ) -> None:
-    """Write the folder whole or not at all. `metadata` is kept as it is: recipe, provenance, results."""
-    check_tokenizer_compatible(model.config, tokenizer)
-    family = FAMILIES[model.config.family]
+    """Write a model folder atomically. `metadata` (recipe, provenance, results) is stored unchanged."""
+    family = get_family(model.config.family, families)
+    check_tokenizer_compatible(model.config, tokenizer, family)
     state = {name: _to_storage(t) for name, t in model.state_dict().items()}
     architecture = _select_architecture(family, model.config)
-    published_heads = family.architectures[architecture] if architecture else ()  # these heads have a published place
-    heads = {
+    published_heads = family.architectures[architecture] if architecture else ()
+    heads = {  # published heads first, since two heads may share a published name
         name: model.config.heads[name]
         for name in (*published_heads, *(h for h in model.config.heads if h not in published_heads))
     }
@@ -84,23 +85,25 @@ def save_model(
         write_json(folder / "polyseme.json", record)
 
 
-def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, seed: int = 0) -> ModelFolder:
-    """Open a folder written here or by `transformers`. Loading is strict; `heads` replaces the heads by new ones.
+def load_model(
+    path: str | Path, heads: dict[str, HeadConfig] | None = None, seed: int = 0, families: Sequence[Family] = ()
+) -> ModelFolder:
+    """Load a folder written by Polyseme or `transformers`, strictly. `heads` replaces the heads by new ones.
 
-    One that the folder has exactly so is kept: a model goes on from one task to the next with the same answers.
+    The weights of a head with the same name and config are kept, so that a model can be trained further on a task.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise ModelError(f"there is no model folder at {folder}")
-    config, metadata = read_model_config(folder)
-    family = FAMILIES[config.family]
+    config, metadata = read_model_config(folder, families)
+    family = get_family(config.family, families)
     shapes = {name: t.shape for name, t in build_meta(config).state_dict().items()}
     extra = folder / "polyseme.safetensors"
     state = _load_tensors(extra) if extra.exists() else {}
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
             raise ModelError(
-                f"{extra} has a tensor {name!r} of shape {tuple(tensor.shape)} that the spec does not have"
+                f"{extra}: tensor {name!r} of shape {tuple(tensor.shape)} does not match the config in polyseme.json"
             )
     published = {name: t for file in list_weight_files(folder) for name, t in _load_tensors(file).items()}
     state |= from_published(family, config, {n: s for n, s in shapes.items() if n not in state}, published, str(folder))
@@ -116,12 +119,12 @@ def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, see
     if newly_initialized:
         allowed = (*family.optional_weights, *(f"heads.{name}." for name in heads or {}))
         if missing := [name for name in newly_initialized if not name.startswith(allowed)]:
-            raise ModelError(f"{folder} lacks the tensor {missing[0]!r}; {suggest(missing[0], state)}")
+            raise ModelError(f"{folder} has no tensor {missing[0]!r}; {suggest(missing[0], state)}")
         model.initialize(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
     for name in model.state_dict().keys() - dict(model.named_parameters()).keys() & state.keys():
         if not torch.equal(model.state_dict()[name].float(), state[name].float()):
-            raise ModelError(f"{folder}: {name!r} differs from the tensor that it shares")
+            raise ModelError(f"{folder}: {name!r} differs from the tensor that it is tied to")
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, config.trunk.embeddings.vocab_size)
     model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
@@ -131,20 +134,22 @@ def load_model(path: str | Path, heads: dict[str, HeadConfig] | None = None, see
     return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer)
 
 
-def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
-    """What the model is: from `polyseme.json` if it is there, else worked out from `hf_config.json`."""
+def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[ModelConfig, dict[str, Any]]:
+    """Read the config of a model from `polyseme.json` or, if there is none, from `config.json`."""
     hf_config = _read_json_object(folder / "config.json")
     model_type = hf_config.get("model_type", "")
     if (folder / "polyseme.json").exists():
         record = _read_json_object(folder / "polyseme.json")
-        config = ModelConfig.from_json(record.get("config"), "config")
-        if config.family not in FAMILIES:
-            raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, FAMILIES)}")
+        config_types = [config_type for family in families for config_type in family.config_types]
+        config = ModelConfig.from_json(record.get("config"), "config", config_types)
+        known = FAMILIES | {family.name: family for family in families}
+        if config.family not in known:
+            raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, known)}")
         return config, record.get("metadata", {})
-    families_by_type = {family.model_type or family.name: family for family in FAMILIES.values()}
+    families_by_type = {family.model_type or family.name: family for family in (*FAMILIES.values(), *families)}
     if model_type not in families_by_type:
         raise ModelError(
-            f"{folder}/config.json: model_type {model_type!r} is no family here; "
+            f"{folder}/config.json: model_type {model_type!r} is not supported; "
             f"{suggest(str(model_type), families_by_type)}"
         )
     family = families_by_type[model_type]
@@ -152,11 +157,12 @@ def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     base_architecture = next(a for a, heads in family.architectures.items() if not heads)
     if (architecture or base_architecture) not in family.architectures:
         raise ModelError(
-            f"{folder}/config.json: architecture {architecture!r}; {suggest(str(architecture), family.architectures)}"
+            f"{folder}/config.json: architecture {architecture!r} is not supported; "
+            f"{suggest(str(architecture), family.architectures)}"
         )
     tensor_names = {family.upgrade_name(tensor) for file in list_weight_files(folder) for tensor in _tensor_names(file)}
     parsed = family.from_hf_config({**hf_config, "tensors": sorted(tensor_names)})
-    trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # every value is of its type
+    trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # checks the type of each value
     pretraining = family.pretraining_heads(trunk_config)
     heads_config = {
         head: pretraining[head]
@@ -164,7 +170,7 @@ def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
         else family.task_head(head, _read_labels(hf_config, head), trunk_config)
         for head in family.architectures[architecture or base_architecture]
     }
-    # published files may hold more heads than their architecture names: bert-base has both of pre-training's
+    # published files may contain more heads than their architecture, e.g. both pre-training heads of bert-base
     for head, weight_maps in family.head_weight_maps.items():
         needed_names = {tensor for weight_map in weight_maps for tensor in weight_map.published_names}
         if head in pretraining and needed_names and needed_names <= tensor_names:
@@ -173,24 +179,24 @@ def read_model_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
 
 
 def verify_model(folder: Path) -> None:
-    """Open everything strictly, and compare the hashes that were written beside the weights."""
+    """Load a model folder strictly, and compare the hashes of its weights with those in `polyseme.json`."""
     load_model(folder)
     record = read_json(folder / "polyseme.json") if (folder / "polyseme.json").exists() else {}
     for name, expected in record.get("sha256", {}).items():
         if sha256(folder / name) != expected:
-            raise ModelError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")
+            raise ModelError(f"{folder / name} was modified: its hash differs from the one in polyseme.json")
 
 
-def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Where a family counts positions from the id of its pad token on (RoBERTa), that id is part of the model."""
+def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer, family: Family) -> None:
+    """Raise if the model counts positions from the id of its pad token on (RoBERTa), and the tokenizer has another."""
     expected_pad_id, pad_id = (
-        FAMILIES[config.family].to_hf_config(config).get("pad_token_id"),
+        family.to_hf_config(config).get("pad_token_id"),
         tokenizer.special_token_ids.pad,
     )
     if expected_pad_id is not None and pad_id is not None and expected_pad_id != pad_id:
         raise ModelError(
-            f"the tokenizer's pad token has the id {pad_id}, but {config.family} needs {expected_pad_id}: "
-            f"train one with --kind {FAMILIES[config.family].tokenizer}"
+            f"the tokenizer's pad token has id {pad_id}, but {config.family} needs {expected_pad_id}; "
+            f"use a tokenizer of kind {family.tokenizer}"
         )
 
 
@@ -200,7 +206,7 @@ def _to_storage(tensor: Tensor) -> Tensor:
 
 
 def _select_architecture(family: Family, config: ModelConfig) -> str | None:
-    """The class whose heads are most of ours; of two, the one with a task's head."""
+    """Return the class with the largest number of our heads, preferably with a task head."""
     pretraining_heads = set(family.pretraining_heads(config.trunk))
     candidates = [
         (len(heads), not pretraining_heads.issuperset(heads), name)
@@ -237,7 +243,7 @@ def _build_hf_config(
 
 
 def _read_labels(hf_config: dict[str, Any], head: str) -> tuple[str, ...]:
-    """The labels a published config gives a head. A class of texts with one output predicts a number: no labels."""
+    """Return the labels of a head in a published config, none for a regression (a single output)."""
     if head in FIXED_LABELS:
         return FIXED_LABELS[head]
     id2label = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
@@ -246,14 +252,14 @@ def _read_labels(hf_config: dict[str, Any], head: str) -> tuple[str, ...]:
     if head == "tag" or problem_type != "regression":
         return labels
     if len(labels) > 1:
-        raise ModelError(f"config.json: a regression with {len(labels)} outputs is not supported, only one number")
+        raise ModelError(f"config.json: a regression with {len(labels)} outputs is not supported, only with 1")
     return ()
 
 
 def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
-    """The tokenizer is the model's: no piece the model lacks, and the special ids that the config names."""
+    """Check that the tokenizer fits the model: its vocabulary size and special ids."""
     if tokenizer.vocab_size > vocab_size:
-        raise ModelError(f"{folder}: the tokenizer has {tokenizer.vocab_size} pieces, but the model knows {vocab_size}")
+        raise ModelError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, but the model has {vocab_size}")
     hf_config = read_json(folder / "config.json")
     for role in ("pad", "bos", "eos", "cls", "sep"):
         config_id, tokenizer_id = hf_config.get(f"{role}_token_id"), getattr(tokenizer.special_token_ids, role)
@@ -266,7 +272,7 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
 def _read_json_object(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object")
+        raise ModelError(f"{path} is not a JSON object")
     return value
 
 
@@ -276,19 +282,21 @@ def hash_weights(folder: Path) -> str:
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files with the published names: one, or the shards that an index lists."""
+    """Return the safetensors files with published names: one file, or the shards listed in an index."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
     if index.exists():
         names = sorted(set(_read_json_object(index).get("weight_map", {}).values()))
         if escaping := [name for name in names if Path(name).name != name]:
-            raise ModelError(f"{index} names a file outside its folder: {escaping[0]!r}")
+            raise ModelError(f"{index} refers to a file outside its folder: {escaping[0]!r}")
         return [folder / name for name in names]
     pickles = [p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")]
     if pickles:
-        raise ModelError(f"{folder / pickles[0]} is a pickle, which can run code when opened: save it as safetensors")
-    raise ModelError(f"{folder} holds no model.safetensors")
+        raise ModelError(
+            f"{folder / pickles[0]} is a pickle, which can run code when loaded; convert it to safetensors"
+        )
+    raise ModelError(f"{folder} has no model.safetensors")
 
 
 def _tensor_names(path: Path) -> list[str]:
@@ -308,4 +316,4 @@ def _tensor_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{path} is not a whole safetensors file ({error})") from None
+        raise ModelError(f"{path} is not a valid safetensors file ({error})") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from polyseme.errors import DataError
-from polyseme.io.atomic import as_user_error
+from polyseme.io.atomic import wrap_os_errors
 from polyseme.word_vectors.files import open_vectors
 
 _BATCH_SIZE = 512  # questions that are compared with all words together
@@ -205,7 +205,7 @@ def _read_lines(path: Path) -> list[str]:
     if not path.is_file():
         raise DataError(f"there is no file {path}")
     try:
-        with as_user_error(path):
+        with wrap_os_errors(path):
             return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path} is not text in UTF-8") from None

@@ -1,4 +1,4 @@
-"""The input in blocks: runs of documents that one worker takes at a time, with borders set by the input alone."""
+"""Blocks of input documents: the unit of work of a worker. The input alone determines where a block ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import numpy as np
 from polyseme.corpus.sources.sources import ReadPosition, SourceReader
 from polyseme.errors import DataError
 
-BLOCK_CHARS = 2_000_000  # characters: enough to be worth sending, little enough for memory
-MAX_BLOCK_DOCUMENTS, MAX_SHARD_DOCUMENTS = (
-    20_000,
-    200_000,
-)  # documents of a block and of a shard at most, however short they are
-MAX_REPORTED_ROWS = 100  # how many bad rows are kept with their message; all are counted
+BLOCK_CHARS = 2_000_000  # enough to be worth sending to a worker, few enough to fit into memory
+MAX_BLOCK_DOCUMENTS = 20_000  # limits for short documents
+MAX_SHARD_DOCUMENTS = 200_000
+MAX_REPORTED_ROWS = 100  # bad rows listed with their message; all are counted
 
 
 @dataclass
 class SkippedInput:
-    """What was passed over: blank documents, those of which no token is left, and rows that could not be read."""
+    """Counts of skipped input: blank documents, documents without a token, and rows that could not be read."""
 
     num_blank: int = 0
     num_empty: int = 0
@@ -30,6 +28,7 @@ class SkippedInput:
     bad_row_messages: list[str] = field(default_factory=list)
 
     def add(self, other: dict[str, Any] | SkippedInput) -> None:
+        """Add the counts of `other`, an instance or its fields as a dict."""
         other = other if isinstance(other, SkippedInput) else SkippedInput(**other)
         self.num_blank += other.num_blank
         self.num_empty += other.num_empty
@@ -40,21 +39,21 @@ class SkippedInput:
 
 @dataclass
 class DocumentBlock:
-    """Some documents of one language of one origin, and what lay between them."""
+    """Consecutive documents of one source and language, with the counts of what was skipped between them."""
 
     source_index: int
     lang: str
-    first_document: int  # the number of its first document
-    num_documents: int = 0  # how many documents
+    first_document: int  # index of the first document in the whole input
+    num_documents: int = 0
     texts: list[str] = field(default_factory=list)
-    locations: list[str] = field(default_factory=list)  # where each was found, in words
+    locations: list[str] = field(default_factory=list)  # file and line or row of each document
     num_characters: int = 0
     skipped: SkippedInput = field(default_factory=SkippedInput)
-    next_position: ReadPosition = field(default_factory=ReadPosition)  # where the next block begins
-    ends_shard: bool = False  # whether a shard ends here
+    next_position: ReadPosition = field(default_factory=ReadPosition)  # start of the next block
+    ends_shard: bool = False
 
     def filter(self, mask: np.ndarray) -> DocumentBlock:
-        """The same stretch of input with the text of some of its documents."""
+        """Return the block with only the texts where `mask` is True. `num_documents` still counts all documents."""
         indices = np.flatnonzero(mask).tolist()
         return replace(self, texts=[self.texts[i] for i in indices], locations=[self.locations[i] for i in indices])
 
@@ -62,7 +61,7 @@ class DocumentBlock:
 def read_blocks(
     reader: SourceReader, start: ReadPosition, first_document: int, shard_characters: int
 ) -> Iterator[DocumentBlock]:
-    """Every block from a place on; document `first_document` is the next. A shard ends with the block that fills it."""
+    """Yield the blocks from `start` on, where document `first_document` is next, and mark those that fill a shard."""
     num_characters = num_documents = 0
     for block in _split_blocks(reader, start, first_document):
         num_characters, num_documents = num_characters + block.num_characters, num_documents + block.num_documents

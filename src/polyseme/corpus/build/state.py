@@ -1,4 +1,4 @@
-"""The folder of a corpus while it is being made: what is there, whether to go on with it, and how it is left."""
+"""State of a corpus folder during preparation: locking, resuming, rolling back and merging manifests."""
 
 from __future__ import annotations
 
@@ -15,39 +15,37 @@ from polyseme.corpus.build.blocks import SkippedInput
 from polyseme.corpus.clean.clean import CleaningStats
 from polyseme.corpus.store import WORK_DIR
 from polyseme.errors import ConfigError, DataError
-from polyseme.io.atomic import as_user_error
+from polyseme.io.atomic import wrap_os_errors
 from polyseme.io.json import read_json, write_json
 from polyseme.text.tokenizer import Tokenizer
 
-MAX_EXAMPLES = 5  # of what was removed, for each reason
+MAX_EXAMPLES = 5  # removed documents shown per reason
 _TRASH_DIR = ".work.gone"
 
 
 @contextmanager
 def exclusive_workdir(out: Path) -> Iterator[Path]:
-    """The folder's `.work`, which is there from now on, and nobody else's while this lasts.
+    """Create and lock the working folder `.work` of a corpus.
 
-    What an earlier run was about to throw away goes first. If the block fails before anything of worth is in it, all
-    that was made goes again, the folder too if it was not there.
+    Leftovers that an earlier run was removing are deleted first. If the block fails before any group of blocks is
+    done, everything it created is removed, including `out` if it did not exist.
     """
     if out.is_file():
-        raise ConfigError(f"{out} is a file: choose another folder")
+        raise ConfigError(f"{out} is a file, not a folder: choose another folder")
     is_new, work_dir = not out.exists(), out / WORK_DIR
-    with as_user_error(out):
+    with wrap_os_errors(out):
         shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
         if out.is_dir() and not work_dir.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
-            raise ConfigError(f"{out} is not empty and not a corpus: choose another folder")
+            raise ConfigError(f"{out} is not empty and holds no corpus: choose another folder")
         work_dir.mkdir(parents=True, exist_ok=True)
-        lock = open(work_dir / "lock", "w")  # noqa: SIM115  # held as long as the block runs
+        lock = open(work_dir / "lock", "w")  # noqa: SIM115  # held while the block runs
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if (
-            os.fstat(lock.fileno()).st_ino != (work_dir / "lock").stat().st_ino
-        ):  # moved away by one who has just finished
-            raise OSError
+        if os.fstat(lock.fileno()).st_ino != (work_dir / "lock").stat().st_ino:
+            raise OSError  # another run has just finished and moved its lock away
     except OSError:
         lock.close()
-        raise DataError(f"another prepare is at work in {out}") from None
+        raise DataError(f"{out} is locked: another preparation is running there") from None
     try:
         yield work_dir
     except BaseException:
@@ -59,7 +57,7 @@ def exclusive_workdir(out: Path) -> Iterator[Path]:
 
 
 def rollback(out: Path, is_new: bool) -> None:
-    """Take back what was made and is in no manifest, and the folder if it was not there before."""
+    """Remove what no manifest lists, and the folder itself if `is_new` and nothing else is in it."""
     if (out / "manifest.json").is_file():
         remove_temporary(out, read_json(out / "manifest.json"))
         return
@@ -70,7 +68,7 @@ def rollback(out: Path, is_new: bool) -> None:
 
 
 def remove_temporary(out: Path, manifest: dict[str, Any]) -> None:
-    """Leave nothing but what the manifest names. `.work` goes in one move, so that no half of it is ever read."""
+    """Remove everything the manifest does not list. `.work` is renamed first, so that it is never read half deleted."""
     manifest_files = {name for shard in manifest["shards"] for name in shard["files"]}
     for path in (*out.glob("shard-*.npy"), *out.rglob(".*.part")):
         if path.name not in manifest_files:
@@ -81,7 +79,10 @@ def remove_temporary(out: Path, manifest: dict[str, Any]) -> None:
 
 
 def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
-    """Whether a finished corpus holds these sources; a `ConfigError` if it does not and cannot take them."""
+    """Return whether a finished corpus contains the sources of `plan`.
+
+    Raises a `ConfigError` if it does not and they cannot be added.
+    """
     if not append:
         num_entries = len(plan["source_files"]), len(plan["sources"])
         comparable = base | {
@@ -89,10 +90,10 @@ def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append:
             "sources": base["sources"][: num_entries[1]],
         }
         if mismatch := describe_difference(comparable, plan):
-            raise ConfigError(f"{out} holds a corpus with {mismatch}: choose another folder, or remove it")
+            raise ConfigError(f"{out} holds a corpus with {mismatch}: choose another folder or remove it")
         return True
     if mismatch := describe_difference(base | {key: plan[key] for key in ("source_files", "sources")}, plan):
-        raise ConfigError(f"{out} holds a corpus with {mismatch}: what is appended has to be made in the same way")
+        raise ConfigError(f"{out} holds a corpus with {mismatch}: append with the same settings")
     existing_sources = {
         _source_content(base, source): base["sources"][source["source_index"]] for source in base["source_files"]
     }
@@ -103,20 +104,23 @@ def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append:
             plan["sources"][source["source_index"]]["weight"],
         )
         if old_weight != new_weight:
-            raise ConfigError(f"{source['path']} is in {out} already, with weight {old_weight}, not {new_weight}")
+            raise ConfigError(f"{source['path']} is already in {out}, with weight {old_weight}, not {new_weight}")
     if already_present and len(already_present) < len(plan["source_files"]):
-        raise ConfigError(f"{already_present[0]['path']} is in {out} already: leave it out")
+        raise ConfigError(f"{already_present[0]['path']} is already in {out}: leave it out")
     return bool(already_present)
 
 
 def _source_content(plan: dict[str, Any], source: dict[str, Any]) -> tuple[str, ...]:
-    """What is read from a source, wherever it lies."""
+    """Return what identifies the documents of a source, wherever the file is."""
     corpus_source = plan["sources"][source["source_index"]]
     return source.get("sha256") or source["version"], source["format"], corpus_source["key"], corpus_source["split"]
 
 
 def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
-    """Write down what is to be done, or find it written; a `ConfigError` if something else was begun here."""
+    """Write the plan, or check it against that of an interrupted run.
+
+    Raises a `ConfigError` if the interrupted run had a different plan.
+    """
     work_dir = out / WORK_DIR
     full_plan = plan | {"base": base["hash"] if base else ""}
     if (work_dir / "plan.json").is_file():
@@ -128,11 +132,13 @@ def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | 
         )
         if not mismatch:
             return
-        is_obsolete = base is not None and earlier_plan.get("base") != base["hash"]  # it was finished, or can never be
+        is_obsolete = (
+            base is not None and earlier_plan.get("base") != base["hash"]
+        )  # finished, or can never be finished
         if any(work_dir.glob("*-00000.json")) and not is_obsolete:
-            advice = f"remove {work_dir} to drop it" if base else "choose another folder, or remove it"
+            advice = f"remove {work_dir} to discard it" if base else "choose another folder, or remove it"
             raise ConfigError(
-                f"{out} holds an unfinished run with {mismatch}: run that again to finish it, or {advice}"
+                f"{out} holds an unfinished preparation with {mismatch}: finish that one first, or {advice}"
             )
         for path in work_dir.iterdir():
             if path.name not in ("lock", "stdin"):
@@ -143,7 +149,7 @@ def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | 
 
 
 def describe_difference(existing: dict[str, Any], plan: dict[str, Any]) -> str:
-    """What another corpus was made with, in words; empty if it is the same, wherever its files lay."""
+    """Describe the first difference between an existing corpus and a plan; empty if only file locations differ."""
     if existing.get("format") != plan["format"]:
         return f"format {existing.get('format')}, not {plan['format']}"
     if existing["tokenizer_hash"] != plan["tokenizer_hash"]:
@@ -159,11 +165,11 @@ def describe_difference(existing: dict[str, Any], plan: dict[str, Any]) -> str:
     def content(manifest: dict[str, Any]) -> list[dict[str, Any]]:
         return [{k: v for k, v in source.items() if k != "path"} for source in manifest["source_files"]]
 
-    return "" if content(existing) == content(plan) else "other sources, or they have changed since"
+    return "" if content(existing) == content(plan) else "other sources, or sources that have changed since"
 
 
 def merge_manifests(base: dict[str, Any], addition: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a corpus and of what is appended to it."""
+    """Merge the manifest of a corpus with that of documents appended to it."""
     num_base_sources = len(base["sources"])
     source_files = [
         source | {"source_index": source["source_index"] + num_base_sources} for source in addition["source_files"]
@@ -193,7 +199,7 @@ def merge_manifests(base: dict[str, Any], addition: dict[str, Any]) -> dict[str,
 
 
 def merge_cleaning_stats(cleaning_stats: Iterable[CleaningStats]) -> dict[str, Any]:
-    """All that cleaning did."""
+    """Sum cleaning statistics, as JSON."""
     merged_stats = CleaningStats()
     for stats in cleaning_stats:
         merged_stats.add(stats)

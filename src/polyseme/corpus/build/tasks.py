@@ -1,4 +1,4 @@
-"""What a worker does with a block of documents: count its lines, clean and compare it, make tokens of it."""
+"""Functions that workers run on a block of documents: hash its lines, clean and fingerprint it, tokenize it."""
 
 from __future__ import annotations
 
@@ -20,63 +20,67 @@ from polyseme.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What all blocks share: the steps of cleaning, the lines that repeat, the tokenizer."""
+    """Settings shared by all blocks of a stage, sent to each worker once."""
 
     cleaning: CleaningConfig
-    tokenizer: str = ""  # as JSON
-    boilerplate_hashes: bytes = b""  # sorted hashes of lines, uint64
-    needs_signatures: bool = True  # whether to sign documents for near duplicates
-    is_filtered: bool = False  # whether blocks come with the removed documents left out already
+    tokenizer: str = ""  # tokenizer.json
+    boilerplate_hashes: bytes = b""  # sorted uint64 line hashes
+    needs_signatures: bool = True  # compute MinHash signatures for near duplicates
+    is_filtered: bool = False  # removed documents have been taken out of the blocks already
 
     @cached_property
     def key(self) -> str:
+        """Hash of all settings."""
         parts = (str(self.cleaning), self.tokenizer, str(self.needs_signatures), str(self.is_filtered))
         return hashlib.sha256("\0".join(parts).encode() + self.boilerplate_hashes).hexdigest()
 
     def open(self) -> WorkerState:
+        """Build the cleaner and load the tokenizer."""
         hashes = np.frombuffer(self.boilerplate_hashes, np.uint64) if self.boilerplate_hashes else None
         backend = Backend.from_str(self.tokenizer) if self.tokenizer else None
         return WorkerState(self, Cleaner(self.cleaning, hashes), None if backend is None else Tokenizer(backend))
 
 
 class WorkerState(NamedTuple):
+    """Objects that a worker builds once from a `WorkerConfig`."""
+
     config: WorkerConfig
     cleaner: Cleaner
     tokenizer: Tokenizer | None
 
 
 class LineHashes(NamedTuple):
-    """The lines of a block's documents."""
+    """Hashes of the lines of a block's documents."""
 
-    line_hashes: np.ndarray  # uint64: a hash of each, once a document
-    num_lines: np.ndarray  # int64: how many a document has
-    exact_hashes: np.ndarray  # uint64 [n, 2]: a hash of the document
+    line_hashes: np.ndarray  # uint64: each distinct line of a document once
+    num_lines: np.ndarray  # int64 [n]: distinct lines of each document
+    exact_hashes: np.ndarray  # uint64 [n, 2]: hash of each document
 
 
 class ScanResult(NamedTuple):
-    """What is known of a block's documents before they become tokens."""
+    """Fingerprints of a block's documents after cleaning."""
 
     passed_cleaning: np.ndarray  # bool [n]: not removed by cleaning
     exact_hashes: np.ndarray  # uint64 [n, 2]
-    signatures: np.ndarray  # uint16 [n, …]; no columns where near duplicates are let be
+    signatures: np.ndarray  # uint16 [n, SIGNATURE_SIZE], or [n, 0] without near-duplicate detection
     cleaning_stats: CleaningStats
 
 
 class TokenizedBlock(NamedTuple):
-    """A block as it is stored; a sentence or a document without a token leaves no trace."""
+    """A block as it is stored, without sentences and documents that have no token."""
 
     ids: np.ndarray
     word_starts: np.ndarray  # bool
-    sentence_lengths: np.ndarray  # int32: tokens of each
-    document_lengths: np.ndarray  # int32: sentences of each
-    is_stored: np.ndarray  # bool, for each document that came: whether it is there
+    sentence_lengths: np.ndarray  # int32: tokens per sentence
+    document_lengths: np.ndarray  # int32: sentences per document
+    is_stored: np.ndarray  # bool, for each input document: has at least one token
     num_characters: int
     cleaning_stats: CleaningStats
-    empty_locations: list[str]  # where documents were that leave no token
+    empty_locations: list[str]  # locations of documents without a token
 
 
 def hash_block_lines(state: WorkerState, block: DocumentBlock) -> LineHashes:
-    """The lines of each document, as the steps before leave them."""
+    """Hash the lines of each document, after the cleaning steps that precede boilerplate removal."""
     texts = [state.cleaner.transform(text) for text in block.texts]
     text_hashes = [hash_distinct_lines(text) for text in texts]
     num_lines = np.fromiter(map(len, text_hashes), np.int64, len(text_hashes))
@@ -84,7 +88,7 @@ def hash_block_lines(state: WorkerState, block: DocumentBlock) -> LineHashes:
 
 
 def scan_block(state: WorkerState, block: DocumentBlock) -> ScanResult:
-    """Clean, and say which documents are left and what they look like."""
+    """Clean the documents and fingerprint those that are left."""
     stats = CleaningStats()
     cleaned_texts = [state.cleaner.clean(t, block.lang, p, stats) for t, p in zip(block.texts, block.locations)]
     passed_cleaning = np.array([text is not None for text in cleaned_texts], bool)
@@ -95,7 +99,7 @@ def scan_block(state: WorkerState, block: DocumentBlock) -> ScanResult:
 
 
 def tokenize_block(state: WorkerState, block: DocumentBlock) -> TokenizedBlock:
-    """Clean, split into sentences, encode."""
+    """Clean the documents, split them into sentences and encode them."""
     assert state.tokenizer is not None
     stats = CleaningStats()
     sentences: list[str] = []

@@ -1,7 +1,7 @@
-"""Work on all cores, or on a cluster: each item is done once, and answers come back in the order of the items.
+"""Ordered parallel map over local processes or a dask cluster.
 
-The workers are plain processes at the end of a pipe. They do not import the program that started them, so a script or
-a notebook needs no guard; and when it is killed their pipe closes and they leave.
+Local workers are plain processes that communicate over pipes. They do not import the main module, so scripts and
+notebooks need no `if __name__ == "__main__"` guard. When the parent is killed its pipes close and the workers exit.
 """
 
 from __future__ import annotations
@@ -24,45 +24,51 @@ from polyseme.errors import ConfigError, PolysemeError, UnsupportedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-TaskFn = Callable[[Any, Item], Result]  # given what the job opened, and an item
+TaskFn = Callable[[Any, Item], Result]  # called with the opened context and an item
 _local = threading.local()
 
 
 class TaskContext(Protocol):
-    """What all items of a run share; small, and sent once to each worker."""
+    """Settings shared by all items of a run; small, and sent to each worker once."""
 
     @property
     def key(self) -> str:
-        """Equal for equal jobs."""
+        """Identifier that is equal for equal contexts."""
         ...
 
     def open(self) -> Any:
-        """What the tasks are given: loaded tokenizers, tables."""
+        """Build the first argument of the tasks, e.g. load a tokenizer."""
         ...
 
 
 def run_task(task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Result:
-    """Do one item here; the job is opened once a thread."""
+    """Run one item in this thread. The context is opened once per thread."""
     if getattr(_local, "key", None) != context.key:
         _local.state, _local.key = context.open(), context.key
     return task(_local.state, item)
 
 
 def num_cores() -> int:
+    """Return the number of CPU cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerPool(Protocol):
-    """Somewhere to do work: `size` items at a time."""
+    """Executor that runs up to `size` items at a time."""
 
     size: int
 
-    def submit(self, task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Future[Result]: ...
+    def submit(self, task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Future[Result]:
+        """Start an item and return a future for its output."""
+        ...
 
 
 @contextmanager
 def open_pool(num_workers: int, dask_address: str = "") -> Iterator[WorkerPool]:
-    """The workers of one run. Processes are started when there is more than one item for them."""
+    """Open a pool of local processes, or of the dask cluster at `dask_address`.
+
+    Processes are started when the first item is submitted.
+    """
     if dask_address:
         with _connect_cluster(dask_address) as client:
             yield _DaskPool(client)
@@ -77,25 +83,25 @@ def open_pool(num_workers: int, dask_address: str = "") -> Iterator[WorkerPool]:
 def map_ordered(
     pool: WorkerPool, task: TaskFn[Item, Result], context: TaskContext, items: Iterable[Item]
 ) -> Iterator[tuple[Item, Result]]:
-    """Every item with its answer, in order; a few items are under way at a time, so memory is bounded."""
+    """Yield every item with its output, in order. Only a few items are in flight at a time, which bounds memory."""
     pending: deque[tuple[Item, Future[Result]]] = deque()
     remaining = iter(items)
     first_items = list(itertools.islice(remaining, 2))
-    if len(first_items) < 2 or pool.size == 1:  # one item alone, or one worker: here
+    if len(first_items) < 2 or pool.size == 1:  # run in this process
         for item in itertools.chain(first_items, remaining):
             yield item, run_task(task, context, item)
         return
     for item in itertools.chain(first_items, remaining):
         pending.append((item, pool.submit(task, context, item)))
         if len(pending) > pool.size + 1:
-            done_item, future = pending.popleft()
-            yield done_item, future.result()
-    for done_item, future in pending:
-        yield done_item, future.result()
+            first_item, future = pending.popleft()
+            yield first_item, future.result()
+    for item, future in pending:
+        yield item, future.result()
 
 
 class _DaskPool:
-    """The workers of a dask cluster. The job is sent to each of them once."""
+    """Workers of a dask cluster. The context is sent to each of them once."""
 
     def __init__(self, client: Any):
         self.client, self.size = client, 2 * max(sum(client.nthreads().values()), 1)
@@ -108,7 +114,7 @@ class _DaskPool:
 
 
 class _ClusterFuture:
-    """An answer that a cluster owes; when it breaks down, one line says so."""
+    """Future of a cluster task that turns cluster failures into a `PolysemeError`."""
 
     def __init__(self, future: Any):
         self.future = future
@@ -121,7 +127,7 @@ class _ClusterFuture:
         except Exception as error:
             if not type(error).__module__.startswith(("distributed", "asyncio", "concurrent", "tornado")):
                 raise
-            raise PolysemeError(f"the cluster broke down ({type(error).__name__}); run the command again") from None
+            raise PolysemeError(f"the dask cluster failed ({type(error).__name__}); run again to resume") from None
 
 
 @contextmanager
@@ -129,37 +135,35 @@ def _connect_cluster(address: str) -> Iterator[Any]:
     try:
         from distributed import Client
     except ImportError:
-        raise UnsupportedError(
-            "a cluster is reached by dask, which is not installed: pip install distributed"
-        ) from None
+        raise UnsupportedError("dask.distributed is not installed: pip install distributed") from None
     _check_reachable(address)
     try:
         client = Client(address, timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"what listens at {address!r} is no dask scheduler ({type(error).__name__})") from None
+        raise ConfigError(f"{address!r} is not the address of a dask scheduler ({type(error).__name__})") from None
     try:
         if not client.nthreads():
             client.wait_for_workers(1, timeout=60)
         yield client
     except TimeoutError:
-        raise ConfigError(f"the scheduler at {address!r} has no workers") from None
+        raise ConfigError(f"the dask scheduler at {address!r} has no workers") from None
     finally:
         client.close()
 
 
 def _check_reachable(address: str) -> None:
-    """Whether something listens there: dask itself would try for long, and leave noise."""
+    """Raise if nothing listens at the address: dask itself would retry for a long time and log noise."""
     host, _, port = address.removeprefix("tcp://").removeprefix("tls://").rpartition(":")
     if not host or "/" in host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"the address of a dask scheduler is HOST:PORT or tcp://HOST:PORT, not {address!r}")
+        raise ConfigError(f"invalid dask address {address!r}: expected HOST:PORT or tcp://HOST:PORT")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"no dask scheduler answers at {address!r}: {error}") from None
+        raise ConfigError(f"cannot connect to a dask scheduler at {address!r}: {error}") from None
 
 
 class _ProcessPool:
-    """Worker processes, each served by one thread that sends an item and waits for the answer."""
+    """Local worker processes, each served by a thread that sends an item and waits for the reply."""
 
     def __init__(self, size: int):
         self.size = size
@@ -172,14 +176,14 @@ class _ProcessPool:
         return self.threads.submit(self._call_worker, task, context, item)
 
     def _start_worker(self) -> None:
-        """A process for this thread."""
+        """Start the worker process of this thread."""
         environment = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         command = [sys.executable, "-c", "from polyseme.corpus.build.workers import worker_main; worker_main()"]
         _local.key = ""
         _local.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )  # in a session of its own: Ctrl-C is the parent's to handle
+        )  # in a new session, so that only the parent handles Ctrl-C
         self.processes.append(_local.process)
 
     def _call_worker(self, task: TaskFn[Item, Result], context: TaskContext, item: Item) -> Result:
@@ -187,16 +191,17 @@ class _ProcessPool:
         try:
             _send(process.stdin, (task, None if _local.key == context.key else context, item))
             _local.key = context.key
-            succeeded, result = _receive(process.stdout)
+            succeeded, output = _receive(process.stdout)
         except (EOFError, OSError):
             status = process.wait()
-            reason = "it was killed, as when memory runs out" if status < 0 else f"it ended with status {status}"
-            raise PolysemeError(f"a worker is gone ({reason}); run the command again") from None
+            reason = "was killed, possibly out of memory" if status < 0 else f"exited with status {status}"
+            raise PolysemeError(f"a worker process {reason}; run again to resume") from None
         if not succeeded:
-            raise result
-        return result
+            raise output
+        return output
 
     def close(self) -> None:
+        """Stop the processes and threads."""
         for process in self.processes:
             process.kill()
         if self.threads is not None:
@@ -206,11 +211,11 @@ class _ProcessPool:
 
 
 def worker_main() -> None:
-    """A worker's life: items until the pipe closes. What tasks print goes to standard error."""
+    """Run items from standard input until the pipe closes. Output printed by tasks goes to standard error."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     try:
         os.dup2(2, 1)
-    except OSError:  # nobody listens there
+    except OSError:  # standard error is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     context: Any = None
     while True:
@@ -225,7 +230,7 @@ def worker_main() -> None:
             reply = (False, error)
         try:
             _send(replies, reply)
-        except BrokenPipeError:  # nobody waits for it any more
+        except BrokenPipeError:  # the parent has gone
             os._exit(0)
 
 

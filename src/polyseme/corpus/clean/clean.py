@@ -1,15 +1,15 @@
-"""Cleaning as small named steps, with a count and examples of what each took away.
+"""Cleaning of documents in named steps, with counts and examples of what each step removed.
 
-    nfc           composed characters (Unicode NFC)
-    control       control characters go, but for line break and tab; line breaks of all systems become \\n.
-                  Byte order marks and soft hyphens go too: they say how to read or break a text, not what it
-                  says. Joiners, non-joiners and marks of direction stay: words and emoji need them.
-    boilerplate   lines that stand in so many documents: cookie notices, footers
-    min_chars     documents with fewer characters than that
-    max_chars     documents with more
-    language      documents in another language than their source's, with at least that probability
+The steps run in this order, each on the output of the one before:
 
-They run in this order, and each sees what those before it left.
+    nfc           normalize to Unicode NFC
+    control       remove control characters except line break and tab; convert all line breaks to \\n. Also removes
+                  byte order marks and soft hyphens, which are not content. Joiners, non-joiners and direction marks
+                  stay: words and emoji need them.
+    boilerplate   remove lines that occur in at least N documents, such as cookie notices and footers
+    min_chars     remove documents with fewer characters
+    max_chars     remove documents with more characters
+    language      remove documents detected, with at least this probability, as another language than their source's
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WORD_CHAR = re.compile(r"[^\W_]")
 
 @dataclass(frozen=True)
 class CleaningConfig:
-    """Which steps run; 0 and False are off."""
+    """Settings of the cleaning steps; 0 and False disable a step."""
 
     nfc: bool = False
     control: bool = False
@@ -52,45 +52,44 @@ class CleaningConfig:
 
     @property
     def needs_line_counts(self) -> bool:
-        """Whether the lines of all documents must be counted before the first is cleaned."""
+        """Whether the lines of all documents must be counted before the first document is cleaned."""
         return self.boilerplate > 0
 
     def to_json(self) -> dict[str, Any]:
+        """Return the enabled steps."""
         return {name: value for name in _DEFAULT_VALUES if (value := getattr(self, name))}
 
     def __str__(self) -> str:
-        """What `parse_cleaning_steps` reads."""
+        """Format the steps so that `parse_cleaning_steps` can read them."""
         settings = self.to_json()
         return ",".join(name if value is True else f"{name}={value}" for name, value in settings.items()) or "none"
 
 
 def parse_cleaning_steps(text: str) -> CleaningConfig:
-    """Steps from their names and limits, such as `nfc,control,min_chars=200`; `none` for none."""
+    """Parse step names and limits such as `nfc,control,min_chars=200`; `none` disables all steps."""
     if text.strip() == "none":
         return CleaningConfig()
     settings: dict[str, Any] = {}
     for step_text in text.split(","):
         name, equals, value = (part.strip() for part in step_text.partition("="))
         if name == "none":
-            raise ConfigError(f"none stands alone, not among other steps as in {text!r}")
+            raise ConfigError(f"'none' cannot be combined with other cleaning steps: {text!r}")
         if name not in _DEFAULT_VALUES:
             raise ConfigError(
-                f"there is no cleaning step {name!r} in {text!r}: {suggest(name, [*_DEFAULT_VALUES, 'none'])}"
+                f"unknown cleaning step {name!r} in {text!r}: {suggest(name, [*_DEFAULT_VALUES, 'none'])}"
             )
         if name in settings:
-            raise ConfigError(f"the cleaning step {name!r} is given twice in {text!r}")
+            raise ConfigError(f"cleaning step {name!r} occurs twice in {text!r}")
         settings[name] = _parse_value(name, value) if equals else _DEFAULT_VALUES[name]
     config = CleaningConfig(**settings)
     if config.max_chars and config.min_chars > config.max_chars:
-        raise ConfigError(
-            f"no document has at least {config.min_chars} and at most {config.max_chars} characters: {text!r}"
-        )
+        raise ConfigError(f"min_chars is {config.min_chars}, more than max_chars, {config.max_chars}, in {text!r}")
     return config
 
 
 def _parse_value(name: str, value: str) -> Any:
     if isinstance(_DEFAULT_VALUES[name], bool):
-        raise ConfigError(f"the cleaning step {name!r} takes no value, not {value!r}")
+        raise ConfigError(f"cleaning step {name!r} takes no value, but is set to {value!r}")
     number_type, min_value, max_value = (
         (float, 0.0, 1.0) if name == "language" else (int, 2 if name == "boilerplate" else 1, 1 << 60)
     )
@@ -99,9 +98,7 @@ def _parse_value(name: str, value: str) -> Any:
     except ValueError:
         number = -1
     if not min_value <= number <= max_value or not number:
-        expected = (
-            "a probability above 0 and at most 1" if number_type is float else f"a whole number, {min_value} or more"
-        )
+        expected = "a probability above 0 and at most 1" if number_type is float else f"an integer, {min_value} or more"
         raise ConfigError(
             f"{name}={value}: the cleaning step {name!r} takes {expected}, such as {name}={_DEFAULT_VALUES[name]}"
         )
@@ -109,10 +106,10 @@ def _parse_value(name: str, value: str) -> Any:
 
 
 class CleaningStats:
-    """What each step did: documents changed and removed, characters fewer, and the first examples.
+    """Statistics of each step: documents changed and removed, characters removed, and the first examples.
 
-    Over all steps the characters are those that came in less those that went out; `nfc` may add some. Tallies
-    of stretches of documents, added up in their order, are the tally of all.
+    The characters of all steps add up to the difference between input and output; `nfc` may add characters. The
+    statistics of consecutive groups of documents, added in order, equal those of all documents.
     """
 
     def __init__(self) -> None:
@@ -124,17 +121,17 @@ class CleaningStats:
     def record(
         self, step: str, num_characters: int, is_removed: bool, location: str, example: Callable[[], str]
     ) -> None:
-        """One document that a step changed or removed; `example` is asked only while examples are wanted."""
+        """Count a document that a step changed or removed. `example` is called only while examples are needed."""
         row = self.by_step[step]
         row["removed" if is_removed else "changed"] += 1
         row["characters"] += num_characters
         if len(row["examples"]) < MAX_EXAMPLES:
-            text = (
-                example()[:EXCERPT_CHARS].encode("utf-8", "replace").decode("utf-8")
-            )  # lone surrogates cannot be written
+            # Lone surrogates cannot be written to a file.
+            text = example()[:EXCERPT_CHARS].encode("utf-8", "replace").decode("utf-8")
             row["examples"].append({"location": location, "text": text})
 
     def add(self, other: CleaningStats) -> None:
+        """Add the statistics of the documents that follow."""
         for name, row in self.by_step.items():
             other_row = other.by_step[name]
             for counter in ("changed", "removed", "characters"):
@@ -142,10 +139,12 @@ class CleaningStats:
             row["examples"] = [*row["examples"], *other_row["examples"]][:MAX_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the statistics by step."""
         return self.by_step
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> CleaningStats:
+        """Restore what `to_json` returned."""
         stats = cls()
         for name, row in value.items():
             stats.by_step[name] = {**row, "examples": list(row["examples"])}
@@ -153,9 +152,10 @@ class CleaningStats:
 
 
 class Cleaner:
-    """Cleans documents one by one. `boilerplate` is what `find_repeated_lines` found, None while it is not known.
+    """Cleans documents one by one.
 
-    The lines to be counted are those of `transform` without it.
+    `boilerplate_hashes` is the output of `find_repeated_lines`. Without it the boilerplate step is skipped, so that
+    `transform` returns the lines to count.
     """
 
     def __init__(self, config: CleaningConfig, boilerplate_hashes: np.ndarray | None = None):
@@ -172,7 +172,7 @@ class Cleaner:
         self._identifier = LanguageDetector() if config.language else None
 
     def clean(self, text: str, lang: str, location: str, stats: CleaningStats) -> str | None:
-        """The text as it is kept, or None; both are counted. `location` names the document in examples."""
+        """Return the cleaned text, or None if it is removed, and update `stats`. `location` is used in examples."""
         for name, apply_step in self._transforms.items():
             new_text = apply_step(text)
             if new_text == text:
@@ -206,7 +206,7 @@ class Cleaner:
         return None
 
     def transform(self, text: str) -> str:
-        """A document that `clean` keeps, as it returns it."""
+        """Apply the steps that change text. For a document that `clean` does not remove, returns the same text."""
         for apply_step in self._transforms.values():
             text = apply_step(text)
         return text
@@ -223,9 +223,9 @@ class Cleaner:
 
 
 def _excerpt_change(before: str, after: str) -> str:
-    """The line of a text that a step changed first, from a little before the change."""
+    """Return the first line that a step changed, starting shortly before the change."""
     position = next((i for i, (a, b) in enumerate(zip(before, after)) if a != b), min(len(before), len(after)))
-    if position == len(after) and before[position : position + 1] == "\n":  # the line behind it went
+    if position == len(after) and before[position : position + 1] == "\n":  # the next line was removed
         position += 1
     start, end = before.rfind("\n", 0, position) + 1, before.find("\n", position)
     return before[max(start, position - EXCERPT_CHARS // 4) : None if end < 0 else end]
@@ -240,13 +240,13 @@ def _strip_control(text: str) -> str:
 
 
 def _strip_control_and_normalize(text: str) -> str:
-    """What stood apart may compose now, so that `nfc` would not hold without another look."""
+    """Normalize after removing control characters, since characters that they separated may compose now."""
     new_text = _strip_control(text)
     return text if new_text is text else _normalize_nfc(new_text)
 
 
 def _hash_lines(lines: list[str]) -> tuple[list[int], np.ndarray]:
-    """The places of lines with a word, and a hash of each without the white space around it."""
+    """Return the numbers of the lines that contain a word, and a hash of each line without surrounding white space."""
     line_numbers, digests = [], []
     for number, line in enumerate(lines):
         line = line.strip()
@@ -257,16 +257,16 @@ def _hash_lines(lines: list[str]) -> tuple[list[int], np.ndarray]:
 
 
 def hash_distinct_lines(text: str) -> np.ndarray:
-    """The distinct lines of a document as sorted uint64 hashes; lines without a word have none."""
+    """Return the sorted uint64 hashes of the distinct lines of a document that contain a word."""
     return np.unique(_hash_lines(text.split("\n"))[1])
 
 
 def find_repeated_lines(
     hash_arrays: Iterable[np.ndarray], min_count: int, work_dir: Path, memory_bytes: int = 64 << 20
 ) -> np.ndarray:
-    """The hashes that the parts hold at least so often together, sorted; about `memory_bytes` bytes at once."""
+    """Return the sorted hashes that occur at least `min_count` times, using about `memory_bytes` bytes of memory."""
     repeated_hashes = [np.empty(0, dtype=np.uint64)]
-    last_hash, last_count = np.uint64(0), 0  # of the greatest hash so far: more of it may follow
+    last_hash, last_count = np.uint64(0), 0  # the largest hash so far, which may continue in the next chunk
     with ExternalSorter(work_dir / "lines.runs", memory_bytes) as sorter:
         for hashes in hash_arrays:
             sorter.add(hashes)

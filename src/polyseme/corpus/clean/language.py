@@ -1,4 +1,4 @@
-"""Which language a text is in, by py3langid and the model it brings along."""
+"""Language detection with py3langid and the model that it includes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from polyseme.errors import UnsupportedError
 
-SAMPLE_CHARS = 300  # characters looked at; of 600 English passages none is taken for another language with this many
+SAMPLE_CHARS = 300  # of a long text; enough to classify all of 600 English passages correctly
 _NUM_SAMPLES = 3
-_MIN_LETTERS = 20  # letters below which nothing is said
+_MIN_LETTERS = 20  # no detection below this length
 _NO_LETTERS = re.compile(r"[\d_\s!-/:-@\[-`{-~]+")
-_NO_LANGUAGE = "zxx"  # what the model calls text without language: lists of numbers, code
-# Codes that are told apart by region, writing or age more than by what stands in a text, under one name each.
+_NO_LANGUAGE = "zxx"  # the model's label for text without language: numbers, code
+# Codes that differ in region, script or age rather than in content are treated as one language.
 _LANGUAGE_ALIASES = {
     **dict.fromkeys(("nb", "nn"), "no"),
     **dict.fromkeys(("hr", "sr", "bs", "srl"), "sh"),
@@ -25,7 +25,7 @@ _LANGUAGE_ALIASES = {
 
 
 class LanguageDetector:
-    """Says the language of a text and how probable it is; ("", 0.0) where there is too little to say."""
+    """Detects the language of a text and its probability; ("", 0.0) if the text is too short."""
 
     def __init__(self) -> None:
         self._model = _load_model()
@@ -39,33 +39,29 @@ class LanguageDetector:
         return ("", 0.0) if detected_lang == _NO_LANGUAGE else (str(detected_lang), float(probability))
 
     def supports(self, lang: str) -> bool:
+        """Return whether the model knows a language."""
         return normalize_language(lang) in self._supported
 
     def detect_mismatch(self, text: str, lang: str, min_probability: float) -> tuple[str, float] | None:
-        """The language a text has instead of `lang`, if that is at least so probable.
+        """Return the detected language and its probability if it is not `lang` and at least `min_probability`.
 
-        Nothing can be said against a language the model does not know, or one that was not told.
+        Returns None if the model does not know `lang`, or if `lang` is empty.
         """
         if not self.supports(lang):
             return None
         detected_lang, probability = self(text)
-        return (
-            (detected_lang, probability)
-            if detected_lang
-            and normalize_language(detected_lang) != normalize_language(lang)
-            and probability >= min_probability
-            else None
-        )
+        is_same = not detected_lang or normalize_language(detected_lang) == normalize_language(lang)
+        return None if is_same or probability < min_probability else (detected_lang, probability)
 
 
 def normalize_language(code: str) -> str:
-    """The language of a code with or without a region or a script: `pt_BR`, `zh-Hans`."""
+    """Return the language of a code that may have a region or script, e.g. `pt_BR`, `zh-Hans`."""
     base_code = re.split("[-_.@]", code.strip().lower())[0]
     return _LANGUAGE_ALIASES.get(base_code, base_code)
 
 
 def sample_text(text: str) -> str:
-    """The beginning, the middle and the end of a long text."""
+    """Return the beginning, middle and end of a long text; a short text unchanged."""
     if len(text) <= SAMPLE_CHARS:
         return text
     length = SAMPLE_CHARS // _NUM_SAMPLES
@@ -79,6 +75,6 @@ def _load_model() -> Any:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
         raise UnsupportedError(
-            "languages are told by py3langid, which is not installed: pip install py3langid"
+            "language detection needs py3langid, which is not installed: pip install py3langid"
         ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -1,4 +1,4 @@
-"""Sentences that add up to the text: nothing lost, and byte-level BPE cannot tell that it was cut."""
+"""Lossless sentence splitting: the sentences concatenate to the text and to the same byte-level BPE tokens."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from functools import cache
 
 from polyseme.errors import UnsupportedError
 
-# What Unicode and the tokenizers call white space; `str.strip()` alone also takes four control characters.
+# White space as in Unicode and tokenizers; `str.strip()` also strips four control characters.
 _WHITESPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a" + (
     "\u2028\u2029\u202f\u205f\u3000"
 )
 _TO_PLAIN_SPACES = str.maketrans(dict.fromkeys(_WHITESPACE, " "))
-_MAX_SEGMENT_CHARS = 10_000  # characters; the splitter looks far ahead for closing quotes, so a huge line is cut up
+_MAX_SEGMENT_CHARS = 10_000  # sentencex searches far ahead for closing quotes, so huge lines are split first
 
 
 def split_sentences(text: str, lang: str = "en") -> list[str]:
     """Split a text into sentences whose concatenation is the text.
 
-    A line break always ends a sentence. White space between two sentences goes to the front of the second,
-    where byte-level BPE wants it: a pre-token never reaches from a word over the white space behind it, so
-    encoding the sentences one by one gives the ids of the whole text. Only the last may end in white space.
+    A line break always ends a sentence. White space between two sentences is put at the front of the second, as in
+    byte-level BPE: a pre-token never extends from a word into the white space after it, so encoding the sentences
+    one by one gives the ids of the whole text. Only the last sentence may end in white space.
     """
     sentences: list[str] = []
-    parts: list[str] = []  # of the sentence that may go on
-    whitespace = ""  # what stands between the last sentence and the next
+    parts: list[str] = []  # of the current sentence
+    whitespace = ""  # between the last sentence and the next
     for number, line in enumerate(text.split("\n")):
         if number:
             whitespace += "\n"
@@ -46,7 +46,7 @@ def split_sentences(text: str, lang: str = "en") -> list[str]:
 
 
 def _segment_line(line: str, lang: str) -> Iterator[str]:
-    """A line as the splitter cuts it. It is shown plain spaces only: some others make it panic."""
+    """Yield the segments of a line. Other spaces are replaced by plain ones, because some make sentencex panic."""
     segment = _load_segmenter()
     for start in range(0, len(line), _MAX_SEGMENT_CHARS):
         part = line[start : start + _MAX_SEGMENT_CHARS]
@@ -60,9 +60,9 @@ def _segment_line(line: str, lang: str) -> Iterator[str]:
 
 
 def _is_boundary(before: str, after: str) -> bool:
-    """Whether a sentence may end here although no space stands between.
+    """Return whether a sentence may end between two characters without a space.
 
-    Yes at `。我`; no at `torch.Tensor`, a name, nor at `.”` and the like, which may be one token.
+    True for `。我`; False for `torch.Tensor`, and for `.”` and similar, which may be one token.
     """
     return after in _WHITESPACE or (after.isalnum() and not before.isalnum() and not before.isascii() and before != "’")
 
@@ -73,7 +73,7 @@ def _load_segmenter() -> Callable[[str, str], list[str]]:
         import sentencex
     except ImportError:
         raise UnsupportedError(
-            "sentences are split by sentencex, which is not installed: pip install sentencex"
+            "sentence splitting needs sentencex, which is not installed: pip install sentencex"
         ) from None
     segment: Callable[[str, str], list[str]] = sentencex.segment
     return segment

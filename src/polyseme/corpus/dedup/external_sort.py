@@ -1,4 +1,4 @@
-"""Sorting more numbers than memory holds: sorted runs in one file, read back merged."""
+"""External merge sort of more numbers than fit into memory."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import BinaryIO
 
 import numpy as np
 
-from polyseme.io.atomic import as_user_error
+from polyseme.io.atomic import wrap_os_errors
 
 _MAX_UINT64 = np.uint64(2**64 - 1)
 
 
 class ExternalSorter:
-    """Takes uint64 in any order, gives all of them back in pieces that ascend; about `memory` bytes at once.
+    """Sorts uint64 numbers using about `memory_bytes` bytes of memory and sorted runs in the file `path`.
 
-    What does not fit is written to `path`, which a killed job may leave behind and the next one writes over;
-    leaving the block removes it. With `unique`, what is equal comes back once.
+    A context manager that removes the file on exit. A file left by a killed job is overwritten. With `unique`, equal
+    numbers are returned once.
     """
 
     def __init__(self, path: Path, memory_bytes: int, unique: bool = False):
         self.path, self.unique = path, unique
-        self.num_added = 0  # numbers added
+        self.num_added = 0
         self._buffer = np.empty(max(memory_bytes // 64, 256), dtype=np.uint64)  # merging needs a few times that
         self._num_buffered = 0
         self._run_lengths: list[int] = []
@@ -35,6 +35,7 @@ class ExternalSorter:
         self.path.unlink(missing_ok=True)
 
     def add(self, values: np.ndarray) -> None:
+        """Add numbers in any order."""
         self.num_added += len(values)
         while len(values):
             if self._num_buffered == len(self._buffer):
@@ -45,10 +46,10 @@ class ExternalSorter:
             values = values[len(part) :]
 
     def sorted_chunks(self) -> Iterator[np.ndarray]:
-        """Everything added, ascending within a piece and from piece to piece.
+        """Yield all numbers in ascending order, in chunks.
 
-        Without `unique`, equal numbers may be on both sides of a border; with it, each run has them once, and
-        all that are equal come together.
+        Without `unique`, equal numbers may be in two chunks. With it they are in one: each run has them once, and
+        equal numbers are merged into the same chunk.
         """
         if not self._run_lengths:
             yield self._sort_buffer()
@@ -62,7 +63,7 @@ class ExternalSorter:
         ends = np.cumsum(self._run_lengths).tolist()
         offsets = [end - length for end, length in zip(ends, self._run_lengths)]
         block_size = max(len(self._buffer) // len(ends), 16)
-        heads = [np.empty(0, dtype=np.uint64) for _ in ends]  # what is read of each run and not given out
+        heads = [np.empty(0, dtype=np.uint64) for _ in ends]  # of each run, read but not yet yielded
         while True:
             bound = _MAX_UINT64
             for number, (offset, end) in enumerate(zip(offsets, ends)):
@@ -71,14 +72,14 @@ class ExternalSorter:
                     file.seek(offset * 8)
                     heads[number] = np.concatenate([heads[number], np.fromfile(file, np.uint64, count)])
                     offsets[number] += count
-                if offsets[number] < end:  # more of this run may follow, but nothing below its last
+                if offsets[number] < end:  # the rest of this run is not below its last number
                     bound = min(bound, heads[number][-1])
             cuts = [int(np.searchsorted(head, bound, side="right")) for head in heads]
             chunk = np.concatenate([head[:cut] for head, cut in zip(heads, cuts)])
             if not len(chunk):
                 return
             heads = [head[cut:] for head, cut in zip(heads, cuts)]
-            chunk.sort(kind="stable")  # quick on runs
+            chunk.sort(kind="stable")  # fast on sorted runs
             yield chunk
 
     def _sort_buffer(self) -> np.ndarray:
@@ -88,7 +89,7 @@ class ExternalSorter:
         return _drop_repeats(run) if self.unique else run
 
     def _write_run(self) -> None:
-        with as_user_error(self.path):
+        with wrap_os_errors(self.path):
             if not self._run_lengths:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             run = self._sort_buffer()

@@ -1,10 +1,11 @@
-"""Which documents repeat an earlier one, exactly or nearly, found through sorted tables on disk.
+"""Exact and near-duplicate detection by locality-sensitive hashing (LSH), with sorted tables on disk.
 
-The rule is one pass in input order: a document goes if it equals a kept one before it, or is as similar to it
-as the threshold says; else it is kept. So the answer depends on the input alone. What makes it quick: only
-documents that agree in all rows of some band of their signatures are compared (Indyk and Motwani 1998), and
-in a bucket of many, as templates make them, each only with the first 16 and the 4 before it. A pair that no
-bucket holds within that bound is not seen.
+Documents are processed in input order: a document is a duplicate if it equals an earlier document that is not a
+duplicate itself, or if their estimated similarity reaches the threshold. The output depends on the input alone.
+
+Only documents that agree in all rows of at least one band of their signatures, and so share a bucket, are compared
+(Indyk and Motwani 1998). In a large bucket, as templates cause, a document is compared only with the first 16 and the
+4 before it; other pairs are missed.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from polyseme.corpus.dedup.minhash import SIGNATURE_SIZE
 from polyseme.errors import ConfigError, DataError
 from polyseme.rng import GOLDEN_GAMMA, splitmix64
 
-NUM_BUCKET_FIRST, NUM_BUCKET_PREVIOUS = 16, 4  # with whom of its bucket a document is compared
+NUM_BUCKET_FIRST, NUM_BUCKET_PREVIOUS = 16, 4  # documents of a bucket that each is compared with
 MIN_RECALL = 0.99
-_PAIRS_PER_BATCH = 1024  # pairs compared at once: each may map two pages of the signatures and their neighbours
+_PAIRS_PER_BATCH = 1024  # each pair may page in two rows of the signatures and their neighbors
 ProgressFn = Callable[[float], None]
 
 
 def lsh_bands(threshold: float, signature_size: int = SIGNATURE_SIZE) -> tuple[int, int]:
-    """How many bands of how many rows: the most rows that still find 99 % of the pairs at the threshold."""
+    """Return the number of bands and of rows per band: the most rows that find 99% of the pairs at the threshold."""
     if not 0 < threshold <= 1:
-        raise ConfigError(f"the threshold of near duplicates is {threshold}: it must be above 0 and at most 1")
+        raise ConfigError(f"the near-duplicate threshold is {threshold}; it must be greater than 0 and at most 1")
     row_counts = [
         rows
         for rows in range(1, signature_size + 1)
@@ -48,18 +49,18 @@ def find_duplicates(
     memory_bytes: int = 64 << 20,
     advance: ProgressFn | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each document -1, or the number of the kept document it repeats; and whether that is an exact copy.
+    """Return for each document the index of the document it repeats (-1 if none), and whether it is an exact copy.
 
-    `exact_hashes` and `signatures` are what `fingerprints` gave, part by part, best memory-mapped; documents are
-    numbered through. Those not `include` take no part; without `signatures` only exact copies are found.
-    `advance` is told of documents done, which add up to all. Besides the answer, memory holds about `memory_bytes`
-    bytes; `work_dir` takes 8 bytes a document and band, and the pairs.
+    `exact_hashes` and `signatures` are outputs of `minhash_signatures`, in parts, preferably memory-mapped; documents
+    are indexed across the parts. Documents where `include` is False are ignored. Without `signatures` only exact
+    copies are found. `advance` is called with numbers of documents that sum to all. Uses about `memory_bytes` bytes of
+    memory besides the output, and in `work_dir` 8 bytes per document and band, plus the pairs.
     """
     num_bands, rows_per_band = lsh_bands(threshold)
     if sum(map(len, exact_hashes)) != len(include) or (signatures and sum(map(len, signatures)) != len(include)):
-        raise ValueError("the parts and `alive` are not of the same documents")
+        raise ValueError("exact_hashes, signatures and include differ in length")
     if len(include) > 1 << 32:
-        raise DataError(f"{len(include)} documents are more than 2^32: prepare them in several corpora")
+        raise DataError(f"{len(include)} documents exceed the limit of 2^32: prepare several corpora")
     advance = advance or (lambda amount: None)
     duplicate_of = np.full(len(include), -1, dtype=np.int64)
     _find_exact_duplicates(
@@ -85,7 +86,7 @@ def find_duplicates(
 
 
 class _StackedArray:
-    """Rows of several arrays under one numbering."""
+    """Several arrays indexed as if concatenated along the first axis."""
 
     def __init__(self, parts: Sequence[np.ndarray]):
         self.parts = [part for part in parts if len(part)]
@@ -95,13 +96,14 @@ class _StackedArray:
         return int(self.part_starts[-1])
 
     def iter_slices(self, length: int) -> Iterator[tuple[int, np.ndarray]]:
-        """All rows in turn, and the number of the first of each slice."""
+        """Yield slices of at most `length` rows, each with the index of its first row."""
         for part_start, part in zip(self.part_starts.tolist(), self.parts):
             for low in range(0, len(part), length):
                 yield part_start + low, part[low : low + length]
                 self.release_pages()
 
     def take_rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows with these indices."""
         part_ids = np.searchsorted(self.part_starts, indices, side="right") - 1
         if len(indices) and (part_ids == part_ids[0]).all():
             return np.asarray(self.parts[part_ids[0]][indices - self.part_starts[part_ids[0]]])
@@ -112,14 +114,14 @@ class _StackedArray:
         return rows
 
     def release_pages(self) -> None:
-        """Give back the memory of mapped pages that were read; the system has them still."""
+        """Release the mapped pages that were read. The page cache still holds them."""
         for part in self.parts:
             if isinstance(part, np.memmap) and part.mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
                 part._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def _pack_records(keys: np.ndarray, first_document: int, num_documents: int) -> np.ndarray:
-    """Keys with the number of their document, `first_document` and on, in the low bits: sorting groups and orders."""
+    """Put document indices, from `first_document` on, into the low bits of keys, so that sorting groups and orders."""
     bits = _document_bits(num_documents)
     numbers = np.arange(first_document, first_document + len(keys), dtype=np.uint64)
     return (keys >> bits << bits) | numbers.reshape(-1, *[1] * (keys.ndim - 1))
@@ -132,9 +134,10 @@ def _document_bits(num_documents: int) -> np.uint64:
 def _iter_buckets(
     records: ExternalSorter, num_documents: int, select_carried: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Documents sorted by key, the place of each one's bucket, and how many places were seen before.
+    """Yield documents sorted by key, the position of the start of each one's bucket, and the number of repeated ones.
 
-    A bucket may reach over several pieces: what `select_carried` leaves of its documents comes first in the next.
+    A bucket may extend over several chunks: those of its documents that `select_carried` selects are repeated at the
+    start of the next one.
     """
     bits = _document_bits(num_documents)
     carried = np.empty(0, dtype=np.uint64)
@@ -160,7 +163,7 @@ def _find_exact_duplicates(
     advance: ProgressFn,
     progress_share: float,
 ) -> None:
-    """Note for each document with the hash of an earlier one the first that has it."""
+    """Set `duplicate_of` of each document whose hash occurred before to the first document with that hash."""
     with ExternalSorter(path, memory_bytes // 2) as records:
         for first, rows in table.iter_slices(max(memory_bytes // 256, 64)):
             records.add(_pack_records(rows[:, 0], first, len(table))[include[first : first + len(rows)]])
@@ -169,7 +172,7 @@ def _find_exact_duplicates(
             records, len(table), lambda documents: duplicate_of[documents] < 0
         ):
             in_shared_bucket = np.append(bucket_starts[1:] == bucket_starts[:-1], False)
-            in_shared_bucket[1:] |= in_shared_bucket[:-1]  # all of a bucket of two or more
+            in_shared_bucket[1:] |= in_shared_bucket[:-1]  # all documents of buckets with two or more
             members = documents[in_shared_bucket]
             if not len(members):
                 continue
@@ -191,7 +194,7 @@ def _add_bands(
     memory_bytes: int,
     advance: ProgressFn,
 ) -> None:
-    """One record for each band of each document that takes part and has a word."""
+    """Add one record per band for each included document that has a word."""
     positions = np.arange(num_bands * rows_per_band, dtype=np.uint64).reshape(num_bands, rows_per_band)
     factors = splitmix64((positions + np.uint64(1)) * GOLDEN_GAMMA) | np.uint64(1)
     for first, part in table.iter_slices(max(memory_bytes // (num_bands * 64), 16)):
@@ -205,13 +208,13 @@ def _add_bands(
 
 
 def _select_comparison_partners(documents: np.ndarray) -> np.ndarray:
-    """Which of a bucket's documents those to come are compared with."""
+    """Return which documents of a bucket later ones are compared with."""
     positions = np.arange(len(documents))
     return (positions < NUM_BUCKET_FIRST) | (positions >= len(documents) - NUM_BUCKET_PREVIOUS)
 
 
 def _candidate_pairs(records: ExternalSorter, num_documents: int, advance: ProgressFn) -> Iterator[np.ndarray]:
-    """Pairs of documents in one bucket, as later · 2^32 + earlier; a pair may come once for each band."""
+    """Yield pairs of documents in one bucket as later · 2^32 + earlier. A pair may occur once per band."""
     for documents, bucket_starts, num_carried in _iter_buckets(records, num_documents, _select_comparison_partners):
         later = np.flatnonzero(bucket_starts < np.arange(len(bucket_starts)))
         later = later[later >= num_carried]
@@ -233,16 +236,17 @@ def _encode_pair(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
 
 
 def is_similar(table: _StackedArray, earlier: np.ndarray, later: np.ndarray, min_matches: float) -> np.ndarray:
-    """Of which pairs at least so many numbers of the signatures are equal."""
+    """Return which pairs have at least `min_matches` equal numbers in their signatures."""
     return np.count_nonzero(table.take_rows(earlier) == table.take_rows(later), axis=1) >= min_matches
 
 
 def _mark_near_duplicates(
     pairs: ExternalSorter, table: _StackedArray, min_matches: float, duplicate_of: np.ndarray, advance: ProgressFn
 ) -> None:
-    """The rule, in the order of the later document: it goes with the first kept one that is similar to it.
+    """Mark each document, in order, as a duplicate of the first similar one that is not a duplicate itself.
 
-    Pairs with a document that is gone are not compared, so a cluster costs about one comparison a document.
+    Pairs with a document that is already a duplicate are not compared, so a cluster costs about one comparison per
+    document.
     """
     progress_done = 0.0
     for chunk in pairs.sorted_chunks():
@@ -265,7 +269,7 @@ def _mark_near_duplicates(
 
 
 def _resolve_chains(duplicate_of: np.ndarray, is_exact: np.ndarray) -> None:
-    """A copy of a document that went for another repeats that one, and not exactly."""
+    """Let exact copies of a near duplicate point to its original, as near duplicates."""
     for low in range(0, len(duplicate_of), 1 << 16):
         part = slice(low, low + (1 << 16))
         direct_duplicate = duplicate_of[part]

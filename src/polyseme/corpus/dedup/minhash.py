@@ -1,9 +1,9 @@
-"""What a document is recognised by: 16 bytes of its text, and 128 small numbers of its runs of five words.
+"""Fingerprints of documents: a 16-byte hash of the text, and a MinHash signature of its 5-word shingles.
 
-Two documents share about as many of their numbers as they share of their shingles (MinHash, Broder 1997).
-One permutation does for all numbers (Li, Owen, Zhang 2012): a shingle's hash says which of 128 bins it falls
-into, each bin keeps its least hash, and an empty bin takes that of another, drawn for it (Shrivastava 2017).
-Everything runs over arrays of many documents at once; a document's numbers depend on its text alone.
+The share of equal numbers in two signatures estimates the Jaccard similarity of the shingles (MinHash, Broder 1997).
+Signatures use one permutation (Li, Owen, Zhang 2012): the hash of a shingle determines one of 128 bins, each bin keeps
+its smallest hash, and an empty bin copies that of another bin, chosen at random but fixed (Shrivastava 2017).
+Everything is vectorized over many documents; the signature of a document depends on its text alone.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 from polyseme.rng import GOLDEN_GAMMA, splitmix64
 from polyseme.text.cached_encoder import hash_powers
 
-SIGNATURE_SIZE = 128  # numbers in a signature, a power of two
-SHINGLE_WORDS = 5  # words
-BATCH_CHARS = 1 << 17  # characters worked on at once: more leave the cache
-_MAX_BATCH_DOCUMENTS = 2048  # in a batch at most
-_MAX_SPARSE_BINS = 16  # full bins
-_BIN_SHIFT = np.uint64(65 - SIGNATURE_SIZE.bit_length())  # leaves the bits that say the bin
+SIGNATURE_SIZE = 128  # a power of two
+SHINGLE_WORDS = 5
+BATCH_CHARS = 1 << 17  # characters per batch: more do not fit into the cache
+_MAX_BATCH_DOCUMENTS = 2048
+_MAX_SPARSE_BINS = 16  # signatures with at most this many full bins are densified from the full bins
+_BIN_SHIFT = np.uint64(65 - SIGNATURE_SIZE.bit_length())  # leaves the bits of the bin
 _EMPTY_BIN = np.uint64(2**64 - 1)
 _SHINGLE_BASE = np.uint64(0xA0761D6478BD642F)
-_SINGLE_CHAR_WORD = 1 << 31  # marks characters that are a word each
+_SINGLE_CHAR_WORD = 1 << 31  # marks a character that is a word by itself
 # Blocks of scripts written without spaces: Thai and Lao, Burmese, Khmer, Tai Le to Tai Tham, Balinese,
 # kana, Han, Yi, Javanese, further Burmese and Tai, halfwidth kana, and the planes of kana and Han.
 SCRIPTS_WITHOUT_SPACES = (
@@ -37,9 +37,9 @@ SCRIPTS_WITHOUT_SPACES = (
 
 
 def minhash_signatures(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """For each text a hash of it, uint64 [n, 2], and its signature, uint16 [n, SIZE].
+    """Return a hash (uint64 [n, 2]) and a signature (uint16 [n, SIGNATURE_SIZE]) of each text.
 
-    No number of a signature is 0, but for a text without a word, which has nothing else.
+    The signature of a text without words is all zeros; no other signature contains 0.
     """
     signatures = np.zeros((len(texts), SIGNATURE_SIZE), dtype=np.uint16)
     for low, high in _batches(texts):
@@ -48,19 +48,19 @@ def minhash_signatures(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def hash_texts(texts: Sequence[str]) -> np.ndarray:
-    """A hash of each text, uint64 [n, 2]."""
+    """Return a hash of each text, uint64 [n, 2]."""
     digests = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 
 def jaccard_similarity(a: str, b: str) -> float:
-    """What the share of equal numbers in two signatures estimates, counted."""
+    """Compute the Jaccard similarity of the shingles of two texts, which signatures estimate."""
     shingles_a, shingles_b = _shingle_set(a), _shingle_set(b)
     return len(shingles_a & shingles_b) / len(shingles_a | shingles_b) if shingles_a and shingles_b else 0.0
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text, without case, as shingles are made of them."""
+    """Return the case-folded words of a text that form its shingles."""
     words = [""]
     for char in text:
         folded, is_single = _fold_char(char)
@@ -78,7 +78,7 @@ def _shingle_set(text: str) -> set[tuple[str, ...]]:
 
 @lru_cache(4096)
 def _fold_char(char: str) -> tuple[str, bool]:
-    """A character as words have it, without case; empty if it is part of none. And whether it is one alone."""
+    """Return a character case-folded (empty if it is not part of words), and whether it is a word by itself."""
     if not char.isalnum() and unicodedata.category(char)[0] != "M":
         return "", False
     is_single = any(low <= ord(char) <= high for low, high in SCRIPTS_WITHOUT_SPACES)
@@ -87,18 +87,17 @@ def _fold_char(char: str) -> tuple[str, bool]:
 
 @cache
 def _code_point_table() -> np.ndarray:
-    """For each code point the folded one, marked if it is a word alone; 0 for what separates words."""
+    """Return the folded code point of each code point, marked if a word by itself; 0 for separators."""
     table = np.zeros(0x110000, dtype=np.uint32)
-    large_ranges = [
-        (low, high) for low, high in SCRIPTS_WITHOUT_SPACES if high - low > 1000
-    ]  # those without case, not one by one
+    # Large ranges without case, filled at once
+    large_ranges = [(low, high) for low, high in SCRIPTS_WITHOUT_SPACES if high - low > 1000]
     codes = np.arange(0x33480, dtype=np.uint32)
     for low, high in large_ranges:
         alnum = [chr(code).isalnum() for code in range(low, high + 1)]
         table[low : high + 1] = np.where(alnum, codes[low : high + 1] | np.uint32(_SINGLE_CHAR_WORD), 0)
         codes[low : high + 1] = 0
     table[0xAC00:0xD7A4] = codes[0xAC00:0xD7A4]  # Hangul has no case either
-    codes[0xAC00:0xD7A4] = codes[0xD800:0xF900] = 0  # surrogates and private use are no letters
+    codes[0xAC00:0xD7A4] = codes[0xD800:0xF900] = 0  # surrogates and private use are not letters
     for code in (*codes[codes > 0].tolist(), *range(0xE0100, 0xE01F0)):
         folded, is_single = _fold_char.__wrapped__(chr(code))
         table[code] = ord(folded) | (_SINGLE_CHAR_WORD if is_single else 0) if folded else 0
@@ -107,9 +106,9 @@ def _code_point_table() -> np.ndarray:
 
 @cache
 def _densification_order() -> tuple[np.ndarray, np.ndarray]:
-    """For each bin all bins in a drawn order, [SIZE, SIZE]: the first that is not empty gives to it.
+    """Return for each bin a random order of all bins, [SIZE, SIZE]; an empty bin copies from the first full one.
 
-    And the same the other way round: for each bin its rank with all others, times SIZE, plus itself.
+    Also returns the inverse: for each bin its rank in the orders of all bins, times SIZE, plus itself.
     """
     order = np.argsort(
         splitmix64(np.arange(SIGNATURE_SIZE * SIGNATURE_SIZE, dtype=np.uint64) * GOLDEN_GAMMA).reshape(
@@ -122,7 +121,7 @@ def _densification_order() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Ranges of documents with at most `BATCH_CHARS` characters together; a longer document is alone."""
+    """Yield ranges of documents with at most `BATCH_CHARS` characters in total; a longer document is alone."""
     low = size = 0
     for number, text in enumerate(texts):
         if number > low and (size + len(text) > BATCH_CHARS or number - low == _MAX_BATCH_DOCUMENTS):
@@ -144,15 +143,15 @@ def _minhash_batch(texts: Sequence[str]) -> np.ndarray:
     min_hashes = _min_shingle_hashes(words, document_starts)
     _densify_signatures(min_hashes)
     bins = np.arange(SIGNATURE_SIZE, dtype=np.uint64) * GOLDEN_GAMMA
-    # Mixed with its bin: the copies of one hash are no copies of one number, which few documents could share
-    # by chance, but 128 numbers that all speak for the same hash.
+    # Mix each hash with its bin, so that copies of one hash become different 16-bit numbers. Otherwise short documents
+    # would be distinguished by 16 bits only.
     signatures = np.maximum(splitmix64(min_hashes + bins).astype(np.uint16), np.uint16(1))
     signatures[document_starts[1:] == document_starts[:-1]] = 0
     return signatures
 
 
 def _split_chunks(text: str) -> Iterator[str]:
-    """A long text in pieces that fit into a batch, cut at spaces where there are some."""
+    """Yield a long text in chunks that fit into a batch, split at spaces if possible."""
     low = 0
     while len(text) - low > BATCH_CHARS:
         cut = text.rfind(" ", low, low + BATCH_CHARS)
@@ -163,10 +162,10 @@ def _split_chunks(text: str) -> Iterator[str]:
 
 
 def _hash_words(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """The hash of each word of a text, and where it begins.
+    """Return the hash and the start of each word of a text.
 
-    A word is a polynomial in the base over its characters. One running sum holds them all: what separates
-    words adds nothing to it, and a word's place in the text is taken out by the inverse power.
+    The hash is a polynomial over the characters of the word. All are computed from one cumulative sum over the text:
+    separators add 0, and multiplying by the inverse power of the base removes the word's position.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     folded_codes = _code_point_table()[codes]
@@ -184,7 +183,7 @@ def _hash_words(text: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _min_shingle_hashes(word_hashes: np.ndarray, document_starts: np.ndarray) -> np.ndarray:
-    """The least shingle of each document in each bin, uint64 [n, SIZE]; a hash's top bits are its bin."""
+    """Return the smallest shingle hash of each document in each bin, uint64 [n, SIZE]. The top bits are the bin."""
     num_documents = len(document_starts) - 1
     min_hashes = np.full(num_documents * SIGNATURE_SIZE, _EMPTY_BIN)
     for low in range(0, len(word_hashes) - SHINGLE_WORDS + 1, BATCH_CHARS):
@@ -193,7 +192,7 @@ def _min_shingle_hashes(word_hashes: np.ndarray, document_starts: np.ndarray) ->
         for step in range(1, SHINGLE_WORDS):
             hashes *= _SHINGLE_BASE
             hashes += word_hashes[low + step : high + step]
-        # The last four words of each document begin no shingle.
+        # No shingle starts at the last four words of a document.
         begins = np.clip(document_starts[:-1], low, high) - low
         counts = np.maximum(np.clip(document_starts[1:] - SHINGLE_WORDS + 1, low, high) - low - begins, 0)
         document_ids = np.repeat(np.arange(num_documents), counts)
@@ -216,12 +215,12 @@ def _update_min_hashes(min_hashes: np.ndarray, document_ids: np.ndarray, hashes:
 
 
 def _densify_signatures(min_hashes: np.ndarray) -> None:
-    """Fill the empty bins of documents that have any, from bins that were not empty before."""
+    """Fill the empty bins of documents that have a full one, from the originally full bins."""
     donors, ranks = _densification_order()
     is_empty = min_hashes == _EMPTY_BIN
     num_filled = SIGNATURE_SIZE - np.count_nonzero(is_empty, axis=1)
     sparse_documents = np.flatnonzero((num_filled > 0) & (num_filled <= _MAX_SPARSE_BINS))
-    if len(sparse_documents):  # ask the few full bins which of them comes first for each bin
+    if len(sparse_documents):  # find which of the few full bins comes first in the order of each bin
         _, bins = np.nonzero(~is_empty[sparse_documents])
         first = (
             np.minimum.reduceat(

@@ -1,7 +1,7 @@
-"""Contamination: how much of an evaluation set stands in a corpus already.
+"""Contamination: how much of an evaluation set occurs in a corpus.
 
-Word n-grams are compared, as was done with eight words for GPT-2's text (Radford et al. 2019, §4), in the form of
-64-bit hashes: a million of them against a billion of the corpus meet by chance once in some 20,000 times.
+Compares word n-grams, as was done with eight words for GPT-2 (Radford et al. 2019, §4), by 64-bit hashes. The
+probability of a false match between a million n-grams and a corpus of a billion is about 1 in 20,000.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from polyseme.errors import ConfigError
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
-SLICE_TOKENS = 1 << 17  # tokens looked at together: the arrays stay in the processor's cache
-BATCH_CHARS = 1 << 20  # characters of an evaluation set encoded together
+SLICE_TOKENS = 1 << 17  # tokens per slice, so that the arrays fit into the processor's cache
+BATCH_CHARS = 1 << 20  # characters of an evaluation set encoded at a time
 
 
 @dataclass(frozen=True)
 class ContaminatedExample:
-    """An example with n-grams that are in the corpus."""
+    """An example with n-grams that occur in the corpus."""
 
-    example_number: int  # its number in the set, from 1
+    example_number: int  # from 1
     num_ngrams: int
     num_matched: int
-    longest_match: str  # the longest run of it that is in the corpus
+    longest_match: str  # longest passage that occurs in the corpus
     text: str
 
 
 @dataclass(frozen=True)
 class ContaminationResult:
-    """What of one evaluation set is in a corpus. An n-gram counts as often as it occurs in the set."""
+    """Contamination of one evaluation set. An n-gram counts as often as it occurs in the set."""
 
     name: str
     n: int
     num_examples: int
-    num_too_short: int  # examples of fewer than n words: nothing to compare
+    num_too_short: int  # examples with fewer than n words
     num_compared: int  # examples with an n-gram to compare
     num_ngrams: int
-    num_unknown: int  # further n-grams, left out as the tokenizer cannot write one of their words
-    num_matched: int  # n-grams that are in the corpus
-    num_contaminated: int  # examples with at least one of those
-    num_half_contaminated: int  # examples with at least half of theirs
+    num_unknown: int  # n-grams ignored because the tokenizer does not know one of their words
+    num_matched: int  # n-grams that occur in the corpus
+    num_contaminated: int  # examples with at least one matched n-gram
+    num_half_contaminated: int  # examples with at least half of their n-grams matched
     worst_examples: tuple[ContaminatedExample, ...]
 
     @property
     def rates(self) -> dict[str, float | None]:
-        """Of the n-grams and of the examples that can be compared; None where there is none."""
+        """Shares of the n-grams and of the examples that can be compared; None if there are none."""
         totals = {
             "num_matched": self.num_ngrams,
             "num_contaminated": self.num_compared,
@@ -62,14 +62,14 @@ class ContaminationResult:
 def measure_contamination(
     corpus: Corpus, evaluation_sets: dict[str, Iterable[str]], n: int = 8, num_shown: int = 3
 ) -> list[ContaminationResult]:
-    """How many of each set's n-grams occur in the corpus, and the `num_shown` examples that have most of theirs there.
+    """Count the n-grams of each evaluation set that occur in the corpus, and list the `num_shown` worst examples.
 
-    An n-gram lies within one document or example; case, accents and punctuation do not count. Where a script has no
-    spaces (Chinese, Japanese, Thai, …) each character is a word. The corpus is read once, a slice at a time; the sets
-    are held in memory.
+    An n-gram lies within one document or example. Case, accents and punctuation are ignored. In scripts without spaces
+    (Chinese, Japanese, Thai, …) each character is a word. The corpus is read once, in slices; the sets are held in
+    memory.
     """
     if n < 1:
-        raise ConfigError(f"n is {n}: an n-gram has at least one word")
+        raise ConfigError(f"n is {n}; it must be at least 1")
     detokenizer = Detokenizer(Tokenizer.load(corpus.path / "tokenizer"))
     loaded_sets = {name: _load_evaluation_set(texts, detokenizer, n) for name, texts in evaluation_sets.items()}
     ngram_hashes = np.unique(
@@ -85,9 +85,9 @@ def measure_contamination(
 @dataclass(frozen=True, eq=False)
 class _EvaluationSet:
     texts: list[str]
-    num_words: np.ndarray  # int64: words of each example
-    ngrams: np.ndarray  # uint64, without those with an unknown word
-    example_ids: np.ndarray  # int64: the example of each
+    num_words: np.ndarray  # int64: words per example
+    ngrams: np.ndarray  # uint64 hashes, without n-grams that contain an unknown word
+    example_ids: np.ndarray  # int64: the example of each n-gram
     num_unknown: int
 
 
@@ -105,7 +105,7 @@ def _load_evaluation_set(texts: Iterable[str], detokenizer: Detokenizer, n: int)
         ngram_examples = word_examples[: len(hashes)][is_usable] + len(all_texts)
         parts.append((np.bincount(word_examples, minlength=len(batch)), hashes[is_usable], ngram_examples))
         all_texts += batch
-    num_words, ngrams, example_ids = (np.concatenate(each) for each in zip(*parts))
+    num_words, ngrams, example_ids = (np.concatenate(arrays) for arrays in zip(*parts))
     return _EvaluationSet(all_texts, num_words, ngrams, example_ids, num_unknown)
 
 
@@ -123,34 +123,34 @@ def _text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _find_in_corpus(corpus: Corpus, detokenizer: Detokenizer, ngram_hashes: np.ndarray, n: int) -> np.ndarray:
-    """Which of the sorted hashes occur in the corpus.
+    """Return which of the sorted hashes occur in the corpus.
 
-    A table of the first bits of those that are still looked for turns nearly all others away; it is made anew when
-    a good part has been found.
+    A bitmap of the leading bits of the hashes still to find rejects nearly all others. It is rebuilt whenever another
+    sixteenth has been found.
     """
-    is_found = np.zeros(len(ngram_hashes), bool)
+    is_matched = np.zeros(len(ngram_hashes), bool)
     if not ngram_hashes.size:
-        return is_found
+        return is_matched
     bits = min(max((8 * len(ngram_hashes)).bit_length(), 16), 30)
     shift, rebuild_at = np.uint64(64 - bits), 0
     with progress("contamination", corpus.num_tokens, "tokens") as bar:
         for words, num_tokens in _word_slices(corpus, detokenizer, n):
-            if np.count_nonzero(is_found) >= rebuild_at:
+            if np.count_nonzero(is_matched) >= rebuild_at:
                 prefilter = np.zeros(1 << bits, bool)
-                prefilter[ngram_hashes[~is_found] >> shift] = True
-                rebuild_at = int(np.count_nonzero(is_found)) + len(ngram_hashes) // 16 + 1
+                prefilter[ngram_hashes[~is_matched] >> shift] = True
+                rebuild_at = int(np.count_nonzero(is_matched)) + len(ngram_hashes) // 16 + 1
             hashes, is_whole, has_unknown = words.hash_ngrams(n)
             is_whole &= ~has_unknown
             is_whole &= prefilter[(hashes >> shift).astype(np.int64)]
             hashes = hashes[is_whole]
             positions = np.searchsorted(ngram_hashes[:-1], hashes)
-            is_found[positions[ngram_hashes[positions] == hashes]] = True
+            is_matched[positions[ngram_hashes[positions] == hashes]] = True
             bar.advance(num_tokens)
-    return is_found
+    return is_matched
 
 
 def _word_slices(corpus: Corpus, detokenizer: Detokenizer, n: int) -> Iterator[tuple[HashedWords, int]]:
-    """The words of the corpus, some documents at a time, and how many tokens they are."""
+    """Yield the words of some documents at a time, and their number of tokens."""
     document_starts = corpus.sentence_offsets[corpus.document_offsets]
     first = 0
     while first < corpus.num_documents:
@@ -171,10 +171,10 @@ def _word_slices(corpus: Corpus, detokenizer: Detokenizer, n: int) -> Iterator[t
 def _long_document_slices(
     corpus: Corpus, detokenizer: Detokenizer, start: int, end: int, n: int
 ) -> Iterator[tuple[HashedWords, int]]:
-    """A document longer than a slice, in stretches that share so many words that no n-gram is lost.
+    """Yield the words of a document longer than a slice, in slices that overlap so that no n-gram is lost.
 
-    The words at a cut are left out, as they may be parts of words; so two stretches must have n - 1 whole words in
-    common, and one more at either end.
+    The word at each cut is dropped, as it may be incomplete, so consecutive slices must share n - 1 whole words plus
+    one at either end.
     """
 
     def read(a: int, b: int) -> HashedWords:
@@ -191,7 +191,7 @@ def _long_document_slices(
             overlap_tokens *= 2
         if 2 * overlap_tokens <= size:
             low, size = high - overlap_tokens, SLICE_TOKENS
-        else:  # hardly a word in all of this
+        else:  # hardly any words in this slice
             size *= 2
 
 
@@ -235,14 +235,17 @@ def _measure_set(
 
 
 def _is_in_sorted(hashes: np.ndarray, sorted_hashes: np.ndarray) -> np.ndarray:
-    """Which of the hashes are in a sorted array."""
+    """Return which of the hashes are in a sorted array."""
     if not sorted_hashes.size:
         return np.zeros(len(hashes), bool)
     return np.asarray(sorted_hashes[np.searchsorted(sorted_hashes[:-1], hashes)] == hashes)
 
 
 def _longest_match(text: str, detokenizer: Detokenizer, matched_hashes: np.ndarray, n: int) -> str:
-    """The longest run of an example that is in the corpus, as the text has it if its tokens have the same words."""
+    """Return the longest passage of an example that occurs in the corpus.
+
+    It is quoted from the text if the decoded tokens have the same words, else from those.
+    """
     decoded_text = detokenizer.round_trip([text])[0]
     words = hash_words(decoded_text)
     hashes, _, has_unknown = words.hash_ngrams(n)

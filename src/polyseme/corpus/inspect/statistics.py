@@ -1,4 +1,4 @@
-"""What is in a corpus: sizes, sources, lengths, frequent tokens, entropy, what was removed, and some of its text."""
+"""Statistics of a corpus: sizes, sources, lengths, frequent tokens, entropy, removed documents, sample documents."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from polyseme.errors import ConfigError, DataError
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
-SLICE_TOKENS = 1 << 18  # tokens counted together
-MAX_SAMPLE_TOKENS = 300  # tokens of a document in a sample
+SLICE_TOKENS = 1 << 18  # tokens counted at a time
+MAX_SAMPLE_TOKENS = 300  # of each sampled document
 _UNITS = ("documents", "sentences", "tokens", "characters")
 
 
 @dataclass(frozen=True)
 class SourceStats:
-    """Where a part of the corpus comes from, or all that is in one language."""
+    """Statistics of one source, or of all documents in one language."""
 
     name: str
     lang: str
-    weight: float | None  # None where its parts have different ones
+    weight: float | None  # None if the parts have different weights
     counts: dict[str, int]
-    token_share: float  # of the tokens
-    weighted_share: float  # of the tokens that training sees, which are weighted
+    token_share: float  # of all tokens
+    weighted_share: float  # of all tokens after weighting, as seen in training
 
 
 @dataclass(frozen=True)
 class LengthHistogram:
-    """Lengths in tokens: `counts[i]` lie from `bin_edges[i]` up to, not including, `bin_edges[i + 1]`."""
+    """Histogram of lengths in tokens: `counts[i]` lengths are in [bin_edges[i], bin_edges[i + 1])."""
 
     bin_edges: tuple[int, ...]
     counts: tuple[int, ...]
@@ -45,7 +45,7 @@ class LengthHistogram:
 
 @dataclass(frozen=True)
 class TokenCount:
-    """A vocabulary entry where it starts a word, or where it goes on with one."""
+    """Frequency of a vocabulary entry, either at the start of words or inside words."""
 
     id: int
     text: str
@@ -54,20 +54,22 @@ class TokenCount:
 
 @dataclass(frozen=True)
 class UnigramStats:
-    """The distribution of single tokens: what a model without context can know."""
+    """Distribution of single tokens, what a model without context could learn."""
 
     vocab_size: int
-    num_types: int  # entries that occur
-    entropy: float  # bits a token
-    num_unknown: int  # tokens that stand for what the tokenizer cannot write
+    num_types: int  # vocabulary entries that occur
+    entropy: float  # bits per token
+    num_unknown: int  # unknown tokens
     num_words: int
-    top_word_initial: tuple[TokenCount, ...]  # the most frequent at the start of a word
-    top_word_internal: tuple[TokenCount, ...]  # and of those that go on with one
-    vocabulary_growth: tuple[tuple[int, int], ...]  # after so many tokens, so many different ones were seen
+    top_word_initial: tuple[TokenCount, ...]  # most frequent at the start of words
+    top_word_internal: tuple[TokenCount, ...]  # most frequent inside words
+    vocabulary_growth: tuple[tuple[int, int], ...]  # (number of tokens, distinct tokens among them)
 
 
 @dataclass(frozen=True)
 class SampledDocument:
+    """A random document, cut to `MAX_SAMPLE_TOKENS`."""
+
     document_number: int  # from 1
     source: str
     num_tokens: int
@@ -77,8 +79,10 @@ class SampledDocument:
 
 @dataclass(frozen=True)
 class CorpusStatistics:
+    """All statistics of a corpus."""
+
     path: str
-    tokenizer_kind: str  # its kind
+    tokenizer_kind: str
     counts: dict[str, int]
     num_bytes: int
     sources: tuple[SourceStats, ...]
@@ -92,13 +96,13 @@ class CorpusStatistics:
 
 
 def compute_statistics(corpus: Corpus, seed: int = 0, num_samples: int = 5, top_k: int = 50) -> CorpusStatistics:
-    """Read a whole corpus, a slice at a time.
+    """Compute the statistics of a corpus, reading it in slices.
 
-    `num_samples` random documents and the `top_k` tokens of each kind are kept.
+    Includes `num_samples` random documents and the `top_k` most frequent tokens at the start of and inside words.
     """
     for name, value in (("num_samples", num_samples), ("top_k", top_k)):
         if value < 0:
-            raise ConfigError(f"{name} is {value}: it cannot be less than 0")
+            raise ConfigError(f"{name} is {value}; it must not be negative")
     tokenizer = Tokenizer.load(corpus.path / "tokenizer")
     manifest = corpus.manifest
     counts = {"documents": corpus.num_documents, "sentences": corpus.num_sentences, "tokens": corpus.num_tokens}
@@ -121,7 +125,7 @@ def compute_statistics(corpus: Corpus, seed: int = 0, num_samples: int = 5, top_
 
 
 def _source_stats(manifest: dict[str, Any]) -> tuple[SourceStats, ...]:
-    """In the order of their documents."""
+    """Return the statistics of each source, in the order of their documents."""
     rows = []
     for corpus_source in manifest.get("sources", []):
         counts = {name: int(corpus_source.get("counts", {}).get(name, 0)) for name in _UNITS}
@@ -142,7 +146,10 @@ def _source_stats(manifest: dict[str, Any]) -> tuple[SourceStats, ...]:
 
 
 def _language_stats(manifest: dict[str, Any], sources: tuple[SourceStats, ...]) -> tuple[SourceStats, ...]:
-    """The same by language, the largest first. A source of several languages (gettext) gives each its weight."""
+    """Return the statistics of each language, the largest first.
+
+    In a source with several languages (gettext) all have the weight of the source.
+    """
     parts = [source for source in sources if source.lang != "?"]
     for mixed in (source for source in sources if source.lang == "?"):
         for lang, counts in manifest.get("languages", {}).items():
@@ -169,11 +176,11 @@ def _language_stats(manifest: dict[str, Any], sources: tuple[SourceStats, ...]) 
         counts = {name: sum(part.counts[name] for part in language_parts) for name in _UNITS}
         shares = sum(part.token_share for part in language_parts), sum(part.weighted_share for part in language_parts)
         language_stats.append(SourceStats(lang, lang, weights.pop() if len(weights) == 1 else None, counts, *shares))
-    return tuple(sorted(language_stats, key=lambda each: -each.token_share))
+    return tuple(sorted(language_stats, key=lambda stats: -stats.token_share))
 
 
 def _length_histogram(lengths: np.ndarray) -> LengthHistogram:
-    """Two borders to each doubling, so that a few tokens and a million fit into one picture."""
+    """Bin lengths logarithmically, two bins per doubling."""
     if not lengths.size:
         return LengthHistogram((1, 2), (0,), 0.0, 0, (0, 0, 0), 0)
     longest = int(lengths.max())
@@ -225,7 +232,7 @@ def _unigram_stats(corpus: Corpus, tokenizer: Tokenizer, top_k: int) -> UnigramS
 
 
 def _token_slices(corpus: Corpus) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """All tokens in order and whether each starts a word; cut at the powers of two. First the number read so far."""
+    """Yield (number of tokens so far, ids, word starts) of slices, which end at powers of two among others."""
     total = corpus.num_tokens
     doublings = 1 << np.arange(8, max(total.bit_length(), 8))
     cuts = np.unique(np.concatenate([np.arange(0, total, SLICE_TOKENS), doublings, [total]]))
@@ -236,7 +243,7 @@ def _token_slices(corpus: Corpus) -> Iterator[tuple[int, np.ndarray, np.ndarray]
 
 
 def _most_frequent(counts: np.ndarray, tokenizer: Tokenizer, top_k: int) -> tuple[TokenCount, ...]:
-    """The most frequent, as text where an entry is one; of equals the first in the vocabulary."""
+    """Return the most frequent tokens, ties by id; as text if the token decodes to valid text."""
     token_ids = np.argsort(-counts, kind="stable")[:top_k].tolist()
     token_counts = []
     for token_id in token_ids:
@@ -255,7 +262,7 @@ def _most_frequent(counts: np.ndarray, tokenizer: Tokenizer, top_k: int) -> tupl
 def _sample_documents(
     corpus: Corpus, tokenizer: Tokenizer, sources: tuple[SourceStats, ...], seed: int, num_samples: int
 ) -> Iterator[SampledDocument]:
-    """Random documents in the order of the corpus; of long ones the beginning."""
+    """Yield random documents in corpus order, long ones cut."""
     rng = np.random.default_rng(seed)
     document_indices = np.sort(rng.choice(corpus.num_documents, min(num_samples, corpus.num_documents), replace=False))
     source_ends = np.cumsum([source.counts["documents"] for source in sources])

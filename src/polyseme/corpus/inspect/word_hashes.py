@@ -1,8 +1,8 @@
-"""The words that tokens stand for, as hashes: what two texts are compared by when only tokens are stored.
+"""Hashes of the words of tokenized text, to compare texts when only tokens are stored.
 
-Tokens are written out as text again and read as words: runs of letters and digits without case, accents and
-punctuation. So it does not matter how a tokenizer cuts, or that byte-level BPE has other tokens for the first word of
-a text than for the same word behind a space.
+Tokens are decoded and split into words: runs of letters and digits, without case, accents and punctuation. The
+comparison therefore does not depend on how the tokenizer splits words, or on byte-level BPE having different tokens
+for a word at the start of a text and after a space.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ from polyseme.rng import hash_combine, splitmix64
 from polyseme.text.cached_encoder import hash_powers
 from polyseme.text.tokenizer import Tokenizer
 
-DOCUMENT_BREAK = "\U0010ffff"  # stands before each document; Unicode promises that it is no character
-_REPLACEMENT_CHAR = 0xFFFD  # what stands for an unknown token, and for bytes that are no text
-_SEPARATOR, _WORD, _SINGLE_CHAR_WORD, _IGNORED = range(
-    4
-)  # between words, part of a word, a word of one character, as if not there
+DOCUMENT_BREAK = "\U0010ffff"  # precedes each document; a Unicode noncharacter
+_REPLACEMENT_CHAR = 0xFFFD  # stands for unknown tokens and invalid bytes
+# Character classes: between words, part of a word, a word by itself, ignored
+_SEPARATOR, _WORD, _SINGLE_CHAR_WORD, _IGNORED = range(4)
 
 
 class HashedWords(NamedTuple):
-    """The words of some documents, in order."""
+    """Hashes of the words of some documents, in order."""
 
     hashes: np.ndarray  # uint64
-    starts: np.ndarray  # int64: the character each begins with
-    document_ids: np.ndarray  # int64: which document it is in, from 0
-    has_unknown: np.ndarray  # bool: a part of it is unknown
-    touches_edges: tuple[bool, bool]  # whether a word touches the beginning and the end of the text
+    starts: np.ndarray  # int64: first character of each word
+    document_ids: np.ndarray  # int64: index of its document
+    has_unknown: np.ndarray  # bool: contains an unknown token
+    touches_edges: tuple[bool, bool]  # whether a word touches the start and the end of the text
 
     def drop_edge_words(self, at_start: bool, at_end: bool) -> HashedWords:
-        """Without the words at those edges: where a text was cut they may be parts of words."""
+        """Drop the words that touch the start or end of the text, which may be incomplete where it was cut."""
         inner_slice = slice(
             int(at_start and self.touches_edges[0]), len(self.hashes) - int(at_end and self.touches_edges[1])
         )
@@ -53,7 +52,7 @@ class HashedWords(NamedTuple):
         )
 
     def hash_ngrams(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The hash of the n words from each word on; whether all are of one document; whether one is lost."""
+        """Return for each n-gram its hash, whether it lies within one document, and whether it contains an unknown."""
         size = len(self.hashes)
         count = max(size - n + 1, 0)
         factors, inverses = hash_powers(max(size.bit_length(), 16))
@@ -65,9 +64,10 @@ class HashedWords(NamedTuple):
 
 
 def hash_words(text: str) -> HashedWords:
-    """The words of a text, whose documents `DOCUMENT_BREAK` parts.
+    """Hash the words of a text in which `DOCUMENT_BREAK` separates documents.
 
-    A word's hash is a polynomial over its characters, as a sum over the whole text divided by where the word begins.
+    The hash is a polynomial over the characters of the word, computed as a sum over the text with powers by position
+    and multiplied by the inverse power of the word's start.
     """
     classes, values = _character_classes()
     codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32).astype(np.int64)
@@ -100,13 +100,13 @@ def hash_words(text: str) -> HashedWords:
 
 @lru_cache(maxsize=1)
 def _character_classes() -> tuple[np.ndarray, np.ndarray]:
-    """For each code point its class, and a random number that stands for it: one for a, A and Á."""
+    """Return the class of each code point, and a random value that is equal for a, A and Á."""
     classes = np.full(0x110000, _SEPARATOR, np.uint8)
     bases = np.arange(0x110000)
     for code in range(0x20000):
         character = chr(code)
         category = unicodedata.category(character)
-        if category == "Cf" or unicodedata.combining(character) >= 200:  # joiners, marks of direction; accents
+        if category == "Cf" or unicodedata.combining(character) >= 200:  # joiners, direction marks; accents
             classes[code] = _IGNORED
         elif category[0] in "LMN":
             classes[code] = _WORD
@@ -123,7 +123,7 @@ def _character_classes() -> tuple[np.ndarray, np.ndarray]:
 
 
 class Detokenizer:
-    """Writes tokens out. Pieces that carry no spaces (BERT's) get one where a word starts."""
+    """Decodes tokens to text. Where tokens carry no spaces (BERT), inserts one before each word."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
@@ -134,10 +134,10 @@ class Detokenizer:
         self.pieces[:] = [mark + piece for mark in (b"", b" ", DOCUMENT_BREAK.encode()) for piece in pieces]
 
     def decode(self, ids: np.ndarray, word_starts: np.ndarray | None, lengths: np.ndarray) -> str:
-        """Documents of the given lengths, with a break before each."""
+        """Decode documents of the given lengths, with `DOCUMENT_BREAK` before each."""
         if ids.size and int(ids.max()) >= self.vocab_size:
             raise DataError(
-                f"token {int(ids.max())} is not in the corpus's vocabulary of {self.vocab_size}: it is damaged"
+                f"the corpus is damaged: token {int(ids.max())} is not in its vocabulary of {self.vocab_size}"
             )
         rows = ids.astype(np.int64)
         if word_starts is not None:
@@ -147,7 +147,7 @@ class Detokenizer:
         return b"".join(self.pieces[rows].tolist()).decode("utf-8", "replace")
 
     def round_trip(self, texts: Sequence[str]) -> tuple[str, np.ndarray]:
-        """Texts as their tokens give them, and how many tokens each has."""
+        """Encode and decode texts; return the decoded text and the number of tokens of each."""
         valid_texts = [text.encode("utf-8", "replace").decode().replace(DOCUMENT_BREAK, " ") for text in texts]
         encoded = self.tokenizer.encode_corpus(valid_texts)
         return self.decode(
@@ -155,13 +155,13 @@ class Detokenizer:
         ), encoded.lengths
 
     def hash_corpus_words(self, corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> HashedWords:
-        """The words of stretches of a corpus, each stretch a document of its own."""
+        """Hash the words of token ranges of a corpus, each treated as a document."""
         word_starts = None if self.has_spaces else corpus.gather_word_starts(starts, lengths)
         return hash_words(self.decode(corpus.gather_tokens(starts, lengths), word_starts, lengths))
 
 
 def _piece_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """What each vocabulary entry writes, with its spaces; bytes, as an entry may be a part of a character."""
+    """Return the bytes of each vocabulary entry, with its spaces. An entry may be part of a character."""
     tokenizer_json = json.loads(tokenizer.backend.to_str())
     model, specials = tokenizer_json["model"], tokenizer.special_token_ids
     if '"ByteLevel"' in json.dumps([tokenizer_json["pre_tokenizer"], tokenizer_json["decoder"]]):
@@ -186,7 +186,7 @@ def _piece_bytes(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The letter that GPT-2's vocabulary writes for each byte: itself where it can be seen, else one from U+0100 on."""
+    """Return GPT-2's byte alphabet: a printable byte stands for itself, others for characters from U+0100 on."""
     printable_bytes = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
     return {chr(byte): byte for byte in printable_bytes} | {chr(0x100 + i): byte for i, byte in enumerate(other_bytes)}

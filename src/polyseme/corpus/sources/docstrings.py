@@ -1,4 +1,4 @@
-"""Reading a docstring as English: the paragraphs that are prose, one line each."""
+"""Extraction of English prose from docstrings, one paragraph per line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import inspect
 import re
 from collections.abc import Iterator
 
-_HORIZONTAL_RULE = re.compile(r"[-=~^*#+_.\"'`:]{3,}(?:\s+[-=~^*#+_.]+)*")  # a section's underline, or a table's
+_HORIZONTAL_RULE = re.compile(
+    r"[-=~^*#+_.\"'`:]{3,}(?:\s+[-=~^*#+_.]+)*"
+)  # underline of a heading, or border of a table
 _TABLE = re.compile(r"[|+][-=+|\s]|\|")
 _DIRECTIVE = re.compile(r"\.\.\s*(?:(\w[\w:-]*)::\s*(.*))?")
 _FIELD = re.compile(r":(\w+)(?: [^:`]*)?:(?!`)\s*(.*)")
@@ -34,77 +36,96 @@ _COMMON_WORD = re.compile(
 
 
 def extract_prose(docstring: str) -> Iterator[str]:
-    """The paragraphs of a docstring that read as English, unwrapped, with code words in single backticks.
+    """Yield the paragraphs of a docstring that are English prose, unwrapped, with code in single backticks.
 
-    Docstrings come in reStructuredText, numpydoc's and Google's dialects, mixed with examples, tables and
-    formulas. Lines are followed by indentation; what is code by its mark-up is dropped, and what is left must
-    look like sentences.
+    Docstrings are written in reStructuredText and in the numpydoc and Google styles, mixed with examples, tables and
+    formulas. Blocks are found by indentation; blocks marked up as code are dropped, and the rest must look like
+    sentences.
     """
-    block: list[str] = []
-    block_indent = 0  # the indentation of the block
-    is_hanging = False  # an item: deeper lines go on with it
-    code_indent: int | None = None  # lines deeper than this are code
-    colon_indent: int | None = None  # the last paragraph ended in a colon: plain lines deeper than this are code
-    in_example = in_fence = False
+    parser = _DocstringParser()
+    for line in inspect.cleandoc(docstring).split("\n"):
+        yield from parser.add_line(line)
+    yield from parser.close_block()
 
-    def close() -> Iterator[str]:
-        nonlocal code_indent, colon_indent
-        if not block:
+
+class _DocstringParser:
+    """Collects the lines of a docstring into blocks."""
+
+    def __init__(self) -> None:
+        self.block: list[str] = []
+        self.block_indent = 0
+        self.is_hanging = False  # the block is a list item: more indented lines continue it
+        self.code_indent: int | None = None  # more indented lines are code
+        # Set if the last paragraph ended in a colon: more indented plain lines are code
+        self.colon_indent: int | None = None
+        self.in_example = self.in_fence = False
+
+    def close_block(self) -> Iterator[str]:
+        """Yield the block if it is prose, and start a new one."""
+        if not self.block:
             return
-        text = " ".join(block)
-        block.clear()
+        text = " ".join(self.block)
+        self.block = []
         if text.endswith("::"):
-            code_indent, text = block_indent, text[:-1]
-        colon_indent = block_indent if text.endswith(":") and text.count(" ") > 2 else None
+            self.code_indent, text = self.block_indent, text[:-1]
+        self.colon_indent = self.block_indent if text.endswith(":") and text.count(" ") > 2 else None
         text = _strip_markup(text)
         if _is_prose(text):
             yield text
 
-    for line in inspect.cleandoc(docstring).split("\n"):
+    def add_line(self, line: str) -> Iterator[str]:
+        """Add a line; yield the block that it ends."""
         stripped = line.strip()
         indent = len(line) - len(line.lstrip())
         if not stripped:
-            yield from close()
-            in_example = False
+            yield from self.close_block()
+            self.in_example = False
         elif stripped.startswith("```"):
-            yield from close()
-            in_fence = not in_fence
-        elif in_fence or in_example or (code_indent is not None and indent > code_indent):
-            continue
+            yield from self.close_block()
+            self.in_fence = not self.in_fence
+        elif self.in_fence or self.in_example or (self.code_indent is not None and indent > self.code_indent):
+            return
         elif stripped.startswith(">>>"):
-            yield from close()
-            in_example = True
+            yield from self.close_block()
+            self.in_example = True
         elif _HORIZONTAL_RULE.fullmatch(stripped):
-            if len(block) == 1:  # it underlines a heading
-                block.clear()
-            yield from close()
+            if len(self.block) == 1:  # the underline of a heading
+                self.block = []
+            yield from self.close_block()
         elif _TABLE.match(stripped):
-            yield from close()
+            yield from self.close_block()
         elif stripped.startswith("..") and (directive := _DIRECTIVE.match(stripped)):
-            yield from close()
-            code_indent, block_indent = indent, indent
+            yield from self.close_block()
+            self.code_indent, self.block_indent = indent, indent
             if directive[1] in _PROSE_DIRECTIVES:
-                code_indent, is_hanging = None, True
-                block = [directive[2]] if directive[2] else []
+                self.code_indent, self.is_hanging = None, True
+                self.block = [directive[2]] if directive[2] else []
         else:
-            code_indent, item = None, _parse_item(stripped, indent)
-            if item is not None or indent < block_indent or (indent > block_indent and not is_hanging):
-                yield from close()
-            if item is not None:
-                block, block_indent, is_hanging, colon_indent = [item] if item else [], indent, bool(item), None
-            elif block:
-                block.append(stripped)
-            elif _HEADING.fullmatch(stripped):
-                code_indent = indent
-            elif colon_indent is not None and indent > colon_indent:
-                code_indent = colon_indent
-            else:
-                block, block_indent, is_hanging, colon_indent = [stripped], indent, False, None
-    yield from close()
+            yield from self._add_text(stripped, indent)
+
+    def _add_text(self, stripped: str, indent: int) -> Iterator[str]:
+        self.code_indent, item_text = None, _parse_item(stripped, indent)
+        is_outside = indent < self.block_indent or (indent > self.block_indent and not self.is_hanging)
+        if item_text is not None or is_outside:
+            yield from self.close_block()
+        if item_text is not None:
+            self._start_block(item_text, indent, is_hanging=bool(item_text))
+        elif self.block:
+            self.block.append(stripped)
+        elif _HEADING.fullmatch(stripped):
+            self.code_indent = indent
+        elif self.colon_indent is not None and indent > self.colon_indent:
+            self.code_indent = self.colon_indent
+        else:
+            self._start_block(stripped, indent, is_hanging=False)
+
+    def _start_block(self, text: str, indent: int, is_hanging: bool) -> None:
+        self.block = [text] if text else []
+        self.block_indent, self.is_hanging, self.colon_indent = indent, is_hanging, None
 
 
 def _parse_item(stripped: str, indent: int) -> str | None:
-    """The text of a line that begins an item of a list, without its mark; None for any other line."""
+    """Return the text of a line that begins a list item, without its marker; None for any other line."""
     if match := _FIELD.match(stripped):
         return "" if match[1] in ("type", "rtype", "vartype") else match[2]
     if match := _BULLET.match(stripped):
@@ -116,7 +137,7 @@ def _parse_item(stripped: str, indent: int) -> str | None:
 
 
 def _strip_markup(text: str) -> str:
-    """Mark-up inside a line to plain text; every kind of code becomes `code`."""
+    """Convert inline markup to plain text; every kind of code becomes `code`."""
     if "`" in text:
         text = _ROLE.sub(_replace_role, text.replace("``", "`"))
         text = _LINK.sub(r"\1", text)
@@ -135,7 +156,7 @@ def _replace_role(match: re.Match[str]) -> str:
 
 
 def _is_prose(text: str) -> bool:
-    """At least five words, most of them plain, one of them common; code in backticks is not counted."""
+    """Return whether a text has at least five words, most of them plain and one common, not counting code."""
     words = _CODE.sub("", text).split()
     if len(words) < 5 or text.count("`") % 2:
         return False

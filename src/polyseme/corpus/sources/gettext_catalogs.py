@@ -1,6 +1,6 @@
-"""Text in many languages that lies on most machines: the messages of programs, translated, in `.mo` files.
+"""Reader of gettext catalogs: translated program messages in many languages, installed on most machines as `.mo` files.
 
-The format is that of the GNU gettext manual, "The Format of GNU MO Files".
+The format is described in the GNU gettext manual, "The Format of GNU MO Files".
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from polyseme.corpus.sources.lines import MAX_ROW_BYTES, Document, ReadResult, bad_input, replace_surrogates
+from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.errors import DataError, suggest
 from polyseme.io.compression import CorruptFileError, read_decompressed
+from polyseme.io.lines import MAX_ROW_BYTES, bad_input
+from polyseme.text.pipelines import replace_surrogates
 
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
 
 
 def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
-    """The catalogues on this machine and their languages, by name; only those of `lang` (de, pt_BR) if told."""
+    """Return languages and paths of the catalogs on this machine, sorted; only those of `lang` (de, pt_BR) if set."""
     catalog_paths: dict[tuple[str, str], Path] = {}
     folders = _catalog_folders()
     for folder in folders:
@@ -28,7 +30,7 @@ def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
             if path.is_file() and path.stat().st_size:
                 catalog_paths.setdefault((path.parts[-3], path.name), path)
     if not catalog_paths:
-        raise DataError(f"there is no catalog of gettext in {', '.join(map(str, folders))}")
+        raise DataError(f"there are no gettext catalogs in {', '.join(map(str, folders))}")
     locale_name = lang.replace("-", "_")
     catalogs = [
         (parse_language(name[0]), path)
@@ -37,12 +39,12 @@ def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
     ]
     if not catalogs:
         available = {name for locale, _ in catalog_paths for name in _locale_names(locale)}
-        raise DataError(f"gettext has no catalog in {lang!r}: {suggest(locale_name, available)}")
+        raise DataError(f"there is no gettext catalog for {lang!r}: {suggest(locale_name, available)}")
     return catalogs
 
 
 def _catalog_folders() -> list[Path]:
-    """Where catalogues lie, those asked for first."""
+    """Return the folders that may contain catalogs, those of TEXTDOMAINDIR first."""
     data_dirs = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
     requested = [folder for folder in os.environ.get("TEXTDOMAINDIR", "").split(os.pathsep) if folder]
     prefixes = [Path(sys.prefix, "share"), Path(sys.base_prefix, "share"), *map(Path, data_dirs.split(os.pathsep))]
@@ -50,7 +52,7 @@ def _catalog_folders() -> list[Path]:
 
 
 def parse_language(locale: str) -> str:
-    """de for de_AT, sr for sr@latin."""
+    """Return the language of a locale: de for de_AT, sr for sr@latin."""
     return re.split(r"[_@.]", locale, maxsplit=1)[0]
 
 
@@ -59,12 +61,12 @@ def _locale_names(locale: str) -> tuple[str, str]:
 
 
 def language_from_path(path: Path) -> str:
-    """The language of a catalogue by the folder it lies in; empty if that does not tell."""
+    """Return the language of a catalog in `<locale>/LC_MESSAGES/`; empty for other folders."""
     return parse_language(path.parts[-3]) if len(path.parts) > 2 and path.parts[-2] == "LC_MESSAGES" else ""
 
 
 def read_messages(path: Path) -> list[tuple[str, str]]:
-    """Each message and its translation. Of plural forms the first belongs to the singular, the others do not."""
+    """Return messages with their translations. The first plural form translates the singular, the others the plural."""
     pairs = []
     for entry in _read_entries(path, str(path)):
         if isinstance(entry, DataError):
@@ -74,7 +76,7 @@ def read_messages(path: Path) -> list[tuple[str, str]]:
 
 
 def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
-    """The translations of a catalogue as one document: one a line, and those of several lines as paragraphs."""
+    """Read the translations of a catalog as one document: one per line, multi-line ones as paragraphs."""
     parts: list[str] = []
     previous_is_paragraph = False
     for entry in _read_entries(path, name):
@@ -91,7 +93,7 @@ def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
 
 
 def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | DataError]:
-    """Messages and translations as `read_messages` gives them; an error for each that cannot be read."""
+    """Yield messages with their translations, and an error for each that cannot be read."""
     content = bytearray()
     try:
         for block in read_decompressed(path):
@@ -100,7 +102,7 @@ def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | DataError
                 yield bad_input(f"{name}: longer than {MAX_ROW_BYTES >> 20} MB")
                 return
     except CorruptFileError:
-        yield bad_input(f"{name} is cut off or damaged: it cannot be unpacked")
+        yield bad_input(f"{name} is truncated or damaged: cannot decompress it")
         return
     except DataError as error:
         yield error
@@ -112,10 +114,10 @@ def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | DataError
         if not original:
             continue
         try:
-            ids = original.decode(charset).rpartition("\x04")[2].split("\0")  # before \x04 stands a context
+            ids = original.decode(charset).rpartition("\x04")[2].split("\0")  # a context precedes \x04
             forms = translation.decode(charset).split("\0")
         except LookupError:
-            yield bad_input(f"{name}: there is no encoding {charset!r}")
+            yield bad_input(f"{name}: unknown encoding {charset!r}")
             return
         except (UnicodeError, ValueError):
             yield bad_input(f"{name} message {number}: not {charset} text")
@@ -128,18 +130,18 @@ def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | DataError
 
 
 def _parse_mo(content: bytes) -> tuple[list[tuple[bytes, bytes]], str]:
-    """What the two tables of a catalogue point at, and what is wrong with the rest."""
+    """Return the pairs that the two tables of a catalog point at, and a description of the first error."""
     if not content:
         return [], "is empty"
     byte_order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(content[:4], "")
     if not byte_order:
-        return [], "is no catalog of gettext"
+        return [], "is not a gettext catalog"
     pairs: list[tuple[bytes, bytes]] = []
     total_length = 0
     try:
         revision, count, *tables = struct.unpack_from(f"{byte_order}4I", content, 4)
         if revision >> 16 > 1:
-            return [], f"is a catalog of the unknown revision {revision >> 16}"
+            return [], f"has the unknown catalog revision {revision >> 16}"
         for index in range(count):
             pair = []
             for table in tables:
@@ -150,5 +152,5 @@ def _parse_mo(content: bytes) -> tuple[list[tuple[bytes, bytes]], str]:
                 pair.append(content[offset : offset + length])
             pairs.append((pair[0], pair[1]))
     except struct.error:
-        return pairs, f"is cut off or damaged: it cannot be read beyond message {len(pairs)}"
+        return pairs, f"is truncated or damaged: cannot read it beyond message {len(pairs)}"
     return pairs, ""

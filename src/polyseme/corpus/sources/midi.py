@@ -1,4 +1,4 @@
-"""MIDI files: performances as notes, read and written with mido."""
+"""Reading and writing performances as MIDI files, with mido."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.corpus.sources.lines import MAX_ROW_BYTES, Document, ReadResult, bad_input
+from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.errors import DataError, PolysemeError, UnsupportedError
 from polyseme.io.atomic import atomic_write
 from polyseme.io.compression import read_decompressed
+from polyseme.io.lines import MAX_ROW_BYTES, bad_input
 from polyseme.text.events import Note, notes_to_events
 
-DEFAULT_TEMPO = 500_000  # microseconds a beat, where a file does not say
-TICKS_PER_BEAT = 500  # a beat in the files that are written, so that one lasts a millisecond
+DEFAULT_TEMPO = 500_000  # microseconds per beat, the default of the MIDI standard
+TICKS_PER_BEAT = 500  # in written files, so that a tick is a millisecond
 _SUSTAIN_PEDAL, _DRUM_CHANNEL = 64, 9
-_MAX_SECONDS = 24 * 3600  # seconds; a longer piece is damage
+_MAX_SECONDS = 24 * 3600  # a longer piece is taken for a damaged file
 
 
 def require_mido() -> Any:
-    """The package mido, which MIDI files are read and written with."""
+    """Import mido, or raise an `UnsupportedError` that says how to install it."""
     try:
         import mido
     except ImportError:
@@ -29,7 +30,7 @@ def require_mido() -> Any:
 
 
 def read_midi(path: Path, name: str) -> Iterator[ReadResult]:
-    """The piece of a file as one document of events, or what is wrong with it."""
+    """Read a MIDI file as one document of events, or yield the error."""
     try:
         events = notes_to_events(read_notes(path, name))
     except DataError as error:
@@ -39,10 +40,10 @@ def read_midi(path: Path, name: str) -> Iterator[ReadResult]:
 
 
 def read_notes(path: Path, name: str = "") -> list[Note]:
-    """The notes of all channels but the drums', as one piano plays them.
+    """Read the notes of all channels except drums, as if played on one piano.
 
-    While the sustain pedal of a channel is down its notes go on, until the pedal rises or their key is struck again
-    (Oore et al. 2018, §3.2).
+    While the sustain pedal of a channel is down, its notes last until the pedal is released or the same key is struck
+    again (Oore et al. 2018, §3.2).
     """
     name, library, content = name or str(path), require_mido(), b""
     for block in read_decompressed(path):
@@ -50,27 +51,25 @@ def read_notes(path: Path, name: str = "") -> list[Note]:
         if len(content) > MAX_ROW_BYTES:
             raise bad_input(f"{name} is longer than {MAX_ROW_BYTES >> 20} MB")
     if content[:4] != b"MThd":
-        raise bad_input(f"{name} is no MIDI file: it begins with {content[:4]!r}, not with b'MThd'")
+        raise bad_input(f"{name} is not a MIDI file: it begins with {content[:4]!r}, not with b'MThd'")
     try:
         file = library.MidiFile(file=io.BytesIO(content), clip=True)
         if file.type == 2:
-            raise bad_input(f"{name}: a MIDI file of type 2 holds several pieces, and only types 0 and 1 are read")
+            raise bad_input(f"{name}: MIDI type 2 (several pieces in one file) is not supported, only types 0 and 1")
         if not 0 < file.ticks_per_beat < 1 << 15:
-            raise bad_input(
-                f"{name} counts time in frames of film, which is not read: its beat must be divided into ticks"
-            )
+            raise bad_input(f"{name}: SMPTE time codes are not supported, only ticks per beat")
         return _messages_to_notes(library.merge_tracks(file.tracks), file.ticks_per_beat, name)
     except PolysemeError:
         raise
-    except Exception as error:  # whatever the library stumbles over, the file is at fault
-        raise bad_input(f"{name} is not a whole MIDI file ({type(error).__name__} {str(error)[:80]})") from None
+    except Exception as error:  # mido raises many types for damaged files
+        raise bad_input(f"{name} is a damaged MIDI file ({type(error).__name__} {str(error)[:80]})") from None
 
 
 def _messages_to_notes(messages: Iterable[Any], ticks_per_beat: int, name: str) -> list[Note]:
     notes: list[Note] = []
-    sounding: dict[tuple[int, int], tuple[float, int]] = {}  # channel and pitch to when and how hard
-    sustained_keys: set[tuple[int, int]] = set()  # let go, but kept by the pedal
-    pedal_channels: set[int] = set()  # the channels whose pedal is down
+    sounding: dict[tuple[int, int], tuple[float, int]] = {}  # (channel, pitch) → (start, velocity)
+    sustained_keys: set[tuple[int, int]] = set()  # released, but held by the pedal
+    pedal_channels: set[int] = set()  # channels whose pedal is down
     now, tempo = 0.0, DEFAULT_TEMPO
 
     def end(key: tuple[int, int]) -> None:
@@ -107,7 +106,7 @@ def _messages_to_notes(messages: Iterable[Any], ticks_per_beat: int, name: str) 
 
 
 def write_notes(path: Path, notes: Sequence[Note]) -> None:
-    """One piano track; times are kept to a millisecond."""
+    """Write notes as one piano track, with times rounded to milliseconds."""
     library = require_mido()
     events = [(round(n.start * 1000), True, n.pitch, n.velocity) for n in notes]
     events += [(max(round(n.end * 1000), round(n.start * 1000) + 1), False, n.pitch, 0) for n in notes]

@@ -1,6 +1,6 @@
-"""English that lies on every Python machine: the language reference and the docstrings of what is installed.
+"""English text available wherever Python is: the language reference and the docstrings of installed packages.
 
-It is read from the source files; no module is imported, so no package runs.
+Docstrings are read from the source files; no module is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_PACKAGES = (
     *("torch", "numpy", "scipy", "sklearn", "matplotlib", "networkx", "sympy", "rich", "typer", "click"),
     *("jinja2", "pydantic", "tokenizers", "safetensors", "huggingface_hub", "fsspec", "setuptools", "pip"),
 )
-_EXTRACTION_VERSION = 1  # of the extraction; a change of what comes out must change it
+_EXTRACTION_VERSION = 1  # increment when the extracted text changes
 _EXCLUDED_FOLDERS = {
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "testing", "idlelib", "lib2to3"),
     *("turtledemo", "encodings", "pydoc_data", "_vendor", "_inductor", "_dynamo"),
@@ -41,17 +41,17 @@ _TOKEN = re.compile(
 )
 _DOCSTRING_CALL = re.compile(
     r"doc\w*\(.*(?:\n.*){0,2}\Z"
-)  # the head of a call such as torch's add_docstr, numpy's add_newdoc
+)  # start of a call like torch's add_docstr, numpy's add_newdoc
 
 
 def read_documents(
     packages: Sequence[str] | None = None, keep: Callable[[str], bool] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Module name and its prose, a paragraph a line: the reference, the standard library, then each package.
+    """Yield module names and their prose, one paragraph per line: language reference, standard library, packages.
 
-    A package of the default list that is not installed is left out; one asked for by name must be there. A
-    paragraph stays only where it is met first, and `keep` chooses modules after that: two calls whose `keep`
-    exclude each other share no paragraph, so modules can be held out.
+    Packages of the default list are skipped if not installed; packages passed explicitly must be installed. A
+    paragraph is yielded only with the first module that contains it, and `keep` selects modules after that. Two calls
+    with disjoint `keep` therefore share no paragraph, so that modules can be held out.
     """
     seen_paragraphs: set[str] = set()
     for name, texts in _iter_modules(packages):
@@ -66,7 +66,7 @@ def read_documents(
 
 
 def describe_version(packages: Sequence[str] | None = None) -> str:
-    """What the text depends on, without reading it: Python's version and that of each package."""
+    """Return the versions that determine the text: of the extraction, Python and each package."""
     parts = [f"extraction {_EXTRACTION_VERSION}", f"python {platform.python_version()}"]
     installed = importlib.metadata.packages_distributions()
     for package in _installed_packages(packages):
@@ -83,7 +83,7 @@ def _installed_packages(packages: Sequence[str] | None) -> list[str]:
     for package in packages or ():
         if package not in available:
             names = (path.name for path in folder.iterdir() if (path / "__init__.py").is_file())
-            raise DataError(f"no package {package!r} in {folder}: {suggest(package, names)}")
+            raise DataError(f"package {package!r} is not installed in {folder}: {suggest(package, names)}")
     return available
 
 
@@ -93,7 +93,7 @@ def _iter_modules(packages: Sequence[str] | None) -> Iterator[tuple[str, Iterato
     from pydoc_data.topics import topics
 
     for topic, text in sorted(topics.items()):
-        # the reference shows code in straight quotes, and its own quotes are curly
+        # The reference puts code in straight quotes; its own quotes are curly.
         yield f"reference.{topic}", iter([re.sub(r'"([^"\n]+)"', r"`\1`", text)])
     yield from _iter_folder(Path(paths["stdlib"]), "")
     for package in packages:
@@ -101,7 +101,7 @@ def _iter_modules(packages: Sequence[str] | None) -> Iterator[tuple[str, Iterato
 
 
 def _iter_folder(folder: Path, prefix: str) -> Iterator[tuple[str, Iterator[str]]]:
-    files: dict[str, list[Path]] = {}  # a module may have a source and a stub
+    files: dict[str, list[Path]] = {}  # by module, which may have a source file and a stub
     for directory, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in _EXCLUDED_FOLDERS]
         relative_parts = Path(directory).relative_to(folder).parts
@@ -114,16 +114,14 @@ def _iter_folder(folder: Path, prefix: str) -> Iterator[tuple[str, Iterator[str]
 
 
 def _extract_docstrings(source: str) -> Iterator[str]:
-    """The strings that stand where docstrings do, and those that C functions are given by a call.
+    """Yield the docstrings of a source file, including those that a call attaches to C functions.
 
-    Read from the tokens: `ast.parse` takes ten times as long over a hundred megabytes of source.
+    Uses a regular expression over tokens: `ast.parse` takes ten times as long on 100 MB of source.
     """
     if '"""' not in source and "'''" not in source:
         return
-    last_end, expects_docstring = (
-        0,
-        True,
-    )  # whether code since the last string ends as a def, a class or the head of a file
+    # A docstring is expected at the start of the file and after code that ends in a colon (def, class).
+    last_end, expects_docstring = 0, True
     for token in _TOKEN.finditer(source):
         between = source[last_end : token.start()].strip()
         last_end, expects_docstring = token.end(), between.endswith(":") or (expects_docstring and not between)
@@ -131,7 +129,7 @@ def _extract_docstrings(source: str) -> Iterator[str]:
             continue
         text, is_raw = token["text"], token["prefix"] in ("r", "R")
         if text and not is_raw and token["prefix"]:
-            text = None  # bytes or a formatted string
+            text = None  # bytes or an f-string
         if text and (expects_docstring or _DOCSTRING_CALL.search(source, max(0, token.start() - 200), token.start())):
             yield text[3:-3] if is_raw or "\\" not in text else _unescape(text)
         expects_docstring = False
@@ -140,7 +138,7 @@ def _extract_docstrings(source: str) -> Iterator[str]:
 def _unescape(text: str) -> str:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes in other people's strings
+            warnings.simplefilter("ignore")  # about invalid escapes
             return str(ast.literal_eval(text))
     except (SyntaxError, ValueError):
         return ""

@@ -1,7 +1,7 @@
-"""Where text comes from: files and folders of any format, standard input, and what lies on every machine.
+"""Text sources: files and folders of any format, standard input, and text installed on this machine.
 
-A source is given as `PATH` or `PATH::lang=de,weight=2,key=title+body,split=blank,format=jsonl`, where PATH may
-also be `-`, `python-docs` or `gettext`.
+A source is written as `PATH` or `PATH::lang=de,weight=2,key=title+body,split=blank,format=jsonl`. PATH may also be `-`
+(standard input), `python-docs` (documentation of Python packages) or `gettext` (translated program messages).
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from polyseme.corpus.sources import gettext_catalogs as gettext_catalogues
-from polyseme.corpus.sources import midi, python_docs
-from polyseme.corpus.sources.lines import Document, ReadResult, make_printable
+from polyseme.corpus.sources import gettext_catalogs, midi, python_docs
+from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.corpus.sources.readers import FORMATS, PYTHON_DOCS, SPLITS, SUFFIX_FORMATS, SourceFile, detect_format
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import atomic_write, sha256
 from polyseme.io.compression import COMPRESSED_SUFFIXES, require_pyarrow
+from polyseme.io.lines import make_printable
 
 STDIN = "-"
 GETTEXT = "gettext"
 MAX_WEIGHT = 1000
-_MAX_REPORTED_ROWS = 100  # how many bad rows are kept with their message; all are counted
+_MAX_REPORTED_ROWS = 100  # bad rows listed with their message; all are counted
 
 
 @dataclass(frozen=True)
 class CorpusSource:
-    """One source as the user gave it. Empty `lang` and `format` are told by the source itself, or are defaults."""
+    """One source as the user specified it. Empty `lang` and `format` are detected, or set to defaults."""
 
     path: str  # a file, a folder, "-" (standard input), "python-docs" or "gettext"
     lang: str = ""
     weight: float = 1.0
-    key: str = "text"  # of the text in rows; "a+b" joins two by a line break
-    split: str = "file"  # what a document is in plain text: all of it, what is between blank lines, or a line
+    key: str = "text"  # column or key of the text; "a+b" joins two with a line break
+    split: str = "file"  # how to split plain text into documents: "file", "blank" (lines) or "line"
     format: str = ""
 
 
-_OPTIONS = tuple(each.name for each in fields(CorpusSource) if each.name != "path")
+_OPTIONS = tuple(option.name for option in fields(CorpusSource) if option.name != "path")
 
 
 def parse_source(text: str, defaults: CorpusSource | None = None) -> CorpusSource:
-    """Read `PATH::name=value,…`; what is not given there is as in `defaults`. A path with `::` that exists wins."""
+    """Parse `PATH::name=value,…`; other options come from `defaults`. An existing path that contains `::` is a path."""
     defaults = defaults or CorpusSource("")
     path, separator, options = text.rpartition("::")
     if not separator or os.path.exists(text):
@@ -57,7 +57,7 @@ def parse_source(text: str, defaults: CorpusSource | None = None) -> CorpusSourc
         if name not in _OPTIONS:
             raise ConfigError(f"{text}: a source has no option {name!r}; {suggest(name, _OPTIONS)}")
         if not equals or not value or name in settings:
-            raise ConfigError(f"{text}: {name} is given " + ("twice" if name in settings else "without a value"))
+            raise ConfigError(f"{text}: {name} is set " + ("twice" if name in settings else "without a value"))
         settings[name] = value
     if "weight" in settings:
         try:
@@ -70,7 +70,7 @@ def parse_source(text: str, defaults: CorpusSource | None = None) -> CorpusSourc
 def _check_source(source: CorpusSource) -> CorpusSource:
     if not 0 < source.weight <= MAX_WEIGHT:
         raise ConfigError(
-            f"{source.path}: weight is {source.weight}; it must be a number above 0, at most {MAX_WEIGHT}"
+            f"{source.path}: weight is {source.weight}; it must be greater than 0 and at most {MAX_WEIGHT}"
         )
     if source.split not in SPLITS:
         raise ConfigError(f"split is {source.split!r}: {suggest(source.split, SPLITS)}")
@@ -81,7 +81,7 @@ def _check_source(source: CorpusSource) -> CorpusSource:
 
 @dataclass(frozen=True, order=True)
 class ReadPosition:
-    """The next item to read: a document, blank ones too, or an error."""
+    """Index of the next item to read. An item is a document (also a blank one) or an error."""
 
     file_index: int = 0
     item_index: int = 0
@@ -92,7 +92,7 @@ START = ReadPosition()
 
 @dataclass(eq=False)
 class SourceReader:
-    """Documents in a fixed order. Iterating starts from the beginning, and counts what was passed over."""
+    """The documents of all sources in a fixed order. Iterating starts at the beginning and counts skipped items."""
 
     sources: list[CorpusSource]
     files: list[SourceFile]
@@ -100,11 +100,11 @@ class SourceReader:
     num_blank: int = 0
     num_bad: int = 0
     bad_row_messages: list[str] = field(default_factory=list)
-    skipped_files: list[str] = field(default_factory=list)  # files in folders that are of no known kind, or empty
-    spool_dir: Any = None  # the temporary folder of standard input, which goes when this does
+    skipped_files: list[str] = field(default_factory=list)  # empty or of unknown format
+    spool_dir: Any = None  # TemporaryDirectory with the copy of standard input
 
     def read(self, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, ReadResult]]:
-        """Every item from a place on, with the place after it. Inputs before it are not opened."""
+        """Yield every item from `start` on, with the position after it. Files before `start` are not opened."""
         for file_index in range(start.file_index, len(self.files)):
             num_skipped = start.item_index if file_index == start.file_index else 0
             for item_index, document in enumerate(self.files[file_index].read(), 1):
@@ -126,10 +126,10 @@ class SourceReader:
                 yield document
 
     def check_unchanged(self) -> None:
-        """A `DataError` if a file is not as it was when this was first called."""
+        """Raise a `DataError` if a file has changed since the first call."""
         for source_file, stat in zip(self.files, self._stats):
             if _stat_file(source_file) != stat:
-                raise DataError(f"{source_file.path} has changed while it was read: begin again")
+                raise DataError(f"{source_file.path} changed while it was read: start again")
 
     @cached_property
     def _stats(self) -> list[tuple[int, int] | None]:
@@ -137,7 +137,7 @@ class SourceReader:
 
     @cached_property
     def file_facts(self) -> list[dict[str, Any]]:
-        """What the documents depend on, file by file: enough to tell whether two runs read the same."""
+        """Path, format and hash of each file. Two runs with equal facts read the same documents."""
         self.check_unchanged()
         rows = []
         for source_file in self.files:
@@ -155,7 +155,7 @@ class SourceReader:
 
     @property
     def estimated_characters(self) -> int | None:
-        """Characters to read, roughly, from the sizes of the files; None when nothing tells."""
+        """Rough number of characters to read, from the file sizes; None if unknown."""
         if any(source_file.format == PYTHON_DOCS for source_file in self.files):
             return None
         compressed_suffixes = (*COMPRESSED_SUFFIXES, ".parquet")
@@ -177,11 +177,11 @@ def open_sources(
     spool_dir: Path | None = None,
     exclude_dir: Path | None = None,
 ) -> SourceReader:
-    """Find the files, before anything is read. `key`, `split` and `format` are for sources that do not tell.
+    """Find the files of all sources without reading them.
 
-    `lang` is for those whose language nothing tells; it does not choose among the languages of `gettext`.
-    Standard input is copied to `spool_dir` (a temporary folder if None): it is read more than once. `exclude_dir` is a
-    folder that is no source, though it may lie inside one; corpora inside a folder are none either.
+    `key`, `split`, `format` and `lang` are the defaults for sources that do not set them; `lang` does not select
+    among the languages of `gettext`. Standard input is copied to `spool_dir` (by default a temporary folder), because
+    it is read more than once. `exclude_dir` is skipped inside source folders, as are corpora.
     """
     defaults = _check_source(CorpusSource("", key=key, split=split, format=format))
     parsed_sources: list[CorpusSource] = []
@@ -193,9 +193,9 @@ def open_sources(
         else:
             parsed_sources.append(parse_source(source, defaults))
     if not parsed_sources:
-        raise ConfigError("no source of text was given")
+        raise ConfigError("no source of text: give at least one")
     if [parsed_source.path for parsed_source in parsed_sources].count(STDIN) > 1:
-        raise ConfigError("standard input (-) is given more than once")
+        raise ConfigError("standard input (-) can be a source only once")
     reader = SourceReader(parsed_sources, [], skip_bad)
     for number, parsed_source in enumerate(parsed_sources):
         if parsed_source.path == STDIN and spool_dir is None:
@@ -219,7 +219,7 @@ def _list_files(
     exclude_dir: Path | None,
     skipped_files: list[str],
 ) -> list[SourceFile]:
-    """The files of an origin, in reading order."""
+    """Return the files of a source, in reading order."""
     template = SourceFile(
         source_index, source.path, source.lang or lang, source.format or "text", source.key, source.split
     )
@@ -227,7 +227,7 @@ def _list_files(
     if source.path == PYTHON_DOCS:
         return [replace(template, format=PYTHON_DOCS)]
     if source.path == GETTEXT:
-        catalogs = gettext_catalogues.find_catalogs(source.lang)
+        catalogs = gettext_catalogs.find_catalogs(source.lang)
         return [replace(template, path=path, lang=lang, format="mo") for lang, path in catalogs]
     if source.path == STDIN:
         assert spool_dir is not None
@@ -238,13 +238,13 @@ def _list_files(
         files = [path]
     else:
         if path.exists():
-            raise DataError(f"{path} is neither a file nor a folder: pipe it in and read -")
+            raise DataError(f"{path} is neither a file nor a folder: pipe it into standard input and read -")
         siblings = os.listdir(path.parent) if path.parent.is_dir() else []
-        raise DataError(f"there is no {path}: {suggest(path.name, [*siblings, PYTHON_DOCS, GETTEXT])}")
+        raise DataError(f"{path} does not exist: {suggest(path.name, [*siblings, PYTHON_DOCS, GETTEXT])}")
     source_files = []
     for file in files:
         format = source.format or detect_format(file) or "text"
-        file_lang = source.lang or (gettext_catalogues.language_from_path(file) if format == "mo" else "") or lang
+        file_lang = source.lang or (gettext_catalogs.language_from_path(file) if format == "mo" else "") or lang
         source_files.append(replace(template, path=file, lang=file_lang, format=format))
     return source_files
 
@@ -260,15 +260,15 @@ def _stat_file(source_file: SourceFile) -> tuple[int, int] | None:
 
 
 def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_files: list[str]) -> list[Path]:
-    """Every file below whose name tells its format, or every one if the format is told, in the order of paths.
+    """Return the files below a folder whose format is known by their name, or all if `format` is set, sorted by path.
 
-    Hidden ones are passed over, and so are empty ones and those of no known kind, which are noted.
+    Hidden files are skipped. Empty files and files of unknown format are added to `skipped_files`.
     """
     paths = []
     corpora = [path.parent for path in folder.rglob("shard-00000.tokens.npy")]
     corpora += [exclude_dir] if exclude_dir else []
     for path in folder.rglob("*"):
-        is_excluded = any(path.is_relative_to(each) for each in corpora)
+        is_excluded = any(path.is_relative_to(corpus) for corpus in corpora)
         if is_excluded or path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         if (format or detect_format(path)) and path.is_file() and path.stat().st_size:
@@ -277,7 +277,7 @@ def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_fil
             skipped_files.append(str(path))
     if not paths:
         known_suffixes = f"{' '.join(SUFFIX_FORMATS)}, plain or with {' '.join(COMPRESSED_SUFFIXES)}"
-        raise DataError(f"{folder} has no text" + ("" if format else f" in files that end in {known_suffixes}"))
+        raise DataError(f"{folder} contains no text" + ("" if format else f" in files that end in {known_suffixes}"))
     return sorted(paths, key=lambda path: path.relative_to(folder).parts)
 
 

@@ -1,0 +1,1 @@
+"""Attention over packed sequences: plain, relative, and that of recurrent decoders."""

@@ -1,4 +1,4 @@
-"""Attention over packed sequences: one function, one body per backend. No T × T mask is ever made."""
+"""Attention over packed sequences: one function, one implementation per backend, never a T × T mask."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from polyseme.nn.packing import CacheLayout, PackedLayout
 
 @dataclass(frozen=True, eq=False)
 class ScoreModifier:
-    """How a query and a key are compared, where that is not by their product times 1 / √head_dim.
+    """Changes to the attention score q·k / √head_dim.
 
-    `scale` multiplies the product; None is that. `bias` is added, by distance: [heads, 2n − 1], distance 0 in its
-    middle, keys further behind to its left.
+    `scale` replaces the factor 1 / √head_dim unless it is None. `bias` is added to the scores by relative position:
+    [heads, 2n − 1], with relative position 0 in the middle and earlier keys to the left.
     """
 
     scale: float | None = None
@@ -26,9 +26,11 @@ class ScoreModifier:
 
     @property
     def is_default(self) -> bool:
+        """Whether scores are plain scaled dot products."""
         return self.scale is None and self.bias is None
 
     def resolve_scale(self, head_dim: int) -> float:
+        """Return the factor on q·k."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
 
@@ -44,9 +46,9 @@ def attend_self(
     score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
     rope_theta: float = 0.0,
 ) -> Tensor:
-    """Attention of sequences to themselves, from the one matrix of queries, keys and values [T, 3, heads, head_dim].
+    """Compute self-attention from fused queries, keys and values [T, 3, heads, head_dim].
 
-    With `rope_theta`, the base of its wave lengths, queries and keys are turned by their places first.
+    If `rope_theta` (the base of the rotary wavelengths) is not 0, queries and keys are rotated by position first.
     """
     head_dim = qkv.shape[-1]
     if (
@@ -74,11 +76,12 @@ def attend(
     window: int = 0,
     score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
-    """Softmax attention of each query to the keys of its own sequence.
+    """Compute softmax attention of each query over the keys of its own sequence.
 
-    q is [Tq, heads, head_dim], k and v [Tk, heads, head_dim]. With `causal`, query i of a sequence of n queries and
-    m keys sees keys 0 … m − n + i: aligned at the end, which is right for a cache. With a `window`, it sees those at
-    most so far from its own place. Keys with room for more are [n, longest, heads, head_dim].
+    q is [Tq, heads, head_dim], k and v are [Tk, heads, head_dim]. With `causal`, query i of a sequence of n queries and
+    m keys attends to keys 0 … m − n + i: the mask is aligned at the end, as a KV cache needs it. With a `window`, it
+    attends only to keys at most that far away. With a `CacheLayout`, k and v are buffers [rows, max_len, heads,
+    head_dim].
     """
     if isinstance(k_layout, CacheLayout):
         return attend_cached(q, k, v, k_layout, window, score_modifier)
@@ -98,9 +101,9 @@ def attend_varlen(
     window: int = 0,
     score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
-    """CUDA in half precision: the variable-length flash kernel.
+    """Attend with the variable-length flash kernel, for CUDA in half precision.
 
-    `torch.nn.attention.varlen.varlen_attn` wraps this operator without its dropout, which BERT needs.
+    `torch.nn.attention.varlen.varlen_attn` wraps the same operator without dropout, which BERT needs.
     """
     window_args = {"window_size_left": window, "window_size_right": 0 if causal else window} if window else {}
     seqlen_args = q_layout.cu_seqlens, k_layout.cu_seqlens, q_layout.max_seqlen, k_layout.max_seqlen
@@ -117,9 +120,10 @@ def attend_cached(
     window: int = 0,
     score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
-    """Keys and values in buffers, [n, longest, heads, head_dim]: as many queries for each row of them.
+    """Attend to keys and values in cache buffers [rows, max_len, heads, head_dim].
 
-    With a window or a bias there is one query a row, and it stands where the row's last key does.
+    Each row has the same number of queries. With a window or a bias there is one query per row, at the position of the
+    row's last key.
     """
     num_rows, max_seqlen, num_heads, head_dim = k.shape
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and score_modifier.bias is None:
@@ -152,10 +156,10 @@ def attend_bucketed(
     window: int = 0,
     score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
-    """CPU, or float32, or a bias: neighbours of equal length are viewed as one dense batch.
+    """Attend on a CPU, in float32, or with a bias: adjacent sequences of equal length form one dense batch.
 
-    The loader sorts a micro-batch by length, so there are few runs. Lengths change from batch to batch, so a
-    compiled model steps out of its graph here (`graphs.py`).
+    The loader sorts a micro-batch by length, so there are few such runs. Lengths change from batch to batch, so a
+    compiled model breaks its graph here (`nn/compile.py`).
     """
     pairs, bias = equal_length_pairs(q_layout, k_layout), score_modifier.bias
     counts = [(n * num_queries, n * num_keys) for n, num_queries, num_keys in pairs]
@@ -170,7 +174,6 @@ def attend_bucketed(
     for (n, num_queries, num_keys), qs, ks, vs in pieces:
         if not num_queries:
             continue
-        # torch's own causal mask will do
         is_plain_causal = causal and num_queries == num_keys and not 0 < window < num_keys and bias is None
         mask = None if is_plain_causal else visibility_mask(num_queries, num_keys, causal, window, q.device)
         if bias is not None:
@@ -192,7 +195,7 @@ def attend_bucketed(
 
 
 def _attend_dense(q: Tensor, k: Tensor, v: Tensor, score_bias: Tensor, dropout: float, scale: float) -> Tensor:
-    """By plain products: where what is added has a gradient, torch's own does no better and is up to a third slower."""
+    """Attend with plain matrix products; SDPA with a bias that needs a gradient is up to a third slower."""
     scores = q @ k.transpose(-1, -2)
     scores = scores if scale == 1 else scores * scale
     weights = scores.add_(score_bias).softmax(-1)
@@ -200,7 +203,7 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, score_bias: Tensor, dropout: 
 
 
 def visibility_mask(num_queries: int, num_keys: int, causal: bool, window: int, device: torch.device) -> Tensor | None:
-    """Which keys each query sees, bool [rows, columns] aligned at the end; None if all."""
+    """Return which keys each query may attend to, bool [queries, keys] aligned at the end, or None for all."""
     if not (causal and num_queries > 1) and not 0 < window < num_keys:
         return None
     distance = (
@@ -211,7 +214,7 @@ def visibility_mask(num_queries: int, num_keys: int, causal: bool, window: int, 
 
 
 def expand_relative_bias(bias: Tensor, num_queries: int, num_keys: int) -> Tensor:
-    """A bias by distance as a matrix, [heads, rows, columns]: each row begins one place before the row above it."""
+    """Expand a bias by relative position to [heads, queries, keys]; each row starts one entry before the row above."""
     start = bias.shape[1] // 2 - (num_keys - 1)
     return bias[:, start : start + num_queries + num_keys - 1].unfold(1, num_keys, 1).flip(1)
 
@@ -225,7 +228,7 @@ def attention_weights(
     window: int = 0,
     score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> list[Tensor]:
-    """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures and for tests."""
+    """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization and tests."""
     weights = []
     for qs, ks in zip(q.split(list(q_layout.lengths)), k.split(list(k_layout.lengths))):
         scores = torch.einsum("ihd,jhd->hij", qs, ks) * score_modifier.resolve_scale(q.shape[-1])
@@ -247,14 +250,17 @@ def attend_eager(
     window: int = 0,
     score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
 ) -> Tensor:
-    """The definition, one sequence at a time: what the other bodies are tested against."""
+    """Attend one sequence at a time by definition; the reference for tests of the other implementations."""
     weights = attention_weights(q, k, q_layout, k_layout, causal, window, score_modifier)
     values = v.split(list(k_layout.lengths))
     return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
 
 
 def equal_length_pairs(q_layout: PackedLayout, k_layout: PackedLayout) -> list[tuple[int, int, int]]:
-    """(how many, queries each, keys each) for neighbours alike in both; there may be keys without a query."""
+    """Return (sequences, queries each, keys each) for runs of adjacent sequences with equal lengths.
+
+    The number of queries may be 0.
+    """
     if q_layout is k_layout:
         return [(n, length, length) for n, length in q_layout.equal_length_runs]
     pairs: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""Multi-head attention: projections around `attend`."""
+"""Multi-head attention: the projections around `attend`."""
 
 from __future__ import annotations
 
@@ -20,35 +20,38 @@ from polyseme.nn.packing import EncoderInput, PackedLayout
 
 @dataclass(frozen=True)
 class AttentionConfig(Config):
+    """Multi-head attention (Vaswani et al. 2017, §3.2)."""
+
     num_heads: int
-    dropout: float = 0.0  # on the probabilities
+    dropout: float = 0.0  # of the probabilities
     bias: bool = True
     causal: bool = False
-    window: int = 0  # how far a query sees, on each side or back; 0 is all
-    rope_theta: float = 0.0  # the base of the wave lengths of rotary positions; 0 is none
-    head_dim: int = 0  # 0 is dim / num_heads
-    scale: float = 0.0  # on the scores; 0 is 1 / √head_dim
+    window: int = 0  # largest distance that is attended to, on each side; 0 means no limit
+    rope_theta: float = 0.0  # base of the wavelengths of rotary positions; 0 means none
+    head_dim: int = 0  # 0 means dim / num_heads
+    scale: float = 0.0  # factor on the scores; 0 means 1 / √head_dim
 
     def __post_init__(self) -> None:
         check_in_range("attention dropout", self.dropout, 0, 1)
         self.check_range(0, math.inf, "window", "rope_theta", "head_dim", "scale")
 
     def build(self, dim: int) -> Attention:
+        """Build the module."""
         if self.num_heads < 1 or (dim % self.num_heads and not self.head_dim):
             raise ConfigError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
-        if self.rope_theta and self.inner_dim(dim) // self.num_heads % 2:
-            raise ConfigError(f"rotary positions turn pairs, and a head has {dim // self.num_heads} dimensions")
+        if self.rope_theta and (head_dim := self.inner_dim(dim) // self.num_heads) % 2:
+            raise ConfigError(f"the head dimension is {head_dim}; rotary positions need an even one")
         return Attention(self, dim)
 
     def inner_dim(self, dim: int) -> int:
-        """All heads together."""
+        """Return the size of all heads together."""
         return self.num_heads * self.head_dim or dim
 
 
 class Attention(nn.Module):
-    """Attention of x to itself or to a source; query, key and value are one matrix `qkv`."""
+    """Multi-head self- or cross-attention; the query, key and value projections are one matrix `qkv`."""
 
-    fused_count: ClassVar = {"qkv": 3}  # how many matrices are one
+    fused_count: ClassVar = {"qkv": 3}  # number of matrices fused into one
 
     def __init__(self, config: AttentionConfig, dim: int):
         super().__init__()
@@ -57,7 +60,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(self.inner_dim, dim, bias=config.bias)
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values, [T, 3, heads, head_dim]; not turned yet."""
+        """Return fused queries, keys and values [T, 3, heads, head_dim], before rotary positions."""
         return self.qkv(x).view(x.shape[0], 3, self.config.num_heads, -1)
 
     def _project_rotary(self, x: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
@@ -65,12 +68,12 @@ class Attention(nn.Module):
         return (apply_rotary(qkv, positions, self.config.rope_theta) if self.config.rope_theta else qkv).unbind(1)
 
     def project_cross(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x; keys and values of the source."""
+        """Return queries of x, keys and values of the source, each [rows, heads, head_dim]."""
         q = F.linear(x, *self._weight_slice(0, self.inner_dim)).view(len(x), self.config.num_heads, -1)
         return q, *self.project_kv(source)
 
     def project_kv(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a source."""
+        """Return keys and values of a source, each [rows, heads, head_dim]."""
         k, v = (
             F.linear(source, *self._weight_slice(self.inner_dim, 3 * self.inner_dim))
             .view(len(source), 2, self.config.num_heads, -1)
@@ -79,7 +82,7 @@ class Attention(nn.Module):
         return k, v
 
     def _weight_slice(self, start: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """A part of the one matrix of queries, keys and values."""
+        """Return rows of the fused matrix and of its bias."""
         bias = self.qkv.bias
         return self.qkv.weight[start:end], None if bias is None else bias[start:end]
 
@@ -91,7 +94,7 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         position_info: PositionInfo | None = None,
     ) -> Tensor:
-        """Of x to itself, and to what is remembered."""
+        """Attend from x [T, dim] to itself and, with a cache, to earlier tokens."""
         config, dropout, score_modifier = self.config, self.dropout, self.score_modifier(position_info)
         if cache is None:
             attended = attend_self(
@@ -107,7 +110,7 @@ class Attention(nn.Module):
     def cross_attend(
         self, x: Tensor, layout: PackedLayout, source: EncoderInput | None, cache: LayerCache | None = None
     ) -> Tensor:
-        """Of x to all of its source, whose keys and values a cache may have kept."""
+        """Attend from x to its source; the keys and values of the source may come from the cache."""
         if cache is not None and cache.cross_kv is not None:
             q = F.linear(x, *self._weight_slice(0, self.inner_dim)).view(len(x), self.config.num_heads, -1)
             k, v, q_layout, cache_layout = cache.cross_kv
@@ -121,22 +124,26 @@ class Attention(nn.Module):
         return self.out(attended.flatten(1))
 
     def cross_weights(self, x: Tensor, layout: PackedLayout, source: EncoderInput) -> list[Tensor]:
+        """Return the probabilities of `cross_attend`, [heads, queries, keys] for each sequence."""
         q, k, _ = self.project_cross(x, source.values)
         return attention_weights(q, k, layout, source.layout, score_modifier=self.score_modifier())
 
     @property
     def dropout(self) -> float:
+        """Dropout probability in the current mode: 0 outside training."""
         return self.config.dropout if self.training else 0.0
 
     def score_modifier(self, position_info: PositionInfo | None = None) -> ScoreModifier:
+        """Return the modifier for this layer's scale and the stack's score bias."""
         if position_info is None and not self.config.scale:
             return DEFAULT_SCORE_MODIFIER
         assert not isinstance(position_info, RelativePositionContext), (
-            "a stack with relative positions needs relative attention"
+            "a stack with relative positions needs RelativeAttention"
         )
         return ScoreModifier(self.config.scale or None, position_info)
 
     def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None = None) -> list[Tensor]:
+        """Return the probabilities of self-attention, [heads, queries, keys] for each sequence."""
         q, k, _ = self._project_rotary(x, layout.positions)
         return attention_weights(
             q, k, layout, layout, self.config.causal, self.config.window, self.score_modifier(position_info)

@@ -1,12 +1,12 @@
-"""Attention that knows how far apart two tokens are, by scores that depend on the query (Dai et al. 2019, §3.3).
+"""Relative attention, whose position scores depend on the query (Dai et al. 2019, §3.3).
 
-The score of query i and key j is (q + u)·k + (q + v)·r(i − j), and where relative segments are asked for
-(Yang et al. 2019, §2.5) (q + s)·g of whether the two lie in one segment. r is a projected sinusoid, or learned for each
-distance (Huang et al. 2018, §3.4, without u and v). Sequences of equal length that are neighbours are one dense batch;
-r is met once for each distance, and its scores are skewed into place, so no vector is held for each pair of tokens.
+The score of query i and key j is (q + u)·k + (q + v)·r(i − j), plus, with relative segments (Yang et al. 2019, §2.5),
+(q + s)·g(same segment or not). r is a projected sinusoid, or learned for each distance (Huang et al. 2018, §3.4,
+without u and v). Adjacent sequences of equal length form one dense batch; the product with r is computed once for each
+distance and its scores are skewed into place, so no vector is stored for each pair of tokens.
 
-In two-stream attention (Yang et al. 2019, §2.3) the rows of a query stream stand behind those of the tokens, in
-one matrix: they ask, but are never asked. A `RelativePositionContext` is what all depths of one reading share.
+In two-stream attention (Yang et al. 2019, §2.3) the rows of the query stream follow those of the tokens in one matrix;
+they serve as queries, never as keys. All layers share one `RelativePositionContext` during a forward pass.
 """
 
 from __future__ import annotations
@@ -23,55 +23,56 @@ from polyseme.config import Config, check_in_range
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn import kernels
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
+from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import PackedLayout
 
-MEMORY_RANK = torch.iinfo(torch.int64).min  # the rank of what is remembered: before every other
+MEMORY_RANK = torch.iinfo(torch.int64).min  # rank of tokens in memory: before all others
+NO_QUERY_STREAM = "this model has no query stream, which a permutation language model needs"
 
 
 @dataclass(frozen=True, eq=False)
 class QueryStream:
-    """A query stream: the places to be predicted, each from what stands before it in an order of factorisation.
+    """Query stream of two-stream attention: each target is predicted from the tokens before it in the factorization.
 
-    Tokens of one rank see each other; a place in the query stream sees lower ranks alone, so never its own token.
+    Tokens of equal rank attend to each other; a target attends only to lower ranks, so never to its own token.
     """
 
-    rank: Tensor  # int64 [T]: the rank of each token
-    target_positions: Tensor  # int64 [P]: the tokens that are predicted
-    layout: PackedLayout  # how many of them each sequence has
+    rank: Tensor  # int64 [T], position of each token in the factorization order
+    target_positions: Tensor  # int64 [P], indices of the predicted tokens
+    layout: PackedLayout  # number of targets in each sequence
 
 
 @dataclass(frozen=True, eq=False)
 class EqualLengthRun:
-    """Neighbours alike in length: `num_sequences` sequences of `num_queries` queries and `num_keys` keys."""
+    """`num_sequences` adjacent sequences with `num_queries` queries and `num_keys` keys each."""
 
     num_sequences: int
     num_queries: int
     num_keys: int
-    masked_out: Tensor | None  # bool, [rows, columns] or one for each sequence: what is not seen
-    different_segment: Tensor | None = None  # bool [number, rows, columns]: in different segments
-    distance_start: Tensor | None = (
-        None  # int64 [number, rows], of a query stream: where in the table of distances keys begin
-    )
+    masked_out: Tensor | None  # bool [queries, keys] or [sequences, queries, keys]: pairs that are not attended
+    different_segment: Tensor | None = None  # bool [sequences, queries, keys]
+    # int64 [sequences, queries], query stream only: index of the first key in the table of distances
+    distance_start: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class RelativePositionContext:
-    """What the depths share: the distances from the greatest to the least, how they are written, who sees whom."""
+    """Distances, embeddings and masks that all layers share during one forward pass."""
 
-    distances: Tensor  # int64, falling by one
-    sinusoids: Tensor | None  # [distances, dim], where no depth has vectors of its own
+    distances: Tensor  # int64, decreasing by 1
+    sinusoids: Tensor | None  # [distances, dim]; None if each layer learns its own distance vectors
     largest_distance: int  # the first distance
-    uv_biases: tuple[Tensor, Tensor] | None  # u and v, where all depths share them
+    uv_biases: tuple[Tensor, Tensor] | None  # u and v, if all layers share them
     layout: PackedLayout
-    key_layout: PackedLayout  # of the tokens and, before them, what is remembered
-    segments: tuple[Tensor, Tensor] | None  # of the tokens and of the keys
+    key_layout: PackedLayout  # of memory followed by the tokens
+    segments: tuple[Tensor, Tensor] | None  # of the queries and of the keys
     query_stream: QueryStream | None
-    key_ranks: Tensor | None  # of the keys
+    key_ranks: Tensor | None  # factorization ranks of the keys
     run_cache: dict[tuple[bool, int, bool], list[EqualLengthRun]] = field(default_factory=dict)
 
     def get_runs(self, causal: bool, window: int, is_query_stream: bool = False) -> list[EqualLengthRun]:
-        """The runs of the tokens, or of the query stream; worked out at the first depth that asks."""
+        """Return the runs of the tokens or of the query stream, computed by the first layer and then cached."""
         key = causal, window, is_query_stream
         if key not in self.run_cache:
             self.run_cache[key] = self._query_runs() if is_query_stream else self._token_runs(causal, window)
@@ -81,10 +82,8 @@ class RelativePositionContext:
         runs, query_offset, key_offset = [], 0, 0
         device = self.distances.device
         for n, num_queries, num_keys in equal_length_pairs(self.layout, self.key_layout):
-            query_slice, key_slice = (
-                slice(query_offset, query_offset + n * num_queries),
-                slice(key_offset, key_offset + n * num_keys),
-            )
+            query_slice = slice(query_offset, query_offset + n * num_queries)
+            key_slice = slice(key_offset, key_offset + n * num_keys)
             visible = visibility_mask(num_queries, num_keys, causal, window, device)
             masked_out = None if visible is None else ~visible
             if self.query_stream is not None and self.key_ranks is not None:
@@ -100,20 +99,15 @@ class RelativePositionContext:
     def _query_runs(self) -> list[EqualLengthRun]:
         assert self.query_stream is not None and self.key_ranks is not None
         runs, query_offset, key_offset = [], 0, 0
-        target_positions, rank = (
-            self.query_stream.target_positions,
-            self.query_stream.rank.index_select(0, self.query_stream.target_positions),
-        )
-        num_past = (
-            self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()
-        ).long()  # by the device: a recording may ask it
+        target_positions = self.query_stream.target_positions
+        rank = self.query_stream.rank.index_select(0, target_positions)
+        # on the device, so that a CUDA graph can capture it
+        num_past = (self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()).long()
         positions = self.layout.positions.index_select(0, target_positions)
         sequence_end = 0
         for n, num_queries, num_keys in equal_length_pairs(self.query_stream.layout, self.key_layout):
-            query_slice, key_slice = (
-                slice(query_offset, query_offset + n * num_queries),
-                slice(key_offset, key_offset + n * num_keys),
-            )
+            query_slice = slice(query_offset, query_offset + n * num_queries)
+            key_slice = slice(key_offset, key_offset + n * num_keys)
             sequence_end, sequence_start = sequence_end + n, sequence_end
             query_offset, key_offset = query_slice.stop, key_slice.stop
             masked_out = self.key_ranks[key_slice].view(n, 1, num_keys) >= rank[query_slice].view(n, num_queries, 1)
@@ -125,16 +119,8 @@ class RelativePositionContext:
             query_segments = (
                 None if self.segments is None else self.segments[0].index_select(0, target_positions[query_slice])
             )
-            runs.append(
-                EqualLengthRun(
-                    n,
-                    num_queries,
-                    num_keys,
-                    masked_out,
-                    self._different_segment(query_segments, key_slice, n),
-                    distance_start,
-                )
-            )
+            different_segment = self._different_segment(query_segments, key_slice, n)
+            runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
         return runs
 
     def _different_segment(self, queries: slice | Tensor | None, key_slice: slice, num_sequences: int) -> Tensor | None:
@@ -144,18 +130,22 @@ class RelativePositionContext:
         return query_segments.view(num_sequences, -1, 1) != self.segments[1][key_slice].view(num_sequences, 1, -1)
 
 
-PositionInfo = (
-    RelativePositionContext | Tensor
-)  # what a stack hands to each attention: relative positions, or what is added to scores by distance
+# what a stack passes to each attention layer: relative positions, or a score bias by relative position
+PositionInfo = RelativePositionContext | Tensor
 
 
 @dataclass(frozen=True)
 class NoPositionBiasConfig(Config):
+    """No relative positions and no score bias."""
+
     def build(self, dim: int) -> NoPositionBias:
+        """Build the module."""
         return NoPositionBias()
 
 
 class NoPositionBias(nn.Module):
+    """Identity in place of a stack's relative positions."""
+
     def forward(
         self,
         x: Tensor,
@@ -164,28 +154,30 @@ class NoPositionBias(nn.Module):
         query_stream: QueryStream | None,
         cache: LayerCache | None,
     ) -> tuple[Tensor, None]:
+        """Return x unchanged and no position information."""
         if query_stream is not None:
-            raise UnsupportedError("this model has no query stream, so it cannot predict in an order of its own")
+            raise UnsupportedError(NO_QUERY_STREAM)
         return x, None
 
 
 @dataclass(frozen=True)
 class RelativePositionConfig(Config):
-    """What stands on the stack: how distances are written, the offsets u and v where all depths share them
-    (`uv_bias_shape` is their shape, heads by head_dim), and the vector that every place of a query stream starts
-    from."""
+    """Relative positions of a stack: distance embeddings, shared biases u and v, and the start of the query stream."""
 
-    max_distance: int = 0  # greater distances count as this one; 0 is none
+    max_distance: int = 0  # larger distances are clamped to this one; 0 means no limit
     dropout: float = 0.0
-    uv_bias_shape: tuple[int, ...] = ()
-    two_stream: bool = False
-    has_sinusoids: bool = True  # distances are written as sinusoids; else each depth has a table of its own
+    uv_bias_shape: tuple[int, ...] = ()  # (heads, head_dim) of u and v if all layers share them
+    two_stream: bool = False  # has a query stream, whose targets start from the learned vector `mask_emb`
+    has_sinusoids: bool = True  # sinusoidal distance embeddings; otherwise each layer has a learned table
 
     def build(self, dim: int) -> RelativePositionLayer:
+        """Build the module."""
         return RelativePositionLayer(self, dim)
 
 
 class RelativePositionLayer(nn.Module):
+    """Prepares the `RelativePositionContext` of a forward pass."""
+
     def __init__(self, config: RelativePositionConfig, dim: int):
         super().__init__()
         self.config, self.dim = config, dim
@@ -195,6 +187,7 @@ class RelativePositionLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def normal_init_params(self) -> list[nn.Parameter]:
+        """Parameters that `InitConfig` draws from a normal distribution."""
         return [p for p in (self.u, self.v, self.mask_emb) if p is not None]
 
     def forward(
@@ -205,7 +198,7 @@ class RelativePositionLayer(nn.Module):
         query_stream: QueryStream | None,
         cache: LayerCache | None,
     ) -> tuple[Tensor, RelativePositionContext]:
-        """The states with those of the query stream behind them, and what attention needs to know."""
+        """Return x followed by the rows of the query stream, and the context for the attention layers."""
         key_layout = layout if cache is None else cache.full_layout
         largest_distance, smallest_distance = max(key_layout.lengths, default=0), 1 - max(layout.lengths, default=1)
         distances = torch.arange(largest_distance, smallest_distance - 1, -1, device=x.device)
@@ -215,20 +208,17 @@ class RelativePositionLayer(nn.Module):
         key_ranks = None
         if query_stream is not None:
             if self.mask_emb is None:
-                raise UnsupportedError("this model has no query stream, so it cannot predict in an order of its own")
+                raise UnsupportedError(NO_QUERY_STREAM)
             key_ranks = _append_to_past(cache, query_stream.rank, num_past, MEMORY_RANK)
-            x = torch.cat(
-                [x, self.dropout(self.mask_emb.view(1, -1).expand(len(query_stream.target_positions), -1)).to(x.dtype)]
-            )
+            targets = self.mask_emb.view(1, -1).expand(len(query_stream.target_positions), -1)
+            x = torch.cat([x, self.dropout(targets).to(x.dtype)])
         segment_pair = None if segments is None else (segments, _append_to_past(cache, segments, num_past, 0))
         uv_biases = None if self.u is None or self.v is None else (self.u, self.v)
-        waves = (
-            self.dropout(sinusoidal_distance_embedding(distances, self.dim, x.dtype))
-            if self.config.has_sinusoids
-            else None
-        )
+        sinusoids = None
+        if self.config.has_sinusoids:
+            sinusoids = self.dropout(sinusoidal_embedding(distances, self.dim, x.dtype, interleaved=False))
         return x, RelativePositionContext(
-            distances, waves, largest_distance, uv_biases, layout, key_layout, segment_pair, query_stream, key_ranks
+            distances, sinusoids, largest_distance, uv_biases, layout, key_layout, segment_pair, query_stream, key_ranks
         )
 
 
@@ -236,26 +226,19 @@ def _append_to_past(cache: LayerCache | None, values: Tensor, num_past: int, fil
     return values if cache is None else cache.append(values.new_full((num_past,), fill_value), values)
 
 
-def sinusoidal_distance_embedding(distances: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Vaswani et al. 2017, §3.5, with all sines before all cosines."""
-    angle_dtype = torch.promote_types(dtype, torch.float32)
-    frequencies = 10000 ** (-torch.arange(0, dim, 2, device=distances.device, dtype=angle_dtype) / dim)
-    angles = distances.to(angle_dtype)[:, None] * frequencies
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim].to(dtype)
-
-
 @dataclass(frozen=True)
 class RelativeAttentionConfig(Config):
+    """Attention with query-dependent relative positions."""
+
     num_heads: int
-    head_dim: int = 0  # 0 is dim / num_heads
-    dropout: float = 0.0  # on the probabilities
+    head_dim: int = 0  # 0 means dim / num_heads
+    dropout: float = 0.0  # of the probabilities
     causal: bool = False
-    window: int = 0  # how far a query sees, on each side or back; 0 is all
-    has_segment_bias: bool = False  # scores know whether two tokens lie in one segment
-    has_uv_biases: bool = True  # u and v of its own; else those of the stack, which may have none
-    max_learned_distance: int = (
-        0  # a vector of its own for each distance up to this, which greater ones share; 0 is waves
-    )
+    window: int = 0  # largest distance that is attended to, on each side; 0 means no limit
+    has_segment_bias: bool = False  # scores depend on whether two tokens are in the same segment
+    has_uv_biases: bool = True  # learns u and v; otherwise uses those of the stack, if any
+    # learn a vector for each distance up to this one, shared by all larger ones; 0 means projected sinusoids
+    max_learned_distance: int = 0
     rope_theta: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -263,19 +246,20 @@ class RelativeAttentionConfig(Config):
         self.check_range(0, math.inf, "window", "head_dim", "max_learned_distance")
 
     def inner_dim(self, dim: int) -> int:
-        """All heads together."""
+        """Return the size of all heads together."""
         return self.num_heads * self.head_dim or dim
 
     def build(self, dim: int) -> RelativeAttention:
+        """Build the module."""
         if self.num_heads < 1 or (not self.head_dim and dim % self.num_heads):
             raise ConfigError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
         return RelativeAttention(self, dim)
 
 
 class RelativeAttention(nn.Module):
-    """Attention to keys in the same sequence and in what is remembered of it, which is hidden states."""
+    """Attention to the tokens of the sequence and to its memory, which holds hidden states."""
 
-    fused_count: ClassVar = {"qkv": 3}  # how many matrices are one
+    fused_count: ClassVar = {"qkv": 3}  # number of matrices fused into one
 
     def __init__(self, config: RelativeAttentionConfig, dim: int):
         super().__init__()
@@ -285,9 +269,7 @@ class RelativeAttention(nn.Module):
         shape = config.num_heads, self.head_dim
         self.qkv = nn.Linear(dim, 3 * inner_dim, bias=False)
         self.out = nn.Linear(inner_dim, dim, bias=False)
-        self.num_future_distances = (
-            0 if config.causal else config.max_learned_distance
-        )  # how many of the learned distances are those of later keys
+        self.num_future_distances = 0 if config.causal else config.max_learned_distance
         num_distances = self.num_future_distances + config.max_learned_distance + 1
         self.distance = (
             nn.Embedding(num_distances, inner_dim)
@@ -300,6 +282,7 @@ class RelativeAttention(nn.Module):
         self.segments = nn.Parameter(torch.zeros(2, *shape)) if config.has_segment_bias else None
 
     def normal_init_params(self) -> list[nn.Parameter]:
+        """Parameters that `InitConfig` draws from a normal distribution."""
         return [p for p in (self.u, self.v, self.s, self.segments) if p is not None]
 
     def forward(
@@ -310,9 +293,8 @@ class RelativeAttention(nn.Module):
         cache: LayerCache | None = None,
         position_info: PositionInfo | None = None,
     ) -> Tensor:
-        assert isinstance(position_info, RelativePositionContext), (
-            "relative attention stands in a stack with relative positions"
-        )
+        """Attend from x, [T, dim] or [T + P, dim] with a query stream."""
+        assert isinstance(position_info, RelativePositionContext), "relative attention needs a RelativePositionContext"
         num_tokens = layout.num_tokens
         content = x if position_info.query_stream is None else x[:num_tokens]
         source = content if cache is None else cache.extend(content)[0]
@@ -324,7 +306,7 @@ class RelativeAttention(nn.Module):
         return self.out(attended)
 
     def _distance_keys(self, position_info: RelativePositionContext) -> Tensor:
-        """r of every distance, [distances, heads, head_dim]."""
+        """Return r for each distance, [distances, heads, head_dim]."""
         distance_inputs = position_info.sinusoids
         if isinstance(self.distance, nn.Embedding):
             distance_inputs = (
@@ -332,11 +314,14 @@ class RelativeAttention(nn.Module):
                 + self.num_future_distances
             )
         elif distance_inputs is None:
-            raise ConfigError("attention without learned distances stands in a stack that has no waves for them")
+            raise ConfigError(
+                "max_learned_distance of relative attention is 0 and has_sinusoids of its stack is false; "
+                "one of them has to provide distance embeddings"
+            )
         return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, keys and values of the source, each [rows, heads, head_dim]."""
+        """Return queries of x, keys and values of the source, each [rows, heads, head_dim]."""
         heads, inner_dim = self.config.num_heads, self.config.num_heads * self.head_dim
         if source is x:
             q, k, v = self.qkv(x).view(len(x), 3, heads, -1).unbind(1)
@@ -356,10 +341,8 @@ class RelativeAttention(nn.Module):
     ) -> Tensor:
         runs = position_info.get_runs(self.config.causal, self.config.window, is_query_stream)
         heads, dropout = self.config.num_heads, self.config.dropout if self.training else 0.0
-        num_queries, num_keys = (
-            [run.num_sequences * run.num_queries for run in runs],
-            [run.num_sequences * run.num_keys for run in runs],
-        )
+        num_queries = [run.num_sequences * run.num_queries for run in runs]
+        num_keys = [run.num_sequences * run.num_keys for run in runs]
         outputs = []
         for run, qs, ks, vs in zip(runs, q.split(num_queries), k.split(num_keys), v.split(num_keys)):
             if run.num_queries:
@@ -372,27 +355,24 @@ class RelativeAttention(nn.Module):
     def _run_weights(
         self, run: EqualLengthRun, q: Tensor, k: Tensor, r: Tensor, position_info: RelativePositionContext
     ) -> Tensor:
-        """Probabilities of one run, [heads · number, rows, columns]."""
+        """Return the probabilities of one run, [heads · sequences, queries, keys]."""
         u, v = (self.u, self.v) if self.u is not None else position_info.uv_biases or (None, None)
-        if run.distance_start is None:  # of all distances, those that occur
-            smallest_distance = 0 if self.config.causal else 1 - run.num_queries
-            r = r[
-                position_info.largest_distance - run.num_keys : position_info.largest_distance - smallest_distance + 1
-            ]
+        if run.distance_start is None:  # select the distances that occur in this run
+            largest, smallest = position_info.largest_distance, 0 if self.config.causal else 1 - run.num_queries
+            r = r[largest - run.num_keys : largest - smallest + 1]
         n, num_queries, num_keys = run.num_sequences, run.num_queries, run.num_keys
         heads, head_dim = q.shape[1:]
         q = q * head_dim**-0.5
 
-        def biased_queries(bias: Tensor | None) -> Tensor:  # [heads, number · rows, head_dim]
+        def biased_queries(bias: Tensor | None) -> Tensor:  # [heads, sequences · queries, head_dim]
             return (q if bias is None else q + bias * head_dim**-0.5).transpose(0, 1).contiguous()
 
-        distance_scores = (biased_queries(v) @ r.permute(1, 2, 0)).view(
-            heads * n, num_queries, -1
-        )  # (q + v)·r of all distances
+        # (q + v)·r for all distances
+        distance_scores = (biased_queries(v) @ r.permute(1, 2, 0)).view(heads * n, num_queries, -1)
         keys = k.view(n, num_keys, heads, head_dim).permute(2, 0, 3, 1).reshape(heads * n, head_dim, num_keys)
         content, segment_scores = biased_queries(u).view(heads * n, num_queries, head_dim), None
         if self.s is not None and self.segments is not None and run.different_segment is not None:
-            # what one segment adds is the same for all keys, and softmax does not see it: the difference counts
+            # the softmax ignores a constant over all keys, so only the difference of the two segment scores matters
             segment_scores = (biased_queries(self.s) @ (self.segments[1] - self.segments[0]).unsqueeze(-1)).view(
                 heads * n, num_queries
             )
@@ -413,12 +393,12 @@ class RelativeAttention(nn.Module):
         if run.masked_out is None:
             return scores.softmax(-1).flatten(0, 1)
         weights = scores.masked_fill(run.masked_out, torch.finfo(scores.dtype).min).softmax(-1)
-        if run.distance_start is not None:  # a place that sees nothing gets nothing
+        if run.distance_start is not None:  # a target that attends to nothing gets zeros
             weights = weights.masked_fill(run.masked_out, 0)
         return weights.flatten(0, 1)
 
     def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None = None) -> list[Tensor]:
-        """The probabilities themselves, [heads, queries, keys] for each sequence: for pictures."""
+        """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization."""
         assert isinstance(position_info, RelativePositionContext) and position_info.query_stream is None
         q, k, _ = self._project(x, x)
         r = self._distance_keys(position_info)
@@ -434,8 +414,11 @@ class RelativeAttention(nn.Module):
 
 
 def _relative_shift(distance_scores: Tensor, num_keys: int) -> Tensor:
-    """Row i holds distances columns … least and wants to begin rows − i later: without the first `num_queries` numbers,
-    lines that are one number shorter do."""
+    """Align scores by distance with keys: [batch, queries, distances] to [batch, queries, keys].
+
+    Row i has to start `num_queries` − i entries later. Dropping the first `num_queries` numbers and viewing the rest in
+    rows that are one entry shorter does that.
+    """
     batch, num_queries, num_distances = distance_scores.shape
     return distance_scores.reshape(batch, -1)[:, num_queries:].view(batch, num_queries, num_distances - 1)[
         ..., :num_keys
@@ -443,9 +426,10 @@ def _relative_shift(distance_scores: Tensor, num_keys: int) -> Tensor:
 
 
 class _GatherByDistance(torch.autograd.Function):
-    """For each key the score at its place, [heads · number, rows, columns]: places rise by one from key to key.
+    """Gather the distance score of each key, [heads · sequences, queries, keys].
 
-    So the way back is a gather too: each place has at most one key, whereas adding up at random places is slow.
+    The index increases by 1 from key to key, so each entry is used by at most one key and the backward pass is a gather
+    too, which is faster than a scatter-add.
     """
 
     @staticmethod

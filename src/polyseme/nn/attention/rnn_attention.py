@@ -1,6 +1,6 @@
-"""Looking at a source: a state scores every state of its source, and gets their mean by these scores.
+"""Bahdanau or Luong attention of a recurrent decoder over encoder states.
 
-One head, and the states are not projected but where a score asks for it: attention as it was before the Transformer.
+There is one head, and states are projected only where the score function requires it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn.packing import EncoderInput, PackedLayout
 
-INITIAL_COSINE_SCALE = 10.0  # of cosines at the start: a softmax of numbers within ± 1 is nearly even
+INITIAL_COSINE_SCALE = 10.0  # initial factor on cosines; the softmax of numbers in ± 1 is nearly uniform
 
 
 @dataclass(frozen=True)
 class RNNAttentionConfig(Config):
-    """How a state s scores a state h of its source.
+    """Score of a decoder state s and an encoder state h.
 
-    dot: s·h; cosine: their angle, times a strength that is learned (Graves et al. 2014, §3.3.1); multiplicative: s·W h
-    (Luong et al. 2015, §3.1, general); additive: v·tanh(W s + U h), in a space of size `hidden_dim` (Bahdanau et al.
-    2015, A.1.2); 0 is as large as s.
+    dot: s·h; cosine: their cosine times a learned scale (Graves et al. 2014, §3.3.1); multiplicative: s·W h (Luong et
+    al. 2015, §3.1, "general"); additive: v·tanh(W s + U h) with `hidden_dim` hidden units (Bahdanau et al. 2015,
+    A.1.2); 0 means the size of s.
     """
 
     score: Literal["dot", "cosine", "multiplicative", "additive"] = "multiplicative"
@@ -38,18 +38,22 @@ class RNNAttentionConfig(Config):
 
     @property
     def projects_source(self) -> bool:
-        """Whether a source is multiplied with a matrix."""
+        """Whether encoder states are multiplied by a matrix."""
         return self.score in ("multiplicative", "additive")
 
     def build(self, dim: int, source_dim: int) -> RNNAttention:
+        """Build the module."""
         if not self.projects_source and dim != source_dim:
             raise ConfigError(
-                f"{self.score} compares states of one size, not {dim} with {source_dim}: multiplicative or additive"
+                f"{self.score} attention needs decoder and encoder states of one size, got {dim} and {source_dim}; "
+                "use multiplicative or additive attention"
             )
         return RNNAttention(self, dim, source_dim)
 
 
 class RNNAttention(nn.Module):
+    """Attention of decoder states over encoder states."""
+
     def __init__(self, config: RNNAttentionConfig, dim: int, source_dim: int):
         super().__init__()
         self.config, self.source_dim = config, source_dim
@@ -62,23 +66,24 @@ class RNNAttention(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
+        """Set the initial scale of cosines."""
         if self.cosine_scale is not None:
             self.cosine_scale.fill_(INITIAL_COSINE_SCALE)
 
     def precompute_keys(self, states: Tensor) -> Tensor:
-        """The states of a source with their keys behind them: made once, however often they are looked at."""
+        """Return encoder states with their keys appended on the last axis, computed once per source."""
         if self.key_proj is not None:
             return torch.cat([states, self.key_proj(states)], dim=-1)
         return states if self.cosine_scale is None else torch.cat([states, F.normalize(states, dim=-1)], dim=-1)
 
     def begin(self, source: EncoderInput) -> EncoderAttentionState:
-        """For one reading, of a source as `precompute_keys` has it."""
+        """Start a forward pass of the decoder over a source prepared by `precompute_keys`."""
         padded = source.layout.pad(source.values)
         values, keys = padded[..., : self.source_dim], padded[..., self.source_dim :]
         return EncoderAttentionState(self, values, keys if keys.shape[-1] else values, ~source.layout.attention_mask())
 
     def scores(self, states: Tensor, keys: Tensor) -> Tensor:
-        """[B, n, dim] and [B, m, …] to [B, n, m]."""
+        """Score states [B, n, dim] against keys [B, m, …]; returns [B, n, m]."""
         if self.query_proj is not None and self.score_proj is not None:
             return self.score_proj((self.query_proj(states)[:, :, None] + keys[:, None]).tanh())[..., 0]
         if self.cosine_scale is not None:
@@ -87,13 +92,14 @@ class RNNAttention(nn.Module):
 
 
 class EncoderAttentionState:
-    """The sources of a batch as one reading looks at them; afterwards `weights` and `contexts` are of every token.
+    """Attention over the sources of a batch during one forward pass of the decoder.
 
-    It answers a layer at every step (`Answers`), or all states at once.
+    The decoder attends at each step (a `StepContext`) or for all states at once; `weights` and `contexts` of all tokens
+    are set afterwards.
     """
 
-    weights: Tensor  # [T, longest source]
-    contexts: Tensor  # [T, source]
+    weights: Tensor  # [T, max source length]
+    contexts: Tensor  # [T, source_dim]
 
     def __init__(self, attention: RNNAttention, values: Tensor, keys: Tensor, padding_mask: Tensor):
         self.attention, self.values, self.keys, self.padding_mask = attention, values, keys, padding_mask
@@ -105,6 +111,7 @@ class EncoderAttentionState:
         return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
     def make_step_fn(self, sequence_order: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Return a function from the states [n, dim] of the first n sequences, in this order, to their contexts."""
         tensors = self.values, self.keys, self.padding_mask
         values, keys, padding_mask = (
             tensors if sequence_order is None else (p.index_select(0, sequence_order) for p in tensors)
@@ -121,9 +128,10 @@ class EncoderAttentionState:
         return step
 
     def finalize(self, pack: Callable[[Tensor], Tensor]) -> None:
+        """Set `weights` and `contexts` after the last step; `pack` turns time-major rows into packed ones."""
         self.weights, self.contexts = pack(torch.cat(self.weights_per_step)), pack(torch.cat(self.contexts_per_step))
 
     def attend_all(self, states: Tensor, layout: PackedLayout) -> None:
-        """The answers to all states of a batch, [T, dim]."""
+        """Set `weights` and `contexts` for all states [T, dim] at once."""
         weights = self._attention_weights(layout.pad(states), self.keys, self.padding_mask)
         self.weights, self.contexts = layout.unpad(weights), layout.unpad(weights @ self.values)

@@ -1,4 +1,4 @@
-"""What is added to attention scores because of the distance between two tokens: a part that a whole stack shares."""
+"""Score bias by relative position, shared by all layers of a stack."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import UnsupportedError
-from polyseme.nn.attention.relative import QueryStream
+from polyseme.nn.attention.relative import NO_QUERY_STREAM, QueryStream
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import PackedLayout
 
 
 @dataclass(frozen=True)
 class BucketedRelativeBiasConfig(Config):
-    """One number for each head and bucket of distances (Raffel et al. 2020, §2.1).
+    """One learned bias for each head and bucket of distances (Raffel et al. 2020, §2.1).
 
-    Half of the buckets hold one distance each, the others grow with its logarithm up to `max_distance`; all that is
-    further shares the last. Where a query sees both sides, each side has half of the buckets.
+    Half of the buckets hold one distance each; the others grow logarithmically up to `max_distance`, and all larger
+    distances share the last one. Without `causal`, each direction has half of the buckets.
     """
 
     num_heads: int
@@ -34,10 +34,13 @@ class BucketedRelativeBiasConfig(Config):
         self.check_range(self.num_buckets // 2 + 1, math.inf, "max_distance")
 
     def build(self, dim: int) -> BucketedRelativeBias:
+        """Build the module."""
         return BucketedRelativeBias(self)
 
 
 class BucketedRelativeBias(nn.Module):
+    """Table of biases, [buckets, heads]."""
+
     def __init__(self, config: BucketedRelativeBiasConfig):
         super().__init__()
         self.config, self.causal = config, config.causal
@@ -51,21 +54,22 @@ class BucketedRelativeBias(nn.Module):
         query_stream: QueryStream | None,
         cache: LayerCache | None,
     ) -> tuple[Tensor, Tensor]:
-        """The states as they are, and what attention adds to scores."""
+        """Return x unchanged, and the score bias by relative position."""
         if query_stream is not None:
-            raise UnsupportedError("this model has no query stream, so it cannot predict in an order of its own")
+            raise UnsupportedError(NO_QUERY_STREAM)
         return x, self.bias_by_distance((layout if cache is None else cache.full_layout).max_seqlen)
 
     def bias_by_distance(self, max_seqlen: int) -> Tensor:
-        """By distance of key and query, [heads, 2 · longest − 1], distance 0 in the middle."""
+        """Return the bias by relative position of the key, [heads, 2 · max_seqlen − 1], position 0 in the middle."""
         return F.embedding(self.bucket_indices(max_seqlen), self.positions.weight).t()
 
     def bucket_indices(self, max_seqlen: int) -> Tensor:
+        """Return the bucket of each relative position, int64 [2 · max_seqlen − 1]."""
         relative_positions = torch.arange(1 - max_seqlen, max_seqlen, device=self.positions.weight.device)
         num_buckets = self.config.num_buckets if self.causal else self.config.num_buckets // 2
         distances = (-relative_positions).clamp(min=0) if self.causal else relative_positions.abs()
         max_exact = num_buckets // 2
-        # in float32, as the published models were trained: on the borders of buckets its rounding decides
+        # in float32, like the published models: rounding decides which bucket a boundary distance belongs to
         log_ratio = torch.log(distances.clamp(min=1).float() / max_exact) / math.log(
             self.config.max_distance / max_exact
         )

@@ -1,9 +1,10 @@
-"""Which stretches of a document mean the same: span ranking (Lee et al. 2017; coarse to fine, Lee et al. 2018).
+"""Coreference by span ranking (Lee et al. 2017; coarse to fine, Lee et al. 2018).
 
-Every run of words inside a sentence is a candidate. A candidate is its first state, its last, the states between
-weighted by attention, and its width. Those that look most like mentions are kept, no two of them crossing, and each
-chooses one that stands before it, or none. A document may be read in several sequences, each by itself (Joshi et al.
-2019, BERT for Coreference Resolution, "independent"): candidates keep to a sentence, antecedents may lie anywhere.
+Every span of words inside a sentence is a candidate, represented by its first and last state, an attention-weighted
+mean of its states, and its width. The candidates with the highest mention scores are selected, without crossing spans,
+and each selects an antecedent among those before it, or none. A document may be split into several sequences that are
+encoded independently (Joshi et al. 2019, BERT for Coreference Resolution, "independent"): candidates stay inside a
+sentence, antecedents may be in any sequence.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from torch import Tensor, nn
 from polyseme.nn.heads.base import Head, HeadConfig, PoolFn
 from polyseme.nn.packing import PackedLayout
 
-# the columns of a word's row: its first and last token, its document, the last word of its sentence, who says it, the
-# kind of text; documents lie one behind the other, and words are numbered through
+# columns of a word's row: first and last token, document, last word of its sentence, speaker, genre; documents follow
+# each other, and words are numbered across them
 FIRST_TOKEN, LAST_TOKEN, DOCUMENT, SENTENCE_END, SPEAKER, GENRE = range(6)
-DISTANCE_BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # where the classes of distances begin, in mentions
+DISTANCE_BUCKETS = (1, 2, 3, 4, 5, 8, 16, 32, 64)  # lower bounds of the distance buckets, in mentions
 
 
 @dataclass(frozen=True)
 class CoreferenceHeadConfig(HeadConfig):
-    """Candidates have at most `max_span_width` words; `top_span_ratio` · words of them are kept, and each is compared
-    with the best `max_antecedents` of those before it. `genres` are the kinds of text that were seen; none, and they
-    are not looked at. `detection_weight` is the weight of a second loss, whether each candidate is a mention (Zhang et
-    al. 2018, Joint Mention Detection): the first alone learns nothing of a mention that is not kept, and on little data
-    keeps the wrong ones.
+    """Span-ranking coreference head.
+
+    Candidates have at most `max_span_width` words; `top_span_ratio` · words of them are selected as mentions, and each
+    is compared with the `max_antecedents` best ones before it. `genres` are those of the training data; if empty, genre
+    is not a feature. `detection_weight` weights a second loss, whether each candidate is a mention (Zhang et al. 2018,
+    Joint Mention Detection): the first loss has no gradient for mentions that are not selected, and with little data
+    selects the wrong ones.
     """
 
     max_span_width: int = 30
@@ -52,17 +55,19 @@ class CoreferenceHeadConfig(HeadConfig):
         self.check_range(0, 1, "dropout")
 
     def max_mentions(self, num_words: int) -> int:
-        """How many candidates of a document are kept at most, which is what its loss counts for."""
+        """Return the maximum number of mentions in a document, which is also the count of its loss."""
         return max(int(self.top_span_ratio * num_words), 1)
 
     def span_dim(self, dim: int) -> int:
+        """Return the size of a span representation."""
         return 3 * dim + self.feature_dim
 
     def pair_dim(self, dim: int) -> int:
+        """Return the size of the representation of a mention and an antecedent."""
         return 3 * self.span_dim(dim) + self.feature_dim * (1 + self.use_speakers + bool(self.genres))
 
     def matmul_params(self, dim: int) -> int:
-        """At most: as if no sentence were shorter than a candidate may be."""
+        """Return an upper bound on the weights that each mention is multiplied with, reached if sentences are long."""
         span_dim, candidates_per_mention = self.span_dim(dim), self.max_span_width / max(self.top_span_ratio, 1e-3)
         return int(
             candidates_per_mention * span_dim * self.hidden_dim
@@ -71,37 +76,38 @@ class CoreferenceHeadConfig(HeadConfig):
         )
 
     def build(self, dim: int) -> CoreferenceHead:
+        """Build the module."""
         return CoreferenceHead(self, dim)
 
 
-SpanCandidates = tuple[Tensor, Tensor, Tensor, Tensor]  # first word, last word, vector, worth as a mention
+SpanCandidates = tuple[Tensor, Tensor, Tensor, Tensor]  # first word, last word, representation, mention score
 
 
 @dataclass(frozen=True, eq=False)
 class WordStates:
-    """What the head reads: of each word its row, the states of its first and last token, and of all its tokens the
-    state that attention makes of them, with the logarithm of its weight."""
+    """Inputs of the head for each word."""
 
-    rows: Tensor
-    first_states: Tensor
-    last_states: Tensor
-    log_weights: Tensor
-    pooled_states: Tensor
+    rows: Tensor  # int64 [words, columns]
+    first_states: Tensor  # state of the first token
+    last_states: Tensor  # state of the last token
+    log_weights: Tensor  # logarithm of the summed attention weights of the tokens
+    pooled_states: Tensor  # attention-weighted mean of the tokens' states
 
 
 @dataclass(frozen=True, eq=False)
 class MentionRanking:
-    """The mentions of a document, from its first word on, and what they choose among: column 0 is none, the others are
-    the antecedents `antecedents`. Classes of mentions that are no antecedents, for there are too few, are worth −∞."""
+    """Mentions of a document and the scores of their candidate antecedents."""
 
-    first_word: int  # the number of the document's first word
-    starts: Tensor
-    ends: Tensor
-    scores: Tensor  # [k, 1 + antecedents]
-    antecedents: Tensor  # int64 [k, antecedents]
+    first_word: int  # index of the document's first word
+    starts: Tensor  # first word of each mention
+    ends: Tensor  # last word of each mention
+    scores: Tensor  # [mentions, 1 + antecedents]; column 0 is no antecedent, missing antecedents have −∞
+    antecedents: Tensor  # int64 [mentions, antecedents], indices of mentions
 
 
 class CoreferenceHead(Head):
+    """Span-ranking head over the words of whole documents."""
+
     needs_host_sync = True
 
     def __init__(self, config: CoreferenceHeadConfig, dim: int):
@@ -118,8 +124,9 @@ class CoreferenceHead(Head):
         self.pair_scorer = _build_scorer(config.pair_dim(dim), config)
 
     def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> WordStates:
+        """Pool the token states of each word."""
         if rows is None:
-            raise ValueError("a coreference head has to be told which words it reads")
+            raise ValueError("CoreferenceHead needs the rows of the words")
         first_token, last_token = rows[:, FIRST_TOKEN], rows[:, LAST_TOKEN]
         attention_logits = _upcast(self.token_attention(hidden).squeeze(-1))
         log_weight, state = attention_logits.index_select(0, first_token), hidden.index_select(0, first_token)
@@ -143,8 +150,11 @@ class CoreferenceHead(Head):
         ignore_index: int,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The summed −log of the share of all true antecedents of each mention that is kept; that of none, where it has
-        no true one before it. `labels` are the true mentions: first word, last word, cluster from 1, [m, 3]."""
+        """Return the summed negative log-likelihood of all true antecedents of each selected mention.
+
+        A mention without a true antecedent has none as its target. `labels` are the true mentions, [m, 3]: first word,
+        last word, cluster id from 1.
+        """
         total_loss = states.log_weights.new_zeros(())
         candidates = self._enumerate_candidates(states)
         if self.config.detection_weight:
@@ -163,8 +173,10 @@ class CoreferenceHead(Head):
 
     @torch.no_grad()
     def decode_clusters(self, states: WordStates) -> list[list[list[tuple[int, int]]]]:
-        """Of each document the mentions that hang together by their best antecedents; words are counted from its own
-        first."""
+        """Return the clusters of each document, the mentions linked by their best antecedents.
+
+        Word indices are relative to the document.
+        """
         document_clusters = []
         for ranking in self.rank_documents(states, self._enumerate_candidates(states)):
             best_columns = ranking.scores.argmax(1).tolist()
@@ -187,7 +199,7 @@ class CoreferenceHead(Head):
         return F.binary_cross_entropy_with_logits(scores, is_mention.to(scores.dtype), reduction="sum")
 
     def rank_documents(self, words: WordStates, candidates: SpanCandidates) -> Iterator[MentionRanking]:
-        """Each document's mentions, ranked."""
+        """Yield the mentions of each document and the scores of their antecedents."""
         starts, ends, spans, scores = candidates
         host_arrays = [t.detach().cpu().numpy() for t in (words.rows[:, DOCUMENT], starts, ends, scores)]
         document_lengths = np.unique(host_arrays[0], return_counts=True)[1]
@@ -211,9 +223,9 @@ class CoreferenceHead(Head):
             )
 
     def _enumerate_candidates(self, words: WordStates) -> SpanCandidates:
-        """All that may be mentions, by first word and width.
+        """Return all candidate spans, sorted by first word and width.
 
-        Attention grows with the candidate: one word more is one more term of a softmax that is taken as it comes.
+        The attention-weighted mean is extended word by word, as a running softmax.
         """
         sentence_ends = words.rows[:, SENTENCE_END]
         start = torch.arange(len(sentence_ends), device=sentence_ends.device)
@@ -245,7 +257,10 @@ class CoreferenceHead(Head):
     def _score_antecedents(
         self, rows: Tensor, starts: Tensor, mention_scores: Tensor, spans: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What each mention's antecedents are worth: both as mentions, and both together, roughly and closely."""
+        """Return the scores of each mention's antecedents, [mentions, 1 + antecedents], and their indices.
+
+        A score is the sum of both mention scores, the coarse (bilinear) score and the fine score of the pair.
+        """
         num_mentions = len(spans)
         positions = torch.arange(num_mentions, device=spans.device)
         precedes = positions[None] < positions[:, None]
@@ -275,8 +290,10 @@ class CoreferenceHead(Head):
         return torch.cat([fine_scores.new_zeros(num_mentions, 1), fine_scores], 1), antecedents
 
     def _pair_scores(self, spans: Tensor, antecedents: Tensor, features: Tensor) -> Tensor:
-        """What each mention and each of its antecedents are worth together: layers over both, their product and what
-        is known of the pair. What the first layer makes of one of them alone is reckoned once, not for each pair."""
+        """Score each mention with each of its antecedents: an MLP over both, their product and the pair's features.
+
+        The part of the first layer that depends on one span is computed once per span, not once per pair.
+        """
         first_layer: Any = self.pair_scorer[0]
         span_dim = spans.shape[1]
         mention_weight, antecedent_weight, product_weight, feature_weight = first_layer.weight.split(
@@ -294,8 +311,8 @@ class CoreferenceHead(Head):
 
 
 def select_non_crossing(starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, max_spans: int) -> np.ndarray:
-    """The places of the best candidates, rising, of which no two cross (Lee et al. 2017, §5)."""
-    latest_end: dict[int, int] = {}  # of kept ones that start here, the last end
+    """Return the sorted indices of the best candidates without crossing spans (Lee et al. 2017, §5)."""
+    latest_end: dict[int, int] = {}  # by start, the last end of a selected span
     earliest_start: dict[int, int] = {}
     selected: list[int] = []
     for candidate in np.argsort(-scores, kind="stable").tolist():
@@ -326,7 +343,7 @@ def _upcast(values: Tensor) -> Tensor:
 def _merge_weighted_means(
     log_weight: Tensor, state: Tensor, other_log_weight: Tensor, other_state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Two weighted means as one; weights are logarithms, and −∞ adds nothing."""
+    """Merge two weighted means; weights are logarithms, and −∞ adds nothing."""
     total_log_weight = torch.logaddexp(log_weight, other_log_weight)
     fraction, other_fraction = (
         (log - total_log_weight).exp().to(state.dtype)[:, None] for log in (log_weight, other_log_weight)

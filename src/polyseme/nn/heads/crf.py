@@ -1,7 +1,7 @@
-"""A linear-chain conditional random field over the words of a sentence (Lafferty et al. 2001; Lample et al. 2016).
+"""Linear-chain conditional random field over the words of a sentence (Lafferty et al. 2001; Lample et al. 2016).
 
-A path of tags scores the sum of its words' own scores and of the steps from tag to tag. All sums over paths are taken
-in log space, and all sentences of a packed batch take a step together: longest first, so that nothing is padded.
+The score of a tag sequence is the sum of emission and transition scores. Sums over sequences are computed in log space,
+for all sentences of a packed batch at once, longest first, so that nothing is padded.
 """
 
 from __future__ import annotations
@@ -16,33 +16,32 @@ from torch import Tensor, nn
 from polyseme.config import Config
 from polyseme.nn.heads.tag_schemes import allowed_transitions
 
-FORBIDDEN_SCORE = -1e4  # the score of a step that must not be taken: its share is 0 in any precision
+FORBIDDEN_SCORE = -1e4  # of a forbidden transition: its probability is 0 in any precision
 
 
 @dataclass(frozen=True, eq=False)
 class ChainLayout:
-    """Rows of several sentences, end to end, and how a scan reads them: all first words, all second words, and so on.
+    """Order in which a scan visits the concatenated rows of several sentences: all first words, all second words, …
 
-    The sentence with the most words comes first. What is of the rows stands in their own order; what is of the places
-    of the scan, in its order.
+    At each time step the longest sentence comes first. Tensors are indexed by row or by scan position, as noted.
     """
 
-    batch_sizes: list[int]  # how many sentences have an i-th word
-    is_first: Tensor  # bool, which rows are first words
-    sequence_index: Tensor  # int64, the sentence of each row, by its rank in the scan
-    order: Tensor  # int64, the row at each place
-    inverse_order: Tensor  # int64, the place of each row
-    reversed_order: Tensor  # int64, of each place the place it has when every sentence is read backwards
-    last_index: Tensor  # int64, the places of last words, one a sentence
+    batch_sizes: list[int]  # number of sentences with an i-th word
+    is_first: Tensor  # bool [rows], whether a row is a first word
+    sequence_index: Tensor  # int64 [rows], sentence of each row, by its rank in the scan
+    order: Tensor  # int64 [positions], row at each scan position
+    inverse_order: Tensor  # int64 [rows], scan position of each row
+    reversed_order: Tensor  # int64 [positions], scan position of the same word if all sentences were reversed
+    last_index: Tensor  # int64 [sentences], scan positions of last words
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: str | torch.device = "cpu") -> ChainLayout:
-        """Of sentences with so many rows; one without rows is passed over."""
+        """Build the layout for sentences of these lengths; empty ones are skipped."""
         nonzero_lengths = np.array([n for n in lengths if n], dtype=np.int64)
         rank = np.argsort(-nonzero_lengths, kind="stable")
         starts, sorted_lengths = (np.cumsum(nonzero_lengths) - nonzero_lengths)[rank], nonzero_lengths[rank]
         batch_sizes = np.searchsorted(-sorted_lengths, -np.arange(sorted_lengths.max(initial=0)))
-        step_starts = np.cumsum(batch_sizes) - batch_sizes  # where each step of the scan begins
+        step_starts = np.cumsum(batch_sizes) - batch_sizes
         sequence_rank = np.arange(batch_sizes.sum()) - np.repeat(step_starts, batch_sizes)
         step = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
         order = starts[sequence_rank] + step
@@ -60,17 +59,17 @@ class ChainLayout:
 
 @dataclass(frozen=True)
 class CRFConfig(Config):
-    """`constrained` bars the steps that `allowed_transitions` does not allow, in learning and in answers."""
+    """CRF layer; if `constrained`, only `allowed_transitions` are possible, in training and decoding."""
 
     constrained: bool = True
 
     def build(self, labels: Sequence[str]) -> CRF:
+        """Build the module."""
         return CRF(self, labels)
 
 
 class CRF(nn.Module):
-    """`transitions[i, j]` is the score of tag j behind tag i; `start_transitions` and `end_transitions` are those of
-    both ends."""
+    """CRF layer; `transitions[i, j]` is the score of tag j following tag i."""
 
     def __init__(self, config: CRFConfig, labels: Sequence[str]):
         super().__init__()
@@ -81,17 +80,16 @@ class CRF(nn.Module):
         allowed = (
             allowed_transitions(labels) if config.constrained else np.ones((num_labels + 1, num_labels + 1), dtype=bool)
         )
-        self.forbidden = np.where(
-            allowed, 0.0, FORBIDDEN_SCORE
-        )  # no buffer: a model built without memory would lose it
+        self.forbidden = np.where(allowed, 0.0, FORBIDDEN_SCORE)  # a buffer would be lost on the meta device
 
     def zero_init_params(self) -> list[nn.Parameter]:
+        """Parameters that start at 0."""
         return [self.transitions, self.start_transitions, self.end_transitions]
 
     def loss(self, emissions: Tensor, chain_layout: ChainLayout, labels: Tensor, ignore_index: int) -> Tensor:
-        """The summed negative log likelihood of the true paths; a sentence with an ignored value does not count.
+        """Return the summed negative log-likelihood of the true tags; a sentence with an ignored label does not count.
 
-        A true path with a barred step costs as much as one, and pulls at nothing but its words.
+        A true sequence with a forbidden transition has a large but finite loss.
         """
         transitions, start_transitions, end_transitions = self.constrained_transitions(emissions)
         is_ignored = labels == ignore_index
@@ -111,7 +109,7 @@ class CRF(nn.Module):
         return torch.where(num_ignored == 0, self.log_partition(emissions, chain_layout) - path_scores, 0.0).sum()
 
     def log_marginals(self, emissions: Tensor, chain_layout: ChainLayout) -> Tensor:
-        """The log probability of each tag of each word, over all paths, [n, tags]."""
+        """Return the log marginal probability of each tag of each word, [n, tags]."""
         transitions, start_transitions, end_transitions = self.constrained_transitions(emissions)
         scan_emissions = emissions.index_select(0, chain_layout.order)
         forward_scores = self._forward_algorithm(scan_emissions, chain_layout, transitions, start_transitions)
@@ -123,7 +121,7 @@ class CRF(nn.Module):
         return (joint_scores - joint_scores.logsumexp(1, keepdim=True)).index_select(0, chain_layout.inverse_order)
 
     def log_partition(self, emissions: Tensor, chain_layout: ChainLayout) -> Tensor:
-        """The log of the sum over all paths, of each sentence, longest first."""
+        """Return the log partition function of each sentence, longest first."""
         transitions, start_transitions, end_transitions = self.constrained_transitions(emissions)
         forward_scores = self._forward_algorithm(
             emissions.index_select(0, chain_layout.order), chain_layout, transitions, start_transitions
@@ -132,7 +130,7 @@ class CRF(nn.Module):
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, chain_layout: ChainLayout) -> Tensor:
-        """The tag of each word on the best path of its sentence (Viterbi 1967), int64 [n]."""
+        """Return the tags of the best sequence of each sentence (Viterbi 1967), int64 [n]."""
         transitions, start_transitions, end_transitions = self.constrained_transitions(emissions)
         step_emissions = emissions.index_select(0, chain_layout.order).split(chain_layout.batch_sizes)
         if not chain_layout.batch_sizes:
@@ -144,7 +142,7 @@ class CRF(nn.Module):
             backpointers.append(backpointer)
         tags: list[Tensor] = []
         next_tags = emissions.new_zeros(0, dtype=torch.long)
-        for i in reversed(range(len(step_emissions))):  # those whose last word this is begin here
+        for i in reversed(range(len(step_emissions))):  # sentences that end at this step join here
             best_tags = (path_scores[i][len(next_tags) :] + end_transitions).argmax(1)
             if len(next_tags):
                 best_tags = torch.cat([backpointers[i].gather(1, next_tags[:, None])[:, 0], best_tags])
@@ -153,7 +151,7 @@ class CRF(nn.Module):
         return torch.cat(tags[::-1]).index_select(0, chain_layout.inverse_order)
 
     def constrained_transitions(self, emissions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The scores of steps, of beginning and of ending, as precise as `emissions`, with what is barred."""
+        """Return transition, start and end scores in the type of `emissions`, with the constraints added."""
         forbidden = torch.from_numpy(self.forbidden).to(emissions)
         transitions, start_transitions, end_transitions = (
             p.to(emissions.dtype) for p in (self.transitions, self.start_transitions, self.end_transitions)
@@ -168,7 +166,7 @@ class CRF(nn.Module):
     def _forward_algorithm(
         scan_emissions: Tensor, chain_layout: ChainLayout, transitions: Tensor, start_transitions: Tensor
     ) -> Tensor:
-        """The log of the sum over all paths that end in each tag of each word."""
+        """Return the log sum over all sequences that end in each tag of each word."""
         forward_scores: list[Tensor] = []
         for emission in scan_emissions.split(chain_layout.batch_sizes):
             forward_scores.append(

@@ -1,4 +1,4 @@
-"""GloVe's head: the product of two words' vectors and their biases is the logarithm of how often they meet."""
+"""GloVe head: dot products and biases of two words predict the logarithm of their co-occurrence count."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from polyseme.nn.sparse import SparseRowGrad
 
 @dataclass(frozen=True, eq=False)
 class CooccurrenceBatch:
-    """Cells of a table of counts: which word, which word near it, the logarithm of the count, the cell's weight."""
+    """Cells of a co-occurrence matrix."""
 
-    tokens: Tensor  # int64 [n]
-    context_ids: Tensor  # int64 [n]
-    log_counts: Tensor  # float [n]
-    weights: Tensor  # float [n]
+    tokens: Tensor  # int64 [n], the words
+    context_ids: Tensor  # int64 [n], the context words
+    log_counts: Tensor  # float [n], logarithms of their counts
+    weights: Tensor  # float [n], weights of the cells in the loss
 
     block_size = 1
 
     @property
     def num_products(self) -> int:
+        """Number of dot products."""
         return len(self.tokens)
 
     @property
     def num_blocks(self) -> int:
+        """Number of blocks, of one cell each."""
         return len(self.tokens)
 
     def count(self) -> Tensor:
+        """Return the number of loss terms."""
         return torch.full((), len(self.tokens), device=self.tokens.device)
 
     def slice_blocks(self, first: int, last: int) -> CooccurrenceBatch:
+        """Return the blocks from `first` to `last`, exclusive."""
         return CooccurrenceBatch(
             *(t[first:last] for t in (self.tokens, self.context_ids, self.log_counts, self.weights))
         )
@@ -43,17 +47,21 @@ class CooccurrenceBatch:
 
 @dataclass(frozen=True)
 class GloVeHeadConfig(HeadConfig):
+    """Context vectors and biases of GloVe."""
+
     vocab_size: int
 
     def matmul_params(self, dim: int) -> int:
+        """Return the number of weights that each row is multiplied with."""
         return dim * self.vocab_size
 
     def build(self, dim: int) -> GloVeHead:
+        """Build the module."""
         return GloVeHead(self, dim)
 
 
 class GloVeHead(Head):
-    """The other table, and a bias for each word of both (Pennington et al. 2014, §3)."""
+    """Table of context vectors, and a bias for each word and each context word (Pennington et al. 2014, §3)."""
 
     def __init__(self, config: GloVeHeadConfig, dim: int):
         super().__init__()
@@ -62,19 +70,20 @@ class GloVeHead(Head):
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def normal_init_params(self) -> list[Tensor]:
-        """What starts at random."""
+        """Parameters that `InitConfig` draws from a normal distribution."""
         return [self.context_embeddings]
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
+        """Return scores of all context words, [rows, vocab_size]."""
         return F.linear(states, self.context_embeddings, self.bias)
 
     @torch.no_grad()
     def merge_into(self, token_embeddings: Tensor) -> None:
-        """The two tables differ by their start alone, and their sum is better than either (§4.2)."""
+        """Add the context vectors to the word vectors; the sum is better than either table (§4.2)."""
         token_embeddings += self.context_embeddings.to(token_embeddings)
 
     def loss_and_row_grads(self, batch: CooccurrenceBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
-        """Half the squared error, weighted (eq. 8)."""
+        """Return half of the weighted squared error (eq. 8), if requested, and the gradients."""
         context_vectors = F.embedding(batch.context_ids, self.context_embeddings)
         biases = self.word_bias.index_select(0, batch.tokens) + self.bias.index_select(0, batch.context_ids)
         error = (inputs * context_vectors).sum(1) + biases - batch.log_counts

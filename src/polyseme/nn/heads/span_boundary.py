@@ -49,7 +49,7 @@ class SpanBoundaryHead(VocabHead):
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Tensor:
-        """Concatenate boundary states and offsets; `rows` are the rows before and after the span and the offset, [n, 3]."""
+        """Concatenate boundary states and offsets; `rows` [n, 3] are the rows around the span and the offset."""
         if rows is None:
             raise ValueError("a span boundary head needs rows")
         left_rows, right_rows, offsets = rows.unbind(1)

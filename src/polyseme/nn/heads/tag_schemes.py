@@ -1,4 +1,4 @@
-"""Tags that mark entities (IOB, IOBES, BILOU): which may follow which, what they mark, how broken ones are mended."""
+"""Entity tag schemes (IOB, IOBES, BILOU): allowed transitions, entity extraction, repair of invalid sequences."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 
-TAG_PATTERN = re.compile(r"O|[BIESLU]-.+")  # a tag of a word outside of everything, or at some place in an entity
+TAG_PATTERN = re.compile(r"O|[BIESLU]-.+")
 
 
 def allowed_transitions(labels: Sequence[str]) -> np.ndarray:
-    """Which tag may follow which, bool [n + 1, n + 1]; row and column n stand for what is around a sentence.
+    """Return which tag may follow which, bool [n + 1, n + 1]; row and column n stand for the sentence boundaries.
 
-    I-X, E-X and L-X go on with an entity of type X. In IOBES and BILOU, which mark the end of an entity, one that was
-    begun has to go on. Labels that are no tags of entities may follow each other as they like.
+    I-X, E-X and L-X continue an entity of type X. In IOBES and BILOU, which mark the end of an entity, an open entity
+    has to continue. Labels that are not entity tags may follow each other freely.
     """
     num_labels = len(labels)
     allowed = np.ones((num_labels + 1, num_labels + 1), dtype=bool)
@@ -32,7 +32,7 @@ def allowed_transitions(labels: Sequence[str]) -> np.ndarray:
 
 
 def first_invalid(tags: Sequence[str]) -> int | None:
-    """The place of the first tag that cannot follow the one before it, or None."""
+    """Return the index of the first tag that cannot follow the one before it, or None."""
     tag_ids = {tag: i for i, tag in enumerate(dict.fromkeys(tags))}
     allowed = allowed_transitions(list(tag_ids))
     path = [len(tag_ids), *(tag_ids[tag] for tag in tags), len(tag_ids)]
@@ -40,44 +40,44 @@ def first_invalid(tags: Sequence[str]) -> int | None:
 
 
 def extract_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """(type, first word, last word) of each entity, for IOB1, IOB2, IOBES and BILOU alike.
+    """Return (type, first word, last word) of each entity, for IOB1, IOB2, IOBES and BILOU.
 
-    conlleval's rules for where one ends and the next starts come to one: two words belong together unless
-    their types differ, the first one ends an entity (E, S) or the second one begins one (B, S).
+    conlleval's rules amount to one: two adjacent words are in the same entity unless their types differ, the first one
+    ends an entity (E, S, L, U) or the second one begins one (B, S, U).
     """
     entities = set()
-    start, previous, kind = -1, "O", ""
+    start, previous_prefix, entity_type = -1, "O", ""
     for i, tag in enumerate([*tags, "O"]):
-        mark, _, type_ = tag.partition("-")
-        if start >= 0 and (type_ != kind or previous in "ESLU" or mark in "BSUO"):
-            entities.add((kind, start, i - 1))
+        prefix, _, tag_type = tag.partition("-")
+        if start >= 0 and (tag_type != entity_type or previous_prefix in "ESLU" or prefix in "BSUO"):
+            entities.add((entity_type, start, i - 1))
             start = -1
-        if mark != "O" and start < 0:
+        if prefix != "O" and start < 0:
             start = i
-        previous, kind = mark, type_
+        previous_prefix, entity_type = prefix, tag_type
     return entities
 
 
 def repair_tags(sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The tags of a whole file, broken sentences written anew: the same entities, as `extract_entities` reads them.
+    """Return the tags of a whole file with invalid sentences rewritten: the entities of `extract_entities`, valid tags.
 
-    In IOB1 every entity begins with I, and B is only for one that touches another of its type; such files are as they
-    should be.
+    In IOB1 an entity begins with I, and with B only directly after another one of its type; files in IOB1 are returned
+    unchanged.
     """
     tag_set = {tag for tags in sentences for tag in tags}
     repaired = [tuple(tags) for tags in sentences]
     if not all(map(TAG_PATTERN.fullmatch, tag_set)) or _is_iob1(sentences):
         return repaired
-    marks = {tag[0] for tag in tag_set}
-    end, single = ("L", "U") if marks & set("LU") else ("E", "S") if marks & set("ES") else ("I", "B")
+    prefixes = {tag[0] for tag in tag_set}
+    end, single = ("L", "U") if prefixes & set("LU") else ("E", "S") if prefixes & set("ES") else ("I", "B")
     for i, tags in enumerate(sentences):
         if first_invalid(tags) is not None:
             new_tags = ["O"] * len(tags)
-            for kind, first, last in extract_entities(tags):
-                new_tags[first : last + 1] = [f"I-{kind}"] * (last + 1 - first)
-                new_tags[first], new_tags[last] = f"B-{kind}", f"{end}-{kind}"
+            for entity_type, first, last in extract_entities(tags):
+                new_tags[first : last + 1] = [f"I-{entity_type}"] * (last + 1 - first)
+                new_tags[first], new_tags[last] = f"B-{entity_type}", f"{end}-{entity_type}"
                 if first == last:
-                    new_tags[first] = f"{single}-{kind}"
+                    new_tags[first] = f"{single}-{entity_type}"
             repaired[i] = tuple(new_tags)
     return repaired
 

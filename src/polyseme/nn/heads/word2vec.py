@@ -1,10 +1,9 @@
-"""Heads that learn word vectors from the words around, with gradients written out.
+"""Heads of word2vec with explicit gradients: negative sampling and hierarchical softmax, skip-gram and CBOW.
 
-Text goes through in blocks of neighbouring words, so that the scores of all pairs of words near each other are one
-product of small matrices a block, and so are the gradients (a mean of neighbours is a bag of rows: half of such a
-matrix would be zeros); the negatives of a block are drawn once for all its words
-(Ji et al. 2016, §4, share them in a window). A step touches few rows of large tables: each function here returns what
-is to be added to which rows, and whoever trains decides how. Heads of another kind than these have no such gradients.
+Text is processed in blocks of adjacent words, so that the scores of all pairs of nearby words are one small matrix
+product per block, and so are their gradients (CBOW uses embedding bags instead, since half of its matrix would be
+zeros). The negatives of a block are shared by all its words (Ji et al. 2016, §4, share them in a window). A step
+touches few rows of large tables, so `loss_and_row_grads` returns sparse gradients instead of using autograd.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ from polyseme.nn.sparse import SparseRowGrad
 
 @dataclass(frozen=True, eq=False)
 class WindowBatch:
-    """Running text in B blocks of L words, with a margin of words (or of nothing) before the first and behind the last.
+    """Running text in B blocks of L words, with a margin of words (or padding) before the first and after the last.
 
-    With `is_cbow`, a word is predicted from the mean of the words it reaches (CBOW); else they are predicted from it
-    (skip-gram). Each negative of a block stands for `negative_weight` draws of each of its words, once for each pair.
+    With `is_cbow`, a word is predicted from the mean of its context (CBOW); otherwise the context is predicted from the
+    word (skip-gram). Each negative of a block counts as `negative_weight` samples for each pair.
     """
 
     tokens: Tensor  # int64 [margin + B·L + margin]
-    context_mask: (
-        Tensor  # bool [B·L, 2 margin + 1]: which of the words around it, from the left to the right, a word reaches
-    )
+    context_mask: Tensor  # bool [B·L, 2 margin + 1]: which surrounding words, left to right, are a word's context
     negatives: Tensor  # int64 [B, N]
     block_size: int
     margin: int
@@ -43,18 +40,19 @@ class WindowBatch:
 
     @property
     def num_blocks(self) -> int:
+        """Number of blocks."""
         return self.negatives.shape[0]
 
     @property
     def num_products(self) -> int:
-        """How many pairs of vectors are multiplied, those whose product is not asked for too."""
+        """Number of dot products, including those that are masked."""
         num_words = self.num_blocks * self.block_size
         return (
             num_words * (1 if self.is_cbow else self.block_size + 2 * self.margin) + num_words * self.negatives.shape[1]
         )
 
     def slice_blocks(self, first: int, last: int) -> WindowBatch:
-        """Some of the blocks."""
+        """Return the blocks from `first` to `last`, exclusive."""
         block_size, start, stop = self.block_size, first * self.block_size, last * self.block_size
         tokens = self.tokens[start : stop + 2 * self.margin]
         negatives = self.negatives[first:last]
@@ -69,7 +67,7 @@ class WindowBatch:
         )
 
     def dense_context_mask(self, dtype: torch.dtype) -> Tensor:
-        """[B, L, L + 2 margin], 1 or 0: which words of a block and its margins each word of the block reaches."""
+        """Return the context mask over a block and its margins, 1 or 0, [B, L, L + 2 margin]."""
         num_blocks, block_size, (_, span) = self.num_blocks, self.block_size, self.context_mask.shape
         mask = torch.zeros(num_blocks, block_size, block_size + span - 1, dtype=dtype, device=self.context_mask.device)
         band = mask.as_strided((num_blocks, block_size, span), (mask.stride(0), mask.stride(1) + 1, 1))
@@ -77,21 +75,21 @@ class WindowBatch:
         return mask
 
     def count(self) -> Tensor:
-        """How many words are predicted: a term of the loss each, and its negatives."""
+        """Return the number of predictions, each one loss term with its negatives."""
         return (self.context_mask.any(1) if self.is_cbow else self.context_mask).sum()
 
 
 class SparseLossOutput(NamedTuple):
-    """What a head makes of a stream: the summed loss if it was asked for, and the gradient of the input vectors."""
+    """Loss and gradients of a batch."""
 
-    loss: Tensor | None
+    loss: Tensor | None  # summed, if requested
     input_grad: Tensor  # [margin + B·L + margin, dim]
-    counts: Tensor  # float, of each row: how many terms it is the sum of
-    head_grads: list[SparseRowGrad]  # of the head's own tables
+    counts: Tensor  # float, number of loss terms summed in each row
+    head_grads: list[SparseRowGrad]  # of the head's tables
 
 
 def overlapping_blocks(flat: Tensor, block_size: int, margin: int) -> Tensor:
-    """Rows [margin + B·L + margin, …] as overlapping blocks [B, L + 2 margin, …], without a copy."""
+    """View rows [margin + B·L + margin, …] as overlapping blocks [B, L + 2 margin, …], without a copy."""
     num_blocks = (flat.shape[0] - 2 * margin) // block_size
     strides = flat.stride()
     return flat.as_strided(
@@ -102,7 +100,7 @@ def overlapping_blocks(flat: Tensor, block_size: int, margin: int) -> Tensor:
 
 
 def overlap_add(blocks: Tensor, block_size: int, margin: int) -> Tensor:
-    """The inverse of `overlapping_blocks` for gradients: what overlaps is added."""
+    """Add overlapping blocks, the adjoint of `overlapping_blocks`."""
     num_blocks = blocks.shape[0]
     flat = blocks.new_zeros(num_blocks * block_size + 2 * margin, *blocks.shape[2:])
     flat[margin : margin + num_blocks * block_size].view(num_blocks, block_size, *blocks.shape[2:]).copy_(
@@ -118,7 +116,7 @@ def overlap_add(blocks: Tensor, block_size: int, margin: int) -> Tensor:
 
 
 def windowed_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    """Sums of neighbours, [n, dim]: of the rows from i on, as many as there are weights [n, span], for each i."""
+    """Return weighted sums [n, dim] of the rows i … i + span − 1 for each i, with weights [n, span]."""
     num_rows, span = weights.shape
     index, offsets = _window_index(num_rows, span, rows.device)
     return F.embedding_bag(index, rows, offsets, mode="sum", per_sample_weights=weights.flatten())
@@ -126,13 +124,13 @@ def windowed_sum(rows: Tensor, weights: Tensor) -> Tensor:
 
 @cached_index(16)
 def _window_index(num_rows: int, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which rows `windowed_sum` sums up, end to end, and where those of each sum start."""
+    """Return the concatenated row indices of each window and the offsets of the windows."""
     index = torch.arange(num_rows + span - 1, device=device).as_strided((num_rows, span), (1, 1))
     return index.flatten(), torch.arange(0, num_rows * span, span, device=device)
 
 
 def transpose_band(band: Tensor) -> Tensor:
-    """Who reaches: [n, span] → [n + span − 1, span]. Row j has reach[i, j − i] for all i from j − span + 1 to j."""
+    """Transpose a band matrix, [n, span] → [n + span − 1, span]: row j has band[i, j − i] for i = j − span + 1 … j."""
     num_rows, span = band.shape
     padded = F.pad(band, (0, 0, span - 1, span - 1))
     return padded.as_strided((num_rows + span - 1, span), (span, span - 1), span - 1).contiguous()
@@ -140,34 +138,36 @@ def transpose_band(band: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NegativeSamplingHeadConfig(HeadConfig):
-    """A second table: a word and a word near it have vectors, one of each table, whose product is large.
-
-    Trained by negative sampling (Mikolov et al. 2013b, §2.2); as scores, its products go through a softmax.
-    """
+    """Output vectors trained by negative sampling (Mikolov et al. 2013b, §2.2)."""
 
     vocab_size: int
 
     def matmul_params(self, dim: int) -> int:
+        """Return the number of weights that each row is multiplied with."""
         return dim * self.vocab_size
 
     def build(self, dim: int) -> NegativeSamplingHead:
+        """Build the module."""
         return NegativeSamplingHead(self, dim)
 
 
 class NegativeSamplingHead(Head):
+    """Table of output vectors, whose products with word vectors are the logits."""
+
     def __init__(self, config: NegativeSamplingHeadConfig, dim: int):
         super().__init__()
         self.output_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
+        """Return the logits of all words, [rows, vocab_size]."""
         return F.linear(states, self.output_embeddings)
 
     def loss_and_row_grads(self, batch: WindowBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
-        """`inputs` are the vectors of the stream's words, margins too."""
+        """Return the loss, if requested, and the gradients; `inputs` are the vectors of `batch.tokens`."""
         return (self._cbow if batch.is_cbow else self._skipgram)(batch, inputs, with_loss)
 
     def _skipgram(self, batch: WindowBatch, inputs: Tensor, with_loss: bool) -> SparseLossOutput:
-        """Skip-gram: each word predicts the words it reaches."""
+        """Skip-gram: each word predicts its context."""
         block_size, margin, dim = batch.block_size, batch.margin, inputs.shape[1]
         centers_slice = slice(margin, margin + batch.num_blocks * block_size)
         context_mask = batch.dense_context_mask(inputs.dtype)
@@ -199,10 +199,10 @@ class NegativeSamplingHead(Head):
         ])  # fmt: skip
 
     def _cbow(self, batch: WindowBatch, inputs: Tensor, with_loss: bool) -> SparseLossOutput:
-        """CBOW: the mean of the words that each word reaches predicts it.
+        """CBOW: the mean of its context predicts each word.
 
-        Each of those takes the whole step, not its share of the mean, as in the authors' code: a mean that has to move
-        moves as far whatever the window.
+        Each context word gets the whole gradient, not its share of the mean, as in the authors' code, so that the mean
+        moves equally far for any window size.
         """
         margin, block_size, dim = batch.margin, batch.block_size, inputs.shape[1]
         num_words = batch.num_blocks * block_size
@@ -221,14 +221,12 @@ class NegativeSamplingHead(Head):
             total_loss = (F.softplus(-positive_score) * has_context).sum() + (
                 F.softplus(negative_scores) * negative_weights
             ).sum()
-        positive_score = positive_score.sigmoid_().sub_(
-            1
-        )  # of a word that reaches none too: its mean is nothing, and so is its step
+        positive_score = positive_score.sigmoid_().sub_(1)  # without a context, the mean and its gradient are 0
         negative_scores = negative_scores.sigmoid_().mul_(batch.negative_weight)
         padded_grad = inputs.new_empty(num_words + 4 * margin, dim)
         left_margin, mean_grad, right_margin = padded_grad.split([2 * margin, num_words, 2 * margin])
-        for outer_margin in (left_margin, right_margin):  # nothing comes from beyond them
-            outer_margin.zero_()
+        left_margin.zero_()
+        right_margin.zero_()
         torch.mul(target_vectors, positive_score, out=mean_grad.view(-1, block_size, dim)).baddbmm_(
             negative_scores, negatives
         )
@@ -238,7 +236,7 @@ class NegativeSamplingHead(Head):
             total_loss,
             windowed_sum(padded_grad, transposed_mask),
             input_counts,
-            [  # the negatives read context_mean before it is changed in place
+            [  # the gradient of the negatives uses context_mean before it is modified in place
                 self._negatives_grad(batch, torch.bmm(negative_scores.transpose(1, 2), context_mean), negative_weights),
                 SparseRowGrad(
                     self.output_embeddings,
@@ -256,22 +254,24 @@ class NegativeSamplingHead(Head):
 
 @dataclass(frozen=True)
 class HierarchicalSoftmaxHeadConfig(HeadConfig):
-    """A word is a way through a binary tree, and its probability that of all turns on it (hierarchical softmax).
+    """Hierarchical softmax: the probability of a word is that of its path through a binary tree.
 
-    The tree is Huffman's, so frequent words have short ways (Mikolov et al. 2013b, §2.1).
+    It is a Huffman tree, so frequent words have short paths (Mikolov et al. 2013b, §2.1).
     """
 
     vocab_size: int
 
     def matmul_params(self, dim: int) -> int:
+        """Return the number of weights that each row is multiplied with."""
         return dim * max(self.vocab_size.bit_length(), 1)
 
     def build(self, dim: int) -> HierarchicalSoftmaxHead:
+        """Build the module."""
         return HierarchicalSoftmaxHead(self, dim)
 
 
 class HierarchicalSoftmaxHead(Head):
-    """`counts` are those of the words, from which the tree follows; before it is told any, all are alike."""
+    """Hierarchical softmax over the Huffman tree of the word `counts`, which are all 1 before `set_vocabulary`."""
 
     counts: Tensor
 
@@ -284,13 +284,14 @@ class HierarchicalSoftmaxHead(Head):
     def set_vocabulary(
         self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
     ) -> None:
+        """Set the word counts that determine the tree."""
         if counts is not None:
             self.counts.copy_(torch.from_numpy(np.maximum(counts, 1)))
         self._tree = None
 
     @property
     def paths(self) -> tuple[Tensor, Tensor]:
-        """For each word the inner nodes on its way, int64 [V, depth], and the turns: 1 or −1, 0 behind the end."""
+        """Inner nodes on the path of each word, int64 [V, depth], and the direction at each: ±1, 0 after the end."""
         if self._tree is None or self._tree[0].device != self.node_embeddings.device:
             nodes, signs = build_huffman_paths(self.counts.cpu().numpy().astype(np.float64))
             self._tree = (
@@ -300,7 +301,7 @@ class HierarchicalSoftmaxHead(Head):
         return self._tree
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
-        """The log-probability of every word."""
+        """Return the log-probability of every word, [rows, vocab_size]."""
         nodes, signs = self.paths
         scores, signs = F.linear(states, self.node_embeddings), signs.to(self.node_embeddings.dtype)
         log_probs = [
@@ -310,30 +311,26 @@ class HierarchicalSoftmaxHead(Head):
         return torch.stack(log_probs).sum(0)
 
     def loss_and_row_grads(self, batch: WindowBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
-        """Each word is predicted, from each word it reaches alone or from their mean."""
+        """Return the loss, if requested, and the gradients; each word is predicted from its context words or mean."""
         margin, dim, span = batch.margin, inputs.shape[1], 2 * batch.margin + 1
         num_words = batch.num_blocks * batch.block_size
         target_ids = batch.tokens[margin : margin + num_words]
         nodes, signs = (table.index_select(0, target_ids) for table in self.paths)
         signs = signs.to(inputs.dtype)
         context_mask = batch.context_mask.to(inputs.dtype)
-        context_vectors, prediction_mask = (
-            inputs.as_strided((num_words, span, dim), (dim, dim, 1), inputs.storage_offset()),
-            context_mask,
-        )
+        context_vectors = inputs.as_strided((num_words, span, dim), (dim, dim, 1), inputs.storage_offset())
+        prediction_mask = context_mask
         if batch.is_cbow:
             num_contexts = context_mask.sum(1, keepdim=True)
-            context_vectors, prediction_mask = (
-                windowed_sum(inputs, context_mask / num_contexts.clamp(min=1))[:, None],
-                num_contexts.clamp(max=1),
-            )
+            context_vectors = windowed_sum(inputs, context_mask / num_contexts.clamp(min=1))[:, None]
+            prediction_mask = num_contexts.clamp(max=1)
         node_vectors = F.embedding(nodes, self.node_embeddings)
         scores = torch.bmm(context_vectors, node_vectors.transpose(1, 2))
         node_mask = prediction_mask[:, :, None] * signs.abs()[:, None]
         total_loss = (F.softplus(-scores * signs[:, None]) * node_mask).sum() if with_loss else None
         scores = (scores * signs[:, None]).sigmoid_().sub_(1) * signs[:, None] * prediction_mask[:, :, None]
         context_grad = torch.bmm(scores, node_vectors)
-        if batch.is_cbow:  # each takes the whole step
+        if batch.is_cbow:  # each context word gets the whole gradient
             context_grad = context_mask[:, :, None] * context_grad
         input_grad, input_counts = torch.zeros_like(inputs), torch.zeros_like(inputs[:, 0])
         path_length = signs.abs().sum(1)
@@ -351,9 +348,9 @@ class HierarchicalSoftmaxHead(Head):
 
 
 def build_huffman_paths(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The inner nodes from the root to each word, int64 [V, depth], and the turn at each: ±1, and 0 behind the end.
+    """Return the inner nodes on the path of each word, int64 [V, depth], and the directions: ±1, 0 after the end.
 
-    Two queues: words from rare to frequent, and the nodes made of them, which come in rising order by themselves.
+    Uses two queues: the words sorted from rare to frequent, and the merged nodes, which are created in sorted order.
     """
     num_words = len(counts)
     order = np.argsort(counts, kind="stable")
@@ -380,10 +377,8 @@ def build_huffman_paths(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         current = np.where(alive, parent[current], current)
         path_nodes.append(np.where(alive, current - num_words, 0))
         alive = alive & (current < 2 * num_words - 2)
-    nodes, signs = (
-        np.zeros((num_words, max(len(path_nodes), 1)), np.int64),
-        np.zeros((num_words, max(len(path_nodes), 1)), np.int8),
-    )
+    shape = num_words, max(len(path_nodes), 1)
+    nodes, signs = np.zeros(shape, np.int64), np.zeros(shape, np.int8)
     if path_nodes:
         nodes[order], signs[order] = np.stack(path_nodes, 1), np.stack(path_signs, 1)
     return nodes, signs

@@ -1,4 +1,4 @@
-"""Our Triton kernels, where there is a GPU and Triton: `AVAILABLE` says so. Elsewhere the plain bodies serve."""
+"""Triton kernels, if there is a GPU and Triton (`AVAILABLE`); otherwise callers use plain torch."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ if torch.cuda.is_available():
 
 
 def supports(x: Tensor) -> bool:
-    """Whether they can take this tensor."""
+    """Whether the kernels support a tensor: on a GPU, in bfloat16."""
     return AVAILABLE and x.is_cuda and x.dtype == torch.bfloat16

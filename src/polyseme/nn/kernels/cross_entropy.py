@@ -1,7 +1,7 @@
-"""Cross entropy over a vocabulary on a GPU: scores of a slice of rows become gradients where they stand.
+"""Chunked cross entropy over a vocabulary in Triton: the logits of a chunk of rows are turned into gradients in place.
 
-The scores of all rows never exist at once, and their softmax is never written. As the loss is a sum, its gradient is
-known up to a factor when the scores are there, so both are made in one go, forwards.
+The logits of all rows never exist at once, and their softmax is never stored. Since the loss is a sum, its gradient is
+known up to a factor as soon as the logits are, so both are computed in the forward pass.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK_ROWS = 8192  # scores in memory at a time
-TILE = 64  # matrix products like a vocabulary that is a multiple of this
+CHUNK_ROWS = 8192  # rows whose logits are in memory at a time
+TILE = 64  # the vocabulary is padded to a multiple of this for faster matrix products
 
 
 @triton.jit
 def _loss_and_grad_kernel(logits, targets, losses, vocab_size, stride, ignore_index, BLOCK: tl.constexpr):
-    """One row: its loss, and softmax minus the truth in place of its scores; 0 behind the vocabulary's end."""
+    """Compute the loss of one row and replace its logits by softmax minus one-hot target, 0 in the padding."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
@@ -50,7 +50,7 @@ def _loss_and_grad_kernel(logits, targets, losses, vocab_size, stride, ignore_in
 def _linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The summed loss, and its gradients by states, table and bias."""
+    """Return the summed loss and its gradients with respect to hidden states, weight and bias."""
     vocab_size = weight.shape[0]
     padding = -vocab_size % TILE
     padded_weight = F.pad(weight, (0, 0, 0, padding)) if padding else weight
@@ -96,5 +96,5 @@ _linear_cross_entropy.register_autograd(_backward, setup_context=_setup_context)
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int
 ) -> Tensor:
-    """Σ cross entropy of `hidden · tableᵀ + bias` against `targets`, without those that are `ignore_index`."""
+    """Return the summed cross entropy of `hidden @ weight.T + bias` and `targets`, except where `ignore_index`."""
     return _linear_cross_entropy(hidden, weight, bias, targets, ignore_index)[0]

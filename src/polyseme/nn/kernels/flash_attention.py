@@ -1,9 +1,9 @@
-"""Self-attention over packed sequences on a GPU, in Triton: no score matrix in memory, no padding.
+"""Flash self-attention over packed sequences in Triton: no score matrix in memory, no padding.
 
-The algorithm is that of Dao 2023 (FlashAttention-2). What is gained over the kernel that torch brings: query, key and
-value are read from, and their gradients written to, the one matrix they are projected into; a sequence of at most one
-tile takes one pass backwards, a longer one two, each with tiles of its own and none with atomic sums; dropout costs a
-few integer operations an element; a window skips the tiles outside it.
+The algorithm is FlashAttention-2 (Dao 2023). Differences from torch's kernel: queries, keys and values are read from
+the fused projection and their gradients written to one matrix; the backward pass is one pass for sequences of at most
+one tile and two for longer ones, each with its own tile sizes and without atomic sums; dropout costs a few integer
+operations per element; tiles outside the window are skipped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 HEAD_DIMS = (16, 32, 64, 128)
-LOG2E: Any = tl.constexpr(1.4426950408889634)  # scores are kept times this, for exp2
+LOG2E: Any = tl.constexpr(1.4426950408889634)  # scores are multiplied by this, for exp2
 
 
 @triton.jit
 def _dropout_mask(seed, rows, columns, head, threshold):
-    """True where a score is kept: a hash of seed, head, row and column, held against a threshold of 32 bits."""
+    """Dropout mask, true where a score is kept: a hash of seed, head, row and column against a 32-bit threshold."""
     x = rows.to(tl.uint32) * 0x9E3779B1 + (head.to(tl.uint32) * 0x85EBCA77 + seed.to(tl.uint32))
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -34,7 +34,7 @@ def _dropout_mask(seed, rows, columns, head, threshold):
 
 @triton.jit
 def _visibility_mask(rows, columns, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Whether a query sees a key: inside the sequence, not ahead if causal, at most WINDOW away if there is one."""
+    """Whether a query attends to a key: inside the sequence, not later if CAUSAL, at most WINDOW away if not 0."""
     visible = columns < length
     if CAUSAL:
         visible = visible & (columns <= rows)
@@ -55,7 +55,7 @@ def _load(base, rows, row_stride, columns, length, MASKED: tl.constexpr):
 def _load_rotary_tile(
     base, rows, row_stride, length, cos_sin, max_seqlen, DIM: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr
 ):
-    """A tile of queries or keys. With ROTARY its two halves, turned by their places; else the whole, and nothing."""
+    """Load a tile of queries or keys: with ROTARY its two halves, rotated by position; otherwise the tile twice."""
     if ROTARY:
         columns = tl.arange(0, DIM // 2)
         a = _load(base, rows, row_stride, columns, length, MASKED).to(tl.float32)
@@ -70,7 +70,7 @@ def _load_rotary_tile(
 
 @triton.jit
 def _load_cos_sin(rows, length, cos_sin, max_seqlen, DIM: tl.constexpr):
-    """Cosine and sine of each row and pair."""
+    """Load the cosines and sines of each row and pair."""
     pointers = cos_sin + rows[:, None] * (DIM // 2) + tl.arange(0, DIM // 2)[None, :]
     mask = rows[:, None] < length
     return tl.load(pointers, mask=mask, other=0.0), tl.load(pointers + max_seqlen * (DIM // 2), mask=mask, other=0.0)
@@ -78,7 +78,7 @@ def _load_cos_sin(rows, length, cos_sin, max_seqlen, DIM: tl.constexpr):
 
 @triton.jit
 def _scores(a, b, c, d, ROTARY: tl.constexpr):
-    """(a, b) · (c, d)ᵀ, of halves or of the whole."""
+    """Compute (a, b) · (c, d)ᵀ of two halves, or a · cᵀ without ROTARY."""
     scores = tl.dot(a, tl.trans(c))
     if ROTARY:
         scores = tl.dot(b, tl.trans(d), scores)
@@ -89,7 +89,7 @@ def _scores(a, b, c, d, ROTARY: tl.constexpr):
 def _store_rotary_grad(
     grad_base, rows, row_stride, a, b, length, cos_sin, max_seqlen, DIM: tl.constexpr, ROTARY: tl.constexpr
 ):
-    """Gradients of queries or keys, turned back."""
+    """Store gradients of queries or keys, rotated back."""
     mask = rows[:, None] < length
     if ROTARY:
         cos, sin = _load_cos_sin(rows, length, cos_sin, max_seqlen, DIM)
@@ -106,7 +106,7 @@ def _attend_block(qa, qb, acc, row_sum, row_max, base, start, rows, seq_start, l
          scale: tl.constexpr, threshold: tl.constexpr,
          HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
          DROPOUT: tl.constexpr, ROTARY: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Queries meet one block of keys: the running maximum, sum and weighted values."""
+    """Process one block of keys for a block of queries: update the running maximum, sum and weighted values."""
     row_stride: tl.constexpr = 3 * HEADS * DIM
     keys = start + tl.arange(0, BLOCK_N)
     ka, kb = _load_rotary_tile(base + HEADS * DIM, keys, row_stride, length, cos_sin, max_seqlen, DIM, ROTARY, MASKED)
@@ -161,7 +161,7 @@ def _forward(
 
 @triton.jit
 def _key_range(first_row, ROWS: tl.constexpr, length, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys a block of queries meets: the first, where those begin that need a mask, and the end."""
+    """Return the range of keys for a block of queries: first key, first key that needs a mask, end."""
     key_stop = length
     key_start = 0
     mask_start = (first_row if CAUSAL else length) // BLOCK * BLOCK
@@ -180,7 +180,7 @@ def _accumulate_key_grads(da, db, dv, ka, kb, v, keys, base, o_base, g_base, l_b
                threshold: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
                CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr,
                SINGLE_TILE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """One block of queries gives its part of the gradients of a block of keys and values."""
+    """Add the contribution of one block of queries to the gradients of a block of keys and values."""
     row_stride: tl.constexpr = 3 * HEADS * DIM
     width: tl.constexpr = HEADS * DIM
     columns = tl.arange(0, DIM)
@@ -221,7 +221,7 @@ def _accumulate_query_grads(da, db, qa, qb, g, delta, row_lse, rows, base, start
                   HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
                   WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr,
                   MASKED: tl.constexpr):  # fmt: skip
-    """One block of keys gives its part of the gradient of a block of queries."""
+    """Add the contribution of one block of keys to the gradient of a block of queries."""
     row_stride: tl.constexpr = 3 * HEADS * DIM
     keys = start + tl.arange(0, BLOCK)
     ka, kb = _load_rotary_tile(base + HEADS * DIM, keys, row_stride, length, cos_sin, max_seqlen, DIM, ROTARY, MASKED)
@@ -247,7 +247,7 @@ def _backward_queries(
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of queries, over the keys they see; and Σ gradient · output, for the other pass."""
+    """Compute the gradients of one block of queries, and Σ gradient · output for the pass over keys."""
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seq_start = tl.load(cu_seqlens + sequence)
     length = tl.load(cu_seqlens + sequence + 1) - seq_start
@@ -289,9 +289,9 @@ def _backward_keys(
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, INNER: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, DROPOUT: tl.constexpr, ROTARY: tl.constexpr, SINGLE_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values, over the queries that see them.
+    """Compute the gradients of one block of keys and values.
 
-    With ONE, a sequence is one tile: its queries come with the keys.
+    With SINGLE_TILE, a sequence is one tile, and the gradients of its queries are computed too.
     """
     block, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seq_start = tl.load(cu_seqlens + sequence)
@@ -314,7 +314,7 @@ def _backward_keys(
     da = tl.zeros([BLOCK, DIM // 2 if ROTARY else DIM], tl.float32)
     db = tl.zeros([BLOCK, DIM // 2 if ROTARY else DIM], tl.float32)
     dv = tl.zeros([BLOCK, DIM], tl.float32)
-    # Queries from `query_start` to `unmasked_start` need a mask, then none to `unmasked_end`, then the rest does again.
+    # Queries before `unmasked_start` and from `unmasked_end` on need a mask, those between do not.
     query_start = block * BLOCK if CAUSAL else 0
     query_stop = length
     if WINDOW:
@@ -328,109 +328,22 @@ def _backward_keys(
         unmasked_start = (tl.minimum((block + 1) * BLOCK, unmasked_end) if CAUSAL else 0) if is_full else length
     for start in range(query_start, unmasked_start, INNER):
         da, db, dv = _accumulate_key_grads(
-            da,
-            db,
-            dv,
-            ka,
-            kb,
-            v,
-            keys,
-            base,
-            o_base,
-            g_base,
-            l_base,
-            d_base,
-            grad_base,
-            start,
-            seq_start,
-            length,
-            head,
-            seed,
-            cos_sin,
-            max_seqlen,
-            scale,
-            dropout_scale,
-            threshold,
-            HEADS,
-            DIM,
-            INNER,
-            CAUSAL,
-            WINDOW,
-            DROPOUT,
-            ROTARY,
-            SINGLE_TILE,
-            True,
-        )
+            da, db, dv, ka, kb, v, keys, base, o_base, g_base, l_base, d_base, grad_base, start, seq_start, length,
+            head, seed, cos_sin, max_seqlen, scale, dropout_scale, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW,
+            DROPOUT, ROTARY, SINGLE_TILE, True,
+        )  # fmt: skip
     for start in range(unmasked_start, unmasked_end, INNER):
         da, db, dv = _accumulate_key_grads(
-            da,
-            db,
-            dv,
-            ka,
-            kb,
-            v,
-            keys,
-            base,
-            o_base,
-            g_base,
-            l_base,
-            d_base,
-            grad_base,
-            start,
-            seq_start,
-            length,
-            head,
-            seed,
-            cos_sin,
-            max_seqlen,
-            scale,
-            dropout_scale,
-            threshold,
-            HEADS,
-            DIM,
-            INNER,
-            CAUSAL,
-            WINDOW,
-            DROPOUT,
-            ROTARY,
-            SINGLE_TILE,
-            False,
-        )
+            da, db, dv, ka, kb, v, keys, base, o_base, g_base, l_base, d_base, grad_base, start, seq_start, length,
+            head, seed, cos_sin, max_seqlen, scale, dropout_scale, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW,
+            DROPOUT, ROTARY, SINGLE_TILE, False,
+        )  # fmt: skip
     for start in range(unmasked_end, query_stop, INNER):
         da, db, dv = _accumulate_key_grads(
-            da,
-            db,
-            dv,
-            ka,
-            kb,
-            v,
-            keys,
-            base,
-            o_base,
-            g_base,
-            l_base,
-            d_base,
-            grad_base,
-            start,
-            seq_start,
-            length,
-            head,
-            seed,
-            cos_sin,
-            max_seqlen,
-            scale,
-            dropout_scale,
-            threshold,
-            HEADS,
-            DIM,
-            INNER,
-            CAUSAL,
-            WINDOW,
-            DROPOUT,
-            ROTARY,
-            SINGLE_TILE,
-            True,
-        )
+            da, db, dv, ka, kb, v, keys, base, o_base, g_base, l_base, d_base, grad_base, start, seq_start, length,
+            head, seed, cos_sin, max_seqlen, scale, dropout_scale, threshold, HEADS, DIM, INNER, CAUSAL, WINDOW,
+            DROPOUT, ROTARY, SINGLE_TILE, True,
+        )  # fmt: skip
     factor: tl.constexpr = scale / LOG2E
     _store_rotary_grad(
         grad_base + width, keys, row_stride, da * factor, db * factor, length, cos_sin, max_seqlen, DIM, ROTARY
@@ -440,15 +353,15 @@ def _backward_keys(
 
 
 def forward_tiles(max_seqlen: int) -> tuple[int, int, int, int]:
-    """Rows of queries and of keys in a tile, warps, stages: measured on an H200."""
+    """Return rows of queries and of keys per tile, warps and stages, tuned on an H200."""
     block = 64 if max_seqlen > 32 else 32
     return block, block, 4, 3
 
 
 def key_tiles(max_seqlen: int, causal: bool, rotary: bool) -> tuple[int, int, int, int]:
-    """The same for gradients of keys: rows of the block a program owns, and of those it meets in turn, its divisor.
+    """Return the same for the gradients of keys: rows of a program's block and of its inner blocks, a divisor.
 
-    Turned halves take more registers, so their tiles are smaller.
+    Rotated halves take more registers, so their tiles are smaller.
     """
     if max_seqlen <= 128:
         block = 128 if max_seqlen > 64 else 64 if max_seqlen > 32 else 32
@@ -459,12 +372,12 @@ def key_tiles(max_seqlen: int, causal: bool, rotary: bool) -> tuple[int, int, in
 
 
 def query_tiles(max_seqlen: int) -> tuple[int, int, int, int]:
-    """The same for gradients of queries, which come with those of the keys where a sequence is one tile."""
+    """Return the same for the gradients of queries, if a sequence is longer than one tile."""
     return 64, 64, 4, 3
 
 
 def _constants(dim: int, dropout: float) -> tuple[float, float, int]:
-    """The scale of scores for exp2, the factor on what dropout keeps, and its threshold on 32 bits."""
+    """Return the scale of scores for exp2, the dropout scale, and the 32-bit dropout threshold."""
     return dim**-0.5 * LOG2E.value, 1 / (1 - dropout), round(dropout * 2**32)
 
 
@@ -479,6 +392,7 @@ def flash_forward(
     window: int,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
+    """Return the output [T, heads, head_dim] and the log-sum-exp of scores [heads, T]."""
     num_tokens, _, num_heads, dim = qkv.shape
     out, lse = qkv.new_empty(num_tokens, num_heads, dim), qkv.new_empty(num_heads, num_tokens, dtype=torch.float32)
     block, inner, num_warps, num_stages = forward_tiles(max_seqlen)
@@ -495,6 +409,7 @@ def flash_backward(
     grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, cu_seqlens: Tensor, seed: Tensor, cos_sin: Tensor,
     max_seqlen: int, causal: bool, window: int, dropout: float,
 ) -> Tensor:  # fmt: skip
+    """Return the gradient of `qkv`."""
     num_tokens, _, num_heads, dim = qkv.shape
     dqkv, grad, deltas = torch.empty_like(qkv), grad.contiguous(), torch.empty_like(lse)
     num_sequences, constants, rotary = cu_seqlens.shape[0] - 1, _constants(dim, dropout), cos_sin.ndim == 3
@@ -536,10 +451,10 @@ def flash(
     window: int = 0,
     cos_sin: Tensor | None = None,
 ) -> Tensor:
-    """[T, 3, heads, head_dim] to [T, heads, head_dim]; each sequence sees itself alone.
+    """Compute self-attention inside each sequence, [T, 3, heads, head_dim] to [T, heads, head_dim].
 
-    With `cos_sin`, cosines and sines [2, longest, head_dim / 2], queries and keys are turned by their places first.
-    Rows behind the last sequence are not written.
+    With `cos_sin`, cosines and sines [2, max_seqlen, head_dim / 2], queries and keys are rotated by position first.
+    Rows after the last sequence are not written.
     """
     seed = torch.randint(0, 2**31 - 1, (1,), dtype=torch.int32, device=qkv.device) if dropout else cu_seqlens[:1]
     return flash_forward(

@@ -1,7 +1,7 @@
-"""What lies between matrix products on a GPU, in Triton: bias and activation in one pass each way, sum and norm in one.
+"""Fused elementwise kernels in Triton: bias and activation, gated activation, residual sum and layer norm.
 
-Backwards, one pass over the widest matrix of the layer makes three things: the activation again, so that it need not
-be kept (2.1 of 11.1 GiB for BERT-base at 64 × 512), the gradient, and its column sums for the bias.
+One backward pass over the widest matrix of the layer recomputes the activation, so that it need not be stored (saving
+2.1 of 11.1 GiB for BERT-base at 64 × 512), and computes the gradient and its column sums for the bias.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 ACTIVATION_NAMES = ("gelu", "gelu_tanh", "relu")
-ROWS, COLUMNS = 2, 1024  # of a tile: measured on an H200
-TILES = 4  # below each other, of one program
-GATED_ROWS, GATED_COLUMNS = 4, 512  # of a tile of a gated layer, whose widths are odd: not tuned yet
+ROWS, COLUMNS = 2, 1024  # tile size, tuned on an H200
+TILES = 4  # tiles per program, below each other
+GATED_ROWS, GATED_COLUMNS = 4, 512  # tile size of gated layers, not tuned
 
 
 @triton.jit
 def _activate(x, KIND: tl.constexpr):
-    """The activation and its slope."""
-    if KIND == 0:  # the normal distribution to 1e-7 (Abramowitz and Stegun 1964, 7.1.26), with the exponent at hand
+    """Compute the activation and its derivative."""
+    if KIND == 0:  # normal distribution to 1e-7 (Abramowitz and Stegun 1964, 7.1.26), reusing the exponential
         e = tl.exp(-0.5 * x * x)
         t = 1 / (1 + 0.3275911 * 0.7071067811865476 * tl.abs(x))
         tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * e
@@ -98,6 +98,7 @@ def _gate_backward(h, grad, out, dh, rows, width, KIND: tl.constexpr, ROWS: tl.c
 
 @torch.library.triton_op("polyseme::activate", mutates_args=())
 def activate(h: Tensor, bias: Tensor, kind: int) -> Tensor:
+    """Return activation(h + bias)."""
     rows, width = h.shape
     out = torch.empty_like(h)
     grid = (triton.cdiv(width, COLUMNS), triton.cdiv(rows, ROWS))
@@ -107,6 +108,7 @@ def activate(h: Tensor, bias: Tensor, kind: int) -> Tensor:
 
 @torch.library.triton_op("polyseme::activate_backward", mutates_args=())
 def activate_backward(h: Tensor, bias: Tensor, grad: Tensor, kind: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the recomputed activation, the gradient of h, and partial column sums of it."""
     rows, width = h.shape
     out, dh = torch.empty_like(h), torch.empty_like(h)
     groups = triton.cdiv(rows, ROWS * TILES)
@@ -119,6 +121,7 @@ def activate_backward(h: Tensor, bias: Tensor, grad: Tensor, kind: int) -> tuple
 
 @torch.library.triton_op("polyseme::gate", mutates_args=())
 def gate(h: Tensor, kind: int) -> Tensor:
+    """Return activation(a) · b, where a and b are the halves of h."""
     rows, width = h.shape[0], h.shape[1] // 2
     out = h.new_empty(rows, width)
     grid = (triton.cdiv(width, GATED_COLUMNS), triton.cdiv(rows, GATED_ROWS))
@@ -128,6 +131,7 @@ def gate(h: Tensor, kind: int) -> Tensor:
 
 @torch.library.triton_op("polyseme::gate_backward", mutates_args=())
 def gate_backward(h: Tensor, grad: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+    """Return the recomputed gated activation and the gradient of h."""
     rows, width = grad.shape
     out, dh = torch.empty_like(grad), torch.empty_like(h)
     grid = (triton.cdiv(width, GATED_COLUMNS), triton.cdiv(rows, GATED_ROWS))
@@ -138,7 +142,7 @@ def gate_backward(h: Tensor, grad: Tensor, kind: int) -> tuple[Tensor, Tensor]:
 
 
 class _GatedLinear(torch.autograd.Function):
-    """`linear_baseline(activation(a) · b)` of the halves a and b of h, keeping h alone."""
+    """linear(activation(a) · b) of the halves a and b of h, saving only h."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, kind: int) -> Tensor:
@@ -154,13 +158,13 @@ class _GatedLinear(torch.autograd.Function):
 
 
 def gated_linear(h: Tensor, weight: Tensor, activation: str) -> Tensor:
-    """What follows the first matrix of a gated feed-forward sublayer without biases."""
+    """Apply the part of a gated feed-forward sublayer without biases that follows its first matrix."""
     output: Tensor = _GatedLinear.apply(h, weight, ACTIVATION_NAMES.index(activation))
     return output
 
 
 class _ActivatedLinear(torch.autograd.Function):
-    """`linear_baseline(activation(h + bias))`, keeping h alone."""
+    """linear(activation(h + bias)), saving only h."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, bias: Tensor, weight: Tensor, output_bias: Tensor, kind: int) -> Tensor:
@@ -176,7 +180,7 @@ class _ActivatedLinear(torch.autograd.Function):
 
 
 def activated_linear(h: Tensor, bias: Tensor, weight: Tensor, output_bias: Tensor, activation: str) -> Tensor:
-    """Two thirds of a feed-forward sublayer: what follows its first matrix, whose bias comes along."""
+    """Apply the part of a feed-forward sublayer that follows its first matrix: bias, activation, second layer."""
     output: Tensor = _ActivatedLinear.apply(h, bias, weight, output_bias, ACTIVATION_NAMES.index(activation))
     return output
 
@@ -198,7 +202,7 @@ def _add_norm(x, y, weight, bias, out, width, eps: tl.constexpr, BLOCK: tl.const
 
 @torch.library.triton_op("polyseme::add_norm", mutates_args=())
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """The norm of a residual sum, where nothing is differentiated."""
+    """Return the layer norm of x + y; has no backward pass."""
     rows, width = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)

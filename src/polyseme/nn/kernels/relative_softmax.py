@@ -1,7 +1,7 @@
-"""Softmax over content scores plus scores by distance, each way in one pass, in Triton: see `nn/attention/relative.py`.
+"""Softmax over the sum of content and distance scores in Triton, one pass each way; see `nn/attention/relative.py`.
 
-Scores by distance are a line of numbers for each query, from which its keys take a stretch that begins at a place of
-its own: they are read from there, and need not be skewed into place in memory first.
+The distance scores of a query are a row from which its keys use a contiguous part that starts at a different offset
+for each query. The kernel reads them from there, so they need not be skewed into place in memory first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _forward(
     x = tl.where(inside, x, -1e30)
     e = tl.where(inside, tl.exp(x - tl.max(x, 0)), 0.0)
     total = tl.sum(e, 0)
-    softmax = e / tl.where(total > 0, total, 1.0)  # a place that sees nothing gets nothing
+    softmax = e / tl.where(total > 0, total, 1.0)  # a query that attends to nothing gets zeros
     tl.store(probs + program * num_keys + j, softmax.to(probs.dtype.element_ty), mask=j < num_keys)
 
 
@@ -139,11 +139,10 @@ def relative_softmax(
     different_segment: Tensor | None,
     segment_scores: Tensor | None,
 ) -> Tensor:
-    """Probabilities [heads · number, rows, columns] of `content`, to which key j of a query adds `distance_scores[first
-    + j]`.
+    """Return the softmax [heads · sequences, queries, keys] of `content` plus the distance score of each key.
 
-    Without `distance_start`, that of query i is rows − i. What is `masked_out` gets nothing; where `different_segment`,
-    `segment_scores` is added.
+    The distance score of key j is at index `distance_start` + j of the query's row; without `distance_start`, query i
+    starts at num_queries − i. Keys that are `masked_out` get 0; `segment_scores` is added where `different_segment`.
     """
     probs: Tensor = _RelativeSoftmax.apply(
         content, distance_scores, segment_scores, num_sequences, distance_start, masked_out, different_segment

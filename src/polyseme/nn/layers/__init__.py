@@ -1,0 +1,1 @@
+"""Layers that trunks are made of."""

@@ -1,7 +1,8 @@
-"""Adaptive input and softmax: rare tokens get shorter vectors (Grave et al. 2017; Baevski and Auli 2019).
+"""Adaptive embeddings and softmax: rare tokens have shorter vectors (Grave et al. 2017; Baevski and Auli 2019).
 
-Ids are taken to be sorted from frequent to rare. `cutoffs` cut them into bands; each band's vectors are `factor` times
-shorter than those of the band before. The softmax chooses among the first band and the other bands, then inside a band.
+Ids are assumed to be sorted from frequent to rare. `cutoffs` divide them into bands; the vectors of each band are
+`div_value` times shorter than those of the band before. The softmax is over the tokens of the first band and the other
+bands, then over the tokens inside a band.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config, check_in_range
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError
 from polyseme.nn import kernels
 from polyseme.nn.heads.base import Head, HeadConfig
+from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.norms import NoNormConfig
 
 
 @dataclass(frozen=True)
 class AdaptiveBandsConfig(Config):
-    """The fields of what is cut into bands; abstract."""
+    """Division of a vocabulary into bands; abstract."""
 
     vocab_size: int
-    dim: int  # of the states, and of the first band's vectors
+    dim: int  # of the hidden states and of the first band's vectors
     cutoffs: tuple[int, ...] = ()
     div_value: int = 1
 
@@ -35,17 +37,24 @@ class AdaptiveBandsConfig(Config):
         check_in_range("vocab_size", self.vocab_size, 1, math.inf)
         check_in_range("div_value", self.div_value, 1, math.inf)
         if list(self.boundaries) != sorted(set(self.boundaries)):
-            raise ConfigError(f"cutoffs {list(self.cutoffs)} do not rise from above 0 to below {self.vocab_size}")
+            raise ConfigError(
+                f"cutoffs are {list(self.cutoffs)}; expected increasing ids above 0 and below vocab_size "
+                f"({self.vocab_size})"
+            )
         if self.div_value ** len(self.cutoffs) > self.dim:
-            raise ConfigError(f"factor {self.div_value} leaves nothing of {self.dim} dimensions in the last band")
+            raise ConfigError(
+                f"div_value is {self.div_value}, which leaves no dimensions in the last of {len(self.cutoffs) + 1} "
+                f"bands (dim is {self.dim})"
+            )
 
     @property
     def boundaries(self) -> tuple[int, ...]:
+        """First id of each band, and the end of the last."""
         return 0, *self.cutoffs, self.vocab_size
 
     @property
     def bands(self) -> list[tuple[int, int, int]]:
-        """(first id, number of ids, length of a vector) of each band."""
+        """(first id, number of ids, vector size) of each band."""
         return [
             (start, end - start, self.dim // self.div_value**i)
             for i, (start, end) in enumerate(pairwise(self.boundaries))
@@ -54,18 +63,21 @@ class AdaptiveBandsConfig(Config):
 
 @dataclass(frozen=True)
 class AdaptiveEmbeddingsConfig(AdaptiveBandsConfig):
-    max_len: int = 1 << 20  # no position is stored: what a reading may hold
+    """Adaptive input embeddings."""
+
+    max_len: int = 1 << 20  # there are no position embeddings that would limit it
     dropout: float = 0.0
     num_segments: ClassVar[int] = 0
     embedding_dim: ClassVar[int] = 0
     norm: ClassVar[NoNormConfig] = NoNormConfig()
 
     def build(self) -> AdaptiveEmbeddings:
+        """Build the module."""
         return AdaptiveEmbeddings(self)
 
 
 class AdaptiveEmbeddings(nn.Module):
-    """Vectors of a band, projected to the states' length where bands differ, times √dim."""
+    """Token vectors of each band, projected to the hidden size if bands differ, times √dim."""
 
     def __init__(self, config: AdaptiveEmbeddingsConfig):
         super().__init__()
@@ -79,21 +91,19 @@ class AdaptiveEmbeddings(nn.Module):
 
     @property
     def token_embeddings(self) -> AdaptiveEmbeddings:
-        """What a tied head reads."""
+        """Tables that a tied head uses: this module."""
         return self
 
     def forward(
         self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int, token_embeddings: None = None
     ) -> Tensor:
-        config = self.config
-        if max_seqlen > config.max_len:
-            raise DataError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({config.max_len})")
-        return self.dropout(
-            (self._lookup_masked if tokens.is_cuda else self._lookup_per_band)(tokens) * config.dim**0.5
-        )
+        """Return the embeddings of packed tokens, [T, dim]."""
+        check_max_seqlen(max_seqlen, self.config.max_len)
+        embeddings = self._lookup_masked(tokens) if tokens.is_cuda else self._lookup_per_band(tokens)
+        return self.dropout(embeddings * self.config.dim**0.5)
 
     def _lookup_per_band(self, tokens: Tensor) -> Tensor:
-        """Each band looks its own tokens up."""
+        """Look up each band's tokens only."""
         band_vectors, band_indices = [], []
         for (first_id, size, _), table, projection in zip(self.config.bands, self.tables, self.projections):
             indices = torch.nonzero((tokens >= first_id) & (tokens < first_id + size)).squeeze(1)
@@ -102,7 +112,7 @@ class AdaptiveEmbeddings(nn.Module):
         return torch.cat(band_vectors).index_select(0, torch.argsort(torch.cat(band_indices)))
 
     def _lookup_masked(self, tokens: Tensor) -> Tensor:
-        """Each band looks something up for every token: on a GPU cheaper than to ask how many are its own."""
+        """Look up all tokens in each band and mask; on a GPU this is cheaper than a sync to count a band's tokens."""
         band_vectors = []
         for (first_id, size, _), table, projection in zip(self.config.bands, self.tables, self.projections):
             in_band = (tokens >= first_id) & (tokens < first_id + size)
@@ -113,17 +123,20 @@ class AdaptiveEmbeddings(nn.Module):
 
 @dataclass(frozen=True)
 class AdaptiveSoftmaxHeadConfig(AdaptiveBandsConfig, HeadConfig):
-    """Scores over the vocabulary from the vectors of `AdaptiveEmbeddings`, tied, but for the first projection."""
+    """Adaptive softmax with the tables of `AdaptiveEmbeddings`; only the projection of the first band is untied."""
 
     def matmul_params(self, dim: int) -> int:
-        """How many weights of matrices a row meets; the rare bands are left out."""
+        """Return the number of weights that each row is multiplied with, without the rare bands."""
         return dim * (self.bands[0][1] + len(self.cutoffs) + (dim if self.div_value > 1 else 0))
 
     def build(self, dim: int) -> AdaptiveSoftmaxHead:
+        """Build the module."""
         return AdaptiveSoftmaxHead(self)
 
 
 class AdaptiveSoftmaxHead(Head):
+    """Language-model head with an adaptive softmax."""
+
     needs_host_sync = not kernels.AVAILABLE
 
     def __init__(self, config: AdaptiveSoftmaxHeadConfig):
@@ -134,7 +147,7 @@ class AdaptiveSoftmaxHead(Head):
         self.projection = nn.Linear(config.dim, config.dim, bias=False) if config.div_value > 1 else None
 
     def forward(self, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> Tensor:
-        """The log probability of every token, [rows, vocab_size]."""
+        """Return the log-probability of every token, [rows, vocab_size]."""
         head_log_probs = F.linear(*self._head_inputs(states, token_embeddings)).float().log_softmax(-1)
         shortlist_size = self.config.bands[0][1]
         log_probs = [head_log_probs[:, :shortlist_size]]
@@ -151,15 +164,15 @@ class AdaptiveSoftmaxHead(Head):
         ignore_index: int,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The summed cross entropy; a band's scores are made for the rows whose token lies in it."""
-        if label_smoothing:  # which needs the scores of all
+        """Return the summed cross entropy; the scores of a band are computed for the rows whose label is in it."""
+        if label_smoothing:  # needs all scores
             return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
         shortlist_size = self.config.bands[0][1]
         head_labels, losses = labels, []
         for band, (first_id, size, _) in list(enumerate(self.config.bands))[1:]:
             in_band = (labels >= first_id) & (labels < first_id + size)
             head_labels = torch.where(in_band, shortlist_size + band - 1, head_labels)
-            if kernels.supports(states):  # of all rows: to ask a GPU which lie in the band would take longer
+            if kernels.supports(states):  # all rows: selecting those in the band needs a slow sync
                 band_labels = torch.where(in_band, labels - first_id, ignore_index)
                 losses.append(
                     kernels.linear_cross_entropy(
@@ -180,7 +193,7 @@ class AdaptiveSoftmaxHead(Head):
         return torch.stack(losses).sum()
 
     def _head_inputs(self, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> tuple[Tensor, Tensor, Tensor]:
-        """States, weights and biases whose scores are those of the first band's tokens and of the other bands."""
+        """Return states, weights and biases that give the scores of the first band's tokens and of the other bands."""
         projected = states if self.projection is None else states @ self.projection.weight
         weights, biases = [token_embeddings.tables[0].weight], [self.biases[0]]
         if self.clusters is not None:
@@ -191,7 +204,7 @@ class AdaptiveSoftmaxHead(Head):
     def _tail_inputs(
         self, band: int, states: Tensor, token_embeddings: AdaptiveEmbeddings
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for the tokens of another band."""
+        """Return states, weights and biases that give the scores of another band's tokens."""
         projection = token_embeddings.projections[band]
         projected = states @ projection.weight if isinstance(projection, nn.Linear) else states
         return projected, token_embeddings.tables[band].weight, self.biases[band]  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""One Transformer layer. Each sublayer has two norm slots, one of them real: pre- and post-norm are data."""
+"""One Transformer layer. Each sublayer has a norm before and after it, one of them an identity: pre- or post-norm."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from polyseme.nn.packing import EncoderInput, PackedLayout
 
 @dataclass(frozen=True)
 class TransformerBlockConfig(Config):
+    """One Transformer layer: self-attention, optional cross-attention, feed-forward."""
+
     attention: AttentionConfig | RelativeAttentionConfig
     ffn: FeedForwardConfig
     pre_norm: AnyNormConfig = field(default_factory=NoNormConfig)
     post_norm: AnyNormConfig = field(default_factory=NoNormConfig)
-    dropout: float = 0.0  # on each sublayer's output, before the residual sum
-    skip_attention_pre_norm: bool = (
-        False  # without the norm before attention: a first block whose input is normed already
-    )
-    cross_attention: AttentionConfig | None = None  # to a source, between attention and feed-forward
+    dropout: float = 0.0  # of each sublayer's output, before the residual sum
+    skip_attention_pre_norm: bool = False  # for a first block whose input is already normalized
+    cross_attention: AttentionConfig | None = None  # over a source, between self-attention and feed-forward
 
     def build(self, dim: int) -> TransformerBlock:
+        """Build the module."""
         return TransformerBlock(self, dim)
 
 
 class TransformerBlock(nn.Module):
+    """Transformer layer over packed sequences."""
+
     def __init__(self, config: TransformerBlockConfig, dim: int):
         super().__init__()
         self.attention_pre_norm = (NoNormConfig() if config.skip_attention_pre_norm else config.pre_norm).build(dim)
@@ -54,6 +57,7 @@ class TransformerBlock(nn.Module):
         position_info: PositionInfo | None = None,
         source: EncoderInput | None = None,
     ) -> Tensor:
+        """Return the hidden states [T, dim] after this layer."""
         sublayer_output = self.attention(
             self.attention_pre_norm(x), layout, positions, cache, position_info=position_info
         )
@@ -64,14 +68,14 @@ class TransformerBlock(nn.Module):
         return add_and_norm(self.ffn_post_norm, x, self._apply_dropout(self.ffn(self.ffn_pre_norm(x))))
 
     def _apply_dropout(self, y: Tensor) -> Tensor:
-        """With dropout, in training; a step of decoding would feel the call of a part that does nothing."""
+        """Apply dropout in training; skipping the module call speeds up decoding."""
         output: Tensor = self.dropout(y) if self.training else y
         return output
 
     def cross_weights(
         self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None, source: EncoderInput
     ) -> list[Tensor]:
-        """Which states of the source a target looks at, [heads, queries, keys] for each sequence."""
+        """Return the probabilities of cross-attention, [heads, queries, keys] for each sequence."""
         assert self.cross_attention is not None
         sublayer_output = self.attention(
             self.attention_pre_norm(x), layout, layout.positions, None, position_info=position_info
@@ -82,4 +86,5 @@ class TransformerBlock(nn.Module):
     def attention_weights(
         self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None = None
     ) -> list[Tensor]:
+        """Return the probabilities of self-attention, [heads, queries, keys] for each sequence."""
         return self.attention.weights(self.attention_pre_norm(x), layout, position_info=position_info)

@@ -1,7 +1,7 @@
-"""Words from their characters: convolutions over the bytes of a word, highway layers, a projection.
+"""Word embeddings from characters: convolutions over the bytes of a word, highway layers, a projection.
 
-The character-aware bottom of ELMo (Peters et al. 2018, §3.4; Jozefowicz et al. 2016, §3.3; Kim et al. 2016). A word is
-50 ids: a mark where it begins, its bytes in UTF-8, a mark where it ends, and filling.
+The input layer of ELMo (Peters et al. 2018, §3.4; Jozefowicz et al. 2016, §3.3; Kim et al. 2016). A word is 50 ids:
+begin-of-word, its UTF-8 bytes, end-of-word, and padding.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError
+from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.norms import NoNormConfig
 
-BOS_CHARACTER, EOS_CHARACTER = 256, 257  # the two words around a sentence, each of one character that no text holds
+BOS_CHARACTER, EOS_CHARACTER = 256, 257  # the boundary words of a sentence consist of one of these
 BOW_CHARACTER, EOW_CHARACTER, PAD_CHARACTER = 258, 259, 260
-MAX_WORDS_PER_CONV = 256  # words that are convolved at once
-NUM_CHARACTERS = 262  # 261, and 0 for nothing: stored ids are one higher
+MAX_WORDS_PER_CONV = 256
+NUM_CHARACTERS = 262  # the 261 above and the unused id 0: stored ids are character + 1
 
 
 def words_to_char_ids(words: Sequence[str | int], max_chars_per_word: int = 50) -> np.ndarray:
-    """Words as character ids, int16 [n, width]; what is longer loses its end. A number is that one character."""
+    """Return the character ids of words, int16 [n, max_chars_per_word], truncated at the end.
+
+    A word given as a number consists of that single character.
+    """
     char_ids = np.full((len(words), max_chars_per_word), PAD_CHARACTER + 1, dtype=np.int16)
     for row, word in zip(char_ids, words):
         byte_values = (
@@ -40,10 +44,10 @@ def words_to_char_ids(words: Sequence[str | int], max_chars_per_word: int = 50) 
 
 @dataclass(frozen=True)
 class CharCNNConfig(Config):
-    """`filters` are (characters, how many); their outputs go through `num_highway` layers and down to `dim`.
+    """Character CNN. `filters` are (width, count); their outputs pass `num_highway` layers and a projection to `dim`.
 
-    `vocab_size` is the number of words whose spelling the model keeps, so that a token can be a word's number; a token
-    may also be a word's characters themselves.
+    `vocab_size` is the number of words whose spelling the model stores, so that a token can be a word id; a token may
+    also be the characters of a word.
     """
 
     vocab_size: int
@@ -65,25 +69,30 @@ class CharCNNConfig(Config):
         for conv_filter in self.filters:
             if len(conv_filter) != 2 or not 1 <= conv_filter[0] <= self.max_chars_per_word or conv_filter[1] < 1:
                 raise ConfigError(
-                    f"a filter is {list(conv_filter)}, expected its width, 1 to {self.max_chars_per_word}, "
-                    "and their number"
+                    f"filters contains {list(conv_filter)}; expected a width, 1 to {self.max_chars_per_word}, "
+                    "and a count, at least 1"
                 )
         if not self.filters or self.max_chars_per_word < 3:
-            raise ConfigError(f"{len(self.filters)} filters over {self.max_chars_per_word} characters read no word")
+            raise ConfigError(
+                f"got {len(self.filters)} filters over max_chars_per_word = {self.max_chars_per_word}; "
+                "expected at least 1 filter and 3 characters"
+            )
 
     @property
     def embedding_dim(self) -> int:
+        """Size of the concatenated filter outputs."""
         return sum(count for _, count in self.filters)
 
     def build(self) -> CharCNN:
+        """Build the module."""
         return CharCNN(self)
 
 
 class CharCNN(nn.Module):
-    """Each distinct word of a batch is read once, however often it stands there."""
+    """Character CNN that computes each distinct word of a batch once."""
 
-    needs_host_sync: ClassVar[bool] = True  # the device how many words are distinct
-    spellings: Tensor  # int16 [vocab_size, width]
+    needs_host_sync: ClassVar[bool] = True  # for the number of distinct words
+    spellings: Tensor  # int16 [vocab_size, max_chars_per_word]
 
     def __init__(self, config: CharCNNConfig):
         super().__init__()
@@ -97,27 +106,26 @@ class CharCNN(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         spellings = torch.full((config.vocab_size, config.max_chars_per_word), PAD_CHARACTER + 1, dtype=torch.int16)
         self.register_buffer("spellings", spellings)
-        if not spellings.is_meta:  # until words are known, each is a number
+        if not spellings.is_meta:  # placeholders until `set_spellings`
             placeholder_words = [str(i) for i in range(min(config.vocab_size, 1 << 16))]
             spellings[: len(placeholder_words)] = torch.from_numpy(
                 words_to_char_ids(placeholder_words, config.max_chars_per_word)
             )
 
     def set_spellings(self, words: Sequence[str | int]) -> None:
-        """The words whose numbers are tokens from now on."""
+        """Set the words that ids stand for."""
         char_ids = torch.from_numpy(words_to_char_ids(words, self.config.max_chars_per_word)).to(self.spellings.device)
         self.spellings[: len(char_ids)] = char_ids
 
     @property
     def token_embeddings(self) -> None:
-        """There is none that a head could share."""
+        """None: there is no table that a head could share."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int, token_embeddings: None = None
     ) -> Tensor:
-        """Tokens are numbers of words, [T], or their characters, [T, width]."""
-        if max_seqlen > self.config.max_len:
-            raise DataError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
+        """Return the embeddings [T, dim] of word ids [T] or of character ids [T, max_chars_per_word]."""
+        check_max_seqlen(max_seqlen, self.config.max_len)
         if tokens.ndim == 1:
             unique_words, inverse = tokens.unique(return_inverse=True)
             unique_words = self.spellings.index_select(0, unique_words)
@@ -126,24 +134,22 @@ class CharCNN(nn.Module):
         return self.dropout(self.embed_char_ids(unique_words.long()).index_select(0, inverse))
 
     def embed_char_ids(self, char_ids: Tensor) -> Tensor:
-        """The vectors of spelled words, [n, width] to [n, dim].
+        """Embed words given as character ids, [n, width] to [n, dim].
 
-        Words of like length are convolved together. Behind the longest of them every window is the same: one that is
-        all filling is enough of these.
+        Words of similar length are convolved together. All windows past the longest of them contain only padding; one
+        such window is enough.
         """
         if not len(char_ids):
             return self.projection.weight.new_zeros(0, self.config.dim)
-        activation, max_kernel_size = (
-            ACTIVATIONS[self.config.activation],
-            max(kernel_size for kernel_size, _ in self.config.filters),
-        )
+        activation = ACTIVATIONS[self.config.activation]
+        max_kernel_size = max(kernel_size for kernel_size, _ in self.config.filters)
         num_words, is_cuda = len(char_ids), char_ids.device.type == "cuda"
         words_per_conv, length_multiple = (16 * MAX_WORDS_PER_CONV, 8) if is_cuda else (MAX_WORDS_PER_CONV, 1)
-        if is_cuda:  # cuDNN plans for milliseconds whenever it meets a new shape: let there be few
+        if is_cuda:  # cuDNN spends milliseconds on each new shape, so keep their number small
             char_ids = F.pad(char_ids, (0, 0, 0, -num_words % (4 * MAX_WORDS_PER_CONV)), value=PAD_CHARACTER + 1)
         lengths, order = (char_ids != PAD_CHARACTER + 1).sum(1).sort(stable=True)
         conv_outputs = []
-        max_lengths = [*lengths[words_per_conv - 1 :: words_per_conv].tolist(), int(lengths[-1])]  # one wait for a GPU
+        max_lengths = [*lengths[words_per_conv - 1 :: words_per_conv].tolist(), int(lengths[-1])]
         for indices, max_length in zip(order.split(words_per_conv), max_lengths):
             chunk = char_ids.index_select(0, indices)[
                 :, : -(-(max_length + max_kernel_size) // length_multiple) * length_multiple
@@ -157,7 +163,7 @@ class CharCNN(nn.Module):
 
 
 class Highway(nn.Module):
-    """Part of what comes in goes on as it is (Srivastava et al. 2015)."""
+    """Highway layer: a gated sum of a ReLU layer and its input (Srivastava et al. 2015)."""
 
     def __init__(self, dim: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Token, position and segment vectors: the bottom of a trunk."""
+"""Token, position and segment embeddings: the input layer of a trunk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,6 +19,8 @@ from polyseme.nn.sparse import SparseRowGrad
 
 @dataclass(frozen=True)
 class EmbeddingsConfig(Config):
+    """Input embeddings of a trunk."""
+
     vocab_size: int
     dim: int
     max_len: int
@@ -25,15 +28,13 @@ class EmbeddingsConfig(Config):
     norm: AnyNormConfig = field(default_factory=NoNormConfig)
     dropout: float = 0.0
     position_embedding_type: Literal["learned", "sinusoidal", "none"] = "learned"
-    position_offset: int = 0  # rows before that of the first position, which nothing reads
-    embedding_dim: int = (
-        0  # the size of the tables and their norm, with a linear layer from there to dim; 0 is dim, without
-    )
-    scale: float = 1.0  # on the token vectors
-    tied_to_encoder: bool = False  # the token vectors are another's, given at each call
-    embedding_row_dropout: float = (
-        0.0  # drops whole rows of the table: a word, wherever it stands (Gal and Ghahramani 2016)
-    )
+    position_offset: int = 0  # unused rows before that of the first position
+    # size of the tables and their norm, followed by a linear layer to dim; 0 means dim, without a linear layer
+    embedding_dim: int = 0
+    scale: float = 1.0  # factor on the token embeddings
+    tied_to_encoder: bool = False  # token embeddings are those of the encoder, passed at each call
+    # drops whole rows of the table, i.e. all occurrences of a word (Gal and Ghahramani 2016)
+    embedding_row_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "vocab_size", "dim", "max_len")
@@ -41,11 +42,18 @@ class EmbeddingsConfig(Config):
         self.check_range(0, 1, "dropout", "embedding_row_dropout")
 
     def build(self) -> Embeddings:
+        """Build the module."""
         return Embeddings(self)
 
 
+def check_max_seqlen(max_seqlen: int, max_len: int) -> None:
+    """Raise if a sequence is longer than the model's maximum."""
+    if max_seqlen > max_len:
+        raise DataError(f"a sequence has {max_seqlen} tokens; the model reads at most {max_len}")
+
+
 class Embeddings(nn.Module):
-    """The sum of what a token is, where it stands, and (if the family has segments) which part it belongs to."""
+    """Sum of token, position and (if the family has segments) segment embeddings."""
 
     def __init__(self, config: EmbeddingsConfig):
         super().__init__()
@@ -63,16 +71,16 @@ class Embeddings(nn.Module):
 
     @property
     def token_embeddings(self) -> Tensor:
-        """What a tied head reads."""
-        assert self.tokens is not None, "shared token vectors are another's"
+        """Table [vocab_size, embedding_dim] that a tied head uses."""
+        assert self.tokens is not None, "the token embeddings belong to the encoder"
         return self.tokens.weight
 
     def look_up(self, ids: Tensor) -> Tensor:
-        """The rows of some tokens as they are."""
+        """Return the table's rows of some tokens."""
         return F.embedding(ids, self.token_embeddings)
 
     def scatter_grad(self, ids: Tensor, grad: Tensor, counts: Tensor) -> list[SparseRowGrad]:
-        """A gradient of those rows."""
+        """Return the gradient of the rows that `look_up` returned."""
         assert self.tokens is not None
         return [SparseRowGrad(self.tokens.weight, ids, grad, counts)]
 
@@ -84,8 +92,8 @@ class Embeddings(nn.Module):
         max_seqlen: int,
         token_embeddings: Tensor | None = None,
     ) -> Tensor:
-        if max_seqlen > self.config.max_len:
-            raise DataError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
+        """Return the embeddings of packed tokens, [T, dim]."""
+        check_max_seqlen(max_seqlen, self.config.max_len)
         x = F.embedding(tokens, self.token_embeddings if token_embeddings is None else token_embeddings)
         if self.config.embedding_row_dropout and self.training:
             row_mask = F.dropout(x.new_ones(self.config.vocab_size, 1), self.config.embedding_row_dropout)
@@ -95,12 +103,10 @@ class Embeddings(nn.Module):
         if self.positions is not None:
             x = x + self.positions(positions + self.config.position_offset)
         elif self.config.position_embedding_type == "sinusoidal":
-            is_decoding_step = len(positions) < max_seqlen  # a step of decoding
-            x = x + (
-                sinusoidal_embedding(positions, x)
-                if is_decoding_step
-                else sinusoidal_embedding(max_seqlen, x).index_select(0, positions)
-            )
+            is_decoding_step = len(positions) < max_seqlen
+            unique_positions = positions if is_decoding_step else torch.arange(max_seqlen, device=x.device)
+            sinusoids = sinusoidal_embedding(unique_positions, x.shape[-1], x.dtype)
+            x = x + (sinusoids if is_decoding_step else sinusoids.index_select(0, positions))
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else F.embedding(segments, self.segments.weight))
         return self.projection(self.dropout(self.norm(x)))

@@ -1,4 +1,4 @@
-"""The bottom of a task model over frozen features: vectors that lie in a store, mixed, beside what it learns itself."""
+"""Input layer of a task model over frozen features: stored vectors, mixed, next to learned embeddings."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from polyseme.errors import ConfigError
 from polyseme.nn.layers.char_cnn import CharCNN, CharCNNConfig
 
 JoinPosition = Literal["input", "output", "both", "between"]
-JOIN_POSITIONS: dict[str, tuple[str, ...]] = {"both": ("input", "output")}  # where there is more than one
-MAX_GPU_FRACTION = 0.25  # of the free memory of a GPU, that vectors may take: several runs may share it
-ROWS_PER_COPY = 65536  # places that are copied there together
+JOIN_POSITIONS: dict[str, tuple[str, ...]] = {"both": ("input", "output")}  # values with more than one position
+MAX_GPU_FRACTION = 0.25  # fraction of free GPU memory that vectors may use: several runs may share a GPU
+ROWS_PER_COPY = 65536
 
 
 class FeatureStore:
@@ -79,7 +79,7 @@ class FeatureStore:
 
 
 def fits_on_device(device: torch.device, num_bytes: int) -> bool:
-    """Whether so many bytes may move to a device; on a CPU they are where they should be."""
+    """Whether to copy this many bytes to a device: always false for a CPU, where the arrays already are."""
     return device.type == "cuda" and num_bytes < MAX_GPU_FRACTION * torch.cuda.mem_get_info(device)[0]
 
 
@@ -92,19 +92,21 @@ class ScalarMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()))
 
     def zero_init_params(self) -> list[nn.Parameter]:
+        """Parameters that start at 0."""
         return [self.scores]
 
     def one_init_params(self) -> list[nn.Parameter]:
+        """Parameters that start at 1."""
         return [self.gamma]
 
     def forward(self, layers: Tensor) -> Tensor:
-        """[rows, layers, dim] to [rows, dim]."""
+        """Mix [rows, layers, dim] to [rows, dim]."""
         return self.gamma * torch.einsum("l,tld->td", self.scores.softmax(0), layers)
 
 
 @dataclass(frozen=True)
 class FeatureSourceConfig(Config):
-    """`num_layers` stored vectors of `dim` a word, mixed with learned weights or set side by side (`join`)."""
+    """`num_layers` stored vectors of size `dim` per word, mixed with learned weights or concatenated (`join`)."""
 
     num_layers: int
     dim: int
@@ -112,19 +114,18 @@ class FeatureSourceConfig(Config):
 
     @property
     def output_dim(self) -> int:
-        """How long what is made of them is."""
+        """Size of the joined vector."""
         return self.dim * (self.num_layers if self.join == "side" else 1)
 
 
 @dataclass(frozen=True)
 class FrozenFeaturesConfig(Config):
-    """The stored vectors of each source, side by side, each source with its own mix.
+    """Concatenation of the stored vectors of all sources, each with its own mix.
 
-    A word also has a vector of its own (`resolve_word_dim`, for `vocab_size` words, the first for all others) and one
-    from its characters. `where` the features enter: with the words, behind the network (Peters et al. 2018, §5.2),
-    both, then each with its own mix, or between its first two layers (Peters et al. 2017, §2.4). With `indicator_dim`,
-    words that are marked and those that are not have a vector each, as the predicate whose arguments are sought (He et
-    al. 2017, §2.1).
+    A word also has a learned vector (`word_dim`, for `vocab_size` words; the first is for unknown words) and one from
+    its characters. `where` features are joined: at the input, at the output of the network (Peters et al. 2018, §5.2),
+    both, each with its own mix, or between its first two layers (Peters et al. 2017, §2.4). With `indicator_dim`,
+    marked and unmarked words have an embedding, as for the predicate in semantic role labeling (He et al. 2017, §2.1).
     """
 
     sources: tuple[FeatureSourceConfig, ...] = ()
@@ -141,35 +142,36 @@ class FrozenFeaturesConfig(Config):
         self.check_range(1, math.inf, "vocab_size")
         self.check_range(0, math.inf, "word_dim")
         if not self.input_dim:
-            raise ConfigError("a task model needs features at its input, vectors of words, or their characters")
+            raise ConfigError("the network has no input: set sources joined at the input, word_dim, or char_cnn")
 
     @property
     def join_positions(self) -> tuple[str, ...]:
-        """Where features enter, one by one."""
+        """Positions at which features are joined."""
         return JOIN_POSITIONS.get(self.where, (self.where,)) if self.sources else ()
 
     @property
     def feature_dim(self) -> int:
-        """How long what is made of a word's stored vectors is."""
+        """Size of a word's joined stored vectors."""
         return sum(source.output_dim for source in self.sources)
 
     @property
     def input_dim(self) -> int:
-        """How long the vector of a word is at the input."""
+        """Size of a word's vector at the input."""
         learned_dim = self.word_dim + self.indicator_dim + (self.char_cnn.dim if self.char_cnn else 0)
         return learned_dim + self.feature_dim * ("input" in self.join_positions)
 
     @property
     def middle_join_dim(self) -> int:
-        """How long what joins between two layers of the network is."""
+        """Size of the features joined between the first two layers."""
         return self.feature_dim * ("between" in self.join_positions)
 
     @property
     def output_join_dim(self) -> int:
-        """How long what joins behind the network is."""
+        """Size of the features joined at the output."""
         return self.feature_dim * ("output" in self.join_positions)
 
     def build(self) -> FrozenFeatures:
+        """Build the module."""
         return FrozenFeatures(self)
 
 
@@ -224,7 +226,7 @@ class FrozenFeatures(nn.Module):
         return self.dropout(torch.cat(inputs, dim=-1)), join_vectors[0] if join_vectors else None
 
     def _word_vectors(self, store: FeatureStore, word_ids: np.ndarray) -> Tensor:
-        """The vectors of distinct words: learned here, or as they were given."""
+        """Return the vectors of distinct words, learned or pre-trained."""
         assert self.word_embeddings is not None
         table, vocab_ids = self.word_embeddings.weight, store.vocab_ids[word_ids]
         learned_vectors = F.embedding(torch.from_numpy(np.minimum(vocab_ids, len(table) - 1)).to(table.device), table)
@@ -245,10 +247,10 @@ class FrozenFeatures(nn.Module):
         return torch.cat(source_vectors, dim=-1)
 
     def mix_penalty(self) -> Tensor:
-        """‖s‖² of the mixes: what λ multiplies (Peters et al. 2018, §3.3)."""
+        """Return ‖s‖² of the mixes, the term weighted by λ (Peters et al. 2018, §3.3)."""
         return sum((m.scores.square().sum() for m in self.scalar_mixes.values()), torch.zeros(()))  # type: ignore[operator]
 
 
 def _mix_name(position: str, index: int) -> str:
-    """Of the mix of a source."""
+    """Return the name of a source's mix."""
     return f"{position}-{index + 1}" if index else position

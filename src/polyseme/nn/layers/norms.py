@@ -1,4 +1,4 @@
-"""Norms. An absent norm is a neutral one, so that pre-norm and post-norm are data."""
+"""Normalization layers. An absent norm is an identity, so that pre- and post-norm differ only in their configs."""
 
 from __future__ import annotations
 
@@ -15,47 +15,55 @@ from polyseme.nn import kernels
 
 @dataclass(frozen=True)
 class LayerNormConfig(Config):
+    """Layer normalization (Ba et al. 2016)."""
+
     eps: float = 1e-5
     bias: bool = True
 
     def build(self, dim: int) -> nn.Module:
+        """Build the module."""
         return nn.LayerNorm(dim, self.eps, bias=self.bias)
 
 
 @dataclass(frozen=True)
 class RMSNormConfig(Config):
-    """Scale without shift: no mean is taken off, no bias added (Zhang and Sennrich 2019)."""
+    """Root mean square normalization: no mean is subtracted, no bias added (Zhang and Sennrich 2019)."""
 
     eps: float = 1e-6
 
     def build(self, dim: int) -> nn.Module:
+        """Build the module."""
         return nn.RMSNorm(dim, self.eps)
 
 
 @dataclass(frozen=True)
 class NoNormConfig(Config):
+    """No normalization."""
+
     eps: ClassVar[float] = 0.0
 
     def build(self, dim: int) -> nn.Module:
+        """Build the module."""
         return nn.Identity()
 
 
 @dataclass(frozen=True)
 class BatchNormConfig(Config):
-    """Each feature by its mean and variance over the rows of a batch; at work by running ones (Ioffe and Szegedy 2015)
+    """Batch normalization over the rows of a batch (Ioffe and Szegedy 2015); running statistics at inference.
 
-    What a row becomes in training depends on its neighbours: the laws of packing and of sums hold for it at work alone.
+    In training the output of a row depends on the other rows, so the packing and sum laws hold only at inference.
     """
 
     eps: float = 1e-5
     momentum: float = 0.1
 
     def build(self, dim: int) -> nn.Module:
+        """Build the module."""
         return BatchNorm(self, dim)
 
 
 class BatchNorm(nn.Module):
-    """Reckons in float32 at least. One row has no variance: it is set right by the running figures, in training too."""
+    """Batch normalization in at least float32. A single row has no variance; it uses the running statistics."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -68,6 +76,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(dim))
 
     def initialize(self) -> None:
+        """Reset parameters and running statistics."""
         for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.running_mean, 0.0), (self.running_var, 1.0)):
             nn.init.constant_(tensor, value)
 
@@ -85,7 +94,7 @@ AnyNormConfig = LayerNormConfig | RMSNormConfig | NoNormConfig | BatchNormConfig
 
 
 def add_and_norm(norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The norm of a residual sum: one kernel on a GPU where nothing is differentiated."""
+    """Normalize a residual sum x + y, with one fused kernel on a GPU if no gradient is needed."""
     if isinstance(norm, nn.LayerNorm) and norm.bias is not None and not torch.is_grad_enabled() and kernels.supports(x):
         output: Tensor = kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps)
         return output

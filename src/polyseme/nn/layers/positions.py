@@ -1,4 +1,4 @@
-"""Where a token stands, for attention to know."""
+"""Rotary and sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from torch import Tensor
 
 
 def apply_rotary(qkv: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary positions (Su et al. 2021, §3.2): queries and keys turned by their place, so that scores know distances.
+    """Rotate queries and keys by their positions (Su et al. 2021, §3.2), so that scores depend on distances.
 
-    Dimension i of the first half of a head and i of the second are one pair, turned by position / base^(2i / head_dim).
+    Dimension i of the first half of a head and i of the second half are a pair, rotated by
+    position / base^(2i / head_dim). `qkv` is [T, 3, heads, head_dim]; values are not rotated.
     """
     half = qkv.shape[-1] // 2
-    dtype = _angle_dtype(qkv)
+    dtype = _angle_dtype(qkv.dtype)
     cos, sin = rotary_table(positions.to(dtype), half, base)[:, :, None, None]
     a, b = qkv[:, :2].to(dtype).split(half, dim=-1)
     rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(qkv.dtype)
@@ -20,24 +21,24 @@ def apply_rotary(qkv: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 def rotary_table(positions: Tensor, half: int, base: float) -> Tensor:
-    """Cosines and sines of each position and pair, [2, positions, half]."""
+    """Return cosines and sines for each position and pair, [2, positions, half]."""
     angles = positions[:, None] * base ** (-torch.arange(half, device=positions.device, dtype=positions.dtype) / half)
     return torch.stack([angles.cos(), angles.sin()])
 
 
-def sinusoidal_embedding(positions: int | Tensor, like: Tensor) -> Tensor:
-    """Waves instead of learnt places, [places, dim] (Vaswani et al. 2017, §3.5): sine and cosine in turn.
+def sinusoidal_embedding(positions: Tensor, dim: int, dtype: torch.dtype, interleaved: bool = True) -> Tensor:
+    """Return sinusoidal embeddings [positions, dim] (Vaswani et al. 2017, §3.5), wavelengths 2π to 10,000 · 2π.
 
-    The wave lengths go from 2π to 10,000 · 2π.
+    Sines and cosines alternate, as in the paper, or, if not `interleaved`, all sines come before all cosines.
     """
-    dim, dtype = like.shape[-1], _angle_dtype(like)
-    frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, device=like.device, dtype=dtype) / dim)
-    if isinstance(positions, int):
-        positions = torch.arange(positions, device=like.device, dtype=dtype)
-    angles = positions.to(dtype)[:, None] * frequencies
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim].to(like.dtype)
+    angle_dtype = _angle_dtype(dtype)
+    frequencies = 10_000.0 ** (-torch.arange(0, dim, 2, device=positions.device, dtype=angle_dtype) / dim)
+    angles = positions.to(angle_dtype)[:, None] * frequencies
+    sin, cos = angles.sin(), angles.cos()
+    embeddings = torch.stack([sin, cos], dim=-1).flatten(1) if interleaved else torch.cat([sin, cos], dim=-1)
+    return embeddings[:, :dim].to(dtype)
 
 
-def _angle_dtype(x: Tensor) -> torch.dtype:
-    """Angles need float32 at least."""
-    return torch.promote_types(x.dtype, torch.float32)
+def _angle_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return a type for angles, at least float32."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Words as the mean of their own vector and those of their character n-grams (Bojanowski et al. 2017, §3.2)."""
+"""fastText embeddings: mean of a word's vector and those of its character n-grams (Bojanowski et al. 2017, §3.2)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError
+from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.norms import NoNormConfig
 from polyseme.nn.sparse import SparseRowGrad
 
 
 @dataclass(frozen=True)
 class SubwordEmbeddingsConfig(Config):
-    """`num_buckets` rows for the n-grams of `min_n` to `max_n` characters, which share them by a hash."""
+    """Subword embeddings; n-grams of `min_n` to `max_n` characters are hashed into `num_buckets` rows."""
 
     vocab_size: int
     dim: int
@@ -38,14 +39,15 @@ class SubwordEmbeddingsConfig(Config):
         self.check_range(1, math.inf, "vocab_size", "dim", "max_len", "num_buckets", "min_n", "max_n")
         self.check_range(0, 1, "dropout")
         if self.min_n > self.max_n:
-            raise ConfigError(f"n-grams of {self.min_n} to {self.max_n} characters are none")
+            raise ConfigError(f"min_n is {self.min_n}, larger than max_n ({self.max_n})")
 
     def build(self) -> SubwordEmbeddings:
+        """Build the module."""
         return SubwordEmbeddings(self)
 
 
 def char_ngrams(word: str, min_n: int, max_n: int) -> list[str]:
-    """The n-grams of a word between `<` and `>`, in fastText's order; one of a bracket alone is none."""
+    """Return the n-grams of a word enclosed in `<` and `>`, in fastText's order, without the single brackets."""
     text = f"<{word}>"
     return [
         text[start : start + n]
@@ -56,7 +58,7 @@ def char_ngrams(word: str, min_n: int, max_n: int) -> list[str]:
 
 
 def fnv1a(text: str) -> int:
-    """The hash of fastText, 32-bit FNV-1a over UTF-8, with its bytes taken as signed."""
+    """Hash a string as fastText does: 32-bit FNV-1a over signed UTF-8 bytes."""
     value = 2166136261
     for byte in text.encode():
         value = ((value ^ (byte if byte < 128 else byte | 0xFFFFFF00)) * 16777619) & 0xFFFFFFFF
@@ -64,13 +66,14 @@ def fnv1a(text: str) -> int:
 
 
 def ngram_buckets(word: str, config: SubwordEmbeddingsConfig) -> list[int]:
+    """Return the bucket of each n-gram of a word."""
     return [fnv1a(ngram) % config.num_buckets for ngram in char_ngrams(word, config.min_n, config.max_n)]
 
 
 class SubwordEmbeddings(nn.Module):
-    """`set_vocabulary` has to be told the words before any is read: ids alone do not say which n-grams a word has."""
+    """Word and n-gram tables. Call `set_vocabulary` first: the n-grams of a word do not follow from its id."""
 
-    needs_host_sync: ClassVar[bool] = True  # the device how many words are distinct
+    needs_host_sync: ClassVar[bool] = True  # for the number of distinct words
 
     def __init__(self, config: SubwordEmbeddingsConfig):
         super().__init__()
@@ -78,15 +81,13 @@ class SubwordEmbeddings(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.dim)
         self.ngrams = nn.Embedding(config.num_buckets, config.dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.register_buffer(
-            "ngram_bucket_ids", torch.zeros(0, dtype=torch.int64), persistent=False
-        )  # bucket of each n-gram
+        self.register_buffer("ngram_bucket_ids", torch.zeros(0, dtype=torch.int64), persistent=False)
         self.register_buffer("ngram_offsets", torch.zeros(config.vocab_size + 1, dtype=torch.int64), persistent=False)
 
     def set_vocabulary(
         self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
     ) -> None:
-        """Which word each id is; special tokens have no n-grams."""
+        """Set the word of each id; special tokens have no n-grams."""
         skipped_ids = set(special_ids)
         buckets_per_word = [
             [] if i in skipped_ids else ngram_buckets(word, self.config) for i, word in enumerate(words)
@@ -99,7 +100,7 @@ class SubwordEmbeddings(nn.Module):
         self.ngram_offsets = torch.from_numpy(np.cumsum([0, *map(len, buckets_per_word)])).to(device)
 
     def word_vector(self, word: str, word_id: int | None = None) -> Tensor:
-        """Of any word, in the vocabulary or not; without a row or an n-gram it is zero."""
+        """Return the vector of any word, in the vocabulary or not; zero if it has neither an id nor an n-gram."""
         bucket_ids = torch.tensor(ngram_buckets(word, self.config), dtype=torch.int64, device=self.tokens.weight.device)
         rows = [F.embedding(bucket_ids, self.ngrams.weight)]
         if word_id is not None:
@@ -109,9 +110,10 @@ class SubwordEmbeddings(nn.Module):
 
     @property
     def token_embeddings(self) -> None:
-        """There is none: the vectors of all words would have to be made first."""
+        """None: there is no table of word vectors, they are computed from n-grams."""
 
     def look_up(self, ids: Tensor) -> Tensor:
+        """Return the vectors of some words."""
         unique_ids, inverse = torch.unique(ids, return_inverse=True)
         rows, word_index, counts = self._ngram_rows(unique_ids)
         sums = F.embedding(unique_ids, self.tokens.weight)
@@ -119,9 +121,10 @@ class SubwordEmbeddings(nn.Module):
         return F.embedding(inverse, sums / (counts + 1).to(sums)[:, None])
 
     def scatter_grad(self, ids: Tensor, grad: Tensor, counts: Tensor) -> list[SparseRowGrad]:
-        """Each row of a word gets the word's whole gradient, not its share of the mean.
+        """Return the gradient of the rows used by `look_up`.
 
-        So a word moves by as much as one without n-grams would, as in the authors' code.
+        Each row of a word gets the word's whole gradient, not its share of the mean, so that a word moves as much as
+        one without n-grams, as in the authors' code.
         """
         unique_ids, inverse = torch.unique(ids, return_inverse=True)
         rows, word_index, _ = self._ngram_rows(unique_ids)
@@ -138,12 +141,12 @@ class SubwordEmbeddings(nn.Module):
         ]
 
     def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int) -> Tensor:
-        if max_seqlen > self.config.max_len:
-            raise DataError(f"a sequence of {max_seqlen} tokens is longer than the model reads ({self.config.max_len})")
+        """Return the embeddings of packed tokens, [T, dim]."""
+        check_max_seqlen(max_seqlen, self.config.max_len)
         return self.dropout(self.look_up(tokens))
 
     def _ngram_rows(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The buckets of some words end to end, which word each is of, and how many each has."""
+        """Return the buckets of some words, concatenated, the word of each bucket, and the number per word."""
         starts = self.ngram_offsets.index_select(0, ids)
         counts = self.ngram_offsets.index_select(0, ids + 1) - starts
         word_index = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)

@@ -1,0 +1,1 @@
+"""Loss functions that need their own implementation."""

@@ -1,6 +1,7 @@
-"""Cross entropy over a vocabulary on a CPU: scores of a slice of rows become gradients where they stand.
+"""Chunked cross entropy over a vocabulary on a CPU: the logits of a chunk of rows are turned into gradients in place.
 
-What `linear_cross_entropy` does on a GPU: the scores of all rows never exist at once, and nothing but them is as large.
+The CPU counterpart of the kernel `linear_cross_entropy`: the logits of all rows, by far the largest tensor, never exist
+at once.
 """
 
 from __future__ import annotations
@@ -10,21 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_CHUNK_LOGITS = 1 << 25  # of a slice: with less, adding up the gradient by the table takes longer than what is saved
+MAX_CHUNK_LOGITS = 1 << 25  # with smaller chunks, accumulating the gradient of the table costs more than is saved
 
 
 @torch.library.custom_op("polyseme::chunked_cross_entropy", mutates_args=())
 def _chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int, label_smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The summed loss, and its gradients by states, table and bias."""
+    """Return the summed loss and its gradients with respect to hidden states, weight and bias."""
     vocab_size = len(weight)
     loss = hidden.new_zeros(())
-    grad_hidden, grad_weight, grad_bias = (
-        torch.empty_like(hidden),
-        torch.zeros_like(weight),
-        weight.new_zeros(vocab_size),
-    )
+    grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+    grad_bias = weight.new_zeros(vocab_size)
     chunk_rows = max(MAX_CHUNK_LOGITS // vocab_size, 16)
     buffer = hidden.new_empty(min(chunk_rows, len(hidden)), vocab_size)
     for start in range(0, len(hidden), chunk_rows):
@@ -37,7 +35,7 @@ def _chunked_cross_entropy(
         target_logits, (max_logits, argmax) = logits.gather(1, target_index), logits.max(1, keepdim=True)
         mean_logits = logits.mean(1, keepdim=True) if label_smoothing else 0.0
         torch.softmax(logits, 1, out=logits)
-        log_sum_exp = max_logits - logits.gather(1, argmax).log()  # log Σ exp: of the greatest share, which cannot be 0
+        log_sum_exp = max_logits - logits.gather(1, argmax).log()  # the largest probability cannot be 0
         loss += (
             (log_sum_exp - (1 - label_smoothing) * target_logits - label_smoothing * mean_logits)[:, 0] * is_valid
         ).sum()
@@ -74,7 +72,7 @@ _chunked_cross_entropy.register_autograd(_backward, setup_context=_setup_context
 
 
 def is_applicable(x: Tensor) -> bool:
-    """Whether this is for such a tensor: on a CPU, in full precision, where gradients are wanted."""
+    """Whether `chunked_cross_entropy` supports a tensor: on a CPU, in full precision, with gradients enabled."""
     is_full_precision = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return x.device.type == "cpu" and is_full_precision and torch.is_grad_enabled()
 
@@ -87,6 +85,6 @@ def chunked_cross_entropy(
     ignore_index: int,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Σ cross entropy of `hidden · tableᵀ + bias` against `targets`, without those that are `ignore_index`."""
+    """Return the summed cross entropy of `hidden @ weight.T + bias` and `targets`, except where `ignore_index`."""
     loss: Tensor = _chunked_cross_entropy(hidden, weight, bias, targets, ignore_index, label_smoothing)[0]
     return loss

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError
+from polyseme.errors import UnsupportedError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.feedforward import ACTIVATIONS
@@ -214,11 +214,11 @@ class Trunk(nn.Module, ABC):
             "memory": (memory is not None or return_memory) and not config.has_memory,
         }
         if names := [name for name, is_unsupported in unsupported.items() if is_unsupported]:
-            raise ConfigError(f"{type(self).__name__} with this config does not support {names[0]}")
+            raise UnsupportedError(f"{type(self).__name__} with this config does not support {names[0]}")
         if config.shares_token_embeddings and inputs.token_embeddings is None:
-            raise ConfigError(f"{type(self).__name__} has no token embeddings of its own: pass those to share")
+            raise UnsupportedError(f"{type(self).__name__} has no token embeddings of its own: pass those to share")
         if invalid := [layer for layer in layers if not 0 <= layer <= config.num_layers]:
-            raise ConfigError(f"layer {invalid[0]} does not exist: the trunk has layers 0 to {config.num_layers}")
+            raise UnsupportedError(f"layer {invalid[0]} does not exist: the trunk has layers 0 to {config.num_layers}")
 
     def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
         """Pool the states of each sequence into one vector, [slots, dim]."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
@@ -141,12 +141,12 @@ class EncoderDecoder(Trunk):
     ) -> None:
         is_decoding = inputs.source is not None or memory is not None
         if is_decoding and self.decoder is None:
-            raise ConfigError("the model has no decoder: it takes no source and has no memory")
+            raise UnsupportedError("the model has no decoder: it takes no source and has no memory")
         super().check(inputs, memory=memory, return_memory=return_memory)  # layers are checked by the stack that runs
         if is_decoding and (inputs.segments is not None or inputs.query_stream is not None):
-            raise ConfigError("a decoder takes neither segments nor a query stream")
+            raise UnsupportedError("a decoder takes neither segments nor a query stream")
         if return_memory and not is_decoding:
-            raise ConfigError("an encoder has no memory: memory needs a source")
+            raise UnsupportedError("an encoder has no memory: memory needs a source")
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         if inputs.source is None and memory is None:

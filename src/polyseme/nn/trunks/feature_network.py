@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
@@ -232,7 +232,7 @@ class FeatureNetwork(Trunk):
     ) -> None:
         super().check(inputs, memory=memory, return_memory=return_memory)
         if any(True for _ in layers):
-            raise ConfigError(f"{type(self).__name__} does not return layers")
+            raise UnsupportedError(f"{type(self).__name__} does not return layers")
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         layout, segments = inputs.layout, inputs.segments

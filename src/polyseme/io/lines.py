@@ -1,0 +1,148 @@
+"""Reading the lines of plain and compressed text files in bounded memory, with an error for each bad line."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from polyseme.errors import DataError
+from polyseme.io.compression import CorruptFileError, read_decompressed
+
+MAX_ROW_BYTES = 64 << 20  # a longer row of a table or of JSON lines is an error
+_LINE_CHUNK_BYTES = 1 << 20  # part of a long line of plain text that is decoded at once
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def make_printable(text: str) -> str:
+    """Replace characters that a terminal cannot show or a file cannot store by U+FFFD."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def bad_input(message: str) -> DataError:
+    """Return an error whose message may quote a file."""
+    return DataError(make_printable(message))
+
+
+def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> Iterator[tuple[int, str] | DataError]:
+    """Yield chunks of whole lines of a UTF-8 file, each with the number of its first line. Lines end in `\\n`.
+
+    Yields an error for a line that is too long or not UTF-8, and at the end of a truncated compressed file; the lines
+    around it are still read. With `split_long_lines` no line is too long: a long line is yielded in several chunks, and
+    only the last one ends in `\\n`.
+    """
+    line_number, offset, is_empty, is_skipping = 1, 0, True, False
+    try:
+        for raw, is_continued in _read_byte_chunks(
+            path, _LINE_CHUNK_BYTES if split_long_lines else MAX_ROW_BYTES, split_long_lines
+        ):
+            if not offset and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+                yield bad_input(f"{name} line 1: byte 0 is not UTF-8 text, it looks like UTF-16")
+                return
+            if is_continued and not split_long_lines:
+                if not is_skipping:
+                    yield bad_input(f"{name} line {line_number}: longer than {MAX_ROW_BYTES >> 20} MB")
+                offset, is_empty, is_skipping = offset + len(raw), False, True
+                continue
+            start = 0
+            if is_skipping:  # the rest of a line that was too long
+                start = raw.find(b"\n") + 1 or len(raw)
+                line_number, is_skipping = line_number + 1, False
+            elif not offset and raw.startswith(b"\xef\xbb\xbf"):
+                start = 3
+            raw, offset = raw[start:], offset + start
+            if raw:
+                yield from _decode_lines(name, raw, line_number, offset)
+                line_number, offset, is_empty = line_number + raw.count(b"\n"), offset + len(raw), False
+    except CorruptFileError:
+        yield bad_input(f"{name} is truncated or damaged: cannot decompress it beyond line {line_number - 1}")
+    except DataError as error:
+        yield error
+    else:
+        if is_empty:
+            yield bad_input(f"{name} is empty")
+
+
+def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | DataError]:
+    """Yield numbered lines without line ends, and an error for each line that cannot be read."""
+    for chunk in read_line_chunks(path, name):
+        if isinstance(chunk, DataError):
+            yield chunk
+        else:
+            yield from enumerate(chunk[1].removesuffix("\n").split("\n"), chunk[0])
+
+
+def read_first_byte(path: Path) -> bytes:
+    """Return the first byte of a file that is not white space, or b"" if there is none or it cannot be read."""
+    try:
+        for block in read_decompressed(path):
+            if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
+                return block[:1]
+    except DataError:
+        pass
+    return b""
+
+
+def _read_byte_chunks(path: Path, max_line_bytes: int, split_long_lines: bool) -> Iterator[tuple[bytes, bool]]:
+    """Yield (bytes, is_continued): whole lines with False, and the pieces of a longer line before its last with True.
+
+    A line is split if it is longer than `max_line_bytes`; where does not depend on the blocks the file is read in. With
+    `split_long_lines` the last, incomplete line of a damaged file is yielded too.
+    """
+    buffers: list[bytes] = []
+    size = 0
+    try:
+        for block in read_decompressed(path):
+            end = block.rfind(b"\n") + 1
+            buffers.append(block[:end] if end else block)
+            size += len(buffers[-1])
+            # Size of the first line in the buffers, which earlier blocks may have begun
+            first_line_size = size - len(buffers[-1]) + block.find(b"\n") + 1 if end else size
+            if end or first_line_size > max_line_bytes:
+                raw = b"".join(buffers)
+                while first_line_size > max_line_bytes:
+                    stop = _find_boundary(raw, max_line_bytes)
+                    yield raw[:stop], True
+                    raw, first_line_size = raw[stop:], first_line_size - stop
+                if end:
+                    yield raw, False
+                    raw = block[end:]
+                buffers, size = [raw], len(raw)
+    except DataError:
+        if size and split_long_lines:
+            yield b"".join(buffers), False
+        raise
+    if size:
+        yield b"".join(buffers), False
+
+
+def _find_boundary(raw: bytes, end: int) -> int:
+    """Return the last position up to `end` that is neither inside a character nor inside `\\r\\n`."""
+    for position in range(end, end - 4, -1):
+        if not 0x80 <= raw[position] < 0xC0 and raw[position - 1] != 0x0D:
+            return position
+    return end
+
+
+def _decode_lines(name: str, raw: bytes, line_number: int, offset: int) -> Iterator[tuple[int, str] | DataError]:
+    """Decode lines, in one chunk if all are valid. `line_number` and `offset` are the position of the first."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        yield line_number, text.replace("\r\n", "\n")
+        return
+    start, decoded_lines = line_number, list[str]()
+    for line in io.BytesIO(raw):
+        try:
+            decoded_lines.append(line.decode())
+        except UnicodeDecodeError as error:
+            if decoded_lines:
+                yield start, "".join(decoded_lines).replace("\r\n", "\n")
+            yield bad_input(f"{name} line {line_number}: byte {offset + error.start} is not UTF-8 text")
+            start, decoded_lines = line_number + 1, []
+        line_number, offset = line_number + 1, offset + len(line)
+    if decoded_lines:
+        yield start, "".join(decoded_lines).replace("\r\n", "\n")

@@ -1,0 +1,232 @@
+"""Charts: loss curves as hand-written SVG, other charts with matplotlib."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from polyseme.report.html import columns, escape, html_table
+
+_WIDTH, _HEIGHT, _LEFT_MARGIN = 430, 230, 62  # of `line_chart`, in pixels
+
+
+def loss_chart(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats") -> str:
+    """Chart training and validation loss by step, one chart per loss term."""
+    charts = []
+    for name in sorted({name for row in rows for name in row.get("loss", {})}):
+        points = [(r["step"], r["loss"][name]) for r in rows if name in r.get("loss", {})]
+        window = len(points) // 40
+        series = [Series("training", points, "#b9c4d6" if window > 1 else "#2b6cb0")]
+        if window > 1:
+            smoothed = np.convolve([value for _, value in points], np.ones(window) / window, "valid").tolist()
+            window_ends = [step for step, _ in points[window - 1 :]]
+            series.append(Series(f"training, mean of {window}", list(zip(window_ends, smoothed)), "#2b6cb0"))
+        valid_points = [(r["step"], r["valid"][name]) for r in rows if name in r.get("valid", {})]
+        series.append(Series("held-out", valid_points, "#c05621", show_points=True))
+        for label, reference in (references or {}).items():
+            ends = [(points[0][0], reference), (points[-1][0], reference)]
+            series.append(Series(label, ends, "#5b6478", 'stroke-dasharray="2 3"'))
+        charts.append(line_chart(series, "step", f"{name} loss ({unit})"))
+    return columns(*charts)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart; `style` holds extra SVG attributes of its path."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    color: str
+    style: str = ""
+    show_points: bool = False
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Mapping from values to pixels."""
+
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+    top: int
+
+    @classmethod
+    def fit(cls, points: Sequence[tuple[float, float]], top: int) -> _Scale:
+        """Fit the ranges to points, with a margin above and below."""
+        (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points))
+        y_range = (y0 - 0.04 * (y1 - y0), y1 + 0.04 * (y1 - y0)) if y1 > y0 else (y0 - 1, y0 + 1)
+        return cls((x0, max(x1, x0 + 1)), y_range, top)
+
+    def to_pixels(self, x: float, y: float) -> tuple[float, float]:
+        """Map a point to pixels; y grows downward."""
+        (x0, x1), (y0, y1) = self.x_range, self.y_range
+        pixel_x = _LEFT_MARGIN + (x - x0) / (x1 - x0) * (_WIDTH - _LEFT_MARGIN - 12)
+        return pixel_x, self.top + (y1 - y) / (y1 - y0) * _HEIGHT
+
+
+def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
+    """Draw lines as an inline SVG with integer ticks on the x-axis; points that are not finite are skipped.
+
+    Every run ends with such a chart, and matplotlib would take longer to draw it than a small run takes.
+    """
+    visible = [replace(line, points=[p for p in line.points if all(map(math.isfinite, p))]) for line in series]
+    visible = [line for line in visible if line.points]
+    if not visible:
+        return ""
+    top = 8 + 16 * math.ceil(len(visible) / 2)
+    scale = _Scale.fit([point for line in visible for point in line.points], top)
+    parts = [part for index, line in enumerate(visible) for part in _draw_line(line, index, scale)]
+    axes = f"M{_LEFT_MARGIN} {top}v{_HEIGHT}H{_WIDTH}"
+    for tick in _ticks(*scale.x_range, 6, min_step=1):
+        x, y = scale.to_pixels(tick, scale.y_range[0])
+        axes += f"M{x:.1f} {y:.1f}v4"
+        parts.append(_svg_text(x, y + 17, f"{tick:,.10g}"))
+    for tick in _ticks(*scale.y_range, 6):
+        x, y = scale.to_pixels(scale.x_range[0], tick)
+        axes += f"M{x:.1f} {y:.1f}h-4"
+        parts.append(_svg_text(x - 8, y + 4, f"{tick:,.10g}", 'text-anchor="end"'))
+    middle, total_height = top + _HEIGHT / 2, top + _HEIGHT + 44
+    parts.append(_svg_text((_LEFT_MARGIN + _WIDTH) / 2, top + _HEIGHT + 36, x_label))
+    parts.append(_svg_text(12, middle, y_label, f'text-anchor="middle" transform="rotate(-90 12 {middle})"'))
+    return (
+        f'<svg width="{_WIDTH}" height="{total_height}" viewBox="0 0 {_WIDTH} {total_height}" '
+        f'font-size="11" fill="#1c2230" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}'
+        f'<path d="{axes}" fill="none" stroke="#5b6478"/></svg>'
+    )
+
+
+def _draw_line(line: Series, index: int, scale: _Scale) -> list[str]:
+    """Draw a line, its legend and its points."""
+    coordinates = [scale.to_pixels(*point) for point in line.points]
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in coordinates)
+    legend_x, legend_y = _LEFT_MARGIN + 180 * (index % 2), 16 * (index // 2)
+    dots = coordinates if line.show_points or len(coordinates) == 1 else ()
+    return [
+        f'<path d="M{path}M{legend_x} {legend_y + 8}h18" fill="none" stroke="{line.color}" stroke-width="1.6" '
+        f"{line.style}/>",
+        _svg_text(legend_x + 23, legend_y + 12, line.label, ""),
+        *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{line.color}"/>' for x, y in dots),
+    ]
+
+
+def _svg_text(x: float, y: float, content: str, attributes: str = 'text-anchor="middle"') -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(content)}</text>'
+
+
+def _ticks(low: float, high: float, max_ticks: int, min_step: float = 0.0) -> list[float]:
+    """Return about `max_ticks` round numbers in a range, spaced by 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / max_ticks
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = max(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough), min_step)
+    return [round(step * i, 12) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def histograms(bins_by_name: dict[str, tuple[Sequence[int], Sequence[int]]], y_label: str) -> str:
+    """Draw histograms (bin edges, counts) over logarithmic axes; tables if matplotlib is not installed."""
+    try:
+        figure, axes = _figure(len(bins_by_name), 1, (4.25 * max(len(bins_by_name), 1), 2.9))
+    except ImportError:
+        tables = []
+        for name, (bin_edges, counts) in bins_by_name.items():
+            spans = [f"{low:,} to {high - 1:,}" for low, high in pairwise(bin_edges)]
+            tables.append(html_table([name, y_label], list(zip(spans, counts))))
+        return columns(*tables)
+    for (name, (bin_edges, counts)), axis in zip(bins_by_name.items(), axes[0]):
+        axis.stairs(counts, bin_edges, fill=True, color="#2b6cb0", edgecolor="white", linewidth=0.8)
+        _log_axis(axis, name, y_label)
+    return _to_svg(figure)
+
+
+def log_line_chart(points: Sequence[tuple[int, int]], x_label: str, y_label: str) -> str:
+    """Draw a curve over a logarithmic x-axis; a table if matplotlib is not installed."""
+    try:
+        figure, axes = _figure(1, 1, (4.25, 2.9))
+    except ImportError:
+        return html_table([x_label, y_label], points)
+    axes[0][0].plot(*zip(*points), "o-", color="#2b6cb0", markersize=3)
+    axes[0][0].set_ylim(bottom=0)
+    _log_axis(axes[0][0], x_label, y_label)
+    return _to_svg(figure)
+
+
+def mean_std_chart(curves_by_name: dict[str, dict[int, tuple[float, float]]], x_label: str, y_label: str) -> str:
+    """Draw curves (x to mean and deviation) over a logarithmic x-axis; a table if matplotlib is not installed."""
+    try:
+        figure, axes = _figure(1, 1, (5.6, 3.4))
+    except ImportError:
+        x_values = sorted({x_value for curve_points in curves_by_name.values() for x_value in curve_points})
+        mean_cells = [
+            [f"{curve_points[p][0]:.4f}" if p in curve_points else "" for p in x_values]
+            for curve_points in curves_by_name.values()
+        ]
+        return html_table(
+            [x_label, *map(str, x_values)], [[name, *cells] for name, cells in zip(curves_by_name, mean_cells)]
+        )
+    axis = axes[0][0]
+    for (name, curve_points), color in zip(
+        curves_by_name.items(), ("#8a94a6", "#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
+    ):
+        x_values = sorted(curve_points)
+        means, deviations = (np.array([curve_points[x_value][i] for x_value in x_values]) for i in (0, 1))
+        axis.plot(x_values, means, "o-", color=color, markersize=3.5, label=name)
+        axis.fill_between(x_values, means - deviations, means + deviations, color=color, alpha=0.15, linewidth=0)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axis.set_xlabel(x_label)
+    axis.set_ylabel(y_label)
+    axis.legend(frameon=False, fontsize=8)
+    return _to_svg(figure)
+
+
+def attention_grid(tokens: Sequence[str], maps: np.ndarray) -> str:
+    """Draw attention maps [layers, heads, tokens, tokens] as a grid; empty if matplotlib is not installed."""
+    num_layers, num_heads = maps.shape[:2]
+    try:
+        size = max(2.4, 0.22 * len(tokens))
+        figure, axes = _figure(num_heads, num_layers, (num_heads * size + 1, num_layers * size + 0.6))
+    except ImportError:
+        return ""
+    for layer in range(num_layers):
+        for head in range(num_heads):
+            axis = axes[layer][head]
+            axis.imshow(maps[layer, head], cmap="Blues", vmin=0, vmax=1, aspect="equal")
+            axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
+            axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
+            axis.set_yticks(range(len(tokens)), tokens if head == 0 else [], fontsize=7)
+            for side in axis.spines.values():
+                side.set_visible(False)
+    return _to_svg(figure)
+
+
+def _figure(num_columns: int, num_rows: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(num_rows, max(num_columns, 1), squeeze=False)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    return figure, axes
+
+
+def _log_axis(axis: Any, x_label: str, y_label: str) -> None:
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    axis.yaxis.set_major_formatter(lambda y, _: f"{y:,.0f}")
+    axis.set_xlabel(x_label)
+    axis.set_ylabel(y_label)
+
+
+def _to_svg(figure: Any) -> str:
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyseme", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

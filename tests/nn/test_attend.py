@@ -1,0 +1,89 @@
+"""Each implementation of `attend` matches the eager reference, forward and backward."""
+
+import pytest
+import torch
+
+from polyseme.nn.attention.attend import attend_bucketed, attend_eager, attend_varlen, attention_weights
+from polyseme.nn.packing import PackedLayout
+
+CASES = {
+    "sorted": ((3, 5, 5, 5, 9), None),
+    "unsorted": ((5, 1, 5, 9, 3), None),
+    "queries shorter than keys": ((1, 2, 2, 4), (6, 2, 7, 9)),
+}
+
+
+def make_inputs(case: str, device: str = "cpu", dtype: torch.dtype = torch.float64):
+    q_lengths, k_lengths = CASES[case]
+    q_layout = PackedLayout.from_lengths(q_lengths, device=device)
+    k_layout = q_layout if k_lengths is None else PackedLayout.from_lengths(k_lengths, device=device)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(layout.num_tokens, 2, 16, generator=generator, dtype=torch.float64)
+        .to(device, dtype)
+        .requires_grad_()
+        for layout in (q_layout, k_layout, k_layout)
+    )
+    return q, k, v, q_layout, k_layout
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_bucketed_attention_matches_eager(case, causal):
+    q, k, v, q_layout, k_layout = make_inputs(case)
+    expected = attend_eager(q, k, v, q_layout, k_layout, causal)
+    output = attend_bucketed(q, k, v, q_layout, k_layout, causal)
+    torch.testing.assert_close(output, expected, atol=1e-12, rtol=0)
+    weight = torch.randn_like(expected)
+    for a, b in zip(*(torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (expected, output))):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_weights_are_probabilities_inside_each_sequence(causal):
+    q, k, _, q_layout, k_layout = make_inputs("queries shorter than keys")
+    for weights, num_queries, num_keys in zip(
+        attention_weights(q, k, q_layout, k_layout, causal), *CASES["queries shorter than keys"]
+    ):
+        assert weights.shape == (2, num_queries, num_keys)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, num_queries, dtype=torch.float64))
+        if causal:
+            assert (weights[:, 0, num_keys - num_queries + 1 :] == 0).all()
+
+
+def test_dropout_preserves_the_mean():
+    torch.manual_seed(0)
+    layout = PackedLayout.from_lengths([64])
+    q = torch.zeros(64, 1, 8)
+    v = torch.ones(64, 1, 8)
+    output = attend_bucketed(q, q, v, layout, layout, False, dropout=0.5)
+    assert output.std() > 0.01
+    assert abs(output.mean().item() - 1) < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_varlen_attention_matches_eager(case, causal):
+    q, k, v, q_layout, k_layout = make_inputs(case, "cuda", torch.bfloat16)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    expected = attend_eager(*exact, q_layout, k_layout, causal)
+    output = attend_varlen(q, k, v, q_layout, k_layout, causal)
+    assert (output - expected).norm() / expected.norm() < 1e-2
+    weight = torch.randn_like(expected)
+    expected_grads = torch.autograd.grad((expected * weight).sum(), exact)
+    grads = torch.autograd.grad((output * weight).sum(), (q, k, v))
+    for a, b in zip(grads, expected_grads):
+        assert (a - b).norm() / b.norm() < 2e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_varlen_with_dropout_and_empty_slots():
+    layout = PackedLayout.from_lengths([64, 64], num_slots=5, max_seqlen=80, device="cuda")
+    torch.manual_seed(0)
+    q = torch.zeros(128, 2, 64, device="cuda", dtype=torch.bfloat16)
+    output = attend_varlen(q, q, torch.ones_like(q), layout, layout, False, dropout=0.5)
+    assert output.float().std() > 0.01
+    assert abs(output.float().mean().item() - 1) < 0.05
