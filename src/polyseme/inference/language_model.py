@@ -57,7 +57,7 @@ def load(
     tasks: Sequence[type[TaskConfig]] = (),
 ) -> LanguageModel:
     """Open a model folder, written here or by `transformers`. On a GPU, `bf16` is several times as fast. Of a model
-    that was fine-tuned for several tasks, `task` says which it is to answer. `tasks` are classes of tasks of your own.
+    that was fine-tuned for several tasks, `task` chooses one. `tasks` are classes of your own.
 
     A folder of n-grams opens as an `NgramLM`: it answers `score` and `generate`, and to every other question of a
     `LanguageModel` it says in one line that it cannot. So whoever asks need not know which of the two it is.
@@ -71,7 +71,8 @@ def load(
         from polyseme.inference.prediction import select_task
 
         model_folder = select_task(model_folder, task, tasks)
-    model = LanguageModel(model_folder, device, tasks=tasks)
+    model = LanguageModel(model_folder, device)
+    model.tasks = tasks
     if precision == "bf16":
         if model.device.type != "cuda":
             raise ConfigError("bf16 needs a GPU: leave the precision at float32")
@@ -82,14 +83,9 @@ def load(
 class LanguageModel:
     """Every question one can ask a model. Texts are read packed, sorted by length, and answered in order."""
 
-    def __init__(
-        self,
-        folder: ModelFolder,
-        device: str | None = None,
-        max_batch_tokens: int = 0,
-        tasks: Sequence[type[TaskConfig]] = (),
-    ):
-        self.tasks = tasks
+    tasks: Sequence[type[TaskConfig]] = ()  # of your own
+
+    def __init__(self, folder: ModelFolder, device: str | None = None, max_batch_tokens: int = 0):
         self.path, self.folder, self.tokenizer = folder.path, folder, folder.tokenizer
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Model = folder.model.to(self.device).eval()
@@ -437,25 +433,18 @@ class LanguageModel:
 
     def predict(self, examples: Sequence[Any]) -> list[Any]:
         """Labels of a fine-tuned model, for texts, pairs of texts or lists of words."""
-        from polyseme.inference.prediction import predict
-        from polyseme.tasks import load_task
+        from polyseme.inference.prediction import predict_values
 
-        task = load_task(self.folder.metadata, self.model.config, self.tasks)
-        return predict(self.folder, task.read(examples, needs_labels=False), task)
+        return predict_values(self.folder, examples, self.tasks)
 
     def answer(self, context: str, question: str) -> SpanAnswer:
         """The stretch of the context that answers the question; its text is empty where the model finds none.
 
         The context may be of any length: it is read in windows, of which only the best answer is kept.
         """
-        from polyseme.inference.prediction import predict
-        from polyseme.tasks import load_task
+        from polyseme.inference.prediction import answer_question
 
-        task = load_task(self.folder.metadata, self.model.config, self.tasks)
-        if not task.answers_questions:
-            raise UnsupportedError(f"{self.path} cannot find answers in a text: it was trained for {task.task_type}")
-        answer: SpanAnswer = predict(self.folder, task.read([(context, question)], needs_labels=False), task)[0]
-        return answer
+        return answer_question(self.folder, context, question, self.tasks)  # type: ignore[no-any-return]
 
     def _require_head(self, head: str, operation: str) -> None:
         if head not in self.model.heads:
