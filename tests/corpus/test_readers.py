@@ -66,7 +66,9 @@ def test_compressed_files_with_several_members_truncated_or_damaged(tmp_path: Pa
     cut = read_texts(path, one + two[: len(two) // 2])
     assert 20_000 < len(cut) < 38_000 and cut[:-1] == all_texts[: len(cut) - 1]
     assert cut[-1] == f"!is truncated or damaged: cannot decompress it beyond line {len(cut) - 1}"
-    assert read_texts(path, b"not compressed at all")[-1] == "!is truncated or damaged: cannot decompress it beyond line 0"
+    assert (
+        read_texts(path, b"not compressed at all")[-1] == "!is truncated or damaged: cannot decompress it beyond line 0"
+    )
     if suffix in (".gz", ".zst"):  # the other formats ignore trailing bytes
         damaged = read_texts(path, one + b"no more of it")
         assert damaged[:-1] == all_texts[:20_000] and damaged[-1].startswith("!is truncated or damaged")

@@ -50,7 +50,11 @@ def corpus(tmp_path_factory):
     documents = texts(400)
     manifest = {"sources": [{"weight": 1, "counts": {"documents": 400}}]}
     return store(
-        folder / "corpus", Tokenizer.train("wordpiece", iter(documents), 150), documents, per_shard=90, manifest_fields=manifest
+        folder / "corpus",
+        Tokenizer.train("wordpiece", iter(documents), 150),
+        documents,
+        per_shard=90,
+        manifest_fields=manifest,
     )
 
 

@@ -138,7 +138,7 @@ def test_invalid_sharing_is_rejected():
     with pytest.raises(PolysemeError, match=r"sharing is 'fnn'.*'ffn'"):
         ALBERT.model_config("base", sharing="fnn")
     config = ALBERT.model_config("tiny")
-    with pytest.raises(PolysemeError, match="layer_to_ffn names 1 layers, but layer_to_block names 2"):
+    with pytest.raises(PolysemeError, match="layer_to_ffn has 1 layers, but layer_to_block has 2"):
         config.replace(trunk=config.trunk.replace(layer_to_ffn=(0,))).build()
 
 

@@ -92,7 +92,10 @@ def test_layers_and_heads_match(family, build_fn, head, head_names):
             output_hidden_states=True,
             **extra_inputs,
         )
-        output = model.trunk(Inputs(tokens, layout, segments if family == "bert" else None), layers=range(5))
+        output = model.trunk(
+            Inputs(tokens, layout, segments if family == "bert" else None),
+            layers=range(model.config.trunk.num_layers + 1),
+        )
         assert len(expected.hidden_states) == model.config.trunk.num_layers + 1
         for depth, hidden in enumerate(expected.hidden_states):
             torch.testing.assert_close(output.layers[depth], layout.unpad(hidden), atol=1e-5, rtol=0)

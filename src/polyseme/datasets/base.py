@@ -1,4 +1,4 @@
-"""What a named data set is: files as they are distributed, the task they are for, and the metric that counts."""
+"""Named data sets: files as distributed, their task and their main metric."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DatasetReader = Callable[[Path, bool], Iterable[RowReader]]  # a file, and wheth
 
 @dataclass(frozen=True)
 class NamedDataset:
-    """A data set as it is distributed: `folder` is its name, `splits` the files in it (train, dev, and others).
+    """Data set as distributed: `folder` is the name of its folder, `splits` maps splits to files in it.
 
     `extra_metrics` are metrics that need more than labels. `split_filter` selects a split that is not a file of its
-    own. `get_warnings` tells from train, dev and the score on dev what a user should know.
+    own. `get_warnings` returns warnings, given train, dev and the score on dev.
     """
 
     task: type[TaskConfig]
@@ -56,7 +56,7 @@ class NamedDataset:
         if path.is_file():
             return self.task.collect(path, self.reader(path, needs_labels), skip_bad, strict)
         if not path.is_dir():
-            raise ConfigError(f"there is no folder {path}")
+            raise DataError(f"there is no folder {path}")
         if split not in self.splits:
             raise ConfigError(f"there is no split {split!r} of {self.folder}; {suggest(split, self.splits)}")
         path = path / self.folder if (path / self.folder).is_dir() else path

@@ -16,7 +16,7 @@ SRL_DESCRIPTION = "who does what to whom: the arguments of a predicate"
 
 
 def _read_conll_2005(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """The folder of a part, with words and props, or the file that the task's scripts make of them: train-set.gz."""
+    """Read the folder of a split with words and props, or the file pasted from them (train-set.gz)."""
     if not path.is_dir():
         pasted_file = path if path.is_file() else path.with_name(f"{path.name}-set")
         compressed_files = (pasted_file.with_name(pasted_file.name + suffix) for suffix in COMPRESSED_SUFFIXES)
@@ -33,7 +33,7 @@ def _read_conll_2005(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 
 
 def _read_conll_2012(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Every `*_conll` file below a folder (the gold ones, if there are such), or one file."""
+    """Read all `*_conll` files under a folder (gold ones if there are any), or one file."""
     files = [path]
     if path.is_dir():
         files = sorted(path.rglob("*gold_conll*")) or sorted(path.rglob("*_conll"))
