@@ -192,9 +192,10 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a model on labeled examples, once per seed, and evaluate each on the dev examples.
 
-    `model` is a model folder or a loaded model, which is not changed. `task` is a task such as `classification`;
-    `train` and `dev` are files of examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON) or plain values. Other keywords override
-    fields of the fine-tuning config: `epochs=4`, `optimizer={"lr": 3e-5}`.
+    `model` is a model folder or a loaded model, which is not changed. `task` is the name of a task such as
+    `classification`, or a task of your own; `train` and `dev` are files of examples (TSV, JSON lines, CoNLL columns,
+    SQuAD's JSON) or plain values. Other keywords override fields of the fine-tuning config: `epochs=4`,
+    `optimizer={"lr": 3e-5}`.
 
     >>> files = {"train": "train.tsv", "dev": "dev.tsv"}
     >>> result = polyseme.finetune("run/model", "classification", **files, out="task", epochs=1.0)
