@@ -68,7 +68,10 @@ def test_grid_compare_and_ensemble(project, done, tmp_path, refused):
         (("evaluate", models[0], "--data", files[1], "--ensemble"), "--ensemble is for several models"),
         (("evaluate", models[0], project.path / "run-tagging/model", "--data", files[1], "--ensemble"), "another task"),
         (("predict", *models, "--data", files[1], "--out", both), "several models: say --ensemble"),
-        (("evaluate", models[0], tmp_path / "over/model", "--data", files[1], "--ensemble"), "is laid over features"),
+        (
+            ("evaluate", models[0], tmp_path / "over/model", "--data", files[1], "--ensemble"),
+            "is trained over features",
+        ),
         (("compare", tmp_path), "is no finished run|p.svg|results.json"),
         (("compare", tmp_path / "a", "--out", tmp_path / "p.xls"), "written as .png"),
         (("finetune", base, *shared, "--out", tmp_path / "c", "--grid", "lr"), "is not name=value"),

@@ -243,6 +243,7 @@ def test_weights_and_the_law_of_sums(kind, folders):
     model = double_model(folder, task, "next")
     settings = FinetuneConfig(batch_size=12, lm_loss_weight=0.5)
     (whole,), _ = next(epoch_batches(task, data, settings, 0))
+    whole = whole.for_trunk(model.config.trunk)
     report, gradient = stepped(model, [whole])
     targets = whole.targets["next"]
     assert targets.weight == 0.5 and targets.count == whole.inputs.layout.num_tokens - len(whole.inputs.layout.lengths)
@@ -253,6 +254,7 @@ def test_weights_and_the_law_of_sums(kind, folders):
     for name, p in model.named_parameters():
         torch.testing.assert_close(gradient[name], p.grad, atol=1e-7, rtol=1e-6)
     cut, _ = next(epoch_batches(task, data, settings.replace(micro_batch_tokens=40), 0))
+    cut = [batch.for_trunk(model.config.trunk) for batch in cut]
     assert len(cut) > 2
     filled = [pad_to_bucket(batch.to("cpu"), 48) for batch in cut]  # as for a GPU that records its kernels
     for name, found in [*stepped(model, cut)[1].items(), *stepped(model, filled)[1].items()]:
@@ -300,6 +302,7 @@ def test_one_batch_is_learnt_by_heart(folders):
         heads={**folder.model.config.heads, "choice": FAMILIES["gpt"].task_head("choice", ("score",), None)}
     ).build(0)
     (batch,), _ = next(epoch_batches(CHOICE, data, FinetuneConfig(batch_size=8, lm_loss_weight=0.5), 0))
+    batch = batch.for_trunk(model.config.trunk)
     optim = OptimizerConfig(lr=3e-3, weight_decay=0.0)
     run = TrainState(model, optim.build(model, []), optim, ScheduleConfig("constant"), 150, torch.device("cpu"))
     last = list(train(run, [([batch], None)] * 150))[-1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.nn.model import Model
 from polyseme.nn.packing import token_budget_batches
 from polyseme.progress import progress
@@ -40,6 +40,20 @@ def predict(
     task = task or load_task(folder.metadata, folder.model.config)
     encoded = encode_examples(folder, task, examples, max_len, truncate, use_labels)
     return predict_encoded(folder.model, task, examples, encoded)
+
+
+def predict_values(folder: ModelFolder, values: Sequence[Any], tasks: Iterable[type[TaskConfig]] = ()) -> list[Any]:
+    """Return one prediction for each plain value: a text, a pair of texts, a list of words."""
+    task = load_task(folder.metadata, folder.model.config, tasks)
+    return predict(folder, task.read(values, needs_labels=False), task)
+
+
+def answer_question(folder: ModelFolder, context: str, question: str, tasks: Iterable[type[TaskConfig]] = ()) -> Any:
+    """Return the span of the context that answers the question."""
+    task = load_task(folder.metadata, folder.model.config, tasks)
+    if not task.answers_questions:
+        raise UnsupportedError(f"{folder.path} cannot find answers in a text: it was trained for {task.task_type}")
+    return predict(folder, task.read([(context, question)], needs_labels=False), task)[0]
 
 
 def encode_examples(

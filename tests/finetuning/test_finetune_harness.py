@@ -43,12 +43,12 @@ def examples(kind, n=24):
     return found
 
 
-@pytest.mark.parametrize("kind", ["pair", "regression", "tagging"])
+@pytest.mark.parametrize("kind", ["pair_classification", "regression", "tagging"])
 def test_both_sides_read_the_same(harness, tiny_folders, kind):
     peer, data = harness[1], examples(kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folders["bert"])
     task, settings = TASKS[kind].from_examples(data), peer.Settings(max_len=32)
-    numbers = {label: i for i, label in enumerate(task.labels)}
+    numbers = {label: i for i, label in enumerate(task.output_labels)}
     encode = peer._words if kind == "tagging" else peer._texts
     theirs = encode(tokenizer, data, kind, numbers, settings, True)
     mine = task.encode(data, load_model(tiny_folders["bert"]).tokenizer, 32, truncate=True)
