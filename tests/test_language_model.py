@@ -262,7 +262,7 @@ def test_predict(project):
     assert len(found) == 2 and all(
         set(p.probabilities) == {"land", "water"} and p.label in p.probabilities for p in found
     )
-    pairs = polyseme.load(project / "run-pair/model", device="cpu").predict([("the cat", "a fish")])
+    pairs = polyseme.load(project / "run-pair_classification/model", device="cpu").predict([("the cat", "a fish")])
     assert len(pairs) == 1 and set(pairs[0].probabilities) == {"no", "yes"}
     tags = polyseme.load(project / "run-tagging/model", device="cpu").predict([["the", "cat", "sees"], "the dog"])
     assert [len(p.tags) for p in tags] == [3, 2] and {t for p in tags for t in p.tags} <= {"O", "B-A"}
