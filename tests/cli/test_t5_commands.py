@@ -43,7 +43,7 @@ def test_the_folder_opens_elsewhere(made):
     tokenizer = transformers.AutoTokenizer.from_pretrained(made / "run/model")
     model = polyseme.load(made / "run/model", device="cpu")
     text = "the old cat <extra_id_0> the dog."
-    assert tokenizer(text)["input_ids"] == model.encode(text)["input_ids"]
+    assert tokenizer(text)["input_ids"] == model.encode(text).input_ids
     states = theirs.get_encoder()(**tokenizer("the old cat sees the dog.", return_tensors="pt")).last_hidden_state[0]
     (found,) = model.embed(["the old cat sees the dog."], granularity="token")
     np.testing.assert_allclose(found, states.detach().numpy(), atol=1e-5)
@@ -84,9 +84,9 @@ def test_vectors_and_a_task(made, tmp_path):
 
 
 @pytest.mark.parametrize("family,objective,says", [
-    ("t5", "CausalLM", "t5 reads a source and a target, which is not what CausalLM gives it"),
-    ("gpt2", "SpanCorruption", "gpt2 reads one text, which is not what SpanCorruption gives it"),
-    ("t5", "MaskedLM", "needs a head 'masked', which t5 has not"),
+    ("t5", "CausalLM", "t5 is an encoder-decoder, and CausalLM has no source for it"),
+    ("gpt2", "SpanCorruption", "SpanCorruption needs an encoder-decoder, and gpt2 is none"),
+    ("t5", "MaskedLM", "needs a head 'masked', which t5 does not have"),
 ])  # fmt: skip
 def test_objectives_that_do_not_fit(family, objective, says, made, refused, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(recipe(family, objective={"kind": objective})))
@@ -96,9 +96,11 @@ def test_objectives_that_do_not_fit(family, objective, says, made, refused, tmp_
 def test_what_makes_no_sense(made, refused, tmp_path):
     (tmp_path / "texts.txt").write_text("the cat\n")
     folder = made / "run/model"
-    refused("score", folder, "--data", tmp_path / "texts.txt", says="cannot score a text alone")
-    refused("fill", folder, "the [MASK]", says="cannot fill in masks")
-    refused("next", folder, "the cat", "the dog", says="needs the head 'pair'")
+    refused("score", folder, "--data", tmp_path / "texts.txt", says="cannot score texts: it is a t5 model")
+    refused("fill", folder, "the [MASK]", says="cannot fill masks: it is a t5 model")
+    refused(
+        "next", folder, "the cat", "the dog", says="cannot predict whether one text follows another: it is a t5 model"
+    )
     objective = {"kind": "SpanCorruption", "mean_span_length": 1.0, "noise_density": 0.5}
     few = json.dumps(recipe("t5", objective=objective, max_len=64) | {
         "model": {"num_layers": 1, "dim": 8, "num_heads": 1, "max_len": 64}

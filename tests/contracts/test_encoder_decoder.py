@@ -134,7 +134,7 @@ def test_a_target_needs_a_decoder():
 def test_sinusoids_are_the_papers():
     from polyseme.nn.layers.positions import sinusoidal_embedding
 
-    found = sinusoidal_embedding(50, torch.empty(1, 10, dtype=torch.float64)).numpy()
+    found = sinusoidal_embedding(torch.arange(50), 10, torch.float64).numpy()
     for place in (0, 1, 7, 49):
         for i in range(5):
             angle = place / 10000 ** (2 * i / 10)

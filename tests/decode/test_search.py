@@ -63,12 +63,10 @@ def log_probability(model, prompt, written, source=None):
     with torch.inference_mode():
         if generation_head(model) == "masked":
             return sum(float(_streamed(model, row[: n + 1]).log_softmax(-1)[row[n + 1]]) for n in places.tolist())
-        more = (
-            {}
-            if source is None
-            else {"source": EncoderInput(torch.tensor(source), PackedLayout.from_lengths([len(source)]))}
-        )
-        last = model.trunk(Inputs(row, layout), **more).hidden
+        encoder_input = None
+        if source is not None:
+            encoder_input = EncoderInput(torch.tensor(source), PackedLayout.from_lengths([len(source)]))
+        last = model.trunk(Inputs(row, layout, source=encoder_input)).hidden
         scores = model.predict("next", last, layout, places).log_softmax(-1)
     return float(scores.gather(1, row[len(prompt) :, None]).sum())
 
@@ -287,7 +285,7 @@ def test_more_than_the_model_has_places_for_is_refused(search):
     with pytest.raises(PolysemeError, match="has no source"):
         run(ngrams, prompts[:1], 3, sources=[[1]])
     for token in (-1, 40):
-        with pytest.raises(PolysemeError, match=f"the token {token}, expected one from 0 to 39"):
+        with pytest.raises(PolysemeError, match=f"the token id {token}, expected 0 to 39"):
             run(ngrams, [[5, token]], 3)
     endless, prompts, _ = texts("music")  # relative places: no end
     assert len(run(endless, [prompts[0]], 60)) == 1

@@ -247,7 +247,9 @@ def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
     with pytest.raises(PolysemeError, match=r"named.bin is not .* was trained over: its hash differs$"):
         load_feature_model(tmp_path / "run" / "model")
     path.unlink()
-    with pytest.raises(PolysemeError, match="there are no vectors at"):
+    with pytest.raises(
+        PolysemeError, match="there are no word vectors at .*named.bin: neither a file nor a model folder"
+    ):
         load_feature_model(tmp_path / "run" / "model")
 
 
@@ -287,16 +289,16 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
 @pytest.mark.parametrize(
     "args,says",
     [
-        (["--word-vectors", "nowhere"], "there are no vectors at nowhere: neither a file nor a model folder"),
+        (["--word-vectors", "nowhere"], "there are no word vectors at nowhere: neither a file nor a model folder"),
         (["--word-vectors", "V", "--set", "network.word_dim=50"], "network.word_dim is 50, but the vectors of"),
         (["--word-vectors", "short.txt"], "line 2: 2 numbers behind the word where 3 are expected"),
         (["--word-vectors", "other.txt"], "has a vector for none of the 10 words of the training examples"),
-        (["--word-vectors", "bert"], "is a bert: its vectors depend on the context"),
+        (["--word-vectors", "bert"], "is a bert model: its vectors depend on the context; use `embed`"),
         (
             ["--features", "flair", "--join-at", "between", "--set", "network.num_layers=1"],
-            "num_layers 2 or more, not of",
+            "only in a bilstm with num_layers of at least 2, not in bilstm with num_layers 1",
         ),
-        (["--features", "flair", "--join-at", "between", "--network", "linear"], "not of linear with num_layers 2"),
+        (["--features", "flair", "--join-at", "between", "--network", "linear"], "not in linear with num_layers 2"),
         (["--features", "flair", "--join-at", "betwen"], "network.join_at is 'betwen', expected one of"),
         (["--word-vectors", "V", "--join-at", "between"], "--layers, --join-at and --cache-dir go with --features"),
         (
@@ -313,7 +315,10 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
             ["--features", "flair", "--layers", "last", "--layers", "sum_all"],
             r"2 choices of layers \(last,sum_all\) for 1 models",
         ),
-        (["--features", "flair", "--layers", "embeddings"], "reads characters: it has no vectors of words"),
+        (
+            ["--features", "flair", "--layers", "embeddings"],
+            "the model reads characters, so words have no embeddings; use 'last'",
+        ),
     ],
 )
 def test_mistakes_with_words_and_places(models, vectors, tmp_path, refused, monkeypatch, args, says):
@@ -331,7 +336,7 @@ def test_layers_for_each_source():
         and resolve_layer_selections(FeatureNetworkSettings(), 2) == ("scalar_mix",) * 2
     )
     assert resolve_layer_selections(FeatureNetworkSettings(layers="last, sum_all"), 2) == ("last", "sum_all")
-    with pytest.raises(PolysemeError, match="between the layers of a bilstm"):
+    with pytest.raises(PolysemeError, match="between layers only in a bilstm with .* not in esim"):
         FeatureNetworkConfig(
             FrozenFeaturesConfig((FeatureSourceConfig(1, 2),), "between", word_dim=3), "esim", num_layers=2
         )

@@ -67,7 +67,7 @@ def windows(output: str, mean: bool) -> list[SparseUpdateBatch]:
 
 
 def run(name: str, batches: list[Batch], record: bool) -> tuple[list[float], Model]:
-    recipe, (head,), optim = get_training_recipe(name), batches[0].targets, OptimizerConfig(lr=2e-3)
+    recipe, (head,), optim = get_training_recipe(name), batches[0].counts(), OptimizerConfig(lr=2e-3)
     if isinstance(recipe.objective, Word2Vec):
         recipe = recipe.replace(objective=recipe.objective.replace(loss=head))
         optim = OptimizerConfig(name="sparse_sgd", lr=0.05, words_per_update=160, count_damping=1.0)

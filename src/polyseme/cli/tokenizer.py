@@ -72,7 +72,7 @@ def train(
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.io.atomic import atomic_directory, ensure_new_directory
     from polyseme.text.tokenizer import Tokenizer
-    from polyseme.text.train_tokenizer import count_source_words, resolve_vocab_size
+    from polyseme.text.train_tokenizer import count_source_words, log_counts, resolve_vocab_size
 
     ensure_new_directory(out)
     vocab_size = resolve_vocab_size(kind, vocab_size, max_alphabet, num_sentinels)
@@ -82,6 +82,7 @@ def train(
     with atomic_directory(out) as folder:
         tokenizer.save(folder)
     _print_tokenizer(out, tokenizer)
+    log_counts(counts, reader)  # only now: a failed command writes one line
 
 
 @app.command()

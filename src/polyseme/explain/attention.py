@@ -7,20 +7,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.inference.neural_lm import NeuralLM
+from polyseme.inference.base import LanguageModel
+from polyseme.inference.load import load_neural
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 
 
 @torch.inference_mode()
-def attention_maps(model: NeuralLM, text: str, pair: str | None = None) -> tuple[list[str], np.ndarray]:
+def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> tuple[list[str], np.ndarray]:
     """The pieces read, and probabilities [layers, heads, queries, keys]; each row sums to one."""
-    encoded = model.encode(text, pair)
-    trunk: Any = model.model.trunk
-    model.model.config.transformer  # noqa: B018  # or one line that says that there is no attention
-    layout = PackedLayout.from_lengths([len(encoded.input_ids)], device=model.device)
-    tokens = torch.tensor(encoded.input_ids, device=model.device)
-    segments = torch.tensor(encoded.token_type_ids, device=model.device) if trunk.config.num_segments else None
+    network = load_neural(model)
+    encoded = network.encode(text, pair)
+    trunk: Any = network.model.trunk
+    network.model.config.transformer  # noqa: B018  # or one line that says that there is no attention
+    layout = PackedLayout.from_lengths([len(encoded.input_ids)], device=network.device)
+    tokens = torch.tensor(encoded.input_ids, device=network.device)
+    segments = torch.tensor(encoded.token_type_ids, device=network.device) if trunk.config.num_segments else None
     num_layers = trunk.config.num_layers
     output = trunk(trunk.config.omit_unsupported(Inputs(tokens, layout, segments)), layers=range(num_layers))
     _, position_info = trunk.position_bias(output.layers[0], layout, segments, None, None)

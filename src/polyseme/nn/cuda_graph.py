@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ def shape_signature(tree: object) -> tuple[object, ...]:
 class CudaGraphs:
     """CUDA graphs by key: the first calls with a key are eager, the next one is captured, all others are replayed.
 
-    Python code of the function runs only in eager calls and in the capture. Keys beyond `max_graphs` stay eager. The
-    output of a replay is overwritten by the next one, unless it is cloned.
+    Python code of the function runs only in eager calls and in the capture. Keys beyond `max_graphs` stay eager; with
+    `max_graphs` 0 no GPU is needed. The output of a replay is overwritten by the next one, unless it is cloned.
     """
 
     memory_pool: Any = None  # shared by all graphs: no two of them run at once, and their outputs are cloned
@@ -48,12 +49,18 @@ class CudaGraphs:
     def __init__(self, num_warmup_calls: int, max_graphs: int, clone_outputs: bool, share_pool: bool = True):
         self.num_warmup_calls, self.max_graphs = num_warmup_calls, max_graphs
         self.clone_outputs, self.share_pool = clone_outputs, share_pool
-        self.stream = torch.cuda.Stream()
         self.call_counts: Counter[Hashable] = Counter()
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
 
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """The stream of warmup calls and captures."""
+        return torch.cuda.Stream()
+
     def __call__(self, key: Hashable, fn: Callable[..., Any], *args: Any) -> Any:
         """Run `fn(*args)` on the values of `args`."""
+        if self.max_graphs == 0:
+            return fn(*args)
         if key not in self.graphs:
             self.call_counts[key] += 1
             if self.call_counts[key] <= self.num_warmup_calls or len(self.graphs) == self.max_graphs:

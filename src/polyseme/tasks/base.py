@@ -253,8 +253,8 @@ class TaskConfig(Config, ABC):
         batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
         hidden = model.trunk(batch.inputs).hidden
         rows = batch.targets[self.head_name].rows
-        both = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)
-        logits, labels = (tensor.cpu().numpy() for tensor in both)
+        outputs = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)
+        logits, labels = (tensor.cpu().numpy() for tensor in outputs)
         ends = np.cumsum([self.num_rows(encoded[i]) for i in order])[:-1]
         scores = dict(zip(order, map(RowScores, np.split(logits, ends), np.split(labels, ends))))
         return [scores[i] for i in range(len(encoded))]

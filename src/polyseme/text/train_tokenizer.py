@@ -38,7 +38,10 @@ def count_words(
         for text in sources:
             counts.add(text)
         return counts
-    return count_source_words(kind, open_sources(list(sources), **source_options), lowercase, sample_characters)
+    reader = open_sources(list(sources), **source_options)
+    counts = count_source_words(kind, reader, lowercase, sample_characters)
+    log_counts(counts, reader)
+    return counts
 
 
 def count_source_words(kind: str, reader: SourceReader, lowercase: bool | None, sample_characters: int) -> WordCounts:
@@ -51,12 +54,16 @@ def count_source_words(kind: str, reader: SourceReader, lowercase: bool | None, 
             counts.add(text, TextGroup(file.lang, file.source_index, reader.sources[file.source_index].weight))
     if not counts.num_chars:
         raise DataError(f"there is no text in {', '.join(source.path for source in reader.sources)}")
+    return counts
+
+
+def log_counts(counts: WordCounts, reader: SourceReader) -> None:
+    """Log how much text was read and counted, and what was dropped or skipped."""
     logger.info("%s characters read, %s of them counted", f"{counts.num_chars:,}", f"{counts.num_sampled_chars:,}")
     if counts.dropped_fraction:
         logger.info("rare words dropped to save memory: %s of the text", f"{counts.dropped_fraction:.2%}")
     if reader.num_bad:
         logger.warning("%s bad rows were skipped, the first: %s", f"{reader.num_bad:,}", reader.bad_row_messages[0])
-    return counts
 
 
 def iter_texts(reader: SourceReader) -> Iterator[tuple[SourceFile, str]]:
