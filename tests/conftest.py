@@ -27,7 +27,10 @@ import pytest
 import torch
 import typer
 
+from polyseme.logs import log_to_stderr
+
 torch.set_num_threads(1)
+log_to_stderr()  # as every command does, so that no test depends on a command having run before it
 # Tests lose no power, only time: what was written is there for the next reader without the disk's word for it.
 os.fsync = lambda handle: None
 # Typer makes all commands anew at every call, which takes longer than most of them.

@@ -248,7 +248,7 @@ def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
         load_feature_model(tmp_path / "run" / "model")
     path.unlink()
     with pytest.raises(
-        PolysemeError, match="there are no word vectors at .*named.bin: neither a file nor a model folder"
+        PolysemeError, match=r"there are no word vectors at .*named\.bin: neither a file nor a model folder"
     ):
         load_feature_model(tmp_path / "run" / "model")
 
@@ -336,7 +336,7 @@ def test_layers_for_each_source():
         and resolve_layer_selections(FeatureNetworkSettings(), 2) == ("scalar_mix",) * 2
     )
     assert resolve_layer_selections(FeatureNetworkSettings(layers="last, sum_all"), 2) == ("last", "sum_all")
-    with pytest.raises(PolysemeError, match="between layers only in a bilstm with .* not in esim"):
+    with pytest.raises(PolysemeError, match=r"between layers only in a bilstm with .* not in esim"):
         FeatureNetworkConfig(
             FrozenFeaturesConfig((FeatureSourceConfig(1, 2),), "between", word_dim=3), "esim", num_layers=2
         )
