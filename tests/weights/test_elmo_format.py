@@ -196,7 +196,7 @@ def test_lower_layers_of_the_reference_model_match():
         weights = {n: file[n][()].astype(np.float64) for n in names if isinstance(file[n], h5py.Dataset)}
     texts = [texts[0] for texts in json.loads((FIXTURE / "lm_embeddings_sentences.json").read_text())]
     for text, batched in zip(texts, compute_layers(model, texts)):
-        expected = reference_layers(weights, reference_char_ids(text), 5, 2, (3, 3), skip=False)
+        expected = reference_layers(weights, reference_char_ids(text), 5, 2, (3, 3), use_skip_connections=False)
         for actual, single, layer in zip(batched, compute_layers(model, [text])[0], expected):
             np.testing.assert_allclose(actual, layer, atol=1e-5)
             np.testing.assert_allclose(single, layer, atol=1e-5)
