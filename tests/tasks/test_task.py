@@ -80,7 +80,7 @@ def test_texts_and_pairs(wordpiece):
     assert one.ids.tolist() == wordpiece.build_inputs_with_special_tokens(cat)[0] and one.target == 0
     ids, segments = wordpiece.build_inputs_with_special_tokens(cat, dog)
     assert (two.ids.tolist(), two.segments.tolist(), two.target) == (ids, segments, 1)
-    with pytest.raises(PolysemeError, match=r"f\.tsv:1: there is no second text, which this task reads"):
+    with pytest.raises(PolysemeError, match=r"f\.tsv:1: this task reads pairs, and there is no second text"):
         PairClassificationTask(("a", "b")).encode([text(1, "redcat")], wordpiece, 64)
 
 

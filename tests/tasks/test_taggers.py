@@ -8,7 +8,7 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.nn.heads.crf import FORBIDDEN_SCORE, ChainLayout, CRFConfig
-from polyseme.tasks.baselines.feature_taggers import (
+from polyseme.tasks.baselines.taggers import (
     fit_tagger,
     negative_log_likelihood,
     predict_chain_tags,
