@@ -238,7 +238,7 @@ def test_wic_as_it_was_first_distributed(tmp_path):
 
 def test_mistakes_name_file_and_line(tmp_path, capsys):
     cases = {
-        "swag": ("val.csv", commas(SWAG, ["0"] * 12, ["1"]), r"val\.csv:3: another number of columns"),
+        "swag": ("val.csv", commas(SWAG, ["0"] * 12, ["1"]), r"val\.csv:3: 1 columns, but the first line has 12"),
         "superglue/copa": ("val.jsonl", lines({"premise": "x", "question": "why", "choice1": "a", "choice2": "b"}),
                            r"val\.jsonl:1: question is 'why', neither cause nor effect"),
         "superglue/boolq": ("val.jsonl", lines({"passage": "x", "qestion": "y"}),
@@ -314,4 +314,4 @@ def test_real_trees():
     path = REAL / "ud-ewt/en_ewt-ud-train.rebuilt.conllu.gz"
     if not path.is_file():
         pytest.skip("the real files are not here")
-    assert sum(1 for _ in DATASETS["ud-pos"].reader(path, True)) == 12544
+    assert sum(1 for _ in DATASETS["ud-pos"].iter_rows(path, True)) == 12544

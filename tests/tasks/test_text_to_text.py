@@ -200,7 +200,7 @@ def test_mistakes(base, tmp_path):
         text_task("classification", [TextExample("", "a", label=x) for x in "ΩЖ"]).codec.encode(
             [TextExample("", "a")], tokenizer, 48
         )
-    with pytest.raises(PolysemeError, match="x:1: there is no second text"):
+    with pytest.raises(PolysemeError, match="x:1: this task reads pairs, and there is no second text"):
         text_task("pair_classification", data).codec.encode([TextExample("x:1", "cat", label="yes")], tokenizer, 48)
     with pytest.raises(PolysemeError, match="symmetric_pairs adds two states, and a model that answers in text"):
         finetune(base, TaskData(PairClassificationTask(symmetric_pairs=True), data, data), None, QUICK)

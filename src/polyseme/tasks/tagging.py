@@ -127,14 +127,15 @@ class WordTask(LabelSetTask):
         return len(encoded.positions)
 
     def decode(self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Sequence[Any]) -> list[Tagging]:
-        return [self.decode_one(s.logits, s.labels, example) for (_, s), example in zip(scored, examples)]
+        return [self.decode_one(s.logits, example, s.labels) for (_, s), example in zip(scored, examples)]
 
-    def decode_one(self, logits: np.ndarray, best: np.ndarray, example: Any) -> Tagging:
-        """Turn the scores of one sentence into tags, the `best` label of each word.
+    def decode_one(self, logits: np.ndarray, example: Any, best: np.ndarray | None = None) -> Tagging:
+        """Turn the scores of one sentence into tags; `best` are the labels if not those with the highest scores.
 
         Words that were cut off get the tag of words outside of everything (O, else the first and most frequent), so
         that no word is ever lost.
         """
+        best = logits.argmax(-1) if best is None else best
         shares = softmax(logits, axis=-1)[np.arange(len(best)), best].tolist()
         num_cut = len(example.words) - len(logits)
         outside = "O" if "O" in self.labels else self.labels[0]
