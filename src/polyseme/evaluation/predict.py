@@ -1,4 +1,4 @@
-"""The metrics of a task model on labeled examples."""
+"""Metrics of a task model on labeled examples."""
 
 from __future__ import annotations
 
