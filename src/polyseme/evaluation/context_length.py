@@ -111,7 +111,7 @@ def losses_by_context(
     max_batch_tokens: int = 8192,
     head: str = "next",
 ) -> Tensor:
-    """Return the loss of the tokens at `positions` of a text for each number of tokens before them, [contexts, positions].
+    """Return the loss of the tokens at `positions` of a text for each context length, [contexts, positions].
 
     A context that is longer than the model reads is cut.
     """

@@ -1,4 +1,4 @@
-"""Tasks as prompts (Radford et al. 2019, §3; Brown et al. 2020, §2): templates, zero- and few-shot examples, metrics."""
+"""Tasks as prompts (Radford et al. 2019, §3; Brown et al. 2020, §2): templates, few-shot examples and metrics."""
 
 from __future__ import annotations
 

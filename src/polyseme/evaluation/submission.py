@@ -38,8 +38,7 @@ def write_submission(path: Path, name: str, predictions: Sequence[Any], examples
 
 
 def _superglue_objects(name: str, predictions: Sequence[Any], examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield one object per line. MultiRC's are nested as in its files; COPA's and MultiRC's labels are numbers, ReCoRD's
-    the entity's text."""
+    """Yield the objects of all lines; MultiRC's are nested as in its files."""
     pairs = list(zip(examples, predictions, strict=True))
     for example, _ in pairs:
         if not example.id or "" in example.id.split("-"):

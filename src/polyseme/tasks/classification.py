@@ -62,8 +62,7 @@ class ClassificationTask(LabelTask):
     """One label for a text; a second text is read where an example has one."""
 
     task_type = "classification"
-    text_prefix = "classification"
-    text_fields = "text: {text}"
+    text_format = "classification text: {text}"
 
     @classmethod
     def from_head(cls, head: ClassificationHeadConfig) -> Self | None:
@@ -79,13 +78,8 @@ class PairClassificationTask(LabelTask):
     """
 
     task_type = "pair_classification"
-    text_prefix = "pair"
-    text_fields = "text1: {text} text2: {pair}"
+    text_format = "pair text1: {text} text2: {pair}"
     feature_networks = ("esim", "biattentive", "linear", "bilstm")
     pair_column = "required"
 
     symmetric_pairs: bool = False
-
-    @property
-    def reads_both_orders(self) -> bool:
-        return self.symmetric_pairs

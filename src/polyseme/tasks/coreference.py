@@ -23,7 +23,7 @@ from polyseme.nn.heads.coreference import FIRST_TOKEN, LAST_TOKEN, SENTENCE_END,
 from polyseme.objectives.batch import Batch
 from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import no_mentions, string_match
-from polyseme.tasks.encoded import EncodedExample, encode_words
+from polyseme.tasks.encoded import EncodedExample, Examples, encode_words
 from polyseme.tasks.metrics.coreference import Mention, coreference_metrics
 from polyseme.tasks.readers.conll2012 import ConllDocument, format_conll, iter_documents, plain_document
 from polyseme.tasks.readers.rows import Columns, RowReader
@@ -138,12 +138,7 @@ class CoreferenceTask(TaskConfig):
         return rows
 
     def encode(
-        self,
-        examples: Sequence[DocumentExample],
-        tokenizer: Tokenizer,
-        max_len: int,
-        truncate: bool = False,
-        use_labels: bool = True,
+        self, examples: Examples, tokenizer: Tokenizer, max_len: int, truncate: bool = False, use_labels: bool = True
     ) -> list[EncodedExample]:
         """Encode documents as segments, end to end. A word that is longer than a segment is an error, or is cut."""
         room = max_len - tokenizer.num_special_tokens_to_add()
@@ -206,7 +201,7 @@ class CoreferenceTask(TaskConfig):
         raise UnsupportedError(f"predictions of several models cannot be averaged for {self.task_type}: no ensemble")
 
     def decode(
-        self, scored: Iterable[tuple[EncodedExample, Clusters]], examples: Sequence[DocumentExample]
+        self, scored: Iterable[tuple[EncodedExample, Clusters]], examples: Examples
     ) -> list[CoreferenceClusters]:
         return [CoreferenceClusters(clusters) for _, clusters in scored]
 
@@ -219,9 +214,7 @@ class CoreferenceTask(TaskConfig):
     def to_record(self, example: DocumentExample, prediction: CoreferenceClusters) -> dict[str, Any]:
         return {"id": example.id, "words": example.words, "clusters": prediction.clusters}
 
-    def write_as(
-        self, path: Path, examples: Sequence[DocumentExample], predictions: Sequence[CoreferenceClusters]
-    ) -> None:
+    def write_as(self, path: Path, examples: Examples, predictions: Sequence[CoreferenceClusters]) -> None:
         pairs = zip(examples, predictions, strict=True)
         write_text(path, "".join(format_conll(e.document, p.clusters) for e, p in pairs))
 

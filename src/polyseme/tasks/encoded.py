@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from polyseme.nn.trunks.base import TrunkConfig
 
 Target = np.ndarray | int | float | None  # the ids of an example's labels, or the number to predict
+Examples = Sequence[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +95,7 @@ class Codec(ABC):
         raise NotImplementedError
 
     def encode(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        max_len: int,
-        truncate: bool = False,
-        use_labels: bool = True,
+        self, examples: Examples, tokenizer: Tokenizer, max_len: int, truncate: bool = False, use_labels: bool = True
     ) -> Iterable[EncodedExample]:
         """Encode examples as token ids; one example may give several windows.
 
@@ -120,7 +116,7 @@ class Codec(ABC):
         return [replace(e, is_truncated=n > max_len, example_index=i) for i, (e, n) in enumerate(encoded)]
 
     def encode_truncated(
-        self, examples: Sequence[Any], targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
     ) -> Iterator[tuple[EncodedExample, int]]:
         """Yield each example cut to `max_len` tokens, and its length before that; `encode` checks the lengths."""
         raise NotImplementedError

@@ -21,7 +21,7 @@ from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks import windows
 from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import first_words, sliding_window
-from polyseme.tasks.encoded import Codec, EncodedExample, RowScores, separator_id
+from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, separator_id
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
 from polyseme.tasks.readers.rows import Columns, RowReader, parse_text
 from polyseme.tasks.readers.squad import GoldAnswer, iter_questions
@@ -153,28 +153,19 @@ class ExtractiveQATask(TaskConfig):
 
     def encode(
         self,
-        examples: Sequence[QuestionExample],
+        examples: Examples,
         tokenizer: Tokenizer,
         max_len: int,
         truncate: bool = False,
         use_labels: bool = True,
-    ) -> Iterator[EncodedExample]:
-        return self.sliding_windows(examples, tokenizer, max_len, truncate, use_labels, partial(_join, tokenizer))
-
-    def sliding_windows(
-        self,
-        examples: Sequence[QuestionExample],
-        tokenizer: Tokenizer,
-        max_len: int,
-        truncate: bool,
-        use_labels: bool,
-        join: windows.JoinFn,
+        join: windows.JoinFn | None = None,
     ) -> Iterator[EncodedExample]:
         """Yield every window of every example, so that no document has to be held as tokens.
 
         A question may take half of a window; a longer one is an error, or is cut if `truncate` is set. `join` puts
-        question and context together.
+        question and context together, by default with the tokenizer's special tokens.
         """
+        join = join or partial(_join, tokenizer)
         template, cls_id = join([-1], [-2])[0], tokenizer.special_token_ids.cls
         max_question = max_len // 2 - len(template) + 2
         if max_question < 2:
@@ -186,7 +177,7 @@ class ExtractiveQATask(TaskConfig):
             is_truncated = len(question) > max_question
             if is_truncated and not truncate:
                 shown = f"the question has {len(question)} tokens, and {max_question} are read"
-                raise ConfigError(f"{example.location}: {shown}: truncate")
+                raise ConfigError(f"{example.location}: {shown}: truncate it")
             question = question[:max_question]
             size = max_len - len(join(question, [])[0])
             context_start = join(question, [-1])[0].index(-1)
@@ -224,9 +215,7 @@ class ExtractiveQATask(TaskConfig):
     def num_rows(self, encoded: EncodedExample) -> int:
         return len(encoded.ids)
 
-    def decode(
-        self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Sequence[QuestionExample]
-    ) -> list[SpanAnswer]:
+    def decode(self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Examples) -> list[SpanAnswer]:
         best = ((w.example_index, windows.best_span(w, s.logits, self.max_answer_tokens)) for w, s in scored)
         return self.merge_windows(best, examples)
 

@@ -48,8 +48,7 @@ class MultipleChoiceTask(SequenceTask):
     example_type = ChoiceExample
     default_metric = "accuracy"
     supports_text = True
-    text_prefix = "choice"
-    text_fields = "{choices} text: {text}"
+    text_format = "choice {choices} text: {text}"
     head_type = "choice"
     feature_networks = ("esim", "biattentive", "linear", "bilstm")
 
@@ -68,15 +67,13 @@ class MultipleChoiceTask(SequenceTask):
     def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:
         text = "prompt" if columns.text not in record and "prompt" in record else columns.text
         names = {"text": text, "choices": "choices", "label": columns.label}
-
-        def build(location: str, values: dict[str, Any]) -> ChoiceExample:
-            choices = rows.parse_texts(values["choices"], location, "choices")
-            if len(choices) < 2:
-                raise DataError(f"{location}: there is one choice, which leaves nothing to choose")
-            label = _parse_index(values.get("label"), choices, location, columns.label, needs_labels)
-            return ChoiceExample(location, rows.parse_text(values["text"], location, columns.text), choices, label)
-
-        return rows.from_record(record, location, rows.RowFormat(names, () if needs_labels else ("label",), build))
+        optional = () if needs_labels else ("label",)
+        values = rows.from_record(record, location, rows.RowFormat(names, optional, lambda _, values: values))
+        choices = rows.parse_texts(values["choices"], location, "choices")
+        if len(choices) < 2:
+            raise DataError(f"{location}: there is one choice, which leaves nothing to choose")
+        label = _parse_index(values.get("label"), choices, location, columns.label, needs_labels)
+        return ChoiceExample(location, rows.parse_text(values["text"], location, columns.text), choices, label)
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> ChoiceExample:

@@ -35,18 +35,13 @@ class RegressionTask(TextTask):
     task_type = "regression"
     default_metric = "spearman"
     supports_text = True
-    text_prefix = "regression"
-    text_fields = "text1: {text} text2: {pair}"
+    text_format = "regression text1: {text} text2: {pair}"
     loss_unit = "squared error"
     pair_column = "optional"
     target_dtype = np.float32
     no_target = np.nan
 
     symmetric_pairs: bool = False
-
-    @property
-    def reads_both_orders(self) -> bool:
-        return self.symmetric_pairs
 
     @classmethod
     def check_dependencies(cls) -> None:

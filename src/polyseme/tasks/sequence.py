@@ -20,6 +20,7 @@ from polyseme.tasks.base import Example, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.encoded import (
     Codec,
     EncodedExample,
+    Examples,
     RowScores,
     Target,
     add_special_tokens,
@@ -51,22 +52,21 @@ class SequenceTask(TaskConfig):
 
     head_type = "classify"
     feature_networks = ("biattentive", "linear", "bilstm")
-    text_prefix: ClassVar[str] = ""  # how the task is written as text: its name, and its fields
-    text_fields: ClassVar[str] = ""
+    text_format: ClassVar[str] = ""  # how the task is written as text: its name, then its fields
     target_dtype: ClassVar[Any] = np.int64
     no_target: ClassVar[float] = IGNORE_INDEX
 
     @property
     def reads_both_orders(self) -> bool:
-        """Whether a pair is read twice, with either text first, and the two states are added."""
-        return False
+        """Whether a pair is read twice, with either text first, and the two states are added (`symmetric_pairs`)."""
+        return getattr(self, "symmetric_pairs", False)
 
     @abstractmethod
     def text_sequences(self, example: Any) -> list[TextPair]:
         """Return the texts of each sequence that an example is read as."""
 
     def encode_truncated(
-        self, examples: Sequence[Any], targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
     ) -> Iterator[tuple[EncodedExample, int]]:
         sequences = [self.text_sequences(e) for e in examples]
         texts = [text for pairs in sequences for pair in pairs for text in pair if text is not None]
@@ -120,7 +120,8 @@ class SequenceTask(TaskConfig):
     def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
         if self.reads_both_orders:
             raise ConfigError("symmetric_pairs adds two states, and a model that answers in text has none to add")
-        return self.replace(text_template=TextToTextTemplate.find(name or self.text_prefix, self.text_fields))
+        default_name, _, text_fields = self.text_format.partition(" ")
+        return self.replace(text_template=TextToTextTemplate.find(name or default_name, text_fields))
 
     def candidate_answers(self, template: TextToTextTemplate, example: Any) -> Sequence[str]:
         """Return the texts that a text-to-text model chooses from, if the task `supports_text`."""

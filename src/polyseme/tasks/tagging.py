@@ -20,7 +20,7 @@ from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, Example, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
-from polyseme.tasks.encoded import EncodedExample, RowScores, Target, encode_words, softmax
+from polyseme.tasks.encoded import EncodedExample, Examples, RowScores, Target, encode_words, softmax
 from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.conll import iter_sentences
@@ -102,7 +102,7 @@ class WordTask(LabelSetTask):
         return None if example.tags is None else np.array([self.label_id(t, example.location) for t in example.tags])
 
     def encode_truncated(
-        self, examples: Sequence[Any], targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
     ) -> Iterator[tuple[EncodedExample, int]]:
         for example, target in zip(examples, targets):
             yield self.encode_sentence(example, target, tokenizer, max_len)
@@ -211,18 +211,15 @@ def place_words(
 
 def read_tagged_record(record: dict[str, Any], location: str, needs_labels: bool) -> tuple[Words, Words | None]:
     """Return the words and the tags of a JSON object."""
-
-    def build(location: str, values: dict[str, Any]) -> tuple[Words, Words | None]:
-        words = rows.parse_texts(values["words"], location, "words")
-        tags = None if values.get("tags") is None else rows.parse_texts(values["tags"], location, "tags")
-        if needs_labels and tags is None:
-            raise DataError(f"{location}: the tags are missing")
-        if tags is not None and len(tags) != len(words):
-            raise DataError(f"{location}: {len(words)} words but {len(tags)} tags")
-        return words, tags
-
-    names = {"words": "words", "tags": "tags"}
-    return rows.from_record(record, location, rows.RowFormat(names, () if needs_labels else ("tags",), build))
+    names, optional = {"words": "words", "tags": "tags"}, () if needs_labels else ("tags",)
+    values = rows.from_record(record, location, rows.RowFormat(names, optional, lambda _, values: values))
+    words = rows.parse_texts(values["words"], location, "words")
+    tags = None if values.get("tags") is None else rows.parse_texts(values["tags"], location, "tags")
+    if needs_labels and tags is None:
+        raise DataError(f"{location}: the tags are missing")
+    if tags is not None and len(tags) != len(words):
+        raise DataError(f"{location}: {len(words)} words but {len(tags)} tags")
+    return words, tags
 
 
 def parse_words(value: Any, location: str) -> Words:

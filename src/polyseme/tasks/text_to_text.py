@@ -20,7 +20,7 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout, token_budget_batches
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
-from polyseme.tasks.encoded import Codec, EncodedExample, RowScores, Target, TextTargets, truncate_longest
+from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, Target, TextTargets, truncate_longest
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.windows import WindowAnswer
 from polyseme.text.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ class TextToText(TextCodec):
         return self.task.candidate_target(self.template, example)
 
     def encode_truncated(
-        self, examples: Sequence[Any], targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
     ) -> Iterator[tuple[EncodedExample, int]]:
         template, task = self.template, self.task
         for example in examples:
@@ -115,7 +115,7 @@ class TextToText(TextCodec):
         scores = [self.task.candidate_scores(self.template, each) for each in log_probs]
         return [RowScores(each, each.argmax(-1)) for each in scores]
 
-    def decode(self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Sequence[Any]) -> list[Any]:
+    def decode(self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Examples) -> list[Any]:
         return self.task.decode(scored, examples)
 
     def average(self, scores: Sequence[Sequence[RowScores]], models: Any, encoded: Any) -> list[RowScores]:
@@ -134,12 +134,7 @@ class TextQA(TextCodec):
         return (*self.task.ensemble_key, "text")  # a model that writes answers and one that points at them do not mix
 
     def encode(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        max_len: int,
-        truncate: bool = False,
-        use_labels: bool = True,
+        self, examples: Examples, tokenizer: Tokenizer, max_len: int, truncate: bool = False, use_labels: bool = True
     ) -> Iterator[EncodedExample]:
         special = special_targets(self.template, tokenizer)
         before, between = (tokenizer.encode(words.strip()) for words, _ in self.template.fields)
@@ -148,7 +143,7 @@ class TextQA(TextCodec):
             ids = [*before, *question, *between, *context, special.end_id]
             return ids, [0] * len(ids)
 
-        windows = self.task.sliding_windows(examples, tokenizer, max_len, truncate, use_labels, join)
+        windows = self.task.encode(examples, tokenizer, max_len, truncate, use_labels, join)
         return (replace(window, text_targets=special) for window in windows)
 
     def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[CopiedSpan | None]:
@@ -161,14 +156,11 @@ class TextQA(TextCodec):
         spans = iter(extract_spans(model, start_ids(windows), contexts, max_tokens, end_id, source_ids(windows)))
         return [next(spans) if len(e.positions) else None for e in encoded]
 
-    def decode(self, scored: Iterable[tuple[EncodedExample, CopiedSpan | None]], examples: Sequence[Any]) -> list[Any]:
+    def decode(self, scored: Iterable[tuple[EncodedExample, CopiedSpan | None]], examples: Examples) -> list[Any]:
         return self.task.merge_windows(((w.example_index, _to_window_answer(w, span)) for w, span in scored), examples)
 
     def average(
-        self,
-        scores: Sequence[Sequence[CopiedSpan | None]],
-        models: Sequence[Model],
-        encoded: Sequence[EncodedExample],
+        self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Sequence[EncodedExample]
     ) -> list[CopiedSpan | None]:
         """Return, of the spans that the models would write, the one that they find likeliest on average."""
         best: list[CopiedSpan | None] = [None] * len(encoded)
