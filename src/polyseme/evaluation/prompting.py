@@ -98,9 +98,7 @@ def sample_shots(
     """Sample examples that precede every question, none of which is asked."""
     candidates = [question for question in examples if question not in questions]
     if num_shots > len(candidates):
-        raise ConfigError(
-            f"{num_shots} shots are more than the {len(candidates)} examples that are not asked themselves"
-        )
+        raise ConfigError(f"{num_shots} shots are more than the {len(candidates)} examples that are not asked")
     return random.Random(seed).sample(candidates, num_shots)
 
 

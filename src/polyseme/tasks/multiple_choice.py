@@ -139,10 +139,7 @@ def _parse_index(label: Any, choices: tuple[str, ...], location: str, column: st
         return None
     if isinstance(label, str) and choices.count(label) == 1:
         return str(choices.index(label))
-    is_number = (isinstance(label, int) and not isinstance(label, bool)) or (
-        isinstance(label, str) and label.isdecimal()
-    )
-    if not is_number or not 0 <= int(label) < len(choices):
+    if not str(label).isdecimal() or int(label) >= len(choices):
         shown = f"the label is {str(label)[:40]!r}"
         raise DataError(f"{location}: {shown}: one of the choices is needed, or 0 to {len(choices) - 1}")
     return str(int(label))

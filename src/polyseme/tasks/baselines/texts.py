@@ -31,9 +31,7 @@ def linear_classifier(train: Sequence[Any], dev: Sequence[Any]) -> list[str]:
         return majority_label(train, dev)
     from sklearn.linear_model import LogisticRegression
 
-    train_features, dev_features = _featurize(*([(e.text, e.pair) for e in examples] for examples in (train, dev)))
-    model = LogisticRegression(C=10.0, max_iter=2000).fit(train_features, [e.label for e in train])
-    return model.predict(dev_features).tolist()
+    return _fit_predict(LogisticRegression(C=10.0, max_iter=2000), train, [e.label for e in train], dev)
 
 
 def linear_regressor(train: Sequence[Any], dev: Sequence[Any]) -> list[float]:
@@ -42,8 +40,12 @@ def linear_regressor(train: Sequence[Any], dev: Sequence[Any]) -> list[float]:
         return mean_number(train, dev)
     from sklearn.linear_model import Ridge
 
+    return _fit_predict(Ridge(), train, _numbers(train), dev)
+
+
+def _fit_predict(model: Any, train: Sequence[Any], targets: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
     train_features, dev_features = _featurize(*([(e.text, e.pair) for e in examples] for examples in (train, dev)))
-    return Ridge().fit(train_features, _numbers(train)).predict(dev_features).tolist()
+    return model.fit(train_features, targets).predict(dev_features).tolist()
 
 
 def linear_choice(train: Sequence[Any], dev: Sequence[Any]) -> list[str]:

@@ -57,9 +57,8 @@ def b_cubed(key: list[set[Mention]], response: list[set[Mention]]) -> Ratio:
     """Sum, over the mentions of the key, the share of its cluster that is also in its response cluster (Bagga and
     Baldwin 1998)."""
     response_cluster = {m: i for i, cluster in enumerate(response) for m in cluster}
-    shared = sum(
-        n * n / len(c) for c in key for n in Counter(response_cluster[m] for m in c if m in response_cluster).values()
-    )
+    counts = [(c, Counter(response_cluster[m] for m in c if m in response_cluster).values()) for c in key]
+    shared = sum(n * n / len(c) for c, shares in counts for n in shares)
     return shared, sum(map(len, key))
 
 

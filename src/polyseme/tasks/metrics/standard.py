@@ -70,10 +70,8 @@ def tagging_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[
     num_equal_tags = sum(a == b for pair in zip(gold, predicted, strict=True) for a, b in zip(*pair, strict=True))
     gold_spans = map(extract_spans, gold)
     predicted_spans = (extract_spans([tag or "O" for tag in tags]) for tags in predicted)
-    return {
-        "accuracy": num_equal_tags / max(sum(map(len, gold)), 1),
-        **precision_recall_f1(zip(gold_spans, predicted_spans)),
-    }
+    accuracy = num_equal_tags / max(sum(map(len, gold)), 1)
+    return {"accuracy": accuracy, **precision_recall_f1(zip(gold_spans, predicted_spans))}
 
 
 def precision_recall_f1(pairs: Iterable[tuple[set[Any], set[Any]]]) -> dict[str, float]:
@@ -83,11 +81,8 @@ def precision_recall_f1(pairs: Iterable[tuple[set[Any], set[Any]]]) -> dict[str,
         num_correct += len(gold & predicted)
         num_gold += len(gold)
         num_predicted += len(predicted)
-    return {
-        "precision": num_correct / max(num_predicted, 1),
-        "recall": num_correct / max(num_gold, 1),
-        "f1": 2 * num_correct / max(num_predicted + num_gold, 1),
-    }
+    precision, recall = num_correct / max(num_predicted, 1), num_correct / max(num_gold, 1)
+    return {"precision": precision, "recall": recall, "f1": 2 * num_correct / max(num_predicted + num_gold, 1)}
 
 
 def span_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
