@@ -84,7 +84,7 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
 
 def read_runs(folders: Sequence[Path]) -> list[FinetuneRun]:
     """Read the runs of these folders; the folder of a benchmark holds several."""
-    runs = []
+    runs: list[FinetuneRun] = []
     for folder in folders:
         inner = sorted(path.parent for path in folder.glob("*/results.json"))
         runs += map(read_run, [folder] if (folder / "results.json").is_file() or not inner else inner)

@@ -18,8 +18,10 @@ from polyseme.tasks.tagging import TaggingTask
 if TYPE_CHECKING:
     from polyseme.nn.model import ModelConfig
 
-_TASKS = (ClassificationTask, PairClassificationTask, RegressionTask, TaggingTask, SemanticRolesTask)
-_TASKS += (ExtractiveQATask, MultipleChoiceTask, CoreferenceTask)
+_TASKS: tuple[type[TaskConfig], ...] = (
+    *(ClassificationTask, PairClassificationTask, RegressionTask, TaggingTask, SemanticRolesTask),
+    *(ExtractiveQATask, MultipleChoiceTask, CoreferenceTask),
+)
 TASKS: dict[str, type[TaskConfig]] = {task.task_type: task for task in _TASKS}
 
 

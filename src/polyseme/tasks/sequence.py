@@ -51,7 +51,7 @@ class SequenceTask(TaskConfig):
     """One answer per example, read from one pooled vector for each of its sequences."""
 
     head_type = "classify"
-    feature_networks = ("biattentive", "linear", "bilstm")
+    feature_networks: ClassVar[tuple[str, ...]] = ("biattentive", "linear", "bilstm")
     text_format: ClassVar[str] = ""  # how the task is written as text: its name, then its fields
     target_dtype: ClassVar[Any] = np.int64
     no_target: ClassVar[float] = IGNORE_INDEX

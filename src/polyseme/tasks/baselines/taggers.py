@@ -156,7 +156,7 @@ def fit_tagger(
         return float(loss.detach()) + l2_penalty / 2 * float(point @ point), grad + l2_penalty * point
 
     start = np.zeros(num_weights + sum(p.numel() for p in parameters))
-    options = {"maxiter": max_iterations, "maxcor": 6, "maxfun": 10 * max_iterations}
+    options: dict[str, float] = {"maxiter": max_iterations, "maxcor": 6, "maxfun": 10 * max_iterations}
     options |= {"ftol": 1e-12, "gtol": 1e-6 * max(len(tags), 1)}
     with progress(tagger_type, max_iterations, "iterations") as bar:
         solution = minimize(
