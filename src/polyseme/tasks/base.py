@@ -10,7 +10,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -27,7 +27,7 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.tasks.baselines.taggers import require_sklearn
-from polyseme.tasks.encoded import Codec, EncodedExample, RowScores, mean_rows, softmax
+from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, read_lines, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from polyseme.nn.model import Model
     from polyseme.nn.trunks.base import TrunkConfig
 
-MetricsFn = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]  # (examples, predicted values) -> metrics
+Metrics = dict[str, float]
+MetricsFn = Callable[[Sequence[Any], Sequence[Any]], Metrics]  # (examples, predicted values) -> metrics
 BaselineFn = Callable[[Sequence[Any], Sequence[Any]], list[Any]]  # (train, dev) -> one value per dev example
 Words = tuple[str, ...]
 RowsAndLabels = tuple[np.ndarray, np.ndarray]
@@ -124,10 +125,7 @@ class TaskConfig(Config, Codec):
     @classmethod
     def iter_json_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Yield the rows of a file of JSON lines, which `from_record` parses."""
-
-        def build(record: dict[str, Any], location: str) -> Any:
-            return cls.from_record(record, location, columns, needs_labels)
-
+        build = partial(cls.from_record, columns=columns, needs_labels=needs_labels)
         return iter_json_lines(path, read_lines(path, columns.encoding), build)
 
     @classmethod
@@ -250,7 +248,7 @@ class TaskConfig(Config, Codec):
         return map(RowScores, *(np.split(tensor.cpu().numpy(), ends) for tensor in outputs))
 
     def describe_limit(self, max_len: int) -> str:
-        """Say to what a long example is cut."""
+        """Describe the limit that a long example is cut to."""
         return f"{max_len} tokens"
 
     def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
@@ -289,12 +287,12 @@ class TaskConfig(Config, Codec):
         """Return the metrics of predicted values."""
 
     def metrics(
-        self, examples: Sequence[Any], predictions: Sequence[Any], extra_metrics: MetricsFn | None = None
-    ) -> dict[str, float]:
+        self, examples: Examples, predictions: Sequence[Any], extra_metrics: MetricsFn | None = None
+    ) -> Metrics:
         """Return the metrics of predictions, with those of the data set if it has its own."""
         return self._score_values(examples, [self.scored_value(p) for p in predictions], extra_metrics)
 
-    def _score_values(self, examples: Sequence[Any], values: list[Any], extra: MetricsFn | None) -> dict[str, float]:
+    def _score_values(self, examples: Examples, values: list[Any], extra: MetricsFn | None) -> Metrics:
         return self.score([e.gold for e in examples], values) | (extra(examples, values) if extra else {})
 
     def scored_value(self, prediction: Any) -> Any:
@@ -310,13 +308,11 @@ class TaskConfig(Config, Codec):
         return {}
 
     def baseline_metrics(
-        self, name: str, train: Sequence[Any], dev: Sequence[Any], extra_metrics: MetricsFn | None = None
-    ) -> dict[str, float]:
+        self, name: str, train: Examples, dev: Examples, extra_metrics: MetricsFn | None = None
+    ) -> Metrics:
         """Return the metrics of a baseline that has learned from `train`."""
         self.check_baseline(name)
-        for example in (*train, *dev):
-            if example.gold is None:
-                raise DataError(f"{example.location}: there is no label to compare with")
+        require_gold([*train, *dev])
         return self._score_values(dev, self.baselines()[name](train, dev), extra_metrics)
 
     def check_baseline(self, name: str) -> None:
@@ -330,7 +326,7 @@ class TaskConfig(Config, Codec):
     # -------------------------------------------------------------------------------------------------- output
 
     def write(self, path: Path, examples: Sequence[Any], predictions: Sequence[Any]) -> None:
-        """Write predictions in the order of the examples; what is written can be read again as examples."""
+        """Write predictions in the order of the examples, in a format that can be read as examples."""
         if path.suffix not in self.output_suffixes:
             known = ", ".join(self.output_suffixes)
             raise ConfigError(f"{path}: predictions of {self.task_type} are written as {known}, not {path.suffix!r}")
@@ -383,7 +379,7 @@ class TaskConfig(Config, Codec):
         return self
 
     def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
-        """Return the task as one that is answered in text, written as the data set `name` is if it is known."""
+        """Return the task with a template to answer it in text, that of the data set `name` if there is one."""
         raise UnsupportedError(f"{self.task_type} cannot be answered in text")
 
 
@@ -407,6 +403,13 @@ class LabelSetTask(TaskConfig):
             known = suggest(label, self._label_ids)
             raise DataError(f"{location}: the label {label!r} was never seen in training; {known}")
         return self._label_ids[label]
+
+
+def require_gold(examples: Examples) -> None:
+    """Raise an error if an example has no label."""
+    for example in examples:
+        if example.gold is None:
+            raise DataError(f"{example.location}: there is no label to compare with")
 
 
 def require_labels(labels: Sequence[str], examples: Sequence[Any], min_labels: int = 2) -> None:

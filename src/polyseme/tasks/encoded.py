@@ -26,8 +26,10 @@ Examples = Sequence[Any]
 
 @dataclass(frozen=True, eq=False)
 class TextTargets:
-    """For a model that answers in text: the token that targets start with, the one they end with, and the answers that
-    there are, each with its end token. There are none where an answer is a span of the text."""
+    """Targets of a model that answers in text: start token, end token, and the candidate answers with the end token.
+
+    There are no candidates where the answer is a span of the text.
+    """
 
     start_id: int
     end_id: int
@@ -36,13 +38,12 @@ class TextTargets:
 
 @dataclass(frozen=True, eq=False)
 class EncodedExample:
-    """Token ids, and what the task needs to make targets and predictions of them.
+    """Token ids, and what the task needs to build targets and predictions.
 
     `positions` are, for tagging, the first pieces of the words that were not cut off; for question answering, the
     pieces of the context; for coreference, [n, 6], the rows of `nn/heads/coreference.py` for each word.
 
-    An example may be several sequences, end to end: `lengths` has theirs. Or it may be several windows, each of which
-    stands alone and has the `example_index` of its example.
+    An example may be several concatenated sequences of `lengths` tokens, or several windows with one `example_index`.
     """
 
     ids: np.ndarray  # int64 [n]
@@ -154,8 +155,8 @@ def add_special_tokens(
 ) -> tuple[list[int], list[int]]:
     """Add special tokens to a text or a pair.
 
-    Tokenizers of causal models add none: there a pair would run together, so the end-of-text token parts it
-    (as GPT's delimiter does, Radford et al. 2018, §3.3), and a text without tokens would be no sequence.
+    Tokenizers of causal models add none. For them the end-of-text token separates a pair, like GPT's delimiter (Radford
+    et al. 2018, §3.3), and stands for an empty text.
     """
     if tokenizer.num_special_tokens_to_add(second is not None):
         return tokenizer.build_inputs_with_special_tokens(first, second)
@@ -165,7 +166,7 @@ def add_special_tokens(
 
 
 def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode words as pieces, and return the word of each. A word without any (zero-width) is unknown."""
+    """Encode words as pieces, and return the word of each piece. A word without pieces (zero-width) is unknown."""
     pieces, word_of = (np.array(a, dtype=np.int64) for a in tokenizer.encode_words(words))
     lost = np.setdiff1d(np.arange(len(words)), word_of)
     places = np.searchsorted(word_of, lost)
@@ -175,7 +176,7 @@ def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[np.ndarray
 
 
 def separator_id(tokenizer: Tokenizer) -> int:
-    """Return the id that ends a text, where the tokenizer itself puts none."""
+    """Return the id that ends a text if the tokenizer adds none."""
     special = tokenizer.special_token_ids
     return next((i for i in (special.sep, special.eos, special.unk) if i is not None), 0)
 
