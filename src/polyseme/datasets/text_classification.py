@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from polyseme.errors import DataError
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.coreference import CoreferenceTask
 from polyseme.tasks.readers.conll import BRACKETS
-from polyseme.tasks.readers.rows import Columns, RowReader, read_csv, read_lines
+from polyseme.tasks.readers.rows import Columns, RowReader, read_lines
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 
@@ -51,8 +52,12 @@ def _read_text_file(file: Path, label: str) -> TextExample:
 
 def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read quoted CSV without a header: label, text; a line break is written as a backslash and n."""
-    for line_number, cells in read_csv(path, read_lines(path)):
-        yield partial(_parse_yelp_row, f"{path}:{line_number}", cells)
+    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+    try:
+        for cells in reader:
+            yield partial(_parse_yelp_row, f"{path}:{reader.line_num}", cells)
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
 
 
 def _parse_yelp_row(location: str, cells: list[str]) -> TextExample:
