@@ -1,7 +1,5 @@
 """Ensembles: the probabilities (or numbers, or span scores) of several models of one task, averaged."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Extractive question answering: the span of a text that answers a question, or that there is none."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

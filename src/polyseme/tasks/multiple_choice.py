@@ -1,7 +1,5 @@
 """Multiple choice: which of several texts goes with a text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
