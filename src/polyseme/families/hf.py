@@ -1,0 +1,203 @@
+"""Two-way tables between our configs and weights and those of the folder format of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Literal
+
+from polyseme.errors import ModelError
+from polyseme.nn.model import ModelConfig, build_meta
+from polyseme.nn.trunks.base import TrunkConfig
+
+# where the value of an argument of `trunk_config` is in a Transformer's config, if not under the argument's name
+PATHS = {
+    "num_heads": "block.attention.num_heads",
+    "head_dim": "block.attention.head_dim",
+    "attention_dropout": "block.attention.dropout",
+    "ffn_dim": "block.ffn.ffn_dim",
+    "activation": "block.ffn.activation",
+    "dropout": "block.dropout",
+    "eps": "block.post_norm.eps",
+    "init_std": "init.std",
+    "embedding_dropout": "embeddings.dropout",
+    **{name: f"embeddings.{name}" for name in ("vocab_size", "max_len", "num_segments", "embedding_dim", "div_value")},
+}
+Op = Literal["same", "transpose", "concat", "merge_heads", "flatten_heads"]
+
+
+@dataclass(frozen=True)
+class ConfigMap:
+    """One row of the two-way config table: a key of `config.json` and an argument of `trunk_config`.
+
+    A missing key means the argument's own default, unless it `is_required` (an integer) or has a `default` here. `path`
+    is where a model's config has the value (by default see `PATHS`), or a function of that config; a value equal to
+    `omit` is not written. `values` maps our values to published ones, `parse` converts a published value to ours.
+    Other values than the `allowed` ones are an error. Without an argument, a key is only checked or written.
+    """
+
+    key: str
+    arg: str = ""
+    path: str | Callable[[ModelConfig], Any] = ""
+    is_required: bool = False
+    values: Mapping[Any, Any] = field(default_factory=dict)
+    allowed: tuple[Any, ...] = ()
+    default: Any = ...
+    omit: Any = ...
+    parse: Callable[[Any], Any] | None = None
+
+    def check(self, hf_config: Mapping[str, Any]) -> None:
+        """Raise if the value in a published config is not supported."""
+        allowed = self.allowed or tuple(self.values.values())
+        if allowed and hf_config.get(self.key, allowed[0]) not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise ModelError(f"config.json: {self.key} is {hf_config[self.key]!r}, but only {expected} is supported")
+
+    def to_hf(self, config: ModelConfig, paths: Mapping[str, Any]) -> Any:
+        """Return the published value of a model, or `omit`."""
+        path = self.path or paths.get(self.arg) or PATHS.get(self.arg, self.arg)
+        value = path(config) if callable(path) else attrgetter(path)(config.trunk)
+        return self.values[value] if self.values else value
+
+    def from_hf(self, value: Any) -> Any:
+        """Return our value of a published one."""
+        if self.values:
+            value = next(name for name, published in self.values.items() if published == value)
+        return self.parse(value) if self.parse else value
+
+
+def required(*names: str, **args: str) -> tuple[ConfigMap, ...]:
+    """Return rows of integers that every config has: keys named like our arguments, and keys with their arguments."""
+    return tuple(ConfigMap(key, arg, is_required=True) for key, arg in _keys_and_args(names, args))
+
+
+def optional(*names: str, **args: str) -> tuple[ConfigMap, ...]:
+    """Return rows of settings with a default: keys named like our arguments, and keys with their arguments."""
+    return tuple(ConfigMap(key, arg) for key, arg in _keys_and_args(names, args))
+
+
+def choices(**allowed: tuple[Any, ...]) -> tuple[ConfigMap, ...]:
+    """Return rows of settings named like our arguments, with their possible values."""
+    return tuple(ConfigMap(name, name, allowed=values) for name, values in allowed.items())
+
+
+def constants(**values: Any) -> tuple[ConfigMap, ...]:
+    """Return rows of keys that always have the same value, in what is written and in what can be read."""
+    return tuple(ConfigMap(key, path=lambda _, v=value: v, allowed=(value,)) for key, value in values.items())  # type: ignore[misc]
+
+
+def expected(**values: Any) -> tuple[ConfigMap, ...]:
+    """Return rows of keys that are not written, with the only value that can be read."""
+    return tuple(ConfigMap(key, allowed=(value,)) for key, value in values.items())
+
+
+def _keys_and_args(names: tuple[str, ...], args: dict[str, str]) -> Iterator[tuple[str, str]]:
+    yield from zip(names, names)
+    yield from args.items()
+
+
+@dataclass(frozen=True)
+class ConfigTable:
+    """Two-way table between a model's config and the `config.json` of `transformers`.
+
+    `paths` are places of arguments in the trunk's config that differ from the usual ones, `finish` receives the
+    published config and the arguments of `trunk_config` that the rows gave, and returns the final ones.
+    """
+
+    model_type: str  # "" means the family's name
+    trunk_config: Callable[..., TrunkConfig]
+    rows: tuple[ConfigMap, ...]
+    paths: Mapping[str, str | Callable[[ModelConfig], Any]] = field(default_factory=dict)
+    finish: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
+
+    def to_hf(self, config: ModelConfig) -> dict[str, Any]:
+        """Return the `config.json` of a model."""
+        hf_config = {"model_type": self.model_type or config.family}
+        for row in self.rows:
+            if (row.arg or row.path) and (value := row.to_hf(config, self.paths)) != row.omit:
+                hf_config[row.key] = value
+        return hf_config
+
+    def from_hf(self, hf_config: dict[str, Any]) -> TrunkConfig:
+        """Return the trunk's config from a `config.json`; raise for settings the family does not support."""
+        hf_config = {row.key: row.default for row in self.rows if row.default is not ...} | hf_config
+        for row in self.rows:
+            row.check(hf_config)
+        sizes = [row.key for row in self.rows if row.is_required]
+        if missing := [key for key in sizes if key not in hf_config]:
+            raise ModelError(f"config.json lacks {', '.join(missing)}")
+        for key in sizes:
+            if type(hf_config[key]) is not int:
+                raise ModelError(f"config.json: {key} is {hf_config[key]!r}, expected an integer")
+        args = {row.arg: row.from_hf(hf_config[row.key]) for row in self.rows if row.arg and row.key in hf_config}
+        return self.trunk_config(**self.finish(hf_config, args) if self.finish else args)
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """One row of the two-way weight table: our name, the published name or names, and the operation between them.
+
+    `same` copies, `transpose` transposes a matrix (GPT-2 stores linear layers transposed), `concat` concatenates along
+    the first axis. For published matrices [dim, heads, head_dim], `merge_heads` reshapes to [heads · head_dim, dim] and
+    concatenates, `flatten_heads` reshapes to [dim, heads · head_dim]. `{}` stands for the layer index.
+    """
+
+    name: str
+    published_names: tuple[str, ...]
+    op: Op = "same"
+
+
+def same_names(*names: str) -> tuple[WeightMap, ...]:
+    """Return weight maps of tensors that are saved under our names."""
+    return tuple(WeightMap(name, (name,)) for name in names)
+
+
+def all_same_names(config: ModelConfig) -> tuple[WeightMap, ...]:
+    """Return weight maps of a whole trunk that is saved under our names."""
+    return same_names(*build_meta(config.replace(heads={})).state_dict())
+
+
+def weight_and_bias(name: str, *published: str, op: Op = "same") -> tuple[WeightMap, WeightMap]:
+    """Return weight maps of a layer, from one or several published ones; `op` applies to the weight."""
+    weight, bias = (tuple(f"{layer}.{part}" for layer in published or (name,)) for part in ("weight", "bias"))
+    is_split = len(published) > 1
+    return (
+        WeightMap(f"{name}.weight", weight, "concat" if is_split else op),
+        WeightMap(f"{name}.bias", bias, "concat" if is_split else "same"),
+    )
+
+
+def layer_maps(
+    published_block: str, layers: Mapping[str, str | tuple[str, ...]], op: Op = "same"
+) -> tuple[WeightMap, ...]:
+    """Return weight maps of layers inside a block, given as our name and one or several published names."""
+    maps: list[WeightMap] = []
+    for name, published in layers.items():
+        published_layers = (published,) if isinstance(published, str) else published
+        names = (f"{published_block}.{layer}" for layer in published_layers)
+        maps += weight_and_bias(f"trunk.blocks.{{}}.{name}", *names, op=op)
+    return tuple(maps)
+
+
+def linear_head_maps(**published: str) -> dict[str, tuple[WeightMap, ...]]:
+    """Return weight maps of heads with one linear layer."""
+    return {head: weight_and_bias(f"heads.{head}.linear", layer) for head, layer in published.items()}
+
+
+NATIVE_LABEL_HEADS = linear_head_maps(classify="heads.classify.linear", tag="heads.tag.linear")
+TASK_CLASSES = {
+    "classify": "ForSequenceClassification",
+    "tag": "ForTokenClassification",
+    "span": "ForQuestionAnswering",
+    "choice": "ForMultipleChoice",
+}
+TASKS = tuple(TASK_CLASSES)
+
+
+def architectures(
+    prefix: str, tasks: tuple[str, ...] = ("classify", "tag"), **pretraining: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """Return class names as in `transformers`: with pre-training heads, with the head of each task, and with none."""
+    task_classes = {TASK_CLASSES[task]: (task,) for task in tasks}
+    return {prefix + suffix: heads for suffix, heads in {**pretraining, **task_classes, "Model": ()}.items()}
