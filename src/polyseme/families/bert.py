@@ -72,12 +72,13 @@ HF_ROWS = (
 )
 
 
-def embedding_maps(prefix: str) -> tuple[hf.WeightMap, ...]:
+def embedding_maps(prefix: str, has_segments: bool = True) -> tuple[hf.WeightMap, ...]:
     """Return weight maps of the embeddings, which BERT, RoBERTa, ALBERT and DistilBERT name alike."""
+    segments = hf.WeightMap("trunk.embeddings.segments.weight", (f"{prefix}.token_type_embeddings.weight",))
     return (
         hf.WeightMap("trunk.embeddings.tokens.weight", (f"{prefix}.word_embeddings.weight",)),
         hf.WeightMap("trunk.embeddings.positions.weight", (f"{prefix}.position_embeddings.weight",)),
-        hf.WeightMap("trunk.embeddings.segments.weight", (f"{prefix}.token_type_embeddings.weight",)),
+        *([segments] if has_segments else []),
         *hf.weight_and_bias("trunk.embeddings.norm", f"{prefix}.LayerNorm"),
     )
 

@@ -70,7 +70,7 @@ DISTILBERT = Family(
     architectures=hf.architectures("DistilBert", hf.TASKS, ForMaskedLM=("masked",)),
     base_model_prefix="distilbert.",
     weight_maps=(
-        *bert.embedding_maps("distilbert.embeddings"),
+        *bert.embedding_maps("distilbert.embeddings", has_segments=False),
         *hf.layer_maps(
             "distilbert.transformer.layer.{}",
             {
