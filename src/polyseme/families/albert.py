@@ -97,8 +97,8 @@ HF_CONFIG = hf.ConfigTable(
         hf.ConfigMap("classifier_dropout_prob", path=_classifier_dropout),
         *hf.required(max_position_embeddings="max_len"),
         *hf.optional(type_vocab_size="num_segments", layer_norm_eps="eps", initializer_range="init_std"),
-        *hf.expected(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False),
-        *hf.expected(tie_word_embeddings=True),
+        *hf.fixed(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False),
+        *hf.fixed(tie_word_embeddings=True),
     ),
     finish=_read_sharing,
 )

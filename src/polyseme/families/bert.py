@@ -68,7 +68,7 @@ HF_ROWS = (
     *hf.required(max_position_embeddings="max_len"),
     *hf.optional(type_vocab_size="num_segments", layer_norm_eps="eps", initializer_range="init_std"),
     *hf.constants(position_embedding_type="absolute"),
-    *hf.expected(is_decoder=False, add_cross_attention=False, tie_word_embeddings=True),
+    *hf.fixed(is_decoder=False, add_cross_attention=False, tie_word_embeddings=True),
 )
 
 

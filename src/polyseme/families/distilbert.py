@@ -45,7 +45,7 @@ HF_ROWS = (
     *hf.required(max_position_embeddings="max_len"),
     *hf.optional(initializer_range="init_std"),
     hf.ConfigMap("sinusoidal_pos_embds", path=lambda _: False),  # true only initializes the table, which is stored
-    *hf.expected(tie_word_embeddings=True),
+    *hf.fixed(tie_word_embeddings=True),
 )
 
 

@@ -9,7 +9,6 @@ from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.feedforward import ActivationName
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
@@ -73,14 +72,15 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     return {"next": head, "previous": head.replace(direction="backward", tied_to="next")}
 
 
-def _filters(config: ModelConfig) -> list[list[int]]:
-    return [list(filter_spec) for filter_spec in config.trunk.embeddings.filters]
-
-
 HF_ROWS = (
     *hf.required("num_layers", "dim", "ffn_dim", "vocab_size", "max_len", "char_dim", "max_chars_per_word"),
     *hf.required("num_highway"),
-    hf.ConfigMap("filters", "filters", _filters, parse=lambda filters: tuple(map(tuple, filters))),
+    hf.ConfigMap(
+        "filters",
+        "filters",
+        lambda config: [list(f) for f in config.trunk.embeddings.filters],
+        parse=lambda filters: tuple(map(tuple, filters)),
+    ),
     *hf.optional("activation", "dropout", "cell_clip", "projection_clip", "use_skip_connections"),
 )
 PATHS = {

@@ -73,7 +73,7 @@ HF_ROWS = (
     *hf.optional(resid_pdrop="dropout"),
     hf.ConfigMap("embd_pdrop", "embedding_dropout", default=0.1),
     *hf.optional(attn_pdrop="attention_dropout", initializer_range="init_std"),
-    *hf.expected(summary_activation=None, tie_word_embeddings=True),
+    *hf.fixed(summary_activation=None, tie_word_embeddings=True),
 )
 LINEAR_MAPS = hf.layer_maps(
     "transformer.h.{}",

@@ -69,7 +69,7 @@ HF_ROWS = (
     hf.ConfigMap("model_type", path=lambda config: "gpt3" if _window(config) else "gpt2"),
     hf.ConfigMap("architectures", path=lambda config: [] if _window(config) else None, omit=None),
     hf.ConfigMap("window", "window", omit=0),
-    *hf.expected(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False),
+    *hf.fixed(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False),
 )
 # Brown et al. 2020, table 2.1
 GPT3_SIZES = {

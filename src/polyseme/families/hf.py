@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ PATHS = {
     "embedding_dropout": "embeddings.dropout",
     **{name: f"embeddings.{name}" for name in ("vocab_size", "max_len", "num_segments", "embedding_dim", "div_value")},
 }
+ConfigPath = str | Callable[[Any], Any]  # attributes of the trunk's config, or a function of the model's
 Op = Literal["same", "transpose", "concat", "merge_heads", "flatten_heads"]
 
 
@@ -39,7 +40,7 @@ class ConfigMap:
 
     key: str
     arg: str = ""
-    path: str | Callable[[ModelConfig], Any] = ""
+    path: ConfigPath = ""
     is_required: bool = False
     values: Mapping[Any, Any] = field(default_factory=dict)
     allowed: tuple[Any, ...] = ()
@@ -67,14 +68,20 @@ class ConfigMap:
         return self.parse(value) if self.parse else value
 
 
-def required(*names: str, **args: str) -> tuple[ConfigMap, ...]:
-    """Return rows of integers that every config has: keys named like our arguments, and keys with their arguments."""
-    return tuple(ConfigMap(key, arg, is_required=True) for key, arg in _keys_and_args(names, args))
+def target_vocab_size(config: Any) -> int:
+    """Return the size of the target's own vocabulary, or 0 if both sides share one."""
+    embeddings = config.trunk.decoder.embeddings
+    return 0 if embeddings.tied_to_encoder else embeddings.vocab_size
 
 
 def optional(*names: str, **args: str) -> tuple[ConfigMap, ...]:
     """Return rows of settings with a default: keys named like our arguments, and keys with their arguments."""
-    return tuple(ConfigMap(key, arg) for key, arg in _keys_and_args(names, args))
+    return tuple(ConfigMap(key, arg) for key, arg in [*zip(names, names), *args.items()])
+
+
+def required(*names: str, **args: str) -> tuple[ConfigMap, ...]:
+    """Return rows of integers that every config has: keys named like our arguments, and keys with their arguments."""
+    return tuple(replace(row, is_required=True) for row in optional(*names, **args))
 
 
 def choices(**allowed: tuple[Any, ...]) -> tuple[ConfigMap, ...]:
@@ -87,14 +94,9 @@ def constants(**values: Any) -> tuple[ConfigMap, ...]:
     return tuple(ConfigMap(key, path=lambda _, v=value: v, allowed=(value,)) for key, value in values.items())  # type: ignore[misc]
 
 
-def expected(**values: Any) -> tuple[ConfigMap, ...]:
+def fixed(**values: Any) -> tuple[ConfigMap, ...]:
     """Return rows of keys that are not written, with the only value that can be read."""
     return tuple(ConfigMap(key, allowed=(value,)) for key, value in values.items())
-
-
-def _keys_and_args(names: tuple[str, ...], args: dict[str, str]) -> Iterator[tuple[str, str]]:
-    yield from zip(names, names)
-    yield from args.items()
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class ConfigTable:
     model_type: str  # "" means the family's name
     trunk_config: Callable[..., TrunkConfig]
     rows: tuple[ConfigMap, ...]
-    paths: Mapping[str, str | Callable[[ModelConfig], Any]] = field(default_factory=dict)
+    paths: Mapping[str, ConfigPath] = field(default_factory=dict)
     finish: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
 
     def to_hf(self, config: ModelConfig) -> dict[str, Any]:
@@ -161,11 +163,9 @@ def all_same_names(config: ModelConfig) -> tuple[WeightMap, ...]:
 def weight_and_bias(name: str, *published: str, op: Op = "same") -> tuple[WeightMap, WeightMap]:
     """Return weight maps of a layer, from one or several published ones; `op` applies to the weight."""
     weight, bias = (tuple(f"{layer}.{part}" for layer in published or (name,)) for part in ("weight", "bias"))
-    is_split = len(published) > 1
-    return (
-        WeightMap(f"{name}.weight", weight, "concat" if is_split else op),
-        WeightMap(f"{name}.bias", bias, "concat" if is_split else "same"),
-    )
+    if len(published) > 1:
+        return WeightMap(f"{name}.weight", weight, "concat"), WeightMap(f"{name}.bias", bias, "concat")
+    return WeightMap(f"{name}.weight", weight, op), WeightMap(f"{name}.bias", bias)
 
 
 def layer_maps(
@@ -174,8 +174,7 @@ def layer_maps(
     """Return weight maps of layers inside a block, given as our name and one or several published names."""
     maps: list[WeightMap] = []
     for name, published in layers.items():
-        published_layers = (published,) if isinstance(published, str) else published
-        names = (f"{published_block}.{layer}" for layer in published_layers)
+        names = (f"{published_block}.{n}" for n in ([published] if isinstance(published, str) else published))
         maps += weight_and_bias(f"trunk.blocks.{{}}.{name}", *names, op=op)
     return tuple(maps)
 

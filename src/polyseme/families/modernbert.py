@@ -51,9 +51,8 @@ def trunk_config(
     0 means 3, or 1 if `max_len` is at most 512. `ffn_dim` 0 means the parameter count of an ungated layer of 4 · dim.
     """
     check_in_range("global_every", global_every, 0, math.inf)
-    check_in_range("window", window, 1, math.inf)
-    check_in_range("rope_theta", rope_theta, 1, math.inf)
-    check_in_range("local_rope_theta", local_rope_theta, 1, math.inf)
+    for name, value in (("window", window), ("rope_theta", rope_theta), ("local_rope_theta", local_rope_theta)):
+        check_in_range(name, value, 1, math.inf)
     norm = LayerNormConfig(eps, bias=False)
     global_period = global_every or (1 if max_len <= 512 else GLOBAL_EVERY)
     block = TransformerBlockConfig(
@@ -105,27 +104,15 @@ def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def _local_attention(config: ModelConfig) -> AttentionConfig | None:
-    attentions = (block.attention for block in config.transformer.block_variants)
-    return next(
-        (attention for attention in attentions if isinstance(attention, AttentionConfig) and attention.window), None
-    )
-
-
-def _window(config: ModelConfig) -> int:
-    local_attention = _local_attention(config)
-    return 2 * (local_attention.window if local_attention else WINDOW)
+def _local_attention(config: ModelConfig) -> AttentionConfig:
+    """Return the attention of local blocks, by default if there are none."""
+    default = AttentionConfig(1, window=WINDOW, rope_theta=LOCAL_ROPE_THETA)
+    return next((b.attention for b in config.transformer.block_variants if b.attention.window), default)
 
 
 def _rope_parameters(config: ModelConfig) -> dict[str, dict[str, Any]]:
-    local_attention = _local_attention(config)
-    thetas = (
-        config.transformer.block.attention.rope_theta,
-        local_attention.rope_theta if local_attention else LOCAL_ROPE_THETA,
-    )
-    return {
-        name: {"rope_type": "default", "rope_theta": theta} for name, theta in zip(LAYER_TYPES, thetas, strict=True)
-    }
+    attentions = config.transformer.block.attention, _local_attention(config)
+    return {t: {"rope_type": "default", "rope_theta": a.rope_theta} for t, a in zip(LAYER_TYPES, attentions)}
 
 
 def _finish(hf_config: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
@@ -177,26 +164,34 @@ HF_ROWS = (
     hf.ConfigMap(
         "classifier_activation", path=lambda config: config.transformer.block.ffn.activation, values=bert.ACTIVATIONS
     ),
-    hf.ConfigMap("classifier_pooling", "pooling", values={"first": "cls", "mean": "mean"}),
+    hf.ConfigMap("classifier_pooling", "pooling", "pooler.pooling", values={"first": "cls", "mean": "mean"}),
     *hf.required(max_position_embeddings="max_len"),
     hf.ConfigMap(
         "layer_types",
         path=lambda config: [LAYER_TYPES[b.attention.window > 0] for b in config.transformer.block_configs],
     ),
-    hf.ConfigMap("local_attention", "window", is_required=True, default=2 * WINDOW, parse=lambda width: width // 2),
+    hf.ConfigMap(
+        "local_attention",
+        "window",
+        path=lambda config: 2 * _local_attention(config).window,
+        is_required=True,
+        default=2 * WINDOW,
+        parse=lambda width: width // 2,
+    ),
     hf.ConfigMap("rope_parameters", path=_rope_parameters),
     *hf.optional(mlp_dropout="dropout"),
     hf.ConfigMap("embedding_dropout", "embedding_dropout", default=0.0),
     *hf.optional("attention_dropout"),
     hf.ConfigMap("classifier_dropout", path="block.dropout"),
-    *hf.optional(norm_eps="eps", initializer_range="init_std"),
+    hf.ConfigMap("norm_eps", "eps", "block.pre_norm.eps"),
+    *hf.optional(initializer_range="init_std"),
     hf.ConfigMap(
         "global_attn_every_n_layers", "global_every", lambda _: None, is_required=True, default=GLOBAL_EVERY, omit=None
     ),
     # the defaults of `transformers` are ids of the published vocabulary
     *(hf.ConfigMap(f"{role}_token_id", path=lambda _: None) for role in ("pad", "bos", "eos", "cls", "sep")),
-    *hf.expected(decoder_bias=True, tie_word_embeddings=True, rope_scaling=None),
-    *hf.expected(attention_bias=False, mlp_bias=False, norm_bias=False, classifier_bias=False),
+    *hf.fixed(decoder_bias=True, tie_word_embeddings=True, rope_scaling=None),
+    *hf.fixed(attention_bias=False, mlp_bias=False, norm_bias=False, classifier_bias=False),
 )
 
 MODERNBERT = Family(
@@ -215,13 +210,7 @@ MODERNBERT = Family(
     num_params={"base": 149_014_272, "large": 394_781_696},
     pretraining_heads=pretraining_heads,
     task_head=task_head,
-    hf_config=hf.ConfigTable(
-        "modernbert",
-        trunk_config,
-        HF_ROWS,
-        {"eps": "block.pre_norm.eps", "window": _window, "pooling": "pooler.pooling"},
-        _finish,
-    ),
+    hf_config=hf.ConfigTable("modernbert", trunk_config, HF_ROWS, finish=_finish),
     architectures=hf.architectures("ModernBert", hf.TASKS, ForMaskedLM=("masked",)),
     base_model_prefix="model.",
     weight_maps=(

@@ -11,7 +11,6 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
@@ -75,8 +74,8 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     return {"previous" if config.direction == "backward" else "next": head}
 
 
-def _hidden_dim(config: ModelConfig) -> int:
-    trunk: Any = config.trunk
+def _hidden_dim(config: Any) -> int:
+    trunk = config.trunk
     return trunk.hidden_dims[0] if trunk.projection_dim or trunk.num_layers > 1 else 0
 
 

@@ -12,7 +12,6 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.feedforward import ActivationName
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 POSITION_OFFSET = 2  # fairseq starts positions at pad_token_id + 1
@@ -49,12 +48,6 @@ def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> 
     return ClassificationHeadConfig(labels, "first", dropout, dense=True, activation="tanh", input_dropout=dropout)
 
 
-def _table_len(config: ModelConfig) -> int:
-    """Return the number of rows of the position table."""
-    embeddings: Any = config.trunk.embeddings
-    return embeddings.max_len + embeddings.position_offset
-
-
 def _subtract_offset(hf_config: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
     pad_id = hf_config.get("pad_token_id", POSITION_OFFSET - 1)
     if not isinstance(pad_id, int):
@@ -80,7 +73,7 @@ ROBERTA = replace(
         "roberta",
         trunk_config,
         (*bert.HF_ROWS, hf.ConfigMap("pad_token_id", path=lambda config: config.trunk.embeddings.position_offset - 1)),
-        {"max_len": _table_len},
+        {"max_len": lambda config: config.trunk.embeddings.max_len + config.trunk.embeddings.position_offset},
         _subtract_offset,
     ),
     architectures=hf.architectures("Roberta", hf.TASKS, ForMaskedLM=("masked",)),

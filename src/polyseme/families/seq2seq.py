@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from polyseme.errors import ConfigError
 from polyseme.families import hf
@@ -15,7 +14,6 @@ from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.rnn import Cell
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
@@ -94,16 +92,6 @@ def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
     return {"next": head.replace(dense=True, embedding_dim=embedding_dim, activation="tanh") if embedding_dim else head}
 
 
-def _decoder(config: ModelConfig) -> RecurrentDecoderConfig:
-    assert isinstance(config.trunk, EncoderDecoderConfig) and isinstance(config.trunk.decoder, RecurrentDecoderConfig)
-    return config.trunk.decoder
-
-
-def _target_vocab_size(config: ModelConfig) -> int:
-    embeddings = _decoder(config).embeddings
-    return 0 if embeddings.tied_to_encoder else embeddings.vocab_size
-
-
 HF_ROWS = (
     *hf.required("num_layers", "num_decoder_layers", "dim", "vocab_size", "target_vocab_size", "max_len"),
     *hf.choices(attention=("multiplicative", "none", "dot", "cosine", "additive")),
@@ -113,13 +101,13 @@ HF_ROWS = (
     *hf.optional("dropout", "weight_dropout", "forget_bias", initializer_range="init_std"),
     hf.ConfigMap("is_encoder_decoder", path=lambda _: True),
 )
-PATHS: dict[str, str | Callable[[ModelConfig], Any]] = {
+PATHS: dict[str, hf.ConfigPath] = {
     **{name: f"encoder.{name}" for name in ("cell", "gru_reset", "weight_dropout", "forget_bias")},
     "num_decoder_layers": "decoder.num_layers",
-    "target_vocab_size": _target_vocab_size,
-    "attention": lambda config: getattr(_decoder(config).attention, "score", "none"),
-    "attention_dim": lambda config: getattr(_decoder(config).attention, "hidden_dim", 0),
-    "context_order": lambda config: f"{'inside' if _decoder(config).stack.context_dim else 'after'}_recurrence",
+    "target_vocab_size": hf.target_vocab_size,
+    "attention": lambda config: getattr(config.trunk.decoder.attention, "score", "none"),
+    "attention_dim": lambda config: getattr(config.trunk.decoder.attention, "hidden_dim", 0),
+    "context_order": lambda config: f"{'inside' if config.trunk.decoder.stack.context_dim else 'after'}_recurrence",
     "dropout": "decoder.dropout",
     "init_std": "init.token_std",
 }

@@ -85,13 +85,8 @@ def trunk_config(
 
 def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
     """Return the head of the decoder, if there is one."""
-    if config.decoder is None:
-        return {}
-    return {
-        "next": LMHeadConfig(
-            config.embeddings.vocab_size, tie_word_embeddings=config.tie_word_embeddings, scale=config.output_scale
-        )
-    }
+    settings = {"tie_word_embeddings": config.tie_word_embeddings, "scale": config.output_scale}
+    return {"next": LMHeadConfig(config.embeddings.vocab_size, **settings)} if config.decoder else {}
 
 
 # (activation, gated) -> published name; its gated-gelu is the tanh approximation
@@ -103,25 +98,11 @@ FEED_FORWARDS: dict[tuple[ActivationName, bool], str] = {
     ("gelu_tanh", False): "gelu_new",
 }
 # (tied, scaled) -> scale_decoder_outputs, omitted if equal to tie_word_embeddings
-SCALE_DECODER_OUTPUTS: dict[tuple[bool, bool], bool | None] = {
-    (True, True): None,
-    (False, False): None,
-    (True, False): False,
-}
+SCALE_DECODER_OUTPUTS = {(True, True): None, (False, False): None, (True, False): False}
 
 
-def _trunk(config: ModelConfig) -> EncoderDecoderConfig:
-    assert isinstance(config.trunk, EncoderDecoderConfig)
-    return config.trunk
-
-
-def _feed_forward(config: ModelConfig) -> tuple[ActivationName, bool]:
-    ffn = _trunk(config).block.ffn
-    return ffn.activation, ffn.gated
-
-
-def _head_dim(config: ModelConfig) -> int:
-    trunk = _trunk(config)
+def _head_dim(config: Any) -> int:
+    trunk = config.trunk
     return trunk.block.attention.inner_dim(trunk.dim) // trunk.num_heads
 
 
@@ -144,37 +125,33 @@ def _finish(hf_config: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-HF_CONFIG = hf.ConfigTable(
-    "t5",
-    trunk_config,
-    (
-        hf.ConfigMap("architectures", path=lambda c: None if _trunk(c).decoder else ["T5EncoderModel"], omit=None),
-        *hf.required("vocab_size", d_model="dim", d_kv="head_dim", d_ff="ffn_dim"),
-        *hf.required("num_layers"),
-        *hf.optional("num_decoder_layers"),
-        *hf.required("num_heads"),
-        *hf.optional(n_positions="max_len", relative_attention_num_buckets="num_buckets"),
-        *hf.optional(relative_attention_max_distance="max_distance"),
-        hf.ConfigMap("feed_forward_proj", "feed_forward", _feed_forward, values=FEED_FORWARDS),
-        *hf.optional(dropout_rate="dropout", layer_norm_epsilon="eps"),
-        hf.ConfigMap("initializer_factor", "init_std", parse=float),
-        hf.ConfigMap("is_encoder_decoder", path=lambda config: _trunk(config).decoder is not None),
-        hf.ConfigMap("tie_word_embeddings", path="tie_word_embeddings"),
-        hf.ConfigMap(
-            "scale_decoder_outputs",
-            path=lambda c: SCALE_DECODER_OUTPUTS[_trunk(c).tie_word_embeddings, _trunk(c).output_scale != 1],
-            omit=None,
-        ),
+HF_ROWS = (
+    hf.ConfigMap("architectures", path=lambda config: None if config.trunk.decoder else ["T5EncoderModel"], omit=None),
+    *hf.required("vocab_size", d_model="dim", d_kv="head_dim", d_ff="ffn_dim"),
+    *hf.required("num_layers"),
+    *hf.optional("num_decoder_layers"),
+    *hf.required("num_heads"),
+    *hf.optional(n_positions="max_len", relative_attention_num_buckets="num_buckets"),
+    *hf.optional(relative_attention_max_distance="max_distance"),
+    hf.ConfigMap("feed_forward_proj", "feed_forward", values=FEED_FORWARDS),
+    *hf.optional(dropout_rate="dropout", layer_norm_epsilon="eps"),
+    hf.ConfigMap("initializer_factor", "init_std", parse=float),
+    hf.ConfigMap("is_encoder_decoder", path=lambda config: config.trunk.decoder is not None),
+    hf.ConfigMap("tie_word_embeddings", path="tie_word_embeddings"),
+    hf.ConfigMap(
+        "scale_decoder_outputs",
+        path=lambda config: SCALE_DECODER_OUTPUTS[config.trunk.tie_word_embeddings, config.trunk.output_scale != 1],
+        omit=None,
     ),
-    {
-        "head_dim": _head_dim,
-        "num_decoder_layers": lambda config: (_trunk(config).decoder or config.trunk).num_layers,
-        "num_buckets": "encoder.position_bias.num_buckets",
-        "max_distance": "encoder.position_bias.max_distance",
-        "eps": "block.pre_norm.eps",
-    },
-    _finish,
 )
+PATHS: dict[str, hf.ConfigPath] = {
+    "head_dim": _head_dim,
+    "num_decoder_layers": lambda config: (config.trunk.decoder or config.trunk).num_layers,
+    "feed_forward": lambda config: (config.trunk.block.ffn.activation, config.trunk.block.ffn.gated),
+    "num_buckets": "encoder.position_bias.num_buckets",
+    "max_distance": "encoder.position_bias.max_distance",
+    "eps": "block.pre_norm.eps",
+}
 
 
 def weight_maps(config: ModelConfig) -> tuple[hf.WeightMap, ...]:
@@ -187,11 +164,8 @@ def weight_maps(config: ModelConfig) -> tuple[hf.WeightMap, ...]:
         maps.append(hf.WeightMap(f"{name}.weight", names, "concat" if len(names) > 1 else "same"))
 
     for stack, sublayers in (("encoder", ("attention", "ffn")), ("decoder", ("attention", "cross_attention", "ffn"))):
-        add(
-            f"trunk.{stack}.position_bias.positions",
-            f"{stack}.block.0.layer.0.SelfAttention",
-            "relative_attention_bias",
-        )
+        attention = f"{stack}.block.0.layer.0.SelfAttention"
+        add(f"trunk.{stack}.position_bias.positions", attention, "relative_attention_bias")
         add(f"trunk.{stack}.final_norm", stack, "final_layer_norm")
         for i, sublayer in enumerate(sublayers):
             name, layer = f"trunk.{stack}.blocks.{{}}.{sublayer}", f"{stack}.block.{{}}.layer.{i}"
@@ -200,9 +174,9 @@ def weight_maps(config: ModelConfig) -> tuple[hf.WeightMap, ...]:
                 add(f"{name}.up", f"{layer}.DenseReluDense", *up_layers)
                 add(f"{name}.down", f"{layer}.DenseReluDense", "wo")
             else:
-                attention = "SelfAttention" if sublayer == "attention" else "EncDecAttention"
-                add(f"{name}.qkv", f"{layer}.{attention}", "q", "k", "v")
-                add(f"{name}.out", f"{layer}.{attention}", "o")
+                attention = f"{layer}.{'SelfAttention' if sublayer == 'attention' else 'EncDecAttention'}"
+                add(f"{name}.qkv", attention, "q", "k", "v")
+                add(f"{name}.out", attention, "o")
     return tuple(maps)
 
 
@@ -236,7 +210,7 @@ T5 = Family(
         "v1.1-xxl": 11_003_736_064,
     },
     pretraining_heads=pretraining_heads,
-    hf_config=HF_CONFIG,
+    hf_config=hf.ConfigTable("t5", trunk_config, HF_ROWS, PATHS, _finish),
     architectures={"T5ForConditionalGeneration": ("next",), "T5Model": (), "T5EncoderModel": ()},
     base_model_prefix="",
     weight_maps=weight_maps,

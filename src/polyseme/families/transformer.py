@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from polyseme.families import hf
 from polyseme.families.family import Family, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig
@@ -13,7 +11,6 @@ from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
@@ -67,17 +64,12 @@ def trunk_config(
     return EncoderDecoderConfig(stack(num_layers, False), stack(num_decoder_layers or num_layers, True), init=init)
 
 
-def _target_vocab_size(config: ModelConfig) -> int:
-    embeddings: Any = config.trunk.decoder.embeddings
-    return 0 if embeddings.tied_to_encoder else embeddings.vocab_size
-
-
 HF_ROWS = (
     *hf.required("num_layers", "num_decoder_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len"),
     *hf.optional("dropout", "attention_dropout", "activation", "eps"),
-    hf.ConfigMap("target_vocab_size", "target_vocab_size", _target_vocab_size, omit=0),
+    hf.ConfigMap("target_vocab_size", "target_vocab_size", hf.target_vocab_size, omit=0),
     hf.ConfigMap("is_encoder_decoder", path=lambda _: True),
-    *hf.expected(tie_word_embeddings=True),
+    *hf.fixed(tie_word_embeddings=True),
 )
 
 TRANSFORMER = Family(

@@ -13,7 +13,6 @@ from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
@@ -60,10 +59,6 @@ def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> 
     return ClassificationHeadConfig(labels, "pooled", config.block.dropout, dense=True)
 
 
-def _clamp_len(config: ModelConfig) -> int:
-    return getattr(config.transformer.position_bias, "max_distance", 0) or -1
-
-
 HF_ROWS = (
     *hf.required("vocab_size", d_model="dim", n_layer="num_layers", n_head="num_heads"),
     hf.ConfigMap("d_head", path=lambda config: config.trunk.dim // config.trunk.num_heads),
@@ -71,13 +66,15 @@ HF_ROWS = (
     hf.ConfigMap("ff_activation", "activation", values=bert.ACTIVATIONS),
     hf.ConfigMap("dropout", "dropout"),
     hf.ConfigMap("summary_last_dropout", path="block.dropout"),
-    hf.ConfigMap("mem_len", "memory_len", lambda c: c.transformer.memory_len or None, parse=lambda value: value or 0),
-    hf.ConfigMap("clamp_len", "max_distance", _clamp_len, parse=lambda value: max(value, 0)),
+    hf.ConfigMap("mem_len", "memory_len", lambda c: c.trunk.memory_len or None, parse=lambda n: n or 0),
+    hf.ConfigMap(
+        "clamp_len", "max_distance", lambda c: c.trunk.position_bias.max_distance or -1, parse=lambda n: max(n, 0)
+    ),
     *hf.optional(layer_norm_eps="eps", initializer_range="init_std"),
     *hf.constants(attn_type="bi"),
     hf.ConfigMap("reuse_len", allowed=(None, 0)),
-    *hf.expected(bi_data=False, same_length=False, tie_word_embeddings=True),
-    *hf.expected(summary_type="last", summary_use_proj=True, summary_activation="tanh"),
+    *hf.fixed(bi_data=False, same_length=False, tie_word_embeddings=True),
+    *hf.fixed(summary_type="last", summary_use_proj=True, summary_activation="tanh"),
 )
 
 
