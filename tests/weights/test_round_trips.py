@@ -85,7 +85,7 @@ def test_config_round_trip(family):
 
 @pytest.mark.parametrize("line", (Path(__file__).parent / "hf_configs.json").read_text().splitlines()[1:-1])
 def test_config_json_is_as_recorded(line):
-    """Keys, values and order of `config.json`, recorded before there was a table of them."""
+    """Keys, values and order of `config.json` are those of earlier versions."""
     name, recorded = line.removesuffix(",").split(": ", 1)
     family, _, size = json.loads(name).partition("-")
     assert json.dumps(FAMILIES[family].to_hf_config(FAMILIES[family].model_config(size))) == recorded

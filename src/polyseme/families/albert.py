@@ -7,16 +7,10 @@ from typing import Any, Literal, get_args
 from polyseme.errors import ConfigError, suggest
 from polyseme.families import bert, hf
 from polyseme.families.family import HEAD_POOLING, Family, transformer_sizes
-from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
-from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
-from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.layers.feedforward import ActivationName
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 Sharing = Literal["all", "attention", "ffn", "none"]
@@ -42,20 +36,13 @@ def trunk_config(
     """BERT's blocks over embeddings of size `embedding_dim` (§3.1); `sharing` is what layers share (§4.5)."""
     if sharing not in get_args(Sharing):
         raise ConfigError(f"sharing is {sharing!r}; {suggest(str(sharing), get_args(Sharing))}")
-    norm = LayerNormConfig(eps)
+    sizes = num_layers, dim, num_heads, ffn_dim, vocab_size, max_len, num_segments
+    config = bert.trunk_config(*sizes, dropout, attention_dropout, activation, eps, init_std)
     shared_layers, separate_layers = (0,) * num_layers, tuple(range(num_layers))
-    return TransformerConfig(
-        EmbeddingsConfig(vocab_size, dim, max_len, num_segments, norm, dropout, embedding_dim=embedding_dim),
-        TransformerBlockConfig(
-            AttentionConfig(num_heads, attention_dropout),
-            FeedForwardConfig(ffn_dim or 4 * dim, activation),
-            post_norm=norm,
-            dropout=dropout,
-        ),
+    return config.replace(
+        embeddings=config.embeddings.replace(embedding_dim=embedding_dim),
         layer_to_block=shared_layers if sharing in ("all", "attention") else separate_layers,
         layer_to_ffn=shared_layers if sharing in ("all", "ffn") else separate_layers,
-        pooler=PoolerConfig("first", dense=True),
-        init=InitConfig(init_std, init_std, truncated=True),
     )
 
 

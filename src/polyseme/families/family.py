@@ -31,7 +31,7 @@ def transformer_sizes(**sizes: tuple[int, int, int]) -> dict[str, dict[str, Any]
 
 
 def linear_task_head(dropout_path: str) -> Callable[[str, tuple[str, ...], Any], HeadConfig]:
-    """Return a function that returns a linear task head, with the dropout at a path in the trunk's config."""
+    """Return a `task_head` function for linear heads, with the dropout at a path in the trunk's config."""
 
     def task_head(name: str, labels: tuple[str, ...], config: Any) -> HeadConfig:
         return ClassificationHeadConfig(labels, HEAD_POOLING[name], attrgetter(dropout_path)(config))

@@ -11,7 +11,7 @@ from polyseme.errors import ModelError
 from polyseme.nn.model import ModelConfig, build_meta
 from polyseme.nn.trunks.base import TrunkConfig
 
-# where the value of an argument of `trunk_config` is in a Transformer's config, if not under the argument's name
+# where a Transformer's config has the value of an argument of `trunk_config`, if not under the argument's name
 PATHS = {
     "num_heads": "block.attention.num_heads",
     "head_dim": "block.attention.head_dim",
@@ -32,10 +32,10 @@ Op = Literal["same", "transpose", "concat", "merge_heads", "flatten_heads"]
 class ConfigMap:
     """One row of the two-way config table: a key of `config.json` and an argument of `trunk_config`.
 
-    A missing key means the argument's own default, unless it `is_required` (an integer) or has a `default` here. `path`
-    is where a model's config has the value (by default see `PATHS`), or a function of that config; a value equal to
-    `omit` is not written. `values` maps our values to published ones, `parse` converts a published value to ours.
-    Other values than the `allowed` ones are an error. Without an argument, a key is only checked or written.
+    If the key is missing, the argument keeps its default, unless the row `is_required` (an integer) or has a `default`.
+    `path` locates the value in a model's config (by default as in `PATHS`); a value equal to `omit` is not written.
+    `values` maps our values to published ones, `parse` converts a published value to ours. A value that is not
+    `allowed` is an error. A row without an argument only checks or writes its key.
     """
 
     key: str
@@ -90,12 +90,12 @@ def choices(**allowed: tuple[Any, ...]) -> tuple[ConfigMap, ...]:
 
 
 def constants(**values: Any) -> tuple[ConfigMap, ...]:
-    """Return rows of keys that always have the same value, in what is written and in what can be read."""
+    """Return rows of keys with one supported value, which is also written."""
     return tuple(ConfigMap(key, path=lambda _, v=value: v, allowed=(value,)) for key, value in values.items())  # type: ignore[misc]
 
 
 def fixed(**values: Any) -> tuple[ConfigMap, ...]:
-    """Return rows of keys that are not written, with the only value that can be read."""
+    """Return rows of keys with one supported value, the default of `transformers`, which is not written."""
     return tuple(ConfigMap(key, allowed=(value,)) for key, value in values.items())
 
 
@@ -103,8 +103,8 @@ def fixed(**values: Any) -> tuple[ConfigMap, ...]:
 class ConfigTable:
     """Two-way table between a model's config and the `config.json` of `transformers`.
 
-    `paths` are places of arguments in the trunk's config that differ from the usual ones, `finish` receives the
-    published config and the arguments of `trunk_config` that the rows gave, and returns the final ones.
+    `paths` locates arguments that are not where `PATHS` says. `finish` receives the published config and the arguments
+    of `trunk_config` that the rows yield, and returns the final arguments.
     """
 
     model_type: str  # "" means the family's name
