@@ -85,7 +85,7 @@ def embedding_maps(prefix: str, has_segments: bool = True) -> tuple[hf.WeightMap
 
 def trunk_maps(prefix: str) -> tuple[hf.WeightMap, ...]:
     """Return weight maps of the trunk, which BERT and RoBERTa name alike but for their prefix."""
-    layers = {
+    layers: dict[str, str | tuple[str, ...]] = {
         "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
         "attention.out": "attention.output.dense",
         "attention_post_norm": "attention.output.LayerNorm",

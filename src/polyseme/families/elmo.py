@@ -83,7 +83,7 @@ HF_ROWS = (
     ),
     *hf.optional("activation", "dropout", "cell_clip", "projection_clip", "use_skip_connections"),
 )
-PATHS = {
+PATHS: dict[str, hf.ConfigPath] = {
     **{name: f"embeddings.{name}" for name in ("char_dim", "max_chars_per_word", "num_highway", "activation")},
     "ffn_dim": lambda config: config.trunk.hidden_dims[0],
     "dropout": "dropout",

@@ -47,7 +47,11 @@ HF_ROWS = (
     *hf.optional("dropout"),
     *hf.choices(direction=("both", "forward", "backward")),
 )
-PATHS = {"dim": lambda config: config.trunk.hidden_dims[0], "char_dim": "embeddings.dim", "dropout": "dropout"}
+PATHS: dict[str, hf.ConfigPath] = {
+    "dim": lambda config: config.trunk.hidden_dims[0],
+    "char_dim": "embeddings.dim",
+    "dropout": "dropout",
+}
 
 FLAIR = Family(
     name="flair",

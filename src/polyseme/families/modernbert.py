@@ -104,7 +104,7 @@ def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def _local_attention(config: ModelConfig) -> AttentionConfig:
+def _local_attention(config: ModelConfig) -> Any:
     """Return the attention of local blocks, by default if there are none."""
     default = AttentionConfig(1, window=WINDOW, rope_theta=LOCAL_ROPE_THETA)
     return next((b.attention for b in config.transformer.block_variants if b.attention.window), default)

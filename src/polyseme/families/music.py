@@ -74,7 +74,7 @@ HF_ROWS = (
     *hf.required("max_distance"),
     *hf.optional("dropout", "attention_dropout", layer_norm_eps="eps", initializer_range="init_std"),
 )
-PATHS = {
+PATHS: dict[str, hf.ConfigPath] = {
     "eps": "block.pre_norm.eps",
     "max_distance": _max_distance,
     "positions": lambda config: "relative" if _max_distance(config) else "learned",

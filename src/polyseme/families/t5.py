@@ -85,8 +85,8 @@ def trunk_config(
 
 def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
     """Return the head of the decoder, if there is one."""
-    settings = {"tie_word_embeddings": config.tie_word_embeddings, "scale": config.output_scale}
-    return {"next": LMHeadConfig(config.embeddings.vocab_size, **settings)} if config.decoder else {}
+    head = LMHeadConfig(config.embeddings.vocab_size, scale=config.output_scale)
+    return {"next": head.replace(tie_word_embeddings=config.tie_word_embeddings)} if config.decoder else {}
 
 
 # (activation, gated) -> published name; its gated-gelu is the tanh approximation

@@ -85,7 +85,7 @@ HF_ROWS = (
     *hf.optional("embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout"),
     *hf.choices(direction=("forward", "backward")),
 )
-PATHS = {
+PATHS: dict[str, hf.ConfigPath] = {
     "hidden_dim": lambda config: config.trunk.hidden_dims[0],
     "embedding_row_dropout": "embeddings.embedding_row_dropout",
     "hidden_dropout": "dropout",

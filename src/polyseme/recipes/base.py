@@ -21,8 +21,8 @@ def define(
     The model is evaluated and saved `every` so many steps; with `steps` 0, `settings` has a `budget`.
     """
     family, _, size = name.rpartition("-")
-    defaults = {"family": family, "size": size, "micro_batch_tokens": batch_tokens, "budget": BudgetConfig(steps=steps)}
-    defaults |= {"eval_every": every, "save_every": every, "log_every": 100}
+    defaults: dict[str, Any] = {"family": family, "size": size, "budget": BudgetConfig(steps=steps)}
+    defaults |= {"micro_batch_tokens": batch_tokens, "eval_every": every, "save_every": every, "log_every": 100}
     return Recipe(name=name, objective=objective, batch_tokens=batch_tokens, **defaults | settings)
 
 
