@@ -93,6 +93,7 @@ HF_CONFIG = hf.ConfigTable(
     },
 )
 
+_LARGE = {"memory_len": 384, "div_value": 4, "share_uv_biases": False}
 TRANSFORMER_XL = Family(
     name="transformer_xl",
     paper="Dai et al. 2019, Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
@@ -103,10 +104,7 @@ TRANSFORMER_XL = Family(
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2, "memory_len": 128},
         "mini": {"num_layers": 4, "dim": 256, "num_heads": 4},
         "base": {"num_layers": 16, "dim": 410, "num_heads": 10, "ffn_dim": 2100},
-        "large": {
-            **{"num_layers": 18, "dim": 1024, "num_heads": 16, "ffn_dim": 4096},
-            **{"memory_len": 384, "div_value": 4, "share_uv_biases": False},
-        },
+        "large": {"num_layers": 18, "dim": 1024, "num_heads": 16, "ffn_dim": 4096, **_LARGE},
     },
     num_params={"base": 150_838_570, "large": 283_885_936},
     pretraining_heads=pretraining_heads,
