@@ -21,7 +21,7 @@ from polyseme.corpus.build.prepare import prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError
-from polyseme.families.ulmfit import to_hf_config
+from polyseme.families.ulmfit import ULMFIT
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
@@ -156,7 +156,8 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
             raise ModelError(
                 f"{path} is not a ulmfit language model: family {spec.family}, heads: {', '.join(spec.heads) or 'none'}"
             )
-        model_settings = {n: value for n, value in to_hf_config(spec).items() if n not in ("model_type", "vocab_size")}
+        hf_config = ULMFIT.to_hf_config(spec)
+        model_settings = {n: value for n, value in hf_config.items() if n not in ("model_type", "vocab_size")}
         direction = model_settings["direction"]
         folder_by_direction[direction], recipe_by_direction[direction] = (
             path,
