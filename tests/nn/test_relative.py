@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
-from polyseme.nn.attention.relative import (
-    NoPositionBiasConfig,
-    QueryStream,
-    RelativeAttentionConfig,
-    RelativePositionConfig,
-)
+from polyseme.nn.attention.relative import QueryStream, RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.score_bias import NoPositionBiasConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.feedforward import FeedForwardConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
 from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 DIM = 12
 
@@ -93,8 +94,8 @@ def test_attention_matches_the_definition(
     memory_states = torch.randn(sum(past), DIM).double()
     memory = Memory(PackedLayout.from_lengths(past), ((memory_states,),), past) if any(past) else None
     cache = create_layer_caches(memory, layout, 1)[0] if memory else None
-    _, position_info = position_layer(x, layout, segments, None, cache)
-    output = attention(x, layout, layout.positions, cache, position_info=position_info)
+    _, position_info = position_layer(x, Inputs(x, layout, segments), cache)
+    output = attention(x, layout, layout.positions, cache, position_info)
     for i, (states, past_states) in enumerate(zip(x.split(lengths), memory_states.split(past))):
         source = torch.cat([past_states, states])
         segment_pair = None
@@ -130,11 +131,9 @@ def test_learned_distances_pass_gradcheck(causal):
     x = torch.randn(layout.num_tokens, DIM).double().requires_grad_()
 
     def forward(x, table, qkv):
-        position_info = position_layer(x, layout, None, None, None)[1]
+        position_info = position_layer(x, Inputs(x, layout), None)[1]
         params = {"distance.weight": table, "qkv.weight": qkv, "out.weight": attention.out.weight}
-        return torch.func.functional_call(
-            attention, params, (x, layout, layout.positions), {"position_info": position_info}
-        )
+        return torch.func.functional_call(attention, params, (x, layout, layout.positions, None, position_info))
 
     assert torch.autograd.gradcheck(forward, (x, attention.distance.weight, attention.qkv.weight))
     table = attention.distance.weight
@@ -143,7 +142,8 @@ def test_learned_distances_pass_gradcheck(causal):
         x[:4],
         short_layout,
         short_layout.positions,
-        position_info=position_layer(x[:4], short_layout, None, None, None)[1],
+        None,
+        position_layer(x[:4], Inputs(x[:4], short_layout), None)[1],
     )
     (gradient,) = torch.autograd.grad(output.square().sum(), table)
     has_grad = (gradient != 0).any(-1).tolist()
@@ -153,9 +153,10 @@ def test_learned_distances_pass_gradcheck(causal):
 def test_missing_distance_embeddings_are_rejected():
     attention, position_layer = build_attention(RelativeAttentionConfig(3), RelativePositionConfig(has_sinusoids=False))
     layout = PackedLayout.from_lengths([2])
-    position_info = position_layer(torch.zeros(2, DIM).double(), layout, None, None, None)[1]
+    x = torch.zeros(2, DIM).double()
+    position_info = position_layer(x, Inputs(x, layout), None)[1]
     with pytest.raises(PolysemeError, match="provide distance embeddings"):
-        attention(torch.zeros(2, DIM).double(), layout, layout.positions, position_info=position_info)
+        attention(x, layout, layout.positions, None, position_info)
 
 
 @pytest.mark.parametrize("past", [(0, 0, 0, 0), (2, 2, 1, 0)])
@@ -173,10 +174,10 @@ def test_two_stream_attention_matches_the_definition(past):
     segments = torch.randint(0, 2, (layout.num_tokens,))
     memory = Memory(PackedLayout.from_lengths(past), ((memory_states,),), past) if any(past) else None
     cache = create_layer_caches(memory, layout, 1)[0] if memory else None
-    states, position_info = position_layer(x, layout, segments, query_stream, cache)
+    states, position_info = position_layer(x, Inputs(x, layout, segments, None, query_stream), cache)
     assert torch.equal(states[layout.num_tokens :], position_layer.mask_emb.view(1, -1).expand(7, -1))
     states = torch.cat([x, torch.randn(7, DIM).double()])
-    output = attention(states, layout, layout.positions, cache, position_info=position_info)
+    output = attention(states, layout, layout.positions, cache, position_info)
     starts = layout.cu_seqlens.tolist()
     for i, (tokens, past_states, sequence_targets) in enumerate(
         zip(x.split(lengths), memory_states.split(past), targets.split(counts))
@@ -211,9 +212,12 @@ def test_two_stream_attention_matches_the_definition(past):
 def test_query_stream_without_two_streams_is_rejected():
     layout = PackedLayout.from_lengths([2])
     query_stream = QueryStream(torch.zeros(2, dtype=torch.long), torch.tensor([0]), PackedLayout.from_lengths([1]))
+    inputs = Inputs(torch.zeros(2, dtype=torch.long), layout, query_stream=query_stream)
     for config in (NoPositionBiasConfig(), RelativePositionConfig()):
-        with pytest.raises(PolysemeError, match="no query stream"):
-            config.build(4)(torch.zeros(2, 4), layout, None, query_stream, None)
+        block = TransformerBlockConfig(RelativeAttentionConfig(2), FeedForwardConfig(8))
+        trunk = TransformerConfig(EmbeddingsConfig(10, 4, 4), block, (0,), position_bias=config).build()
+        with pytest.raises(PolysemeError, match="does not support a query stream"):
+            trunk(inputs)
 
 
 def test_memory_truncation_and_tensor_round_trip():

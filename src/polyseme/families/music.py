@@ -16,7 +16,8 @@ from polyseme.families.family import (
     weight_and_bias,
 )
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.attention.relative import NoPositionBiasConfig, RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.score_bias import NoPositionBiasConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig

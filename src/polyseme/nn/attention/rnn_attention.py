@@ -42,7 +42,7 @@ class RNNAttentionConfig(Config):
         return self.score in ("multiplicative", "additive")
 
     def build(self, dim: int, source_dim: int) -> RNNAttention:
-        """Build the module."""
+        """Create the module."""
         if not self.projects_source and dim != source_dim:
             raise ConfigError(
                 f"{self.score} attention needs decoder and encoder states of one size, got {dim} and {source_dim}; "
@@ -65,7 +65,7 @@ class RNNAttention(nn.Module):
         self.cosine_scale = nn.Parameter(torch.empty(1)) if config.score == "cosine" else None
 
     @torch.no_grad()
-    def initialize(self) -> None:
+    def initialize(self, generator: torch.Generator | None = None) -> None:
         """Set the initial scale of cosines."""
         if self.cosine_scale is not None:
             self.cosine_scale.fill_(INITIAL_COSINE_SCALE)
@@ -112,10 +112,9 @@ class EncoderAttentionState:
 
     def make_step_fn(self, sequence_order: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return a function from the states [n, dim] of the first n sequences, in this order, to their contexts."""
-        tensors = self.values, self.keys, self.padding_mask
-        values, keys, padding_mask = (
-            tensors if sequence_order is None else (p.index_select(0, sequence_order) for p in tensors)
-        )
+        values, keys, padding_mask = self.values, self.keys, self.padding_mask
+        if sequence_order is not None:
+            values, keys, padding_mask = (t.index_select(0, sequence_order) for t in (values, keys, padding_mask))
         self.weights_per_step, self.contexts_per_step = [], []
 
         def step(states: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -71,6 +72,8 @@ class CRFConfig(Config):
 class CRF(nn.Module):
     """CRF layer; `transitions[i, j]` is the score of tag j following tag i."""
 
+    zero_init: ClassVar = ("transitions", "start_transitions", "end_transitions")
+
     def __init__(self, config: CRFConfig, labels: Sequence[str]):
         super().__init__()
         self.config = config
@@ -81,10 +84,6 @@ class CRF(nn.Module):
             allowed_transitions(labels) if config.constrained else np.ones((num_labels + 1, num_labels + 1), dtype=bool)
         )
         self.forbidden = np.where(allowed, 0.0, FORBIDDEN_SCORE)  # a buffer would be lost on the meta device
-
-    def zero_init_params(self) -> list[nn.Parameter]:
-        """Parameters that start at 0."""
-        return [self.transitions, self.start_transitions, self.end_transitions]
 
     def loss(self, emissions: Tensor, chain_layout: ChainLayout, labels: Tensor, ignore_index: int) -> Tensor:
         """Return the summed negative log-likelihood of the true tags; a sentence with an ignored label does not count.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -63,15 +64,13 @@ class GloVeHeadConfig(HeadConfig):
 class GloVeHead(Head):
     """Table of context vectors, and a bias for each word and each context word (Pennington et al. 2014, §3)."""
 
+    normal_init: ClassVar = ("context_embeddings",)
+
     def __init__(self, config: GloVeHeadConfig, dim: int):
         super().__init__()
         self.context_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
-
-    def normal_init_params(self) -> list[Tensor]:
-        """Parameters that `InitConfig` draws from a normal distribution."""
-        return [self.context_embeddings]
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
         """Return scores of all context words, [rows, vocab_size]."""

@@ -14,8 +14,7 @@ from polyseme.nn import kernels
 from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
-from polyseme.nn.losses.cross_entropy import chunked_cross_entropy, is_applicable
-from polyseme.nn.losses.sampled_softmax import sampled_softmax_loss
+from polyseme.nn.losses import chunked_cross_entropy, is_applicable, sampled_softmax_loss
 
 
 class VocabHead(Head, ABC):

@@ -86,18 +86,12 @@ def fits_on_device(device: torch.device, num_bytes: int) -> bool:
 class ScalarMix(nn.Module):
     """γ Σ softmax(s)_j h_j over layers h_j (Peters et al. 2018, §3.2, equation 1)."""
 
+    zero_init, one_init = ("scores",), ("gamma",)
+
     def __init__(self, num_layers: int):
         super().__init__()
         self.scores = nn.Parameter(torch.zeros(num_layers))
         self.gamma = nn.Parameter(torch.ones(()))
-
-    def zero_init_params(self) -> list[nn.Parameter]:
-        """Parameters that start at 0."""
-        return [self.scores]
-
-    def one_init_params(self) -> list[nn.Parameter]:
-        """Parameters that start at 1."""
-        return [self.gamma]
 
     def forward(self, layers: Tensor) -> Tensor:
         """Mix [rows, layers, dim] to [rows, dim]."""

@@ -21,7 +21,7 @@ class LayerNormConfig(Config):
     bias: bool = True
 
     def build(self, dim: int) -> nn.Module:
-        """Build the module."""
+        """Create the module."""
         return nn.LayerNorm(dim, self.eps, bias=self.bias)
 
 
@@ -32,7 +32,7 @@ class RMSNormConfig(Config):
     eps: float = 1e-6
 
     def build(self, dim: int) -> nn.Module:
-        """Build the module."""
+        """Create the module."""
         return nn.RMSNorm(dim, self.eps)
 
 
@@ -43,7 +43,7 @@ class NoNormConfig(Config):
     eps: ClassVar[float] = 0.0
 
     def build(self, dim: int) -> nn.Module:
-        """Build the module."""
+        """Create the module."""
         return nn.Identity()
 
 
@@ -58,7 +58,7 @@ class BatchNormConfig(Config):
     momentum: float = 0.1
 
     def build(self, dim: int) -> nn.Module:
-        """Build the module."""
+        """Create the module."""
         return BatchNorm(self, dim)
 
 
@@ -75,7 +75,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(dim))
         self.register_buffer("running_var", torch.ones(dim))
 
-    def initialize(self) -> None:
+    def initialize(self, generator: torch.Generator | None = None) -> None:
         """Reset parameters and running statistics."""
         for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.running_mean, 0.0), (self.running_var, 1.0)):
             nn.init.constant_(tensor, value)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
 from polyseme.nn.sparse import SparseRowGrad
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
 
 @dataclass(frozen=True)
@@ -27,22 +26,17 @@ class StaticEmbeddingTrunkConfig(TrunkConfig):
     pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("mean"))
     init: InitConfig = field(default_factory=InitConfig)
 
-    num_layers: ClassVar[int] = 0
-    causal: ClassVar[bool] = True
-    has_memory: ClassVar[bool] = True
+    num_layers = 0
+    causal = True
+    has_memory = True
 
-    @property
-    def dim(self) -> int:
-        return self.embeddings.dim
+    dim = delegate("embeddings.dim")
+    num_segments = delegate("embeddings.num_segments")
 
     @property
     def depends_on_lengths(self) -> bool:
         """Whether words are sums of n-gram vectors, whose number varies."""
         return isinstance(self.embeddings, SubwordEmbeddingsConfig)
-
-    @property
-    def num_segments(self) -> int:
-        return self.embeddings.num_segments
 
     def build(self) -> StaticEmbeddingTrunk:
         return StaticEmbeddingTrunk(self)
@@ -71,9 +65,3 @@ class StaticEmbeddingTrunk(Trunk):
     def scatter_grad(self, ids: Tensor, grad: Tensor, counts: Tensor) -> list[SparseRowGrad]:
         """Turn the gradient of looked-up vectors into gradients of table rows."""
         return self.embeddings.scatter_grad(ids, grad, counts)
-
-    def layer_groups(self) -> list[list[nn.Parameter]]:
-        return [list(self.parameters())]
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.init.apply(self, 1, generator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, cast
 
 import torch
@@ -18,10 +19,10 @@ from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.rnn import NUM_GATES, Cell, RecurrentLayer, RNNCellLayer, StepContext, TimeMajor
+from polyseme.nn.layers.rnn import NUM_GATES, Cell, RecurrentLayer, RNNCellLayer, TimeMajor
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,8 @@ class RecurrentTrunkConfig(TrunkConfig):
     weight_dropout: float = 0.0
     variational_dropout: bool = False
     forget_bias: float = 0.0  # initial bias of the LSTM's forget gates
-    fixed_forget_bias: float | None = (
-        None  # if set, cells have one bias vector and a constant one of this value on the forget gates
-    )
+    # if set, cells have one bias vector, and a constant one with this value on the forget gates
+    fixed_forget_bias: float | None = None
     cell_clip: float = 0.0  # limit of an LSTM's cell state, 0 for none; clipping uses the reference implementation
     projection_clip: float = 0.0
     skip_from_layer: int = 1
@@ -67,24 +67,21 @@ class RecurrentTrunkConfig(TrunkConfig):
     init: InitConfig = field(default_factory=InitConfig)
 
     def __post_init__(self) -> None:
-        for name in ("input_dropout", "dropout", "output_dropout", "weight_dropout"):
-            check_in_range(name, getattr(self, name), 0, 1)
-        check_in_range("projection_dim", self.projection_dim, 0, math.inf)
+        self.check_range(0, 1, "input_dropout", "dropout", "output_dropout", "weight_dropout")
+        self.check_range(0, math.inf, "projection_dim", "cell_clip", "projection_clip", "context_dim")
+        self.check_range(1, math.inf, "skip_from_layer")
         for hidden_dim in self.hidden_dims:
             check_in_range("a value of hidden_dims", hidden_dim, 1, math.inf)
         if self.projection_dim and self.cell != "lstm":
-            raise ConfigError(
-                f"projection_dim is {self.projection_dim}, but the cell is {self.cell!r}: use 0, or 'lstm'"
-            )
-        check_in_range("cell_clip", self.cell_clip, 0, math.inf)
-        check_in_range("projection_clip", self.projection_clip, 0, math.inf)
-        check_in_range("skip_from_layer", self.skip_from_layer, 1, math.inf)
-        check_in_range("context_dim", self.context_dim, 0, math.inf)
-        layer_dims = (self.embeddings.dim, *(self.num_directions * hidden_dim for hidden_dim in self.output_dims))[
-            self.skip_from_layer - 1 :
-        ]
+            raise ConfigError(f"projection_dim is {self.projection_dim}, but cell is {self.cell!r}: use 0, or 'lstm'")
+        layer_dims = self._layer_dims[self.skip_from_layer - 1 :]
         if self.skip in ("residual", "highway") and len(set(layer_dims)) > 1:
             raise ConfigError(f"skip {self.skip!r} needs layers of one size, not {layer_dims}")
+
+    @property
+    def _layer_dims(self) -> tuple[int, ...]:
+        """Size of the embeddings and of the output of each layer of a stack."""
+        return (self.embeddings.dim, *(self.num_directions * size for size in self.output_dims))
 
     @property
     def output_dims(self) -> tuple[int, ...]:
@@ -94,9 +91,8 @@ class RecurrentTrunkConfig(TrunkConfig):
     @property
     def stack_directions(self) -> tuple[tuple[str, ...], ...]:
         """The directions in each stack."""
-        return {"both": (("forward",), ("backward",)), "bidirectional": (("forward", "backward"),)}.get(
-            self.direction, ((self.direction,),)
-        )
+        directions = {"both": (("forward",), ("backward",)), "bidirectional": (("forward", "backward"),)}
+        return directions.get(self.direction, ((self.direction,),))
 
     @property
     def num_directions(self) -> int:
@@ -106,10 +102,8 @@ class RecurrentTrunkConfig(TrunkConfig):
     @property
     def input_dims(self) -> tuple[int, ...]:
         """Input size of each layer of a stack."""
-        layer_dims = (self.embeddings.dim, *(self.num_directions * size for size in self.output_dims))
-        return tuple(
-            sum(layer_dims[: i + 1]) if self.skip == "dense" else layer_dims[i] for i in range(len(self.hidden_dims))
-        )
+        layer_dims = self._layer_dims
+        return tuple(accumulate(layer_dims[:-1])) if self.skip == "dense" else layer_dims[:-1]
 
     @property
     def dim(self) -> int:
@@ -119,9 +113,7 @@ class RecurrentTrunkConfig(TrunkConfig):
     def num_layers(self) -> int:
         return len(self.hidden_dims)
 
-    @property
-    def num_blocks(self) -> int:
-        return len(self.hidden_dims)
+    num_blocks = delegate("num_layers")
 
     @property
     def causal(self) -> bool:
@@ -129,17 +121,13 @@ class RecurrentTrunkConfig(TrunkConfig):
 
     @property
     def matmul_params(self) -> int:
-        num_gates, has_highway = NUM_GATES[self.cell], self.skip == "highway"
-        total = self.embeddings.embedding_dim * self.embeddings.dim + num_gates * self.context_dim * sum(
-            self.hidden_dims[:1]
-        )
+        num_gates, has_highway, num_stacks = NUM_GATES[self.cell], self.skip == "highway", len(self.stack_directions)
+        total = self.embeddings.embedding_dim * self.embeddings.dim
+        total += num_gates * self.context_dim * sum(self.hidden_dims[:1])
         for input_dim, hidden_dim, output_dim in zip(self.input_dims, self.hidden_dims, self.output_dims):
-            cell_params = num_gates * hidden_dim * (input_dim + output_dim) + (
-                hidden_dim * output_dim if self.projection_dim else 0
-            )
-            total += len(self.stack_directions) * (
-                self.num_directions * cell_params + has_highway * input_dim * input_dim
-            )
+            cell_params = num_gates * hidden_dim * (input_dim + output_dim)
+            cell_params += hidden_dim * output_dim if self.projection_dim else 0
+            total += num_stacks * (self.num_directions * cell_params + has_highway * input_dim * input_dim)
         return total
 
     @property
@@ -185,19 +173,12 @@ class RecurrentTrunk(Trunk):
         return self.run(inputs, memory, layers, return_memory, None)
 
     def run(
-        self,
-        inputs: Inputs,
-        memory: Memory | None,
-        layers: frozenset[int],
-        return_memory: bool,
-        step_context: StepContext | None,
+        self, inputs: Inputs, memory: Memory | None, layers: frozenset[int], return_memory: bool, context: Any
     ) -> TrunkOutput:
-        """Compute the hidden states, with a context for the first layer at each step if there is one."""
+        """Compute the hidden states, with a `StepContext` for the first layer if there is one."""
         config, layout = self.config, inputs.layout
-        time_major = TimeMajor(layout)
-        x = self.embeddings(
-            inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen, inputs.token_embeddings
-        )
+        time_major, positions = TimeMajor(layout), layout.positions
+        x = self.embeddings(inputs.tokens, positions, inputs.segments, layout.max_seqlen, inputs.token_embeddings)
         outputs_per_layer: list[list[Tensor]] = [[] for _ in config.hidden_dims]  # of each stack
         final_states: list[tuple[Tensor, ...]] = []
         stack_outputs = []
@@ -205,12 +186,11 @@ class RecurrentTrunk(Trunk):
         for stack_index, stack in enumerate(self.stacks):
             layer_input, layer_output = stack_input, stack_input
             for depth, layer in enumerate(cast(Iterable[RecurrentLayer], stack)):
-                states = (
-                    [list(memory.states[stack_index * config.num_layers + depth])]
-                    if memory
-                    else layer.initial_states(time_major.num_sequences, x)
-                )
-                arguments = layer_input, time_major, states, self.use_reference, step_context
+                if memory:
+                    states = [list(memory.states[stack_index * config.num_layers + depth])]
+                else:
+                    states = layer.initial_states(time_major.num_sequences, x)
+                arguments = layer_input, time_major, states, self.use_reference, context
                 if self.gradient_checkpointing and self.training:
                     y, layer_states = checkpoint(layer, *arguments, use_reentrant=False)
                 else:
@@ -225,38 +205,23 @@ class RecurrentTrunk(Trunk):
         layer_outputs = {depth: torch.cat(outputs_per_layer[depth - 1], dim=-1) for depth in layers if depth}
         layer_outputs |= {0: torch.cat([x] * len(self.stacks), dim=-1)} if 0 in layers else {}
         hidden = torch.cat(stack_outputs, dim=-1) if len(stack_outputs) > 1 else stack_outputs[0]
-        new_memory = self._make_memory(final_states, layout, memory) if return_memory else None
-        return TrunkOutput(hidden, layer_outputs, new_memory)
+        if not return_memory:
+            return TrunkOutput(hidden, layer_outputs)
+        num_seen = memory.num_seen if memory else (0,) * len(layout.lengths)
+        num_seen = tuple(a + b for a, b in zip(num_seen, layout.lengths))
+        state_layout = PackedLayout.cached((1,) * len(layout.lengths), layout.cu_seqlens.device)  # one row per sequence
+        return TrunkOutput(hidden, layer_outputs, Memory(state_layout, tuple(final_states), num_seen))
 
     def _dropout(self, x: Tensor, time_major: TimeMajor, p: float) -> Tensor:
         if not p or not self.training:
             return x
         return time_major.variational_dropout(x, p) if self.config.variational_dropout else F.dropout(x, p)
 
-    def _make_memory(
-        self, final_states: list[tuple[Tensor, ...]], layout: PackedLayout, memory: Memory | None
-    ) -> Memory:
-        """Build the memory: one row of states per sequence."""
-        num_seen = memory.num_seen if memory else (0,) * len(layout.lengths)
-        state_layout = PackedLayout.cached((1,) * len(layout.lengths), layout.cu_seqlens.device)
-        return Memory(state_layout, tuple(final_states), tuple(a + b for a, b in zip(num_seen, layout.lengths)))
-
-    def layer_groups(self) -> list[list[nn.Parameter]]:
+    def layer_modules(self) -> list[nn.Module | None]:
         layers = [nn.ModuleList(layer_per_stack) for layer_per_stack in zip(*self.stacks)]
-        groups = [list(part.parameters()) for part in (self.embeddings, *layers, self.pooler)]
-        return [group for group in groups if group]
+        return [self.embeddings, *layers, self.pooler]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         cells = [part for part in self.modules() if isinstance(part, RNNCellLayer)]
         weights = [w for cell in cells for w in (cell.weight_ih, cell.weight_hh, cell.weight_ch) if w is not None]
         return [(weight, NUM_GATES[self.config.cell]) for weight in weights]
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.init.apply(self, self.config.num_layers, generator)
-        self.initialize_cells(generator)
-
-    def initialize_cells(self, generator: torch.Generator | None) -> None:
-        """Draw the weights of the cells."""
-        for part in self.modules():
-            if isinstance(part, RNNCellLayer):
-                part.initialize(generator)

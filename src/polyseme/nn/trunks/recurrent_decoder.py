@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyseme.errors import ConfigError
-from polyseme.nn.attention.rnn_attention import EncoderAttentionState, RNNAttention, RNNAttentionConfig
-from polyseme.nn.init import InitConfig
+from polyseme.nn.attention.rnn_attention import EncoderAttentionState, RNNAttentionConfig
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.rnn import NUM_STATES
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 
@@ -45,46 +42,16 @@ class RecurrentDecoderConfig(TrunkConfig):
                 f"stack.context_dim is {self.stack.context_dim}: expected 0, or {self.source_dim} with attention"
             )
 
-    @property
-    def embeddings(self) -> EmbeddingsConfig:
-        assert isinstance(self.stack.embeddings, EmbeddingsConfig)
-        return self.stack.embeddings
-
-    @property
-    def dim(self) -> int:
-        return self.stack.dim
-
-    @property
-    def num_layers(self) -> int:
-        return self.stack.num_layers
-
-    @property
-    def num_blocks(self) -> int:
-        return self.stack.num_blocks
-
-    @property
-    def pooler(self) -> PoolerConfig:
-        return self.stack.pooler
-
-    @property
-    def init(self) -> InitConfig:
-        return self.stack.init
-
-    @property
-    def causal(self) -> bool:
-        return self.stack.causal
-
-    @property
-    def has_source(self) -> bool:
-        return True
-
-    @property
-    def has_memory(self) -> bool:
-        return self.stack.has_memory
-
-    @property
-    def shares_token_embeddings(self) -> bool:
-        return self.stack.shares_token_embeddings
+    embeddings = delegate("stack.embeddings")
+    pooler = delegate("stack.pooler")
+    init = delegate("stack.init")
+    dim = delegate("stack.dim")
+    num_layers = delegate("stack.num_layers")
+    num_blocks = delegate("stack.num_blocks")
+    causal = delegate("stack.causal")
+    has_memory = delegate("stack.has_memory")
+    shares_token_embeddings = delegate("stack.shares_token_embeddings")
+    has_source = True
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
         if self.attention is None:
@@ -127,32 +94,24 @@ class RecurrentDecoder(Trunk):
         source, layout = inputs.source, inputs.layout
         assert source is not None, "a decoder needs a source"
         attention_state = self.attention.begin(source) if self.attention is not None else None
-        output = self.stack.run(
-            dataclasses.replace(inputs, source=None),
-            self._initial_memory(source, layout) if memory is None else memory,
-            layers,
-            return_memory,
-            attention_state if self.config.stack.context_dim else None,
-        )
-        hidden = output.hidden
+        memory = self._initial_memory(source, layout) if memory is None else memory
+        step_context = attention_state if self.config.stack.context_dim else None
+        output = self.stack.run(replace(inputs, source=None), memory, layers, return_memory, step_context)
+        hidden = output.hidden  # [T, dim]
         if attention_state is not None and self.combine is not None:
             if not self.config.stack.context_dim:
                 attention_state.attend_all(hidden, layout)
             hidden = self.combine(torch.cat([attention_state.contexts, hidden], dim=-1)).tanh()
-        return dataclasses.replace(output, hidden=self.dropout(hidden)), attention_state
+        return replace(output, hidden=self.dropout(hidden)), attention_state
 
     def _initial_memory(self, source: EncoderInput, layout: PackedLayout) -> Memory:
         """Compute the initial states of the cells from the source."""
         num_sequences = len(layout.lengths)
         pooled = self.init_pooler(source.values[:, : self.config.source_dim], source.layout)[:num_sequences]
-        parts = self.bridge(pooled).tanh().split([dim for layer_dims in self.state_dims for dim in layer_dims], dim=-1)
-        remaining_parts = iter(parts)
-        states = tuple(tuple(next(remaining_parts) for _ in layer_dims) for layer_dims in self.state_dims)
-        return Memory(
-            PackedLayout.from_lengths([1] * num_sequences, device=layout.cu_seqlens.device),
-            states,
-            (0,) * num_sequences,
-        )
+        per_layer = self.bridge(pooled).tanh().split([sum(dims) for dims in self.state_dims], dim=-1)
+        states = tuple(x.split(list(dims), dim=-1) for x, dims in zip(per_layer, self.state_dims))
+        state_layout = PackedLayout.cached((1,) * num_sequences, layout.cu_seqlens.device)
+        return Memory(state_layout, states, (0,) * num_sequences)
 
     def prepare_source(self, states: Tensor) -> Tensor:
         """Return encoder states with the keys that attention computes from them."""
@@ -168,8 +127,9 @@ class RecurrentDecoder(Trunk):
         return [[part[None, :, :length] for part, length in zip(weights, inputs.source.layout.lengths)]]
 
     @property
-    def token_embeddings(self) -> Any:
-        return self.stack.token_embeddings
+    def embeddings(self) -> Any:
+        """The embeddings of the target."""
+        return self.stack.embeddings
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -189,9 +149,3 @@ class RecurrentDecoder(Trunk):
         attention_layers = [] if self.attention is None else [self.attention.key_proj, self.attention.query_proj]
         linear_weights = [part.weight for part in (self.bridge, self.combine, *attention_layers) if part is not None]
         return [*self.stack.hidden_matrices(), *((weight, 1) for weight in linear_weights)]
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.stack.init.apply(self, self.config.num_layers, generator)
-        self.stack.initialize_cells(generator)
-        if isinstance(self.attention, RNNAttention):
-            self.attention.initialize()

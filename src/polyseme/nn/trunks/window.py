@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,13 +33,13 @@ class FeedForwardLMConfig(TrunkConfig):
     pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("mean"))
     init: InitConfig = field(default_factory=InitConfig)
 
-    num_layers: ClassVar[int] = 1
-    num_blocks: ClassVar[int] = 1
-    causal: ClassVar[bool] = True
-    depends_on_lengths: ClassVar[bool] = False
-    supports_static_shape: ClassVar[bool] = True
-    has_memory: ClassVar[bool] = True
-    has_bounded_memory: ClassVar[bool] = True
+    num_layers = 1
+    num_blocks = 1
+    causal = True
+    depends_on_lengths = False
+    supports_static_shape = True
+    has_memory = True
+    has_bounded_memory = True
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "window", "hidden_dim")
@@ -93,18 +93,14 @@ class FeedForwardLM(Trunk):
         state = torch.tanh(self.hidden(window_input))
         state = torch.cat([state, window_input], dim=-1) if self.config.direct_connections else state
         layer_outputs = {depth: output for depth, output in enumerate((x, state)) if depth in layers}
-        hidden = F.dropout(state, self.config.dropout, self.training)
-        new_memory = None
-        if caches and return_memory:
-            new_memory = memory_from_caches(caches, layout, memory).truncate(self.config.window - 1)
+        hidden = F.dropout(state, self.config.dropout, self.training)  # [T, dim]
+        if not caches or not return_memory:
+            return TrunkOutput(hidden, layer_outputs)
+        new_memory = memory_from_caches(caches, layout, memory).truncate(self.config.window - 1)
         return TrunkOutput(hidden, layer_outputs, new_memory)
 
-    def layer_groups(self) -> list[list[nn.Parameter]]:
-        groups = [list(part.parameters()) for part in (self.embeddings, self.hidden, self.pooler)]
-        return [group for group in groups if group]
+    def layer_modules(self) -> list[nn.Module | None]:
+        return [self.embeddings, self.hidden, self.pooler]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         return [(self.hidden.weight, 1)]
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.init.apply(self, 1, generator)
