@@ -165,6 +165,25 @@ class EncoderInput:
     layout: PackedLayout
 
 
+def time_major_order(lengths: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Sort packed rows by time step, sequences from long to short, as in torch's PackedSequence.
+
+    Return the number of sequences that reach each step, the non-empty sequences from long to short, the packed row at
+    each sorted position, the sorted position of each packed row, the sorted position of the same row if all sequences
+    were reversed, and the rank of the sequence at each sorted position.
+    """
+    sequences = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    sizes, starts = lengths[sequences], (np.cumsum(lengths) - lengths)[sequences]
+    steps = np.arange(sizes.max(initial=0))
+    batch_sizes = len(sizes) - np.searchsorted(sizes[::-1], steps, side="right")
+    steps = np.repeat(steps, batch_sizes)
+    ranks = np.arange(len(steps)) - np.repeat(np.cumsum(batch_sizes) - batch_sizes, batch_sizes)
+    index = starts[ranks] + steps
+    inverse = np.empty_like(index)
+    inverse[index] = np.arange(len(index))
+    return batch_sizes, sequences, index, inverse, inverse[starts[ranks] + sizes[ranks] - 1 - steps], ranks
+
+
 def token_budget_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
     """Group the indices of sequences, longest first, into batches of at most `max_tokens` tokens.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.heads.word2vec import SparseLossOutput
 from polyseme.nn.sparse import SparseRowGrad
+from polyseme.nn.tree import tree_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +42,7 @@ class CooccurrenceBatch:
 
     def slice_blocks(self, first: int, last: int) -> CooccurrenceBatch:
         """Return the blocks from `first` to `last`, exclusive."""
-        return CooccurrenceBatch(
-            *(t[first:last] for t in (self.tokens, self.context_ids, self.log_counts, self.weights))
-        )
+        return tree_map(self, lambda tensor: tensor[first:last])
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,9 @@ class GloVeHeadConfig(HeadConfig):
     vocab_size: int
 
     def matmul_params(self, dim: int) -> int:
-        """Return the number of weights that each row is multiplied with."""
         return dim * self.vocab_size
 
     def build(self, dim: int) -> GloVeHead:
-        """Build the module."""
         return GloVeHead(self, dim)
 
 
@@ -86,8 +83,7 @@ class GloVeHead(Head):
         context_vectors = F.embedding(batch.context_ids, self.context_embeddings)
         biases = self.word_bias.index_select(0, batch.tokens) + self.bias.index_select(0, batch.context_ids)
         error = (inputs * context_vectors).sum(1) + biases - batch.log_counts
-        weighted_error = error * batch.weights
-        ones = torch.ones_like(error)
+        weighted_error, ones = error * batch.weights, torch.ones_like(error)
         loss = (weighted_error * error).sum() / 2 if with_loss else None
         return SparseLossOutput(loss, weighted_error[:, None] * context_vectors, ones, [
             SparseRowGrad(self.context_embeddings, batch.context_ids, weighted_error[:, None] * inputs, ones),

@@ -37,16 +37,12 @@ class VocabHead(Head, ABC):
         self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
     ) -> Tensor:
         """Return the summed cross entropy; in training the logits of all rows never exist at once."""
-        output_weight = self.output_weight(token_embeddings)
-        if kernels.supports(states) and kernels.supports(output_weight) and not label_smoothing:
-            loss: Tensor = kernels.linear_cross_entropy(
-                self.transform(states), output_weight, self.bias, labels, ignore_index
-            )
+        weight, bias = self.output_weight(token_embeddings), self.bias
+        if kernels.supports(states) and kernels.supports(weight) and not label_smoothing:
+            loss: Tensor = kernels.linear_cross_entropy(self.transform(states), weight, bias, labels, ignore_index)
             return loss
-        if is_applicable(states) and is_applicable(output_weight):
-            return chunked_cross_entropy(
-                self.transform(states), output_weight, self.bias, labels, ignore_index, label_smoothing
-            )
+        if is_applicable(states) and is_applicable(weight):
+            return chunked_cross_entropy(self.transform(states), weight, bias, labels, ignore_index, label_smoothing)
         return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
 
 
@@ -91,8 +87,7 @@ class LMHead(VocabHead):
 
     def __init__(self, config: LMHeadConfig, dim: int):
         super().__init__()
-        self.config = config
-        dim = config.input_dim(dim)
+        self.config, dim = config, config.input_dim(dim)
         embedding_dim = config.embedding_dim or dim
         self.dense = nn.Linear(dim, embedding_dim, bias=config.dense_bias) if config.dense else None
         self.norm = config.norm.build(embedding_dim)
@@ -107,11 +102,10 @@ class LMHead(VocabHead):
     def loss(
         self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
     ) -> Tensor:
-        if self.training and 0 < self.config.num_sampled < self.config.vocab_size:
-            output_weight = self.output_weight(token_embeddings)
-            return sampled_softmax_loss(
-                self.transform(states), output_weight, self.bias, labels, ignore_index, self.config.num_sampled
-            )
+        num_sampled = self.config.num_sampled
+        if self.training and 0 < num_sampled < self.config.vocab_size:
+            weight = self.output_weight(token_embeddings)
+            return sampled_softmax_loss(self.transform(states), weight, self.bias, labels, ignore_index, num_sampled)
         return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
 
     def transform(self, states: Tensor) -> Tensor:

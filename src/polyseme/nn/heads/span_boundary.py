@@ -1,4 +1,4 @@
-"""Head of the span boundary objective (Joshi et al. 2020, §3.2)."""
+"""Head of the span boundary objective."""
 
 from __future__ import annotations
 
@@ -42,21 +42,17 @@ class SpanBoundaryHead(VocabHead):
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
         self.position_embeddings = nn.Embedding(config.max_span_offset, config.position_dim)
-        self.linear1 = nn.Linear(2 * dim + config.position_dim, dim)
-        self.norm1 = config.norm.build(dim)
-        self.linear2 = nn.Linear(dim, dim)
-        self.norm2 = config.norm.build(dim)
+        self.linear1, self.norm1 = nn.Linear(2 * dim + config.position_dim, dim), config.norm.build(dim)
+        self.linear2, self.norm2 = nn.Linear(dim, dim), config.norm.build(dim)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Tensor:
         """Concatenate boundary states and offsets; `rows` [n, 3] are the rows around the span and the offset."""
         if rows is None:
             raise ValueError("a span boundary head needs rows")
-        left_rows, right_rows, offsets = rows.unbind(1)
-        return torch.cat(
-            [hidden.index_select(0, left_rows), hidden.index_select(0, right_rows), self.position_embeddings(offsets)],
-            dim=1,
-        )
+        *boundary_rows, offsets = rows.unbind(1)
+        boundaries = [hidden.index_select(0, index) for index in boundary_rows]
+        return torch.cat([*boundaries, self.position_embeddings(offsets)], dim=1)
 
     def transform(self, states: Tensor) -> Tensor:
         states = self.norm1(self.activation(self.linear1(states)))

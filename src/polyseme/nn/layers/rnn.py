@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import PackedLayout, time_major_order
 
 if TYPE_CHECKING:
     from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
@@ -43,17 +43,9 @@ class TimeMajor:
         if self.is_uniform:
             self.batch_sizes = np.full(self.max_seqlen, self.num_sequences)
             return
-        order = np.argsort(-lengths, kind="stable")[: int((lengths > 0).sum())]
-        sizes, starts = lengths[order], (np.cumsum(lengths) - lengths)[order]
-        self.batch_sizes = len(sizes) - np.searchsorted(sizes[::-1], np.arange(self.max_seqlen), side="right")
-        time_steps = np.repeat(np.arange(self.max_seqlen), self.batch_sizes)
-        ranks = np.arange(len(time_steps)) - np.repeat(np.cumsum(self.batch_sizes) - self.batch_sizes, self.batch_sizes)
-        index = starts[ranks] + time_steps
-        inverse = np.empty_like(index)
-        inverse[index] = np.arange(len(index))
-        reverse = inverse[starts[ranks] + sizes[ranks] - 1 - time_steps]
+        self.batch_sizes, *arrays = time_major_order(lengths)
         self.sequence_order, self.time_major_index, self.inverse_index, self.reverse_index, self.sequence_ranks = (
-            torch.from_numpy(array).to(device, non_blocking=True) for array in (order, index, inverse, reverse, ranks)
+            torch.from_numpy(array).to(device, non_blocking=True) for array in arrays
         )
 
     def to_time_major(self, x: Tensor) -> Tensor:
