@@ -14,7 +14,7 @@ from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import FeedForwardConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
-from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
+from polyseme.nn.memory import Memory
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.transformer import TransformerConfig
 
@@ -93,7 +93,7 @@ def test_attention_matches_the_definition(
     segments = torch.randint(0, 3, (layout.num_tokens,)) if has_segments else None
     memory_states = torch.randn(sum(past), DIM).double()
     memory = Memory(PackedLayout.from_lengths(past), ((memory_states,),), past) if any(past) else None
-    cache = create_layer_caches(memory, layout, 1)[0] if memory else None
+    cache = memory.create_caches(layout, 1)[0] if memory else None
     _, position_info = position_layer(x, Inputs(x, layout, segments), cache)
     output = attention(x, layout, layout.positions, cache, position_info)
     for i, (states, past_states) in enumerate(zip(x.split(lengths), memory_states.split(past))):
@@ -173,7 +173,7 @@ def test_two_stream_attention_matches_the_definition(past):
     x, memory_states = torch.randn(layout.num_tokens, DIM).double(), torch.randn(sum(past), DIM).double()
     segments = torch.randint(0, 2, (layout.num_tokens,))
     memory = Memory(PackedLayout.from_lengths(past), ((memory_states,),), past) if any(past) else None
-    cache = create_layer_caches(memory, layout, 1)[0] if memory else None
+    cache = memory.create_caches(layout, 1)[0] if memory else None
     states, position_info = position_layer(x, Inputs(x, layout, segments, None, query_stream), cache)
     assert torch.equal(states[layout.num_tokens :], position_layer.mask_emb.view(1, -1).expand(7, -1))
     states = torch.cat([x, torch.randn(7, DIM).double()])
@@ -222,20 +222,20 @@ def test_query_stream_without_two_streams_is_rejected():
 
 def test_memory_truncation_and_tensor_round_trip():
     layout = PackedLayout.from_lengths([3, 1, 5])
-    caches = create_layer_caches(None, layout, 2)
+    caches = Memory.empty(layout).create_caches(layout, 2)
     for i, cache in enumerate(caches):
         cache.extend(torch.arange(9.0)[:, None] + 10 * i)
-    memory = memory_from_caches(caches, layout, None)
+    memory = Memory.empty(layout).update(caches, layout)
     truncated = memory.truncate(2)
     assert truncated.layout.lengths == (2, 1, 2) and truncated.num_seen == (3, 1, 5)
     assert truncated.states[1][0][:, 0].tolist() == [11, 12, 13, 17, 18] and memory.truncate(5) is memory
     restored = Memory.from_tensors({k: t.clone() for k, t in truncated.to_tensors().items()})
     assert restored.layout.lengths == truncated.layout.lengths and restored.num_seen == truncated.num_seen
     assert all(torch.equal(a, b) for one, two in zip(restored.states, truncated.states) for a, b in zip(one, two))
-    caches = create_layer_caches(truncated, PackedLayout.from_lengths([1, 2, 0]), 2)
+    caches = truncated.create_caches(PackedLayout.from_lengths([1, 2, 0]), 2)
     states, full_layout = caches[0].extend(torch.tensor([[100.0], [101.0], [102.0]]))
     assert states[:, 0].tolist() == [1, 2, 100, 3, 101, 102, 7, 8] and full_layout.lengths == (3, 3, 2)
-    assert memory_from_caches(caches, PackedLayout.from_lengths([1, 2, 0]), truncated).num_seen == (4, 3, 5)
+    assert truncated.update(caches, PackedLayout.from_lengths([1, 2, 0])).num_seen == (4, 3, 5)
 
 
 @pytest.mark.parametrize("div_value", [1, 2, 4])
@@ -280,7 +280,7 @@ def test_adaptive_embeddings_match_their_definition():
     config = AdaptiveEmbeddingsConfig(20, 8, (4, 9), 2)
     embeddings = config.build()
     tokens = torch.tensor([3, 19, 4, 0, 8, 9, 3])
-    vectors = embeddings(tokens, tokens, None, 7)
+    vectors = embeddings(Inputs(tokens, PackedLayout.from_lengths([7])))
     for token, distance_vector in zip(tokens.tolist(), vectors):
         band = sum(token >= cut for cut in config.cutoffs)
         row = embeddings.tables[band].weight[token - config.boundaries[band]]

@@ -1,7 +1,5 @@
 """CUDA graphs: the kernels of a function captured once and replayed on new values."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass

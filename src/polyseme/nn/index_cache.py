@@ -3,8 +3,6 @@
 A CUDA graph reads tensors at their recorded addresses: entries used inside `retain_entries` are never evicted.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

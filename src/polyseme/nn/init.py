@@ -1,7 +1,5 @@
 """Weight initialization."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,11 +4,9 @@ The names are those of the feature-based experiments of Devlin et al. 2019 (§5.
 (§3.2). Layer 0 is the embeddings, layer 1 the first layer above them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -46,7 +44,7 @@ class LayerSelection:
     combination: Combination
 
     @classmethod
-    def parse(cls, value: str | int) -> LayerSelection:
+    def parse(cls, value: str | int) -> Self:
         """From a name such as `sum_last_4`, or a layer number (0 is the embeddings)."""
         name = str(value)
         if name in _NAMED:

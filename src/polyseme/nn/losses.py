@@ -82,8 +82,7 @@ def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int, label_smoothing: float = 0
 ) -> Tensor:
     """Return the summed cross entropy of `hidden @ weight.T + bias` and `targets`, except where `ignore_index`."""
-    loss: Tensor = _chunked_cross_entropy(hidden, weight, bias, targets, ignore_index, label_smoothing)[0]
-    return loss
+    return _chunked_cross_entropy(hidden, weight, bias, targets, ignore_index, label_smoothing)[0]
 
 
 def sampled_softmax_loss(

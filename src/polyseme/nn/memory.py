@@ -31,6 +31,11 @@ class Memory:
     num_seen: tuple[int, ...]
     source: EncoderInput | None = None
 
+    @classmethod
+    def empty(cls, layout: PackedLayout) -> Memory:
+        """Return the memory before the first chunk, whose layout this is."""
+        return cls(layout, (), (0,) * len(layout.lengths))
+
     def next_positions(self, layout: PackedLayout) -> tuple[Tensor, int]:
         """Positions of the next chunk's tokens, and the largest length of a sequence together with its memory."""
         device = layout.positions.device
@@ -40,11 +45,15 @@ class Memory:
 
     def create_caches(self, layout: PackedLayout, num_layers: int) -> list[LayerCache]:
         """Create the cache of each layer for the next chunk."""
-        return create_layer_caches(self, layout, num_layers)
+        if not self.states:
+            return [LayerCache(None, layout, None) for _ in range(num_layers)]
+        full_layout, index = _append_order(self.layout.lengths, layout.lengths, layout.cu_seqlens.device)
+        return [LayerCache(parts, full_layout, index) for parts in self.states]
 
     def update(self, caches: Sequence[LayerCache], layout: PackedLayout) -> Memory:
-        """Return the memory after a chunk."""
-        return memory_from_caches(caches, layout, self)
+        """Return the memory after a chunk, by which the layers have extended their caches."""
+        num_seen = tuple(a + b for a, b in zip(self.num_seen, layout.lengths))
+        return Memory(caches[0].full_layout, tuple(cache.updated for cache in caches), num_seen)
 
     def detach(self) -> Memory:
         """Return a copy without gradients."""
@@ -137,21 +146,6 @@ class LayerCache:
     def append(self, past_rows: Tensor, new_rows: Tensor) -> Tensor:
         """Append the new rows of each sequence to its old ones."""
         return new_rows if self.index is None else torch.cat([past_rows, new_rows]).index_select(0, self.index)
-
-
-def create_layer_caches(memory: Memory | None, layout: PackedLayout, num_layers: int) -> list[LayerCache]:
-    """Create the cache of each layer for the next chunk."""
-    if memory is None:
-        return [LayerCache(None, layout, None) for _ in range(num_layers)]
-    full_layout, index = _append_order(memory.layout.lengths, layout.lengths, layout.cu_seqlens.device)
-    return [LayerCache(parts, full_layout, index) for parts in memory.states]
-
-
-def memory_from_caches(caches: Sequence[LayerCache], layout: PackedLayout, memory: Memory | None) -> Memory:
-    """Return the memory after a chunk, whose caches the layers have extended."""
-    num_seen = memory.num_seen if memory else (0,) * len(layout.lengths)
-    num_seen = tuple(a + b for a, b in zip(num_seen, layout.lengths))
-    return Memory(caches[0].full_layout, tuple(cache.updated for cache in caches), num_seen)
 
 
 @dataclass(eq=False)

@@ -18,8 +18,7 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
 from polyseme.nn.heads.glove import CooccurrenceBatch, GloVeHeadConfig
-from polyseme.nn.heads.lm import LMHeadConfig
-from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig, SpanBoundaryHeadConfig
 from polyseme.nn.heads.word2vec import (
     HierarchicalSoftmaxHeadConfig,
     NegativeSamplingHeadConfig,
@@ -27,8 +26,8 @@ from polyseme.nn.heads.word2vec import (
     WindowBatch,
 )
 from polyseme.nn.layers.adaptive import AdaptiveSoftmaxHeadConfig
+from polyseme.nn.layers.embeddings import SparseRowGrad
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.sparse import SparseRowGrad
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.feature_network import FeatureNetworkConfig

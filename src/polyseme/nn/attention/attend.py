@@ -52,10 +52,8 @@ def attend_self(
     if options.scale is None and options.bias is None and is_supported_dim and kernels.supports(qkv):
         positions = torch.arange(layout.max_seqlen, dtype=torch.float32, device=qkv.device)
         cos_sin = rotary_table(positions, head_dim // 2, rope_theta) if rope_theta else None
-        output: Tensor = kernels.flash(
-            qkv, layout.cu_seqlens, layout.max_seqlen, options.causal, options.dropout, options.window, cos_sin
-        )
-        return output
+        settings = options.causal, options.dropout, options.window
+        return kernels.flash(qkv, layout.cu_seqlens, layout.max_seqlen, *settings, cos_sin)
     q, k, v = (apply_rotary(qkv, layout.positions, rope_theta) if rope_theta else qkv).unbind(1)
     return attend(q, k, v, layout, layout, options)
 

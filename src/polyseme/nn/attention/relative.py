@@ -12,7 +12,6 @@ they serve as queries, never as keys. All layers share one `RelativePositionCont
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -75,53 +74,40 @@ class RelativePositionContext:
         """Return the runs of the tokens or of the query stream, computed by the first layer and then cached."""
         key = causal, window, is_query_stream
         if key not in self.run_cache:
-            self.run_cache[key] = self._query_runs() if is_query_stream else self._token_runs(causal, window)
+            self.run_cache[key] = self._compute_runs(*key)
         return self.run_cache[key]
 
-    def _token_runs(self, causal: bool, window: int) -> list[EqualLengthRun]:
-        runs = []
-        for n, num_queries, num_keys, query_slice, key_slice, _ in self._slices(self.layout):
-            visible = visibility_mask(num_queries, num_keys, causal, window, self.distances.device)
-            masked_out = None if visible is None else ~visible
-            if self.query_stream is not None and self.key_ranks is not None:
-                rank = self.query_stream.rank[query_slice].view(n, num_queries, 1)
-                is_later = self.key_ranks[key_slice].view(n, 1, num_keys) > rank
+    def _compute_runs(self, causal: bool, window: int, is_query_stream: bool) -> list[EqualLengthRun]:
+        query_layout, ranks, segments, positions = self.layout, None, None, None
+        if self.query_stream is not None:
+            ranks = self.query_stream.rank
+        if self.segments is not None:
+            segments = self.segments[0]
+        if is_query_stream and self.query_stream is not None:
+            query_layout, targets = self.query_stream.layout, self.query_stream.target_positions
+            ranks = self.query_stream.rank.index_select(0, targets) - 1  # not its own rank
+            segments = None if segments is None else segments.index_select(0, targets)
+            # on the device, so that a CUDA graph can capture it
+            num_past = (self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()).long()
+            num_past = num_past.index_select(0, self.layout.sequence_ids.index_select(0, targets))
+            positions = self.layout.positions.index_select(0, targets) + num_past
+        runs, query_stop, key_stop = [], 0, 0
+        for n, num_queries, num_keys in equal_length_pairs(query_layout, self.key_layout):
+            queries, keys = slice(query_stop, query_stop + n * num_queries), slice(key_stop, key_stop + n * num_keys)
+            query_stop, key_stop = queries.stop, keys.stop
+            masked_out = different_segment = distance_start = None
+            if not is_query_stream:
+                visible = visibility_mask(num_queries, num_keys, causal, window, self.distances.device)
+                masked_out = None if visible is None else ~visible
+            if ranks is not None and self.key_ranks is not None:
+                is_later = self.key_ranks[keys].view(n, 1, num_keys) > ranks[queries].view(n, num_queries, 1)
                 masked_out = is_later if masked_out is None else masked_out | is_later
-            segments = None if self.segments is None else self.segments[0][query_slice]
-            different_segment = self._different_segment(segments, key_slice, n)
-            runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, None))
-        return runs
-
-    def _query_runs(self) -> list[EqualLengthRun]:
-        assert self.query_stream is not None and self.key_ranks is not None
-        targets, runs = self.query_stream.target_positions, []
-        rank, positions = (t.index_select(0, targets) for t in (self.query_stream.rank, self.layout.positions))
-        segments = None if self.segments is None else self.segments[0].index_select(0, targets)
-        # on the device, so that a CUDA graph can capture it
-        num_past = (self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()).long()
-        for n, num_queries, num_keys, query_slice, key_slice, sequences in self._slices(self.query_stream.layout):
-            masked_out = self.key_ranks[key_slice].view(n, 1, num_keys) >= rank[query_slice].view(n, num_queries, 1)
-            query_positions = positions[query_slice].view(n, num_queries) + num_past[sequences, None]
-            run_segments = None if segments is None else segments[query_slice]
-            different_segment = self._different_segment(run_segments, key_slice, n)
-            distance_start = self.largest_distance - query_positions
+            if segments is not None and self.segments is not None:
+                different_segment = segments[queries].view(n, -1, 1) != self.segments[1][keys].view(n, 1, -1)
+            if positions is not None:
+                distance_start = self.largest_distance - positions[queries].view(n, num_queries)
             runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
         return runs
-
-    def _slices(self, query_layout: PackedLayout) -> Iterator[tuple[int, int, int, slice, slice, slice]]:
-        """Yield the sizes of each run and the slices of its queries, keys and sequences."""
-        query_stop = key_stop = sequence_stop = 0
-        for n, num_queries, num_keys in equal_length_pairs(query_layout, self.key_layout):
-            query_start, key_start, sequence_start = query_stop, key_stop, sequence_stop
-            query_stop, key_stop = query_start + n * num_queries, key_start + n * num_keys
-            sequence_stop = sequence_start + n
-            slices = slice(query_start, query_stop), slice(key_start, key_stop), slice(sequence_start, sequence_stop)
-            yield n, num_queries, num_keys, *slices
-
-    def _different_segment(self, query_segments: Tensor | None, key_slice: slice, n: int) -> Tensor | None:
-        if self.segments is None or query_segments is None:
-            return None
-        return query_segments.view(n, -1, 1) != self.segments[1][key_slice].view(n, 1, -1)
 
 
 # what a stack passes to each attention layer: relative positions, a score bias by relative position, or nothing
@@ -318,8 +304,7 @@ class RelativeAttention(nn.Module):
         start = run.distance_start
         if kernels.supports(q):
             scores, masks = torch.bmm(content, keys), (run.masked_out, run.different_segment)
-            probs: Tensor = kernels.relative_softmax(scores, distance_scores, n, start, *masks, segment_scores)
-            return probs
+            return kernels.relative_softmax(scores, distance_scores, n, start, *masks, segment_scores)
         if start is None:
             distance_bias = _relative_shift(distance_scores, num_keys)
         else:

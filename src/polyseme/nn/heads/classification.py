@@ -1,7 +1,5 @@
 """Classification head: labels of sequences or tokens, numbers, spans and choices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
@@ -49,7 +47,7 @@ class ClassificationHeadConfig(HeadConfig):
         input_dim, hidden_dim = self.layer_dims(dim)
         return hidden_dim * self.num_outputs + (input_dim * hidden_dim if self.dense else 0)
 
-    def build(self, dim: int) -> ClassificationHead:
+    def build(self, dim: int) -> Head:
         return ClassificationHead(self, dim)
 
 

@@ -7,8 +7,6 @@ encoded independently (Joshi et al. 2019, BERT for Coreference Resolution, "inde
 sentence, antecedents may be in any sequence.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,7 +70,7 @@ class CoreferenceHeadConfig(HeadConfig):
         pair_params = self.max_antecedents * self.pair_dim(dim) * self.hidden_dim
         return int(candidates_per_mention * span_dim * self.hidden_dim + span_dim * span_dim + pair_params)
 
-    def build(self, dim: int) -> CoreferenceHead:
+    def build(self, dim: int) -> Head:
         return CoreferenceHead(self, dim)
 
 

@@ -1,9 +1,7 @@
 """GloVe head: dot products and biases of two words predict the logarithm of their co-occurrence count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 
 from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.heads.word2vec import SparseLossOutput
-from polyseme.nn.sparse import SparseRowGrad
+from polyseme.nn.layers.embeddings import SparseRowGrad
 from polyseme.nn.tree import tree_map
 
 
@@ -40,7 +38,7 @@ class CooccurrenceBatch:
         """Return the number of loss terms."""
         return torch.full((), len(self.tokens), device=self.tokens.device)
 
-    def slice_blocks(self, first: int, last: int) -> CooccurrenceBatch:
+    def slice_blocks(self, first: int, last: int) -> Self:
         """Return the blocks from `first` to `last`, exclusive."""
         return tree_map(self, lambda tensor: tensor[first:last])
 
@@ -54,7 +52,7 @@ class GloVeHeadConfig(HeadConfig):
     def matmul_params(self, dim: int) -> int:
         return dim * self.vocab_size
 
-    def build(self, dim: int) -> GloVeHead:
+    def build(self, dim: int) -> Head:
         return GloVeHead(self, dim)
 
 

@@ -1,7 +1,5 @@
 """Entity tag schemes (IOB, IOBES, BILOU): allowed transitions, entity extraction, repair of invalid sequences."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise

@@ -6,11 +6,9 @@ zeros). The negatives of a block are shared by all its words (Ji et al. 2016, §
 touches few rows of large tables, so `loss_and_row_grads` returns sparse gradients instead of using autograd.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 
 from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.index_cache import cached_index
-from polyseme.nn.sparse import SparseRowGrad
+from polyseme.nn.layers.embeddings import SparseRowGrad
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +47,7 @@ class WindowBatch:
         positives_per_word = 1 if self.is_cbow else self.block_size + 2 * self.margin
         return self.num_blocks * self.block_size * (positives_per_word + self.negatives.shape[1])
 
-    def slice_blocks(self, first: int, last: int) -> WindowBatch:
+    def slice_blocks(self, first: int, last: int) -> Self:
         """Return the blocks from `first` to `last`, exclusive."""
         start, stop = first * self.block_size, last * self.block_size
         tokens, mask = self.tokens[start : stop + 2 * self.margin], self.context_mask[start:stop]
@@ -126,7 +124,7 @@ class NegativeSamplingHeadConfig(HeadConfig):
     def matmul_params(self, dim: int) -> int:
         return dim * self.vocab_size
 
-    def build(self, dim: int) -> NegativeSamplingHead:
+    def build(self, dim: int) -> Head:
         return NegativeSamplingHead(self, dim)
 
 
@@ -232,7 +230,7 @@ class HierarchicalSoftmaxHeadConfig(HeadConfig):
     def matmul_params(self, dim: int) -> int:
         return dim * max(self.vocab_size.bit_length(), 1)
 
-    def build(self, dim: int) -> HierarchicalSoftmaxHead:
+    def build(self, dim: int) -> Head:
         return HierarchicalSoftmaxHead(self, dim)
 
 

@@ -1,24 +1,10 @@
 """Triton kernels, if there is a GPU and Triton (`AVAILABLE`); otherwise callers use plain torch."""
-
-from __future__ import annotations
+# ruff: noqa: F401  # names imported for callers
 
 from typing import Any
 
 import torch
 from torch import Tensor
-
-__all__ = [
-    "ACTIVATION_NAMES",
-    "AVAILABLE",
-    "HEAD_DIMS",
-    "activated_linear",
-    "add_norm",
-    "flash",
-    "gated_linear",
-    "linear_cross_entropy",
-    "relative_softmax",
-    "supports",
-]
 
 AVAILABLE = False
 flash: Any = None

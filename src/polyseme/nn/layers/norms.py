@@ -1,7 +1,5 @@
 """Normalization layers. An absent norm is an identity, so that pre- and post-norm differ only in their configs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -96,6 +94,5 @@ AnyNormConfig = LayerNormConfig | RMSNormConfig | NoNormConfig | BatchNormConfig
 def add_and_norm(norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Normalize a residual sum x + y, with one fused kernel on a GPU if no gradient is needed."""
     if isinstance(norm, nn.LayerNorm) and norm.bias is not None and not torch.is_grad_enabled() and kernels.supports(x):
-        output: Tensor = kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps)
-        return output
+        return kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps)
     return norm(x + y)

@@ -105,42 +105,36 @@ class RNNCellLayer(nn.Module):
     @torch.no_grad()
     def initialize(self, generator: torch.Generator | None) -> None:
         """Draw weights uniformly from ± 1 / √size, as torch's modules do."""
+        bound = self.hidden_dim**-0.5
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(self.hidden_dim**-0.5), self.hidden_dim**-0.5, generator=generator)
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
         if self.config.cell == "lstm":
             self.bias_ih[self.hidden_dim : 2 * self.hidden_dim] += self.config.forget_bias
 
     def initial_states(self, num_sequences: int, like: Tensor) -> list[Tensor]:
         """Return zero states."""
-        return [
-            like.new_zeros(num_sequences, size)
-            for size in (self.output_dim, self.hidden_dim)[: NUM_STATES[self.config.cell]]
-        ]
+        dims = (self.output_dim, self.hidden_dim)[: NUM_STATES[self.config.cell]]
+        return [like.new_zeros(num_sequences, dim) for dim in dims]
 
     def forward(
-        self,
-        x: Tensor,
-        time_major: TimeMajor,
-        states: list[Tensor],
-        use_reference: bool,
-        step_context: StepContext | None = None,
+        self, x: Tensor, time_major: TimeMajor, states: list[Tensor], use_reference: bool, context: StepContext | None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the output of each step and the final states; input and output are time-major."""
+        config = self.config
         states = [s.to(x.dtype) for s in states]  # under autocast a layer returns a narrower type than it gets
-        hidden_weight = F.dropout(self.weight_hh, self.config.weight_dropout, self.training)
+        hidden_weight = F.dropout(self.weight_hh, config.weight_dropout, self.training)
         weights = [self.weight_ih, hidden_weight, self.bias_ih, self._hidden_bias()]
         if self.weight_hr is not None:
             weights.append(self.weight_hr)
         if not time_major.max_seqlen:
             return x.new_zeros(*x.shape[:-1], self.output_dim), states
-        use_reference = use_reference or (self.config.cell == "gru" and self.config.gru_reset == "before")
-        use_reference = use_reference or self.config.cell_clip > 0 or self.config.projection_clip > 0
-        if use_reference or self.weight_ch is not None:
-            y, final_states = self._forward_reference(
-                x, time_major, weights, time_major.sort_states(states), step_context
-            )
+        is_fused = not config.cell_clip and not config.projection_clip and self.weight_ch is None
+        is_fused = is_fused and not use_reference and not (config.cell == "gru" and config.gru_reset == "before")
+        sorted_states = time_major.sort_states(states)
+        if is_fused:
+            y, final_states = self._forward_fused(x, time_major, weights, sorted_states)
         else:
-            y, final_states = self._forward_fused(x, time_major, weights, time_major.sort_states(states))
+            y, final_states = self._forward_reference(x, time_major, weights, sorted_states, context)
         return y, time_major.unsort_states(final_states, states)
 
     def _hidden_bias(self) -> Tensor:
@@ -155,33 +149,23 @@ class RNNCellLayer(nn.Module):
         self, x: Tensor, time_major: TimeMajor, weights: list[Tensor], states: list[Tensor]
     ) -> tuple[Tensor, list]:
         kernel: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.config.cell]
-        initial_states: Any = [s[None].contiguous() for s in states]
-        initial_states = initial_states if self.config.cell == "lstm" else initial_states[0]
-        if time_major.is_uniform:  # biases, one layer, no dropout, training, one direction, time first
-            y, *final_states = kernel(
-                x.contiguous(), initial_states, weights, True, 1, 0.0, self.training, False, False
-            )
+        initial: Any = [s[None].contiguous() for s in states]
+        initial = initial if self.config.cell == "lstm" else initial[0]
+        settings = True, 1, 0.0, self.training, False  # biases, one layer, no dropout, training, one direction
+        if time_major.is_uniform:
+            y, *final_states = kernel(x.contiguous(), initial, weights, *settings, False)  # time comes first
         else:
-            batch_sizes = torch.from_numpy(time_major.batch_sizes)
-            y, *final_states = kernel(x, batch_sizes, initial_states, weights, True, 1, 0.0, self.training, False)
+            y, *final_states = kernel(x, torch.from_numpy(time_major.batch_sizes), initial, weights, *settings)
         return y, [s[0] for s in final_states]
 
     def _forward_reference(
-        self,
-        x: Tensor,
-        time_major: TimeMajor,
-        weights: list[Tensor],
-        states: list[Tensor],
-        step_context: StepContext | None,
+        self, x: Tensor, time_major: TimeMajor, weights: list[Tensor], states: list[Tensor], context: StepContext | None
     ) -> tuple[Tensor, list]:
         """Run step by step, as in the papers; the products with the input are computed for all steps at once."""
         from_input = F.linear(x, weights[0], weights[2]).flatten(0, -2)
-        outputs = []
-        context_fn = (
-            step_context.make_step_fn(time_major.sequence_order)
-            if step_context and self.weight_ch is not None
-            else None
-        )
+        outputs, context_fn = [], None
+        if context is not None and self.weight_ch is not None:
+            context_fn = context.make_step_fn(time_major.sequence_order)
         for gates in from_input.split(time_major.batch_sizes.tolist()):
             active, finished = [s[: len(gates)] for s in states], [s[len(gates) :] for s in states]
             if context_fn is not None and self.weight_ch is not None:
@@ -189,8 +173,8 @@ class RNNCellLayer(nn.Module):
             active = self._cell_step(gates, weights, *active)
             outputs.append(active[0])
             states = [torch.cat(pair) for pair in zip(active, finished)] if len(finished[0]) else active
-        if context_fn is not None and step_context is not None:
-            step_context.finalize(lambda rows: time_major.from_time_major(rows.view(*x.shape[:-1], -1)))
+        if context_fn is not None and context is not None:
+            context.finalize(lambda rows: time_major.from_time_major(rows.view(*x.shape[:-1], -1)))
         return torch.cat(outputs).view(*x.shape[:-1], self.output_dim), states
 
     def _cell_step(self, input_gates: Tensor, weights: list[Tensor], hidden: Tensor, *cell: Tensor) -> list[Tensor]:
@@ -199,26 +183,21 @@ class RNNCellLayer(nn.Module):
         if self.config.cell == "rnn":
             return [torch.tanh(input_gates + F.linear(hidden, matrix, bias))]
         if self.config.cell == "lstm":
-            input_gate, forget_gate, candidate, output_gate = (input_gates + F.linear(hidden, matrix, bias)).chunk(
-                4, dim=-1
-            )
-            cell_state = _clip(
-                forget_gate.sigmoid() * cell[0] + input_gate.sigmoid() * candidate.tanh(), self.config.cell_clip
-            )
-            output = output_gate.sigmoid() * cell_state.tanh()
+            gates = (input_gates + F.linear(hidden, matrix, bias)).chunk(4, dim=-1)
+            input_gate, forget_gate, output_gate = (gates[i].sigmoid() for i in (0, 1, 3))
+            cell_state = _clip(forget_gate * cell[0] + input_gate * gates[2].tanh(), self.config.cell_clip)
+            output = output_gate * cell_state.tanh()
             if self.weight_hr is not None:
                 output = _clip(F.linear(output, self.weight_hr), self.config.projection_clip)
             return [output, cell_state]
-        size = self.hidden_dim
-        reset_gate, update_gate = (
-            input_gates[:, : 2 * size] + F.linear(hidden, matrix[: 2 * size], bias[: 2 * size])
-        ).chunk(2, dim=-1)
-        reset_gate, update_gate = reset_gate.sigmoid(), update_gate.sigmoid()
+        split = 2 * self.hidden_dim  # reset and update gates, then the candidate
+        gates = input_gates[:, :split] + F.linear(hidden, matrix[:split], bias[:split])
+        reset_gate, update_gate = (gate.sigmoid() for gate in gates.chunk(2, dim=-1))
         if self.config.gru_reset == "before":
-            candidate = F.linear(reset_gate * hidden, matrix[2 * size :], bias[2 * size :])
+            candidate = F.linear(reset_gate * hidden, matrix[split:], bias[split:])
         else:
-            candidate = reset_gate * F.linear(hidden, matrix[2 * size :], bias[2 * size :])
-        return [(1 - update_gate) * torch.tanh(input_gates[:, 2 * size :] + candidate) + update_gate * hidden]
+            candidate = reset_gate * F.linear(hidden, matrix[split:], bias[split:])
+        return [(1 - update_gate) * torch.tanh(input_gates[:, split:] + candidate) + update_gate * hidden]
 
 
 def _clip(x: Tensor, limit: float) -> Tensor:
@@ -232,9 +211,8 @@ class RecurrentLayer(nn.Module):
         super().__init__()
         input_dim, hidden_dim = config.input_dims[depth - 1], config.hidden_dims[depth - 1]
         self.skip, self.directions = config.skip if depth >= config.skip_from_layer else "none", directions
-        self.cells = nn.ModuleList(
-            RNNCellLayer(config, input_dim, hidden_dim, config.context_dim * (depth == 1)) for _ in directions
-        )
+        context_dim = config.context_dim if depth == 1 else 0
+        self.cells = nn.ModuleList(RNNCellLayer(config, input_dim, hidden_dim, context_dim) for _ in directions)
         self.gate = nn.Linear(input_dim, input_dim) if self.skip == "highway" else None
 
     def initial_states(self, num_sequences: int, like: Tensor) -> list[list[Tensor]]:
@@ -246,15 +224,15 @@ class RecurrentLayer(nn.Module):
         x: Tensor,
         time_major: TimeMajor,
         states: list[list[Tensor]],
-        use_reference: bool,
-        step_context: StepContext | None = None,
+        use_reference: bool = False,
+        context: StepContext | None = None,
     ) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return the outputs of all steps and the final states of each cell; input and output are time-major."""
         outputs, final_states = [], []
         for direction, cell, cell_states in zip(self.directions, self.cells, states):
             is_backward = direction == "backward"
-            y, cell_final_states = cell(
-                time_major.reverse(x) if is_backward else x, time_major, cell_states, use_reference, step_context
-            )
+            cell_input = time_major.reverse(x) if is_backward else x
+            y, cell_final_states = cell(cell_input, time_major, cell_states, use_reference, context)
             outputs.append(time_major.reverse(y) if is_backward else y)
             final_states.append(cell_final_states)
         y = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]

@@ -1,7 +1,5 @@
 """Encoder-decoder trunks: the decoder attends to the encoder's states of a source."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -89,7 +87,7 @@ class EncoderDecoderConfig(TrunkConfig):
             return self.encoder.count_flops(lengths)
         return self.encoder.count_flops(source_lengths) + self.decoder.count_flops(lengths, source_lengths)
 
-    def build(self) -> EncoderDecoder:
+    def build(self) -> Trunk:
         return EncoderDecoder(self)
 
 
@@ -163,15 +161,6 @@ class EncoderDecoder(Trunk):
     def position_bias(self) -> nn.Module:
         """The position bias of the encoder."""
         return self.encoder.position_bias
-
-    @property
-    def gradient_checkpointing(self) -> bool:
-        return self.encoder.gradient_checkpointing
-
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, value: bool) -> None:
-        for stack in self.stacks:
-            stack.gradient_checkpointing = value
 
     @property
     def has_shared_embeddings(self) -> bool:

@@ -1,7 +1,5 @@
 """Task networks over frozen features, as used before 2018: linear, BiLSTM, biattentive, ESIM, BiDAF."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -76,7 +74,7 @@ class FeatureNetworkConfig(TrunkConfig):
     def pooler(self) -> PoolerConfig:
         return PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first")
 
-    def build(self) -> FeatureNetwork:
+    def build(self) -> Trunk:
         return FeatureNetwork(self)
 
 
@@ -100,7 +98,7 @@ class BiLSTM(nn.Module):
             y = self.dropout(y) if depth else y
             if depth == 1 and extra_features is not None:
                 y = torch.cat([y, time_major.to_time_major(extra_features)], dim=-1)
-            y = layer(y, time_major, layer.initial_states(time_major.num_sequences, x), False)[0]  # type: ignore[operator]
+            y = layer(y, time_major, layer.initial_states(time_major.num_sequences, x))[0]  # type: ignore[operator]
         return time_major.from_time_major(y)
 
 

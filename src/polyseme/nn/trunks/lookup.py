@@ -1,7 +1,5 @@
 """Trunk that only looks up token embeddings: the context-free baseline."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,9 +7,8 @@ from torch import Tensor
 
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig, SparseRowGrad
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
-from polyseme.nn.sparse import SparseRowGrad
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
 
@@ -38,7 +35,7 @@ class StaticEmbeddingTrunkConfig(TrunkConfig):
         """Whether words are sums of n-gram vectors, whose number varies."""
         return isinstance(self.embeddings, SubwordEmbeddingsConfig)
 
-    def build(self) -> StaticEmbeddingTrunk:
+    def build(self) -> Trunk:
         return StaticEmbeddingTrunk(self)
 
 
@@ -54,8 +51,7 @@ class StaticEmbeddingTrunk(Trunk):
         self.pooler = config.pooler.build(config.dim)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        layout = inputs.layout
-        x = self.embeddings(inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen)
+        x = self.embeddings(inputs)  # [T, dim]
         return TrunkOutput(x, {0: x} if layers else {})
 
     def look_up(self, ids: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Recurrent trunks: vanilla RNN, GRU and LSTM, whose memory is their state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -142,7 +140,7 @@ class RecurrentTrunkConfig(TrunkConfig):
     def has_bounded_memory(self) -> bool:
         return self.direction in ("forward", "backward")
 
-    def build(self) -> RecurrentTrunk:
+    def build(self) -> Trunk:
         if not self.hidden_dims:
             raise ConfigError("hidden_dims is empty: a trunk needs at least one layer")
         return RecurrentTrunk(self)
@@ -177,8 +175,7 @@ class RecurrentTrunk(Trunk):
     ) -> TrunkOutput:
         """Compute the hidden states, with a `StepContext` for the first layer if there is one."""
         config, layout = self.config, inputs.layout
-        time_major, positions = TimeMajor(layout), layout.positions
-        x = self.embeddings(inputs.tokens, positions, inputs.segments, layout.max_seqlen, inputs.token_embeddings)
+        time_major, x = TimeMajor(layout), self.embeddings(inputs)  # [T, embedding_dim]
         outputs_per_layer: list[list[Tensor]] = [[] for _ in config.hidden_dims]  # of each stack
         final_states: list[tuple[Tensor, ...]] = []
         stack_outputs = []
@@ -207,8 +204,8 @@ class RecurrentTrunk(Trunk):
         hidden = torch.cat(stack_outputs, dim=-1) if len(stack_outputs) > 1 else stack_outputs[0]
         if not return_memory:
             return TrunkOutput(hidden, layer_outputs)
-        num_seen = memory.num_seen if memory else (0,) * len(layout.lengths)
-        num_seen = tuple(a + b for a, b in zip(num_seen, layout.lengths))
+        memory = memory or Memory.empty(layout)
+        num_seen = tuple(a + b for a, b in zip(memory.num_seen, layout.lengths))
         state_layout = PackedLayout.cached((1,) * len(layout.lengths), layout.cu_seqlens.device)  # one row per sequence
         return TrunkOutput(hidden, layer_outputs, Memory(state_layout, tuple(final_states), num_seen))
 

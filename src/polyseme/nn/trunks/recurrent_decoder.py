@@ -1,7 +1,5 @@
 """Recurrent decoder: cells whose initial state comes from a source, optionally with attention to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,7 +61,7 @@ class RecurrentDecoderConfig(TrunkConfig):
         num_scores = sum(n * m for n, m in zip(lengths, source_lengths))
         return 6 * (target_params * sum(lengths) + source_params * sum(source_lengths)) + 12 * dim * num_scores
 
-    def build(self) -> RecurrentDecoder:
+    def build(self) -> Trunk:
         return RecurrentDecoder(self)
 
 
@@ -75,7 +73,7 @@ class RecurrentDecoder(Trunk):
     def __init__(self, config: RecurrentDecoderConfig):
         super().__init__()
         self.config = config
-        self.stack = config.stack.build()
+        self.stack: Any = config.stack.build()
         self.init_pooler = config.init_pooler.build(config.source_dim)
         num_states = NUM_STATES[config.stack.cell]
         self.state_dims = [pair[:num_states] for pair in zip(config.stack.output_dims, config.stack.hidden_dims)]
@@ -130,14 +128,6 @@ class RecurrentDecoder(Trunk):
     def embeddings(self) -> Any:
         """The embeddings of the target."""
         return self.stack.embeddings
-
-    @property
-    def gradient_checkpointing(self) -> bool:
-        return self.stack.gradient_checkpointing
-
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, value: bool) -> None:
-        self.stack.gradient_checkpointing = value
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
         """Parameters from input to output: the bridge with the embeddings, attention at the end."""

@@ -1,7 +1,5 @@
 """The Transformer trunk: a stack of attention blocks, of any of the families."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,9 +18,10 @@ from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
 from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
-from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
+from polyseme.nn.memory import Memory
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
+PositionBiasConfig = RelativePositionConfig | NoPositionBiasConfig | BucketedRelativeBiasConfig
 SUBLAYER_PREFIXES = "attention", "ffn"  # of the names of a block's modules
 
 
@@ -44,9 +43,7 @@ class TransformerConfig(TrunkConfig):
     final_norm: AnyNormConfig = field(default_factory=NoNormConfig)
     pooler: PoolerConfig = field(default_factory=PoolerConfig)
     init: InitConfig = field(default_factory=InitConfig)
-    position_bias: RelativePositionConfig | NoPositionBiasConfig | BucketedRelativeBiasConfig = field(
-        default_factory=NoPositionBiasConfig
-    )
+    position_bias: PositionBiasConfig = field(default_factory=NoPositionBiasConfig)
     memory_len: int = 0  # tokens of each sequence kept in memory; 0 keeps all
     layer_to_ffn: tuple[int, ...] = ()
     final_dropout: float = 0.0  # after the final norm
@@ -107,9 +104,8 @@ class TransformerConfig(TrunkConfig):
     def sublayers_per_layer(self) -> tuple[tuple[int, int], ...]:
         """Index of the attention and of the feed-forward sublayer of each layer."""
         if self.layer_to_ffn and len(self.layer_to_ffn) != len(self.layer_to_block):
-            raise ConfigError(
-                f"layer_to_ffn has {len(self.layer_to_ffn)} layers, but layer_to_block has {len(self.layer_to_block)}"
-            )
+            sizes = len(self.layer_to_ffn), len(self.layer_to_block)
+            raise ConfigError(f"layer_to_ffn has {sizes[0]} layers, but layer_to_block has {sizes[1]}")
         return tuple(zip(self.layer_to_block, self.layer_to_ffn or self.layer_to_block))
 
     @property
@@ -149,18 +145,14 @@ class TransformerConfig(TrunkConfig):
                 total += 12 * times * width * sum(n * m for n, m in zip(lengths, source_lengths))
         return total
 
-    def build(self) -> Transformer:
+    def build(self) -> Trunk:
         if not self.layer_to_block:
             raise ConfigError("layer_to_block is empty: a trunk needs at least one layer")
         return Transformer(self)
 
 
 class Transformer(Trunk):
-    """A stack of Transformer blocks.
-
-    With `gradient_checkpointing`, training stores only the input of each block and recomputes the rest in the backward
-    pass.
-    """
+    """A stack of Transformer blocks."""
 
     config: TransformerConfig
 
@@ -184,14 +176,14 @@ class Transformer(Trunk):
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         config, layout, source = self.config, inputs.layout, inputs.source
         caches, positions, max_seqlen = None, layout.positions, layout.max_seqlen
-        if memory is not None:
+        has_absolute_positions = not isinstance(config.position_bias, RelativePositionConfig)
+        if memory is not None and has_absolute_positions:
+            positions, total_len = memory.next_positions(layout)
+            max_seqlen = max_seqlen if config.memory_len else total_len  # bounded memory: no limit on the total
+        if memory is not None or return_memory:
+            memory = memory or Memory.empty(layout)
             caches = memory.create_caches(layout, config.num_layers)
-            if not isinstance(config.position_bias, RelativePositionConfig):  # which needs no absolute positions
-                positions, total_len = memory.next_positions(layout)
-                max_seqlen = max_seqlen if config.memory_len else total_len  # bounded memory: no limit on the total
-        elif return_memory:
-            caches = create_layer_caches(None, layout, config.num_layers)
-        x = self.embeddings(inputs.tokens, positions, inputs.segments, max_seqlen, inputs.token_embeddings)  # [T, dim]
+        x = self.embeddings(inputs, positions, max_seqlen)  # [T, dim]
         x, position_info = self.position_bias(x, inputs, caches[0] if caches else None)  # [T + targets, dim]
         outputs = {0: x} if 0 in layers else {}
         for depth, block in enumerate(self.layers(), start=1):
@@ -205,8 +197,8 @@ class Transformer(Trunk):
                 outputs[depth] = x
         if caches is None:
             return TrunkOutput(x, outputs)
-        new_memory: Any = memory_from_caches(caches, layout, None) if memory is None else memory.update(caches, layout)
-        return TrunkOutput(x, outputs, new_memory.truncate(config.memory_len) if config.memory_len else new_memory)
+        memory = memory.update(caches, layout)
+        return TrunkOutput(x, outputs, memory.truncate(config.memory_len) if config.memory_len else memory)
 
     def prepare_source(self, states: Tensor) -> Tensor:
         """Return encoder states in the form that `source` takes: as they are."""

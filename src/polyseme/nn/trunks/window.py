@@ -1,7 +1,5 @@
 """Feed-forward language model: a state depends on the last few tokens only (Bengio et al. 2003)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.memory import create_layer_caches, memory_from_caches
+from polyseme.nn.memory import Memory
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
 
@@ -58,7 +56,7 @@ class FeedForwardLMConfig(TrunkConfig):
     def matmul_params(self) -> int:
         return self.input_dim * self.hidden_dim + self.embeddings.embedding_dim * self.embeddings.dim
 
-    def build(self) -> FeedForwardLM:
+    def build(self) -> Trunk:
         return FeedForwardLM(self)
 
 
@@ -75,9 +73,9 @@ class FeedForwardLM(Trunk):
         self.pooler = config.pooler.build(config.dim)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        layout = inputs.layout
-        x = self.embeddings(inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen)  # [T, embedding_dim]
-        caches = create_layer_caches(memory, layout, 1) if return_memory or memory else None
+        layout, x = inputs.layout, self.embeddings(inputs)  # [T, embedding_dim]
+        has_memory, memory = return_memory or memory is not None, memory or Memory.empty(layout)
+        caches = memory.create_caches(layout, 1) if has_memory else None
         rows, full_layout, row_index = x, layout, torch.arange(layout.num_tokens, device=x.device)
         if caches:
             rows, full_layout = caches[0].extend(x)
@@ -96,8 +94,7 @@ class FeedForwardLM(Trunk):
         hidden = F.dropout(state, self.config.dropout, self.training)  # [T, dim]
         if not caches or not return_memory:
             return TrunkOutput(hidden, layer_outputs)
-        new_memory = memory_from_caches(caches, layout, memory).truncate(self.config.window - 1)
-        return TrunkOutput(hidden, layer_outputs, new_memory)
+        return TrunkOutput(hidden, layer_outputs, memory.update(caches, layout).truncate(self.config.window - 1))
 
     def layer_modules(self) -> list[nn.Module | None]:
         return [self.embeddings, self.hidden, self.pooler]
