@@ -24,7 +24,8 @@ def shape_signature(tree: object) -> tuple[object, ...]:
         return (tree.max_seqlen, tree.cu_seqlens.shape, tree.positions.shape)
     if isinstance(tree, Tensor | float):
         return (tree.shape if isinstance(tree, Tensor) else tree,)
-    keys, parts = (), ()
+    keys: tuple[object, ...] = ()
+    parts: tuple[object, ...] = ()
     if is_dataclass(tree) and not isinstance(tree, type):
         parts = tuple(getattr(tree, f.name) for f in fields(tree) if not f.metadata.get("host_only"))
     elif isinstance(tree, dict):

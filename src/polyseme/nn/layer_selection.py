@@ -69,9 +69,8 @@ class LayerSelection:
             needed = max(max(layers), -min(layers))
             raise ConfigError(f"layers {self.name!r} needs {needed} layers, but the model has {num_layers}")
         if 0 in layers and not has_embeddings:
-            raise ConfigError(
-                f"layers {self.name!r}: the model reads characters, so words have no embeddings; use 'last'"
-            )
+            reason = "the model reads characters, so words have no embeddings; use 'last'"
+            raise ConfigError(f"layers {self.name!r}: {reason}")
         return [index + num_layers + 1 if index < 0 else index for index in layers]
 
     def combine(self, states: Sequence[Tensor]) -> Tensor:
@@ -84,8 +83,6 @@ class LayerSelection:
         return torch.stack(list(states)).sum(0) if self.combination == "sum" else torch.stack(list(states), dim=1)
 
     def check_dims(self, dims: Sequence[int]) -> None:
-        """Layers that are added, mixed, or stacked need the same number of dimensions."""
+        """Raise if layers to be added, mixed or stacked differ in size."""
         if len(set(dims)) > 1 and self.combination != "concat":
-            raise ConfigError(
-                f"layers {self.name!r} have {list(dims)} dimensions; choose one layer, or 'concat_last_4'"
-            )
+            raise ConfigError(f"layers {self.name!r} have {list(dims)} dimensions; use one layer, or 'concat_last_4'")

@@ -138,11 +138,12 @@ def attend_bucketed(
             score_bias = expand_relative_bias(bias, num_queries, num_keys).to(q.dtype)
             mask = score_bias if mask is None else score_bias.masked_fill(~mask, float("-inf"))
         sizes = num_queries, num_keys, num_keys
-        batch = [x.view(n, size, *q.shape[1:]).transpose(1, 2) for x, size in zip(qkv, sizes)]  # [n, heads, size, dim]
+        # [n, heads, queries or keys, head_dim]
+        qs, ks, vs = (x.view(n, size, *q.shape[1:]).transpose(1, 2) for x, size in zip(qkv, sizes))
         if bias is not None and mask is not None and not q.is_cuda:
-            output = _attend_dense(*batch, mask, dropout, options.resolve_scale(q.shape[-1]))
+            output = _attend_dense(qs, ks, vs, mask, dropout, options.resolve_scale(q.shape[-1]))
         else:
-            output = F.scaled_dot_product_attention(*batch, mask, dropout, is_plain_causal, scale=scale)
+            output = F.scaled_dot_product_attention(qs, ks, vs, mask, dropout, is_plain_causal, scale=scale)
         outputs.append(output.transpose(1, 2).reshape(n * num_queries, *q.shape[1:]))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 

@@ -245,10 +245,7 @@ class RelativeAttention(nn.Module):
             distances = position_info.distances.clamp(-num_future, self.config.max_learned_distance)
             distance_inputs = distances + num_future
         elif distance_inputs is None:
-            raise ConfigError(
-                "max_learned_distance of relative attention is 0 and has_sinusoids of its stack is false; "
-                "one of them has to provide distance embeddings"
-            )
+            raise ConfigError("either max_learned_distance or has_sinusoids has to provide distance embeddings")
         return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,10 +44,8 @@ class RNNAttentionConfig(Config):
     def build(self, dim: int, source_dim: int) -> RNNAttention:
         """Create the module."""
         if not self.projects_source and dim != source_dim:
-            raise ConfigError(
-                f"{self.score} attention needs decoder and encoder states of one size, got {dim} and {source_dim}; "
-                "use multiplicative or additive attention"
-            )
+            sizes = f"one size, got {dim} and {source_dim}; use multiplicative or additive attention"
+            raise ConfigError(f"{self.score} attention needs decoder and encoder states of {sizes}")
         return RNNAttention(self, dim, source_dim)
 
 
@@ -76,11 +74,11 @@ class RNNAttention(nn.Module):
             return torch.cat([states, self.key_proj(states)], dim=-1)
         return states if self.cosine_scale is None else torch.cat([states, F.normalize(states, dim=-1)], dim=-1)
 
-    def begin(self, source: EncoderInput) -> EncoderAttentionState:
+    def begin(self, source: EncoderInput) -> SourceAttention:
         """Start a forward pass of the decoder over a source prepared by `precompute_keys`."""
         padded = source.layout.pad(source.values)
         values, keys = padded[..., : self.source_dim], padded[..., self.source_dim :]
-        return EncoderAttentionState(self, values, keys if keys.shape[-1] else values, ~source.layout.attention_mask())
+        return SourceAttention(self, values, keys if keys.shape[-1] else values, ~source.layout.attention_mask())
 
     def scores(self, states: Tensor, keys: Tensor) -> Tensor:
         """Score states [B, n, dim] against keys [B, m, …]; returns [B, n, m]."""
@@ -91,10 +89,10 @@ class RNNAttention(nn.Module):
         return states @ keys.transpose(1, 2)
 
 
-class EncoderAttentionState:
+class SourceAttention:
     """Attention over the sources of a batch during one forward pass of the decoder.
 
-    The decoder attends at each step (a `StepContext`) or for all states at once; `weights` and `contexts` of all tokens
+    The decoder attends at each step (`make_step_fn`) or for all states at once; `weights` and `contexts` of all tokens
     are set afterwards.
     """
 

@@ -122,15 +122,15 @@ class CoreferenceHead(Head):
         if rows is None:
             raise ValueError("CoreferenceHead needs the rows of the words")
         first_token, last_token = rows[:, FIRST_TOKEN], rows[:, LAST_TOKEN]
-        first_states, last_states = (hidden.index_select(0, token) for token in (first_token, last_token))
         attention_logits = _upcast(self.token_attention(hidden).squeeze(-1))
-        log_weight, state = attention_logits.index_select(0, first_token), first_states
+        log_weight, state = attention_logits.index_select(0, first_token), hidden.index_select(0, first_token)
         for offset in range(1, int((last_token - first_token).max()) + 1):
             token, is_past_end = torch.minimum(first_token + offset, last_token), first_token + offset > last_token
             token_log_weight = attention_logits.index_select(0, token).masked_fill(is_past_end, -torch.inf)
             token_state = hidden.index_select(0, token)
             log_weight, state = _merge_weighted_means(log_weight, state, token_log_weight, token_state)
-        return WordStates(rows, first_states, last_states, log_weight, state)
+        boundaries = (hidden.index_select(0, token) for token in (first_token, last_token))
+        return WordStates(rows, *boundaries, log_weight, state)
 
     def loss(
         self, states: WordStates, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
@@ -181,9 +181,8 @@ class CoreferenceHead(Head):
 
     def rank_documents(self, words: WordStates, candidates: SpanCandidates) -> Iterator[MentionRanking]:
         """Yield the mentions of each document and the scores of their antecedents."""
-        documents, *arrays = (
-            t.detach().cpu().numpy() for t in (words.rows[:, DOCUMENT], *candidates[:2], candidates[3])
-        )
+        tensors = words.rows[:, DOCUMENT], *candidates[:2], candidates[3]
+        documents, *arrays = (t.detach().cpu().numpy() for t in tensors)
         document_lengths = np.unique(documents, return_counts=True)[1]
         word_borders = np.cumsum([0, *document_lengths])
         candidate_borders = np.searchsorted(arrays[0], word_borders)
@@ -233,9 +232,8 @@ class CoreferenceHead(Head):
         num_mentions = len(spans)
         positions = torch.arange(num_mentions, device=spans.device)
         precedes = positions[None] < positions[:, None]
-        coarse_scores = (
-            _upcast(self.coarse_bilinear(spans) @ spans.t()) + mention_scores[:, None] + mention_scores[None]
-        )
+        coarse_scores = _upcast(self.coarse_bilinear(spans) @ spans.t())  # [mentions, mentions]
+        coarse_scores = coarse_scores + mention_scores[:, None] + mention_scores[None]
         coarse_scores = coarse_scores.masked_fill(~precedes, -torch.inf)
         antecedents = coarse_scores.detach().topk(min(self.config.max_antecedents, num_mentions), 1).indices
         buckets = torch.tensor(DISTANCE_BUCKETS, device=spans.device)

@@ -1,19 +1,21 @@
 """Recurrent layers over packed sequences: vanilla RNN, GRU and LSTM.
 
-Each cell has two implementations that agree: torch's fused kernels (cuDNN on a GPU) and a readable reference.
+Each cell has two implementations that agree: torch's fused kernels (cuDNN on a GPU) and a readable reference. The first
+layer of a decoder may also read a context at each step, which attention computes from the state before it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyseme.nn.attention.rnn_attention import SourceAttention
 from polyseme.nn.packing import PackedLayout, time_major_order
 
 if TYPE_CHECKING:
@@ -78,16 +80,6 @@ class TimeMajor:
         return [old.to(new.dtype).index_copy(0, self.sequence_order, new) for old, new in zip(previous, states)]
 
 
-class StepContext(Protocol):
-    """A vector computed from the state before each step and added to the input of the layer (attention)."""
-
-    def make_step_fn(self, sequence_order: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return a function from the states [n, size] of the first n sequences in this order to [n, context]."""
-
-    def finalize(self, pack: Callable[[Tensor], Tensor]) -> None:
-        """Receive the end of the last step; `pack` turns rows in time-major order into packed ones."""
-
-
 class RNNCellLayer(nn.Module):
     """One cell run over sequences in one direction; its weights have the layout of torch's modules."""
 
@@ -117,7 +109,7 @@ class RNNCellLayer(nn.Module):
         return [like.new_zeros(num_sequences, dim) for dim in dims]
 
     def forward(
-        self, x: Tensor, time_major: TimeMajor, states: list[Tensor], use_reference: bool, context: StepContext | None
+        self, x: Tensor, order: TimeMajor, states: list[Tensor], use_reference: bool, context: SourceAttention | None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the output of each step and the final states; input and output are time-major."""
         config = self.config
@@ -126,16 +118,16 @@ class RNNCellLayer(nn.Module):
         weights = [self.weight_ih, hidden_weight, self.bias_ih, self._hidden_bias()]
         if self.weight_hr is not None:
             weights.append(self.weight_hr)
-        if not time_major.max_seqlen:
+        if not order.max_seqlen:
             return x.new_zeros(*x.shape[:-1], self.output_dim), states
         is_fused = not config.cell_clip and not config.projection_clip and self.weight_ch is None
         is_fused = is_fused and not use_reference and not (config.cell == "gru" and config.gru_reset == "before")
-        sorted_states = time_major.sort_states(states)
+        sorted_states = order.sort_states(states)
         if is_fused:
-            y, final_states = self._forward_fused(x, time_major, weights, sorted_states)
+            y, final_states = self._forward_fused(x, order, weights, sorted_states)
         else:
-            y, final_states = self._forward_reference(x, time_major, weights, sorted_states, context)
-        return y, time_major.unsort_states(final_states, states)
+            y, final_states = self._forward_reference(x, order, weights, sorted_states, context)
+        return y, order.unsort_states(final_states, states)
 
     def _hidden_bias(self) -> Tensor:
         if self.bias_hh is not None:
@@ -146,27 +138,27 @@ class RNNCellLayer(nn.Module):
         return bias
 
     def _forward_fused(
-        self, x: Tensor, time_major: TimeMajor, weights: list[Tensor], states: list[Tensor]
+        self, x: Tensor, order: TimeMajor, weights: list[Tensor], states: list[Tensor]
     ) -> tuple[Tensor, list]:
         kernel: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.config.cell]
         initial: Any = [s[None].contiguous() for s in states]
         initial = initial if self.config.cell == "lstm" else initial[0]
         settings = True, 1, 0.0, self.training, False  # biases, one layer, no dropout, training, one direction
-        if time_major.is_uniform:
+        if order.is_uniform:
             y, *final_states = kernel(x.contiguous(), initial, weights, *settings, False)  # time comes first
         else:
-            y, *final_states = kernel(x, torch.from_numpy(time_major.batch_sizes), initial, weights, *settings)
+            y, *final_states = kernel(x, torch.from_numpy(order.batch_sizes), initial, weights, *settings)
         return y, [s[0] for s in final_states]
 
     def _forward_reference(
-        self, x: Tensor, time_major: TimeMajor, weights: list[Tensor], states: list[Tensor], context: StepContext | None
+        self, x: Tensor, order: TimeMajor, weights: list[Tensor], states: list[Tensor], context: SourceAttention | None
     ) -> tuple[Tensor, list]:
         """Run step by step, as in the papers; the products with the input are computed for all steps at once."""
         from_input = F.linear(x, weights[0], weights[2]).flatten(0, -2)
         outputs, context_fn = [], None
         if context is not None and self.weight_ch is not None:
-            context_fn = context.make_step_fn(time_major.sequence_order)
-        for gates in from_input.split(time_major.batch_sizes.tolist()):
+            context_fn = context.make_step_fn(order.sequence_order)
+        for gates in from_input.split(order.batch_sizes.tolist()):
             active, finished = [s[: len(gates)] for s in states], [s[len(gates) :] for s in states]
             if context_fn is not None and self.weight_ch is not None:
                 gates = gates + F.linear(context_fn(active[0]), self.weight_ch)
@@ -174,7 +166,7 @@ class RNNCellLayer(nn.Module):
             outputs.append(active[0])
             states = [torch.cat(pair) for pair in zip(active, finished)] if len(finished[0]) else active
         if context_fn is not None and context is not None:
-            context.finalize(lambda rows: time_major.from_time_major(rows.view(*x.shape[:-1], -1)))
+            context.finalize(lambda rows: order.from_time_major(rows.view(*x.shape[:-1], -1)))
         return torch.cat(outputs).view(*x.shape[:-1], self.output_dim), states
 
     def _cell_step(self, input_gates: Tensor, weights: list[Tensor], hidden: Tensor, *cell: Tensor) -> list[Tensor]:
@@ -191,8 +183,8 @@ class RNNCellLayer(nn.Module):
                 output = _clip(F.linear(output, self.weight_hr), self.config.projection_clip)
             return [output, cell_state]
         split = 2 * self.hidden_dim  # reset and update gates, then the candidate
-        gates = input_gates[:, :split] + F.linear(hidden, matrix[:split], bias[:split])
-        reset_gate, update_gate = (gate.sigmoid() for gate in gates.chunk(2, dim=-1))
+        reset_update = input_gates[:, :split] + F.linear(hidden, matrix[:split], bias[:split])
+        reset_gate, update_gate = reset_update.sigmoid().chunk(2, dim=-1)
         if self.config.gru_reset == "before":
             candidate = F.linear(reset_gate * hidden, matrix[split:], bias[split:])
         else:
@@ -220,20 +212,15 @@ class RecurrentLayer(nn.Module):
         return [cell.initial_states(num_sequences, like) for cell in cast(Iterable[RNNCellLayer], self.cells)]
 
     def forward(
-        self,
-        x: Tensor,
-        time_major: TimeMajor,
-        states: list[list[Tensor]],
-        use_reference: bool = False,
-        context: StepContext | None = None,
+        self, x: Tensor, order: TimeMajor, states: list[list[Tensor]], use_reference: bool = False, context: Any = None
     ) -> tuple[Tensor, list[list[Tensor]]]:
         """Return the outputs of all steps and the final states of each cell; input and output are time-major."""
         outputs, final_states = [], []
         for direction, cell, cell_states in zip(self.directions, self.cells, states):
             is_backward = direction == "backward"
-            cell_input = time_major.reverse(x) if is_backward else x
-            y, cell_final_states = cell(cell_input, time_major, cell_states, use_reference, context)
-            outputs.append(time_major.reverse(y) if is_backward else y)
+            cell_input = order.reverse(x) if is_backward else x
+            y, cell_final_states = cell(cell_input, order, cell_states, use_reference, context)
+            outputs.append(order.reverse(y) if is_backward else y)
             final_states.append(cell_final_states)
         y = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
         if self.skip == "residual":

@@ -115,6 +115,7 @@ class TrunkConfig(Config, ABC):
     num_segments = _default(0, "Number of segment ids; 0 if the trunk takes no segments.")
     has_source = _default(False, "Whether it encodes a source and decodes a target.")
     has_query_stream = _default(False, "Whether it has a second stream, whose queries do not see their own token.")
+    supports_layers = _default(True, "Whether it returns the hidden states of each layer.")
     has_features = _default(False, "Whether its tokens index a store of precomputed vectors.")
     has_memory = _default(False, "Whether it can process a sequence in chunks, each with memory of the last.")
     has_bounded_memory = _default(False, "Whether its memory has a fixed size.")
@@ -176,8 +177,9 @@ class Trunk(nn.Module, ABC):
         self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
     ) -> None:
         """Raise if the trunk does not support one of these arguments; no tensor is read."""
-        config = self.config
+        config, layers = self.config, tuple(layers)
         unsupported = {
+            "layers": bool(layers) and not config.supports_layers,
             "segments": inputs.segments is not None and not config.num_segments,
             "a source": inputs.source is not None and not config.has_source,
             "a query stream": inputs.query_stream is not None and not config.has_query_stream,

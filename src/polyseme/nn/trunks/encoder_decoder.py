@@ -15,8 +15,7 @@ from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.base import Trunk, TrunkConfig, TrunkOutput, delegate
-from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
+from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig, RecurrentTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 

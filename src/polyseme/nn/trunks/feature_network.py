@@ -1,13 +1,12 @@
 """Task networks over frozen features, as used before 2018: linear, BiLSTM, biattentive, ESIM, BiDAF."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import ConfigError, UnsupportedError
+from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
@@ -40,6 +39,7 @@ class FeatureNetworkConfig(TrunkConfig):
 
     causal = False
     has_features = True
+    supports_layers = False
     num_segments = 2
 
     def __post_init__(self) -> None:
@@ -84,22 +84,20 @@ class BiLSTM(nn.Module):
     def __init__(self, input_dim: int, hidden_dim: int, num_layers: int = 1, dropout: float = 0.0, extra_dim: int = 0):
         super().__init__()
         input_dims = [input_dim, 2 * hidden_dim + extra_dim, *[2 * hidden_dim] * num_layers][:num_layers]
-        configs = [
-            RecurrentTrunkConfig(EmbeddingsConfig(1, dim, 1), (hidden_dim,), direction="bidirectional", forget_bias=1.0)
-            for dim in input_dims
-        ]
+        settings: Any = {"direction": "bidirectional", "forget_bias": 1.0}
+        configs = [RecurrentTrunkConfig(EmbeddingsConfig(1, n, 1), (hidden_dim,), **settings) for n in input_dims]
         self.layers = nn.ModuleList(RecurrentLayer(config, config.stack_directions[0], 1) for config in configs)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, layout: PackedLayout, extra_features: Tensor | None = None) -> Tensor:
-        time_major = TimeMajor(layout)
-        y = time_major.to_time_major(x)
+        order = TimeMajor(layout)
+        y = order.to_time_major(x)
         for depth, layer in enumerate(self.layers):
             y = self.dropout(y) if depth else y
             if depth == 1 and extra_features is not None:
-                y = torch.cat([y, time_major.to_time_major(extra_features)], dim=-1)
-            y = layer(y, time_major, layer.initial_states(time_major.num_sequences, x))[0]  # type: ignore[operator]
-        return time_major.from_time_major(y)
+                y = torch.cat([y, order.to_time_major(extra_features)], dim=-1)
+            y = layer(y, order, layer.initial_states(order.num_sequences, x))[0]  # type: ignore[operator]
+        return order.from_time_major(y)
 
 
 def cross_align(a: Tensor, layout_a: PackedLayout, b: Tensor, layout_b: PackedLayout) -> tuple[Tensor, Tensor]:
@@ -210,13 +208,6 @@ class FeatureNetwork(Trunk):
         self.pair_network = pair_network(config.lstm_dim, config.dropout) if pair_network else None
         self.dropout = nn.Dropout(config.dropout if is_recurrent else 0.0)
         self.pooler = config.pooler.build(config.dim)
-
-    def check(
-        self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
-    ) -> None:
-        super().check(inputs, memory=memory, return_memory=return_memory)
-        if any(True for _ in layers):
-            raise UnsupportedError(f"{type(self).__name__} does not return layers")
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         layout, segments = inputs.layout, inputs.segments
