@@ -259,7 +259,8 @@ class CoreferenceHead(Head):
         first_layer: Any = self.pair_scorer[0]
         sizes = [*[spans.shape[1]] * 3, features.shape[-1]]
         mention_weight, antecedent_weight, product_weight, feature_weight = first_layer.weight.split(sizes, 1)
-        products = spans[:, None] * _select_rows(spans, antecedents)
+        antecedent_spans = _select_rows(spans, antecedents)
+        products = spans[:, None] * antecedent_spans
         hidden = F.linear(products, product_weight, first_layer.bias) + F.linear(features, feature_weight)
         hidden = hidden + F.linear(spans, mention_weight)[:, None]
         hidden = hidden + _select_rows(F.linear(spans, antecedent_weight), antecedents)
