@@ -17,9 +17,10 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
-from polyseme.nn.heads.glove import CooccurrenceBatch, GloVeHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig, SpanBoundaryHeadConfig
-from polyseme.nn.heads.word2vec import (
+from polyseme.nn.heads.word_vectors import (
+    CooccurrenceBatch,
+    GloVeHeadConfig,
     HierarchicalSoftmaxHeadConfig,
     NegativeSamplingHeadConfig,
     SparseLossOutput,

@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 
 AVAILABLE = False
-flash: Any = None
-linear_cross_entropy: Any = None
-activated_linear: Any = None
-add_norm: Any = None
-gated_linear: Any = None
-relative_softmax: Any = None
+_MISSING: Any = None
+flash = linear_cross_entropy = activated_linear = add_norm = gated_linear = relative_softmax = _MISSING
 HEAD_DIMS: tuple[int, ...] = ()
 ACTIVATION_NAMES: tuple[str, ...] = ()
 

@@ -1,14 +1,15 @@
-"""Heads of word2vec with explicit gradients: negative sampling and hierarchical softmax, skip-gram and CBOW.
+"""Heads of word vectors with explicit gradients: word2vec (negative sampling, hierarchical softmax) and GloVe.
 
-Text is processed in blocks of adjacent words, so that the scores of all pairs of nearby words are one small matrix
-product per block, and so are their gradients (CBOW uses embedding bags instead, since half of its matrix would be
-zeros). The negatives of a block are shared by all its words (Ji et al. 2016, §4, share them in a window). A step
-touches few rows of large tables, so `loss_and_row_grads` returns sparse gradients instead of using autograd.
+For word2vec (skip-gram and CBOW), text is processed in blocks of adjacent words, so that the scores of all pairs of
+nearby words are one small matrix product per block, and so are their gradients (CBOW uses embedding bags instead, since
+half of its matrix would be zeros). The negatives of a block are shared by all its words (Ji et al. 2016, §4, share them
+in a window). A step touches few rows of large tables, so `loss_and_row_grads` returns sparse gradients instead of using
+autograd.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.index_cache import cached_index
 from polyseme.nn.layers.embeddings import SparseRowGrad
+from polyseme.nn.tree import tree_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,3 +342,80 @@ def build_huffman_paths(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if path_nodes:
         nodes[order], signs[order] = np.stack(path_nodes, 1), np.stack(path_signs, 1)
     return nodes, signs
+
+
+@dataclass(frozen=True, eq=False)
+class CooccurrenceBatch:
+    """Cells of a co-occurrence matrix."""
+
+    tokens: Tensor  # int64 [n], the words
+    context_ids: Tensor  # int64 [n], the context words
+    log_counts: Tensor  # float [n], logarithms of their counts
+    weights: Tensor  # float [n], weights of the cells in the loss
+
+    block_size = 1
+
+    @property
+    def num_products(self) -> int:
+        """Number of dot products."""
+        return len(self.tokens)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, of one cell each."""
+        return len(self.tokens)
+
+    def count(self) -> Tensor:
+        """Return the number of loss terms."""
+        return torch.full((), len(self.tokens), device=self.tokens.device)
+
+    def slice_blocks(self, first: int, last: int) -> Self:
+        """Return the blocks from `first` to `last`, exclusive."""
+        return tree_map(self, lambda tensor: tensor[first:last])
+
+
+@dataclass(frozen=True)
+class GloVeHeadConfig(HeadConfig):
+    """Context vectors and biases of GloVe."""
+
+    vocab_size: int
+
+    def matmul_params(self, dim: int) -> int:
+        return dim * self.vocab_size
+
+    def build(self, dim: int) -> Head:
+        return GloVeHead(self, dim)
+
+
+class GloVeHead(Head):
+    """Table of context vectors, and a bias for each word and each context word (Pennington et al. 2014, §3)."""
+
+    normal_init: ClassVar = ("context_embeddings",)
+
+    def __init__(self, config: GloVeHeadConfig, dim: int):
+        super().__init__()
+        self.context_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
+        """Return scores of all context words, [rows, vocab_size]."""
+        return F.linear(states, self.context_embeddings, self.bias)
+
+    @torch.no_grad()
+    def merge_into(self, token_embeddings: Tensor) -> None:
+        """Add the context vectors to the word vectors; the sum is better than either table (§4.2)."""
+        token_embeddings += self.context_embeddings.to(token_embeddings)
+
+    def loss_and_row_grads(self, batch: CooccurrenceBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
+        """Return half of the weighted squared error (eq. 8), if requested, and the gradients."""
+        context_vectors = F.embedding(batch.context_ids, self.context_embeddings)
+        biases = self.word_bias.index_select(0, batch.tokens) + self.bias.index_select(0, batch.context_ids)
+        error = (inputs * context_vectors).sum(1) + biases - batch.log_counts
+        weighted_error, ones = error * batch.weights, torch.ones_like(error)
+        loss = (weighted_error * error).sum() / 2 if with_loss else None
+        return SparseLossOutput(loss, weighted_error[:, None] * context_vectors, ones, [
+            SparseRowGrad(self.context_embeddings, batch.context_ids, weighted_error[:, None] * inputs, ones),
+            SparseRowGrad(self.word_bias, batch.tokens, weighted_error, ones),
+            SparseRowGrad(self.bias, batch.context_ids, weighted_error.clone(), ones),
+        ])  # fmt: skip
