@@ -14,7 +14,7 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.tree import tree_map
-from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
+from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.translation import ParallelText, Translation

@@ -173,11 +173,11 @@ def test_window_limits_attention():
     x = torch.randn(10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     layout = PackedLayout.from_lengths([10])
     with torch.no_grad():
-        before = attention(x, layout, layout.positions)
+        before = attention(x, layout, layout.positions, None, None)
         for distance, is_attended in ((2, True), (3, False)):
             y = x.clone()
             y[9 - distance] += 1
-            assert bool((attention(y, layout, layout.positions)[9] != before[9]).any()) == is_attended
+            assert bool((attention(y, layout, layout.positions, None, None)[9] != before[9]).any()) == is_attended
 
 
 def test_banded_folder_is_rejected_by_transformers(tmp_path):

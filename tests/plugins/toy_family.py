@@ -45,8 +45,7 @@ class BagTrunk(Trunk):
         self.pooler = config.pooler.build(config.dim)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        layout = inputs.layout
-        x = self.embeddings(inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen)
+        layout, x = inputs.layout, self.embeddings(inputs)
         sums = torch.cat([sequence.cumsum(0) for sequence in x.split(list(layout.lengths))])
         hidden = torch.tanh(self.linear(sums))
         return TrunkOutput(hidden, {depth: each for depth, each in enumerate((x, hidden)) if depth in layers})

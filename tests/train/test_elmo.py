@@ -8,7 +8,7 @@ import polyseme
 from polyseme.corpus.build.prepare import prepare
 from polyseme.families import FAMILIES
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, CharCNN, CharCNNConfig, words_to_char_ids
-from polyseme.nn.losses.sampled_softmax import sampled_softmax_loss
+from polyseme.nn.losses import sampled_softmax_loss
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain

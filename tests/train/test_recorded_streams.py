@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyseme.nn.attention.relative import QueryStream
-from polyseme.nn.heads.word2vec import WindowBatch
+from polyseme.nn.heads.word_vectors import WindowBatch
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout

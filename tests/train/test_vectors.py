@@ -141,7 +141,7 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
 
 def test_many_terms_of_a_row_count_less() -> None:
     """The rule of `count_damping`: a sum of n terms is divided by 1 + n · lr · count_damping."""
-    from polyseme.nn.sparse import SparseRowGrad
+    from polyseme.nn.layers.embeddings import SparseRowGrad
     from polyseme.train.loop import TrainState
     from polyseme.train.schedule import ScheduleConfig
     from polyseme.train.sparse_step import SparseStepExecutor

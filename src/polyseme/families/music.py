@@ -9,7 +9,8 @@ from polyseme.config import check_in_range
 from polyseme.families import hf
 from polyseme.families.family import Family
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.attention.relative import NoPositionBiasConfig, RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.score_bias import NoPositionBiasConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig

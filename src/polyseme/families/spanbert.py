@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from polyseme.families import bert
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.heads.lm import SpanBoundaryHeadConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 CASED_VOCAB_SIZE = 28996  # the published models use BERT's cased vocabulary

@@ -8,8 +8,7 @@ from polyseme.families import hf
 from polyseme.families.family import HEAD_POOLING, Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.heads.glove import GloVeHeadConfig
-from polyseme.nn.heads.word2vec import HierarchicalSoftmaxHeadConfig, NegativeSamplingHeadConfig
+from polyseme.nn.heads.word_vectors import GloVeHeadConfig, HierarchicalSoftmaxHeadConfig, NegativeSamplingHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from polyseme.nn.cuda_graph import CudaGraphs
-from polyseme.nn.memory import Memory
+from polyseme.nn.memory import KeyValue, Memory, StaticKVCache
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.static_memory import KeyValue, StaticKVCache
 
 CAPACITY_STEP = 64  # columns are made in such steps, so that texts of like length share recordings
 MAX_GRAPHS = 16  # recordings of a stage: numbers of rows

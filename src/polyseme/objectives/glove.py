@@ -14,7 +14,7 @@ import torch
 
 from polyseme.corpus.sampling import SampleTable, build_samples
 from polyseme.errors import DataError
-from polyseme.nn.heads.glove import CooccurrenceBatch
+from polyseme.nn.heads.word_vectors import CooccurrenceBatch
 from polyseme.nn.model import Model
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import SparseUpdateBatch

@@ -16,7 +16,7 @@ import torch
 
 from polyseme.corpus.sampling import build_samples
 from polyseme.errors import ConfigError, DataError
-from polyseme.nn.heads.word2vec import WindowBatch
+from polyseme.nn.heads.word_vectors import WindowBatch
 from polyseme.nn.model import Model
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import SparseUpdateBatch

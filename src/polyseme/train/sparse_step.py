@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import ConfigError
+from polyseme.nn.layers.embeddings import SparseRowGrad
 from polyseme.nn.model import SparseBatch
-from polyseme.nn.sparse import SparseRowGrad
 from polyseme.objectives.batch import SparseUpdateBatch
 from polyseme.train import distributed
 from polyseme.train.cuda_graph import CudaGraphed

@@ -1,16 +1,15 @@
-"""Heads of word2vec with explicit gradients: negative sampling and hierarchical softmax, skip-gram and CBOW.
+"""Heads of word vectors with explicit gradients: word2vec (negative sampling, hierarchical softmax) and GloVe.
 
-Text is processed in blocks of adjacent words, so that the scores of all pairs of nearby words are one small matrix
-product per block, and so are their gradients (CBOW uses embedding bags instead, since half of its matrix would be
-zeros). The negatives of a block are shared by all its words (Ji et al. 2016, §4, share them in a window). A step
-touches few rows of large tables, so `loss_and_row_grads` returns sparse gradients instead of using autograd.
+For word2vec (skip-gram and CBOW), text is processed in blocks of adjacent words, so that the scores of all pairs of
+nearby words are one small matrix product per block, and so are their gradients (CBOW uses embedding bags instead, since
+half of its matrix would be zeros). The negatives of a block are shared by all its words (Ji et al. 2016, §4, share them
+in a window). A step touches few rows of large tables, so `loss_and_row_grads` returns sparse gradients instead of using
+autograd.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 
 from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.index_cache import cached_index
-from polyseme.nn.sparse import SparseRowGrad
+from polyseme.nn.layers.embeddings import SparseRowGrad
+from polyseme.nn.tree import tree_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,25 +46,14 @@ class WindowBatch:
     @property
     def num_products(self) -> int:
         """Number of dot products, including those that are masked."""
-        num_words = self.num_blocks * self.block_size
-        return (
-            num_words * (1 if self.is_cbow else self.block_size + 2 * self.margin) + num_words * self.negatives.shape[1]
-        )
+        positives_per_word = 1 if self.is_cbow else self.block_size + 2 * self.margin
+        return self.num_blocks * self.block_size * (positives_per_word + self.negatives.shape[1])
 
-    def slice_blocks(self, first: int, last: int) -> WindowBatch:
+    def slice_blocks(self, first: int, last: int) -> Self:
         """Return the blocks from `first` to `last`, exclusive."""
-        block_size, start, stop = self.block_size, first * self.block_size, last * self.block_size
-        tokens = self.tokens[start : stop + 2 * self.margin]
-        negatives = self.negatives[first:last]
-        return WindowBatch(
-            tokens,
-            self.context_mask[start:stop],
-            negatives,
-            block_size,
-            self.margin,
-            self.negative_weight,
-            self.is_cbow,
-        )
+        start, stop = first * self.block_size, last * self.block_size
+        tokens, mask = self.tokens[start : stop + 2 * self.margin], self.context_mask[start:stop]
+        return replace(self, tokens=tokens, context_mask=mask, negatives=self.negatives[first:last])
 
     def dense_context_mask(self, dtype: torch.dtype) -> Tensor:
         """Return the context mask over a block and its margins, 1 or 0, [B, L, L + 2 margin]."""
@@ -90,28 +79,20 @@ class SparseLossOutput(NamedTuple):
 
 def overlapping_blocks(flat: Tensor, block_size: int, margin: int) -> Tensor:
     """View rows [margin + B·L + margin, …] as overlapping blocks [B, L + 2 margin, …], without a copy."""
-    num_blocks = (flat.shape[0] - 2 * margin) // block_size
-    strides = flat.stride()
-    return flat.as_strided(
-        (num_blocks, block_size + 2 * margin, *flat.shape[1:]),
-        (block_size * strides[0], *strides),
-        flat.storage_offset(),
-    )
+    num_blocks, strides = (flat.shape[0] - 2 * margin) // block_size, flat.stride()
+    shape = num_blocks, block_size + 2 * margin, *flat.shape[1:]
+    return flat.as_strided(shape, (block_size * strides[0], *strides), flat.storage_offset())
 
 
 def overlap_add(blocks: Tensor, block_size: int, margin: int) -> Tensor:
     """Add overlapping blocks, the adjoint of `overlapping_blocks`."""
-    num_blocks = blocks.shape[0]
-    flat = blocks.new_zeros(num_blocks * block_size + 2 * margin, *blocks.shape[2:])
-    flat[margin : margin + num_blocks * block_size].view(num_blocks, block_size, *blocks.shape[2:]).copy_(
-        blocks[:, margin : margin + block_size]
-    )
-    flat[: num_blocks * block_size].view(num_blocks, block_size, *blocks.shape[2:])[:, :margin] += blocks[:, :margin]
-    inner = flat[margin + block_size : margin + num_blocks * block_size].view(
-        num_blocks - 1, block_size, *blocks.shape[2:]
-    )
+    num_words, shape = blocks.shape[0] * block_size, blocks.shape[2:]
+    flat = blocks.new_zeros(num_words + 2 * margin, *shape)
+    flat[margin : margin + num_words].view(-1, block_size, *shape).copy_(blocks[:, margin : margin + block_size])
+    flat[:num_words].view(-1, block_size, *shape)[:, :margin] += blocks[:, :margin]
+    inner = flat[margin + block_size : margin + num_words].view(len(blocks) - 1, block_size, *shape)
     inner[:, :margin] += blocks[:-1, margin + block_size :]
-    flat[margin + num_blocks * block_size :] += blocks[-1, margin + block_size :]
+    flat[margin + num_words :] += blocks[-1, margin + block_size :]
     return flat
 
 
@@ -143,11 +124,9 @@ class NegativeSamplingHeadConfig(HeadConfig):
     vocab_size: int
 
     def matmul_params(self, dim: int) -> int:
-        """Return the number of weights that each row is multiplied with."""
         return dim * self.vocab_size
 
-    def build(self, dim: int) -> NegativeSamplingHead:
-        """Build the module."""
+    def build(self, dim: int) -> Head:
         return NegativeSamplingHead(self, dim)
 
 
@@ -178,18 +157,13 @@ class NegativeSamplingHead(Head):
         positive_scores = torch.bmm(centers, contexts.transpose(1, 2))
         negative_scores = torch.bmm(centers, negatives.transpose(1, 2))
         negative_weights = (num_contexts * batch.negative_weight).view(-1, block_size, 1)
-        total_loss = None
-        if with_loss:
-            total_loss = (F.softplus(-positive_scores) * context_mask).sum() + (
-                F.softplus(negative_scores) * negative_weights
-            ).sum()
+        scores = positive_scores, context_mask, negative_scores, negative_weights
+        total_loss = _logistic_loss(*scores) if with_loss else None
         positive_scores = positive_scores.sigmoid_().sub_(1).mul_(context_mask)
         negative_scores = negative_scores.sigmoid_().mul_(negative_weights)
-        input_grad = torch.zeros_like(inputs)
-        input_grad[centers_slice] = (
-            torch.bmm(positive_scores, contexts).baddbmm_(negative_scores, negatives).view(-1, dim)
-        )
-        input_counts = torch.zeros_like(inputs[:, 0])
+        center_grad = torch.bmm(positive_scores, contexts).baddbmm_(negative_scores, negatives)
+        input_grad, input_counts = torch.zeros_like(inputs), torch.zeros_like(inputs[:, 0])
+        input_grad[centers_slice] = center_grad.view(-1, dim)
         input_counts[centers_slice] = num_contexts * (1 + batch.negative_weight * batch.negatives.shape[1])
         context_grad = overlap_add(torch.bmm(positive_scores.transpose(1, 2), centers), block_size, margin)
         context_counts = overlap_add(context_mask.sum(1), block_size, margin)
@@ -216,40 +190,34 @@ class NegativeSamplingHead(Head):
         positive_score = (context_mean * target_vectors).sum(-1, keepdim=True)
         negative_scores = torch.bmm(context_mean, negatives.transpose(1, 2))
         negative_weights = has_context * batch.negative_weight
-        total_loss = None
-        if with_loss:
-            total_loss = (F.softplus(-positive_score) * has_context).sum() + (
-                F.softplus(negative_scores) * negative_weights
-            ).sum()
+        scores = positive_score, has_context, negative_scores, negative_weights
+        total_loss = _logistic_loss(*scores) if with_loss else None
         positive_score = positive_score.sigmoid_().sub_(1)  # without a context, the mean and its gradient are 0
         negative_scores = negative_scores.sigmoid_().mul_(batch.negative_weight)
         padded_grad = inputs.new_empty(num_words + 4 * margin, dim)
         left_margin, mean_grad, right_margin = padded_grad.split([2 * margin, num_words, 2 * margin])
         left_margin.zero_()
         right_margin.zero_()
-        torch.mul(target_vectors, positive_score, out=mean_grad.view(-1, block_size, dim)).baddbmm_(
-            negative_scores, negatives
-        )
+        mean_grad = torch.mul(target_vectors, positive_score, out=mean_grad.view(-1, block_size, dim))
+        mean_grad.baddbmm_(negative_scores, negatives)
         transposed_mask = transpose_band(context_mask)
         input_counts = transposed_mask.sum(1) * (1 + batch.negative_weight * batch.negatives.shape[1])
-        return SparseLossOutput(
-            total_loss,
-            windowed_sum(padded_grad, transposed_mask),
-            input_counts,
-            [  # the gradient of the negatives uses context_mean before it is modified in place
-                self._negatives_grad(batch, torch.bmm(negative_scores.transpose(1, 2), context_mean), negative_weights),
-                SparseRowGrad(
-                    self.output_embeddings,
-                    target_ids,
-                    context_mean.mul_(positive_score).view(-1, dim),
-                    has_context.view(-1),
-                ),
-            ],
-        )
+        input_grad = windowed_sum(padded_grad, transposed_mask)
+        negatives_grad = torch.bmm(negative_scores.transpose(1, 2), context_mean)
+        target_grad = context_mean.mul_(positive_score).view(-1, dim)  # in place: after the gradient of the negatives
+        return SparseLossOutput(total_loss, input_grad, input_counts, [
+            self._negatives_grad(batch, negatives_grad, negative_weights),
+            SparseRowGrad(self.output_embeddings, target_ids, target_grad, has_context.view(-1)),
+        ])  # fmt: skip
 
     def _negatives_grad(self, batch: WindowBatch, grad: Tensor, weights: Tensor) -> SparseRowGrad:
         counts = weights.sum(1).expand(batch.negatives.shape).reshape(-1)
         return SparseRowGrad(self.output_embeddings, batch.negatives.view(-1), grad.flatten(0, 1), counts)
+
+
+def _logistic_loss(positive_scores: Tensor, mask: Tensor, negative_scores: Tensor, negative_weights: Tensor) -> Tensor:
+    positive_loss = (F.softplus(-positive_scores) * mask).sum()
+    return positive_loss + (F.softplus(negative_scores) * negative_weights).sum()
 
 
 @dataclass(frozen=True)
@@ -262,11 +230,9 @@ class HierarchicalSoftmaxHeadConfig(HeadConfig):
     vocab_size: int
 
     def matmul_params(self, dim: int) -> int:
-        """Return the number of weights that each row is multiplied with."""
         return dim * max(self.vocab_size.bit_length(), 1)
 
-    def build(self, dim: int) -> HierarchicalSoftmaxHead:
-        """Build the module."""
+    def build(self, dim: int) -> Head:
         return HierarchicalSoftmaxHead(self, dim)
 
 
@@ -292,12 +258,10 @@ class HierarchicalSoftmaxHead(Head):
     @property
     def paths(self) -> tuple[Tensor, Tensor]:
         """Inner nodes on the path of each word, int64 [V, depth], and the direction at each: ±1, 0 after the end."""
-        if self._tree is None or self._tree[0].device != self.node_embeddings.device:
+        device = self.node_embeddings.device
+        if self._tree is None or self._tree[0].device != device:
             nodes, signs = build_huffman_paths(self.counts.cpu().numpy().astype(np.float64))
-            self._tree = (
-                torch.from_numpy(nodes).to(self.node_embeddings.device),
-                torch.from_numpy(signs).to(self.node_embeddings.device),
-            )
+            self._tree = torch.from_numpy(nodes).to(device), torch.from_numpy(signs).to(device)
         return self._tree
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
@@ -339,12 +303,8 @@ class HierarchicalSoftmaxHead(Head):
             input_counts[offset : offset + num_words] += context_mask[:, offset] * path_length
         node_grad = torch.bmm(scores.transpose(1, 2), context_vectors)
         node_counts = (prediction_mask.sum(1, keepdim=True) * signs.abs()).reshape(-1)
-        return SparseLossOutput(
-            total_loss,
-            input_grad,
-            input_counts,
-            [SparseRowGrad(self.node_embeddings, nodes.reshape(-1), node_grad.view(-1, dim), node_counts)],
-        )
+        grad = SparseRowGrad(self.node_embeddings, nodes.reshape(-1), node_grad.view(-1, dim), node_counts)
+        return SparseLossOutput(total_loss, input_grad, input_counts, [grad])
 
 
 def build_huffman_paths(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -382,3 +342,80 @@ def build_huffman_paths(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if path_nodes:
         nodes[order], signs[order] = np.stack(path_nodes, 1), np.stack(path_signs, 1)
     return nodes, signs
+
+
+@dataclass(frozen=True, eq=False)
+class CooccurrenceBatch:
+    """Cells of a co-occurrence matrix."""
+
+    tokens: Tensor  # int64 [n], the words
+    context_ids: Tensor  # int64 [n], the context words
+    log_counts: Tensor  # float [n], logarithms of their counts
+    weights: Tensor  # float [n], weights of the cells in the loss
+
+    block_size = 1
+
+    @property
+    def num_products(self) -> int:
+        """Number of dot products."""
+        return len(self.tokens)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks, of one cell each."""
+        return len(self.tokens)
+
+    def count(self) -> Tensor:
+        """Return the number of loss terms."""
+        return torch.full((), len(self.tokens), device=self.tokens.device)
+
+    def slice_blocks(self, first: int, last: int) -> Self:
+        """Return the blocks from `first` to `last`, exclusive."""
+        return tree_map(self, lambda tensor: tensor[first:last])
+
+
+@dataclass(frozen=True)
+class GloVeHeadConfig(HeadConfig):
+    """Context vectors and biases of GloVe."""
+
+    vocab_size: int
+
+    def matmul_params(self, dim: int) -> int:
+        return dim * self.vocab_size
+
+    def build(self, dim: int) -> Head:
+        return GloVeHead(self, dim)
+
+
+class GloVeHead(Head):
+    """Table of context vectors, and a bias for each word and each context word (Pennington et al. 2014, §3)."""
+
+    normal_init: ClassVar = ("context_embeddings",)
+
+    def __init__(self, config: GloVeHeadConfig, dim: int):
+        super().__init__()
+        self.context_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
+        """Return scores of all context words, [rows, vocab_size]."""
+        return F.linear(states, self.context_embeddings, self.bias)
+
+    @torch.no_grad()
+    def merge_into(self, token_embeddings: Tensor) -> None:
+        """Add the context vectors to the word vectors; the sum is better than either table (§4.2)."""
+        token_embeddings += self.context_embeddings.to(token_embeddings)
+
+    def loss_and_row_grads(self, batch: CooccurrenceBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
+        """Return half of the weighted squared error (eq. 8), if requested, and the gradients."""
+        context_vectors = F.embedding(batch.context_ids, self.context_embeddings)
+        biases = self.word_bias.index_select(0, batch.tokens) + self.bias.index_select(0, batch.context_ids)
+        error = (inputs * context_vectors).sum(1) + biases - batch.log_counts
+        weighted_error, ones = error * batch.weights, torch.ones_like(error)
+        loss = (weighted_error * error).sum() / 2 if with_loss else None
+        return SparseLossOutput(loss, weighted_error[:, None] * context_vectors, ones, [
+            SparseRowGrad(self.context_embeddings, batch.context_ids, weighted_error[:, None] * inputs, ones),
+            SparseRowGrad(self.word_bias, batch.tokens, weighted_error, ones),
+            SparseRowGrad(self.bias, batch.context_ids, weighted_error.clone(), ones),
+        ])  # fmt: skip
