@@ -155,7 +155,7 @@ def examples(task: str, data: str, name: str, limit: int) -> list[Any]:
         files = sorted((folder if folder.is_dir() else Path(data)).glob(f"*{name}*"))
         if len(files) != 1:
             raise
-        found = named.task.collect(files[0], named.reader(files[0], True))
+        found = named.task.collect(files[0], named.iter_rows(files[0], True))
     if limit and name != "train":
         known = {tag for e in examples(task, data, "train", limit) for tag in e.tags or ()}
         found = [e for e in found if known.issuperset(e.tags or ())]

@@ -17,7 +17,6 @@ LONG_FUNCTIONS = {
     "cli/generate.py:generate": "one parameter per option",
     "cli/translate.py:translate": "one parameter per option",
     "cli/ulmfit.py:ulmfit": "one parameter per option",
-    "evaluation/benchmarks.py:run_benchmark": "to be split",
     "train/pretrain.py:pretrain": "to be split",
 }
 
