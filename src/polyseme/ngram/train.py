@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class NgramRecipe(Config):
     valid_fraction: float = 0.01
     memory_mb: int = 256  # for sorting, approximate; the tables are memory-mapped files
 
-    def check(self) -> NgramRecipe:
+    def check(self) -> Self:
         """Return the recipe if its values are valid, else raise `ConfigError`."""
         if not 1 <= self.order <= MAX_ORDER:
             raise ConfigError(f"order is {self.order}, expected 1 to {MAX_ORDER}")
