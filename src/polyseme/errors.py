@@ -47,8 +47,7 @@ class Interrupted(PolysemeError):
 def suggest(name: str, valid: Iterable[str]) -> str:
     """Return the end of an error message: the closest valid name, or the valid names if none is close."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"valid: {shown}" if names else "there is none"

@@ -1,4 +1,4 @@
-"""Which tokens look at which: the attention probabilities of every layer and head."""
+"""Self-attention probabilities of every layer and head."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from polyseme.nn.packing import PackedLayout
 
 @torch.inference_mode()
 def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> tuple[list[str], np.ndarray]:
-    """The pieces read, and probabilities [layers, heads, queries, keys]; each row sums to one."""
+    """Return the tokens of a text and probabilities [layers, heads, queries, keys]; each row sums to one."""
     network = load_neural(model)
     encoded = network.encode(text, pair)
     trunk: Any = network.model.trunk
-    network.model.config.transformer  # noqa: B018  # or one line that says that there is no attention
+    network.model.config.transformer  # noqa: B018 (raises an error if the model has no attention)
     layout = PackedLayout.from_lengths([len(encoded.input_ids)], device=network.device)
     tokens = torch.tensor(encoded.input_ids, device=network.device)
     segments = torch.tensor(encoded.token_type_ids, device=network.device) if trunk.config.num_segments else None
