@@ -98,7 +98,7 @@ def trec(options: argparse.Namespace) -> None:
     done: list[dict[str, Any]] = read_json(path) if path.exists() else []
     for name in options.rows:
         stages, changes = ROWS[name]
-        folders = begun.folders
+        folders = {direction: model.folder for direction, model in begun.items()}
         if "target" in stages:
             place = work if "general" in stages else work / "alone"
             folders = ulmfit.finetune_lm(plan, place, begun, texts, from_general="general" in stages)

@@ -36,10 +36,8 @@ class Progress:
         self.completed += amount
         now = time.monotonic()
         if self._bar is not None:
-            line = f"{_format_number(self.completed)} {self.unit}, {self._format_rate()}" + (
-                f", {note}" if note else ""
-            )
-            self._bar.update(self._task, completed=self.completed, note=line)
+            parts = [f"{_format_number(self.completed)} {self.unit}", self._format_rate(), *([note] if note else [])]
+            self._bar.update(self._task, completed=self.completed, note=", ".join(parts))
         elif now - self.last_logged >= self.interval:
             self.last_logged = now
             logger.info(self._format_line(note))

@@ -85,17 +85,15 @@ def build_student_recipe(teacher: ModelConfig, recipe: Recipe) -> Recipe:
     return recipe.replace(name=name, family=family, size="", model=model_args, objective=objective, max_len=max_len)
 
 
-def teacher_layer_map(num_student_layers: int, num_teacher_layers: int) -> list[int]:
+def teacher_layer_map(num_layers: int, num_teacher_layers: int) -> list[int]:
     """Return the teacher's layer that each layer of the student is initialized from.
 
     They are evenly spaced and include the first and the last: 0, 2, 4, 7, 9 and 11 for 6 of 12 layers, as in
     DistilBERT's released code.
     """
-    if num_student_layers > num_teacher_layers:
-        raise ConfigError(
-            f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}"
-        )
-    return [round(i * (num_teacher_layers - 1) / max(num_student_layers - 1, 1)) for i in range(num_student_layers)]
+    if num_layers > num_teacher_layers:
+        raise ConfigError(f"a student of {num_layers} layers cannot start from a teacher of {num_teacher_layers}")
+    return [round(i * (num_teacher_layers - 1) / max(num_layers - 1, 1)) for i in range(num_layers)]
 
 
 def init_from_teacher(student: Model, teacher: Model) -> None:
@@ -120,9 +118,8 @@ def init_from_teacher(student: Model, teacher: Model) -> None:
                 initial_state[student_prefix + name.removeprefix(prefix)] = tensor
     for name, tensor in student_state.items():
         if name not in initial_state and not name.startswith("heads."):
-            raise ModelError(
-                f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}"
-            )
+            family = teacher.config.family
+            raise ModelError(f"the student cannot start from its teacher ({family}), which has no {name}")
         if name in initial_state and initial_state[name].shape != tensor.shape:
             sizes = f"{tuple(tensor.shape)} in the student and {tuple(initial_state[name].shape)} in the teacher"
             raise ModelError(f"the student cannot start from its teacher: {name} is {sizes}")
