@@ -1,7 +1,5 @@
 """The exceptions that Polyseme raises for problems that a user can fix."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 
@@ -40,7 +38,7 @@ class Interrupted(PolysemeError):
         super().__init__(f"interrupted at step {step}; the run is saved and can be resumed")
         self.signum, self.step = signum, step
 
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, int]]:
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
         return Interrupted, (self.signum, self.step)
 
 

@@ -1,7 +1,5 @@
 """A progress bar with rate and time left; log messages when standard error is not a terminal."""
 
-from __future__ import annotations
-
 import logging
 import math
 import sys
@@ -16,8 +14,8 @@ logger = logging.getLogger(__name__)
 class Progress:
     """Count completed work. `advance(n, note)` is cheap enough for an inner loop."""
 
-    def __init__(self, title: str, total: float | None, unit: str, interval: float = 10.0, show: bool = True):
-        self.title, self.total, self.unit, self.interval = title, total, unit, interval if show else math.inf
+    def __init__(self, title: str, total: float | None, unit: str, show: bool = True):
+        self.title, self.total, self.unit, self.interval = title, total, unit, 10.0 if show else math.inf
         self.completed = self.resumed = 0.0
         self.start = self.last_logged = time.monotonic()
         self._bar: Any = None
@@ -74,7 +72,7 @@ class Progress:
 @contextmanager
 def progress(title: str, total: float | None, unit: str, show: bool = True) -> Iterator[Progress]:
     """Show a progress bar while the context is open."""
-    bar = Progress(title, total, unit, show=show)
+    bar = Progress(title, total, unit, show)
     try:
         yield bar
     finally:

@@ -1,7 +1,5 @@
 """Distillation of a model into a smaller one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Self-attention probabilities of every layer and head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradient norms by distance, which show how gradients vanish in vanilla RNNs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,11 +1,9 @@
 """Explain a translation: the cross attention of each target token, and the tree of the beam search."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +17,7 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.report.html import escape, html_page, html_table, note
-
-if TYPE_CHECKING:
-    from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.tokenizer import Tokenizer
 
 MAX_TREE_NODES = 400  # nodes that are drawn
 

@@ -3,8 +3,6 @@
 Reading is strict: an error names the line, and an incomplete file is rejected.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

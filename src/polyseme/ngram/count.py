@@ -6,8 +6,6 @@ before it; Chen & Goodman 1999, §2.7), from the n-grams that are one longer; an
 without its first word), to which its probability backs off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ p(w | h) = (c(hw) - D(c(hw))) / c(h·) + γ(h) p(w | h without its first word), 
 and three or more, and γ(h) the discounted mass. Unigrams are interpolated with the uniform distribution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ their hashes and the metadata, as in every model folder. There are no tensors to
 head.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

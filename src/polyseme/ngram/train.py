@@ -1,7 +1,5 @@
 """Training of an n-gram model: recipe and corpus to a run folder."""
 
-from __future__ import annotations
-
 import math
 import platform
 import shutil

@@ -4,8 +4,6 @@ The labels come from the authors of the documentation, every machine with Python
 depends on context ("the axis to sum over": is `axis` a parameter or a word?).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator

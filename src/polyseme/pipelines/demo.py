@@ -1,7 +1,5 @@
 """The demo: pre-train and fine-tune on the documentation of the installed Python, and write a report."""
 
-from __future__ import annotations
-
 import html
 import json
 import logging

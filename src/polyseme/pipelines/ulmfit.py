@@ -3,8 +3,6 @@
 Each stage has a subfolder of the run folder. Running again continues with the stage that was interrupted.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -311,13 +309,11 @@ def summarize_seeds(seed_metrics: Sequence[dict[str, float]]) -> dict[str, tuple
     return {n: _mean_std([metrics[n] for metrics in seed_metrics]) for n in seed_metrics[0] if n != "seed"}
 
 
-def error_curves(
-    points: Sequence[dict[str, Any]], metric: str = ClassificationTask.default_metric
-) -> dict[str, dict[int, Any]]:
+def error_curves(points: Sequence[dict[str, Any]]) -> dict[str, dict[int, Any]]:
     """Return mean and standard deviation (0 for one seed) of the error by method and training set size."""
     errors: dict[str, dict[int, list[float]]] = {row: {} for row in CURVE_ROWS}
     for point in sorted(points, key=lambda point: point["size"]):
-        errors[point["row"]].setdefault(point["size"], []).append(1 - point[metric])
+        errors[point["row"]].setdefault(point["size"], []).append(1 - point[ClassificationTask.default_metric])
     return {row: {size: _mean_std(e, 0.0) for size, e in curve.items()} for row, curve in errors.items() if curve}
 
 

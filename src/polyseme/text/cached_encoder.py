@@ -5,8 +5,6 @@ in numpy at places where the tokenizer is certain to split too, and identifies e
 Only units that are not in the cache go through the tokenizer. The ids are the same; encoding is ten times as fast.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

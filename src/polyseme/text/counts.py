@@ -4,8 +4,6 @@ Three measures bound the counts: large sources are sampled, rare words are dropp
 scaled down. None of them applies to a small corpus, and all are deterministic: the same text gives the same counts.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import logging

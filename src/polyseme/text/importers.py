@@ -1,7 +1,5 @@
 """Import of published vocabularies; the format is detected from the content of a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Statistics of a tokenizer: its vocabulary, and how it encodes texts."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass

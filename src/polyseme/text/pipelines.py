@@ -1,15 +1,15 @@
 """Tokenizer pipelines of each kind: normalizer, pre-tokenizer, model, post-processor and decoder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from polyseme.corpus.sources.events import EVENTS, SPECIAL_TOKENS
 
-TOKENIZER_KINDS = ("wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace")
+TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
+TOKENIZER_KINDS: tuple[str, ...] = get_args(TokenizerKind)
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in RoBERTa's order: its position ids start after pad

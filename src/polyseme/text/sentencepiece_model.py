@@ -1,7 +1,5 @@
 """Reader of sentencepiece `.model` files: a protocol buffer of pieces, scores and normalization settings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tokenizer: text to ids and back, special tokens and word starts."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools
@@ -39,7 +37,6 @@ _DEFAULT_SPECIAL_TOKENS = {
     "bos": ("<s>", "<|endoftext|>"),
     "eos": ("</s>", "<|endoftext|>"),
 }
-TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
 _FIRST_TEXT, _SECOND_TEXT = -1, -2  # slots of the texts in a template; a special token's slot is its id
 
 
@@ -78,7 +75,7 @@ class Tokenizer:
     @classmethod
     def train(
         cls,
-        kind: TokenizerKind,
+        kind: pipelines.TokenizerKind,
         sources: str | Path | Iterable[Any],
         vocab_size: int | None = None,
         lowercase: bool | None = None,

@@ -1,7 +1,5 @@
 """Deterministic training of vocabularies from word counts."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter

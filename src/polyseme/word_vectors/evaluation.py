@@ -1,7 +1,5 @@
 """Word-vector benchmarks: readers of analogy questions and of rated word pairs, and rank correlation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

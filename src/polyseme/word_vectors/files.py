@@ -4,8 +4,6 @@ A line of a text file is a word and its numbers. word2vec's header is a line wit
 The binary format has the same header, then each word, a space, and its numbers as little-endian float32.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
