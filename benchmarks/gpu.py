@@ -6,9 +6,9 @@ In each row both sides have the same weights (we load the peer's), tokens and ta
 compared without dropout, then steps are timed. Ours is the loop of `polyseme pretrain`, including batches on the host;
 the peer's is the usual one: bf16 autocast, fused AdamW, clipping. Times are measured with CUDA events around series of
 steps, the median of three; padding is not counted as tokens; memory is the allocator's peak; MFU is relative to a
-matrix product in the same process. Rows on documents read a prepared corpus with the loader of `polyseme pretrain`; the peer
-gets the same samples and masks in batches of `sequences`, padded to the longest, as by its default collator. To add a
-family, add a row to ROWS.
+matrix product in the same process. Rows on documents read a prepared corpus with the loader of `polyseme pretrain`; the
+peer gets the same samples and masks in batches of `sequences`, padded to the longest, as by its default collator. To
+add a family, add a row to ROWS.
 """
 
 from __future__ import annotations
