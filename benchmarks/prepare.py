@@ -3,8 +3,8 @@
     python benchmarks/prepare.py [--data FOLDER] [--megabytes 100] [--times 1]
 
 Both read the same JSON lines and write token ids to disk with one process per core. Ours also cleans, removes exact and
-near duplicates, splits sentences, marks word starts and hashes its output; a row without deduplication shows the cost of
-that. The peer uses `load_dataset("json")`, `map` and `save_to_disk`, ids only. Memory is the sum of the proportional
+near duplicates, splits sentences, marks word starts and hashes its output; a row without deduplication shows its
+cost. The peer uses `load_dataset("json")`, `map` and `save_to_disk`, ids only. Memory is the sum of the proportional
 anonymous memory of all processes, sampled 20 times per second, without pages of mapped files, which the system can
 drop. `--times` repeats the text in the input, to measure memory at scale (without deduplication, which would leave one
 copy).

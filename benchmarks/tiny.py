@@ -3,8 +3,8 @@
     python benchmarks/tiny.py --out FOLDER [--text SOURCE] [--minutes 2] [--recipes NAME …] [--vocab-size 6000]
 
 Each is trained with `polyseme pretrain` on a corpus of the text with the family's kind of tokenizer. Finished runs in
-FOLDER are not repeated. The entropy is the loss of a model that knows only word frequencies; every recipe must get below
-it. (Music has its own benchmark.)
+FOLDER are not repeated. The entropy is the loss of a model that knows only word frequencies; every recipe must get
+below it. (Music has its own benchmark.)
 """
 
 from __future__ import annotations
