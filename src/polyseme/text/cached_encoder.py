@@ -11,7 +11,7 @@ import threading
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -304,7 +304,7 @@ def _hash_units(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.
     return state ^ state >> np.uint64(32) | np.uint64(1)
 
 
-def _concat_ints(lists: Iterable[Iterable[int]], lengths: np.ndarray) -> np.ndarray:
+def _concat_ints(lists: Iterable[Iterable[Any]], lengths: np.ndarray) -> np.ndarray:
     return np.fromiter(itertools.chain.from_iterable(lists), np.int32, int(lengths.sum()))
 
 

@@ -239,9 +239,12 @@ def count_words(
     After `sample_characters` characters half of the documents are read, after as many again a quarter, and so on. Other
     options are those of `open_sources`: `key`, `split`, `format`, `lang`, `skip_bad`.
     """
-    paths = [sources] if isinstance(sources, str | Path) else list(sources) if isinstance(sources, list | tuple) else []
-    if isinstance(sources, str) or (paths and all(isinstance(path, Path) for path in paths)):
-        reader = open_sources(paths, **source_options)
+    if isinstance(sources, str | Path):
+        sources, are_paths = [sources], True
+    else:
+        are_paths = isinstance(sources, list | tuple) and all(isinstance(source, Path) for source in sources)
+    if are_paths and sources:
+        reader = open_sources(list(sources), **source_options)
         counts = count_source_words(kind, reader, lowercase, sample_characters)
         log_counts(counts, reader)
         return counts
