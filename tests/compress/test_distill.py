@@ -372,8 +372,8 @@ def test_command(project, done, cli, tmp_path):
     assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["mask_prob"] == 0.2
     assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
     assert "--resume" in cli(*common, *options).err
-    output = done("distill", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2",
-                "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")  # fmt: skip
+    gpt2 = ("distill", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2")
+    output = done(*gpt2, "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")
     assert "valid next:" in output
     answer = cli("distill", project / "run-gpt2/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "another vocabulary" in answer.err and not (tmp_path / "no").exists()
