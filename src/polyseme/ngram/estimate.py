@@ -58,9 +58,8 @@ def estimate_kneser_ney(
     discounts = [estimate_level_discounts(level) for level in counts] if discounts is None else list(discounts)
     levels = [counts[0].trie._replace(logp=_unigram_log_probs(counts[0], vocab, discounts[0]))]
     for order, level in enumerate(counts[1:], start=2):
-        logp, backoff = _level_log_probs(
-            level, levels[-1].logp, discounts[order - 1], order_cutoffs[order - 1], work_dir / str(order)
-        )
+        cutoff, prefix = order_cutoffs[order - 1], work_dir / str(order)
+        logp, backoff = _level_log_probs(level, levels[-1].logp, discounts[order - 1], cutoff, prefix)
         levels[-1] = levels[-1]._replace(backoff=backoff)
         levels.append(level.trie._replace(logp=logp))
     if any(order_cutoffs):

@@ -104,11 +104,8 @@ def measure_perplexity(ngrams: NgramTrie, corpus: Corpus) -> dict[str, float]:
     for stream in sentence_streams(corpus, ngrams.vocab):
         total_loss -= float(ngrams.log10_probs(stream).sum()) * math.log(10)
         num_events += int((stream != ngrams.vocab.bos_id).sum())
-    return {
-        "next": total_loss / num_events,
-        "perplexity": math.exp(total_loss / num_events),
-        "perplexity_words": math.exp(total_loss / corpus.num_tokens),
-    }
+    loss, word_loss = total_loss / num_events, total_loss / corpus.num_tokens
+    return {"next": loss, "perplexity": math.exp(loss), "perplexity_words": math.exp(word_loss)}
 
 
 def main_language(corpus: Corpus) -> str:

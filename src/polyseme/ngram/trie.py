@@ -169,13 +169,11 @@ class NgramSession:
     """Decoding session (see `polyseme.generation.session`) that keeps one n-gram state per sequence."""
 
     def __init__(self, ngrams: NgramTrie, prompts: Sequence[Sequence[int]]):
-        self.ngrams = ngrams
+        self.ngrams, size = ngrams, ngrams.vocab.size
         histories = np.full((len(prompts), ngrams.order - 1), -1, np.int64)
         for row, ids in zip(histories, prompts):
-            if invalid_ids := [i for i in ids if not 0 <= i < ngrams.vocab.size]:
-                raise DataError(
-                    f"a prompt contains the token id {invalid_ids[0]}, expected 0 to {ngrams.vocab.size - 1}"
-                )
+            if invalid_ids := [i for i in ids if not 0 <= i < size]:
+                raise DataError(f"a prompt contains the token id {invalid_ids[0]}, expected 0 to {size - 1}")
             recent_ids = ids[max(len(ids) - len(row), 0) :]
             row[len(row) - len(recent_ids) :] = recent_ids
         self._set_state(ngrams.lookup_state(histories))

@@ -8,7 +8,7 @@ import json
 import random
 import shutil
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -98,6 +98,9 @@ class PretrainedLM(NamedTuple):
     recipe: Recipe
 
 
+Pretrained = dict[str, PretrainedLM]  # by direction
+
+
 def validate_sources(
     config: UlmfitConfig, text: Sequence[str], corpus: Path | None, general_models: Sequence[Path]
 ) -> None:
@@ -122,7 +125,7 @@ def check_train_sizes(sizes: Sequence[int], train: Sequence[TextExample]) -> Non
 
 def pretrain_general_lm(
     config: UlmfitConfig, out: Path, text: Sequence[str], corpus: Path | None, general_models: Sequence[Path]
-) -> dict[str, PretrainedLM]:
+) -> Pretrained:
     """Run the first stage: pre-train on text or on a prepared corpus, or use existing models; return them by direction.
 
     All directions share one tokenizer.
@@ -144,7 +147,7 @@ def pretrain_general_lm(
     return pretrained
 
 
-def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> dict[str, PretrainedLM]:
+def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretrained:
     pretrained = {}
     for path in folders:
         spec = read_model_config(path)[0]
@@ -161,11 +164,7 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> dict[str,
 
 
 def finetune_lm(
-    config: UlmfitConfig,
-    out: Path,
-    pretrained: Mapping[str, PretrainedLM],
-    texts: Iterable[str],
-    from_general: bool = True,
+    config: UlmfitConfig, out: Path, pretrained: Pretrained, texts: Iterable[str], from_general: bool = True
 ) -> dict[str, Path]:
     """Run the second stage: train each general model, or a fresh one without `from_general`, on these texts."""
     tokenizer = Tokenizer.load(next(iter(pretrained.values())).folder)
@@ -232,7 +231,7 @@ def finetune_classifier(
 def run_ulmfit(
     config: UlmfitConfig,
     out: Path,
-    pretrained: Mapping[str, PretrainedLM],
+    pretrained: Pretrained,
     train: Sequence[TextExample],
     dev: Sequence[TextExample],
     unlabeled: Sequence[str] = (),
@@ -259,7 +258,7 @@ def run_ulmfit(
 def low_shot_curve(
     config: UlmfitConfig,
     out: Path,
-    pretrained: Mapping[str, PretrainedLM],
+    pretrained: Pretrained,
     train: Sequence[TextExample],
     dev: Sequence[TextExample],
     sizes: Sequence[int],

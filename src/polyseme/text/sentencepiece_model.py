@@ -145,9 +145,8 @@ def _build_pre_tokenizer(proto: SentencePieceProto) -> pre_tokenizers.Sequence:
         pattern = "|".join(sorted(user_defined_patterns, key=len, reverse=True))
         steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
     if proto.model_type == UNIGRAM:
-        steps.append(
-            pipelines.split_special_tokens(p.text for p in proto.pieces if p.kind in (UNKNOWN, CONTROL, UNUSED, BYTE))
-        )
+        special_kinds = (UNKNOWN, CONTROL, UNUSED, BYTE)
+        steps.append(pipelines.split_special_tokens(p.text for p in proto.pieces if p.kind in special_kinds))
     return pre_tokenizers.Sequence(steps)
 
 
@@ -158,10 +157,8 @@ def _build_bpe(proto: SentencePieceProto, unk_index: int) -> models.BPE:
     merges = []
     for text in sorted(mergeable, key=lambda text: -mergeable[text]):
         pairs = ((text[:i], text[i:]) for i in range(1, len(text)))
-        merges += sorted(
-            (pair for pair in pairs if pair[0] in mergeable and pair[1] in mergeable),
-            key=lambda pair: (ids[pair[0]], ids[pair[1]]),
-        )
+        pieces = [(a, b) for a, b in pairs if a in mergeable and b in mergeable]
+        merges += sorted(pieces, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
     return models.BPE(
         ids,
         merges,

@@ -109,9 +109,7 @@ def _train_bpe(word_counts: Mapping[str, int], lowercase: bool, config: Vocabula
         show_progress=False,
     )
     model = _run_trainer(models.BPE(), trainer, word_counts)
-    return pipelines.build_bpe(
-        model["vocab"], [(first, second) for first, second in model["merges"]], lowercase, specials
-    )
+    return pipelines.build_bpe(model["vocab"], [(a, b) for a, b in model["merges"]], lowercase, specials)
 
 
 def _run_trainer(model: models.Model, trainer: trainers.Trainer, word_counts: Mapping[str, int]) -> dict[str, dict]:
@@ -172,17 +170,14 @@ def _train_unigram(word_counts: Mapping[str, int], lowercase: bool, config: Voca
 
 
 def _choose_alphabet(
-    word_counts: Mapping[str, int],
-    config: VocabularyConfig,
-    entries_per_char: int,
-    specials: tuple[str, ...] = BERT_SPECIALS,
+    words: Mapping[str, int], config: VocabularyConfig, entries_per_char: int, specials: Sequence[str] = BERT_SPECIALS
 ) -> list[str]:
     """Return the sorted characters that get an entry: ASCII, then the most frequent, up to 99.99 % of the text.
 
     There are at most `max_alphabet`, and few enough that `entries_per_char` entries per character fit.
     """
     counts: Counter[str] = Counter()
-    for word, count in word_counts.items():
+    for word, count in words.items():
         for character in word:
             counts[character] += count
     ranked_chars = sorted(counts, key=lambda character: (not character.isascii(), -counts[character], character))
