@@ -24,5 +24,6 @@ def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> 
     num_layers = trunk.config.num_layers
     output = trunk(trunk.config.omit_unsupported(Inputs(tokens, layout, segments)), layers=range(num_layers))
     _, position_info = trunk.position_bias(output.layers[0], layout, segments, None, None)
-    weights = (block.attention_weights(x, layout, position_info) for block, x in zip(trunk.layers(), output.layers))
+    blocks = enumerate(trunk.layers())
+    weights = (block.attention_weights(output.layers[i], layout, position_info) for i, block in blocks)
     return encoded.tokens, np.stack([layer[0].float().cpu().numpy() for layer in weights])
