@@ -47,8 +47,8 @@ def paragraphs(folder: Path) -> Iterator[str]:
 
 
 def documents(folder: Path, count: int) -> list[str]:
-    rng = random.Random(1)
     """Generate documents, some of them near duplicates."""
+    rng = random.Random(1)
     texts: list[str] = []
     pending: list[str] = []
     size = 0

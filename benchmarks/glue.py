@@ -49,6 +49,7 @@ class Job:
 
     @property
     def name(self) -> str:
+        """Description for messages."""
         model = f"{self.model}{', from scratch' if self.scratch else ''}"
         return f"{model}, {self.task}, rate {self.rate:g}, seed {self.seed}"
 
@@ -67,6 +68,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 @functools.cache
 def examples(task: str, data: str, limit: int) -> Any:
+    """Return the training and dev examples."""
     train, dev = DATASETS[f"glue/{task}"].read(data)
     return (train[:limit], dev[:limit]) if limit else (train, dev)
 

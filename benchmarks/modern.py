@@ -37,39 +37,14 @@ PLAIN = Recipe(  # BERT-small with masked LM only
 )  # fmt: skip
 
 
-def no_dropout(recipe: Recipe) -> Recipe:
-    return recipe.replace(model={**recipe.model, "dropout": 0.0, "attention_dropout": 0.0})
-
-
-def masked_30(recipe: Recipe) -> Recipe:
-    return recipe.replace(objective=MaskedLM(mask_prob=0.3))
-
-
-def layout(recipe: Recipe) -> Recipe:
-    """Use pre-norm, rotary positions, gated feed-forward and no biases; dropout does not change."""
-    return recipe.replace(family="modernbert", model={"dropout": 0.1, "attention_dropout": 0.1, **recipe.model})
-
-
-def muon(recipe: Recipe) -> Recipe:
-    return recipe.replace(optimizer=recipe.optimizer.replace(name="muon"))
-
-
-def ramp(recipe: Recipe) -> Recipe:
-    """Start with a smaller batch."""
-    return recipe.replace(batch_warmup_steps=400)
-
-
-def rate_2e3(recipe: Recipe) -> Recipe:
-    return recipe.replace(optimizer=recipe.optimizer.replace(lr=2e-3))
-
-
 EACH: dict[str, Callable[[Recipe], Recipe]] = {
-    "no dropout": no_dropout,
-    "30 % masked": masked_30,
-    "layout": layout,
-    "muon": muon,
-    "batch_warmup_steps": ramp,
-    "rate 2e-3": rate_2e3,
+    "no dropout": lambda r: r.replace(model={**r.model, "dropout": 0.0, "attention_dropout": 0.0}),
+    "30 % masked": lambda r: r.replace(objective=MaskedLM(mask_prob=0.3)),
+    # pre-norm, rotary positions, gated feed-forward, no biases; the same dropout
+    "layout": lambda r: r.replace(family="modernbert", model={"dropout": 0.1, "attention_dropout": 0.1, **r.model}),
+    "muon": lambda r: r.replace(optimizer=r.optimizer.replace(name="muon")),
+    "batch_warmup_steps": lambda r: r.replace(batch_warmup_steps=400),
+    "rate 2e-3": lambda r: r.replace(optimizer=r.optimizer.replace(lr=2e-3)),
 }
 CHANGES: dict[str, tuple[Callable[[Recipe], Recipe], ...]] = {
     "plain": (),
@@ -80,6 +55,7 @@ CHANGES: dict[str, tuple[Callable[[Recipe], Recipe], ...]] = {
 
 
 def recipe_of(name: str) -> Recipe:
+    """Return the recipe of a variant."""
     recipe = PLAIN
     for change in CHANGES[name]:
         recipe = change(recipe)
