@@ -94,15 +94,15 @@ def test_both_sides_look_for_the_same_answers(harness, tiny_folders):
 def test_a_few_rows_and_no_run_twice(harness, tiny_folders, glue, tmp_path, monkeypatch, capsys, way, more):
     if way == "Trainer":
         pytest.importorskip("accelerate")
-    monkeypatch.setattr(harness[0], "way", lambda: way)
-    monkeypatch.setattr(harness[1], "way", lambda: way)
+    monkeypatch.setattr(harness[0], "peer_name", lambda: way)
+    monkeypatch.setattr(harness[1], "peer_name", lambda: way)
     out = tmp_path / "found.json"
     given = [glue, "--out", out, "--tasks", "sts-b", "--epochs", "1", "--model", tiny_folders["bert"], "--limit", "8"]
     monkeypatch.setattr(sys, "argv", ["finetune_cpu", *map(str, given), "--seeds", "1", *more])
     harness[0].main()
     said = capsys.readouterr().out
     assert (
-        f"beside transformers ({way}{', batches of like length' if more else ''})" in said
+        f"compared with transformers ({way}{', grouped by length' if more else ''})" in said
         and "sts-b, seed 0, polyseme: " in said
     )
     assert said.splitlines()[-1].startswith("| sts-b (spearman) | 1 | ")

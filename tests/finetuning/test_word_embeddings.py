@@ -291,7 +291,7 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
     [
         (["--word-vectors", "nowhere"], "there are no word vectors at nowhere: neither a file nor a model folder"),
         (["--word-vectors", "V", "--set", "network.word_dim=50"], "network.word_dim is 50, but the vectors of"),
-        (["--word-vectors", "short.txt"], "line 2: 2 numbers behind the word where 3 are expected"),
+        (["--word-vectors", "short.txt"], "line 2: 2 numbers after the word, expected 3"),
         (["--word-vectors", "other.txt"], "has a vector for none of the 10 words of the training examples"),
         (["--word-vectors", "bert"], "is a bert model: its vectors depend on the context; use `embed`"),
         (

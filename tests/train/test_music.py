@@ -60,7 +60,7 @@ def test_relative_places_reach_beyond_training(runs, harness):
     found = {}
     for positions in ("relative", "learned"):
         model = load_model(runs / positions / "model").model
-        found[positions] = harness.by_place(model, pieces, tokenizer.special_token_ids.bos, borders)
+        found[positions] = harness.loss_by_position(model, pieces, tokenizer.special_token_ids.bos, borders)
     relative, learned = found["relative"], found["learned"]
     assert relative[1] < 1 < relative[0] and max(relative[2:]) < relative[1] + 0.25
     assert min(learned[2:]) > learned[1] + 1.5

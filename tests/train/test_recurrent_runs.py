@@ -109,7 +109,7 @@ def test_gradients_by_distance(runs, done, refused, tmp_path):
     assert (curves["nnlm"][:5] > 0).all() and (curves["nnlm"][5:] == 0).all(), "the window has five tokens"
     assert curves["rnn"][20] < 0.05 * curves["rnn"][0] and curves["lstm"][20] > 0
     args = ("--data", tmp_path / "texts.txt", "--out")
-    refused("gradients", runs / "backward/model", *args, tmp_path / "p.svg", says="does not predict what comes next")
+    refused("gradients", runs / "backward/model", *args, tmp_path / "p.svg", says="is not a causal language model")
     refused("gradients", runs / "rnn/model", *args, tmp_path / "p.png", says="does not end in .svg")
     refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 10**6, says="tokens")
     refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 0, says="max_distance is 0")

@@ -71,14 +71,15 @@ def train(
     """Train a tokenizer, check it, and save it in a folder that `transformers` can open."""
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.io.atomic import atomic_directory, ensure_new_directory
+    from polyseme.text.counts import count_source_words, log_counts
     from polyseme.text.tokenizer import Tokenizer
-    from polyseme.text.train_tokenizer import count_source_words, log_counts, resolve_vocab_size
+    from polyseme.text.trainers import VocabularyConfig
 
     ensure_new_directory(out)
-    vocab_size = resolve_vocab_size(kind, vocab_size, max_alphabet, num_sentinels)
+    config = VocabularyConfig(kind, vocab_size, min_frequency, max_alphabet, num_sentinels)
     reader = open_sources(source, key, split, skip_bad, lang=lang, format=format)
     counts = count_source_words(kind, reader, lowercase, sample_characters)
-    tokenizer = Tokenizer.from_counts(counts, vocab_size, min_frequency, max_alphabet, smoothing, num_sentinels)
+    tokenizer = Tokenizer.from_counts(counts, config, smoothing)
     with atomic_directory(out) as folder:
         tokenizer.save(folder)
     _print_tokenizer(out, tokenizer)
@@ -102,9 +103,9 @@ def inspect(
     from polyseme.cli.output import print_json
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.progress import progress
+    from polyseme.text.counts import iter_texts
     from polyseme.text.inspection import describe_vocabulary, measure_tokenization
     from polyseme.text.tokenizer import Tokenizer
-    from polyseme.text.train_tokenizer import iter_texts
 
     loaded_tokenizer = Tokenizer.load(tokenizer)
     facts = describe_vocabulary(loaded_tokenizer)

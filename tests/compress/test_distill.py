@@ -1,4 +1,4 @@
-"""Distillation: where a student starts, what it is taught, and that a run of it is a run like any other."""
+"""Distillation: initialization of the student, loss terms, and runs."""
 
 import json
 
@@ -43,41 +43,38 @@ SIZE = {"dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": cases.VOCAB, "ma
 
 
 def pair(teacher: str, student: str, dtype=torch.float64):
-    """A teacher of four layers far from its start, and a student of two."""
-    made = FAMILIES[teacher].model_config(**SIZE, num_layers=4, dropout=0.0, attention_dropout=0.0).build(seed=1)
+    """Build a teacher of four layers with perturbed weights, and a student of two."""
+    model = FAMILIES[teacher].model_config(**SIZE, num_layers=4, dropout=0.0, attention_dropout=0.0).build(seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for p in made.parameters():
+        for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=generator) * 0.2)
     spec = FAMILIES[student].model_config(**SIZE, num_layers=2, dropout=0.0, attention_dropout=0.0)
-    return made.to(dtype).eval(), spec.build(seed=3).to(dtype)
+    return model.to(dtype).eval(), spec.build(seed=3).to(dtype)
 
 
-# --- where a student starts ------------------------------------------------------------------------------------------
+# --- initialization --------------------------------------------------------------------------------------------------
 
 
-def test_every_second_layer():
-    assert teacher_layer_map(6, 12) == [0, 2, 4, 7, 9, 11]  # the released code's choice
-    assert (
-        teacher_layer_map(3, 6) == [0, 2, 5]
-        and teacher_layer_map(1, 2) == [0]
-        and teacher_layer_map(4, 4) == [0, 1, 2, 3]
-    )
+def test_layers_are_evenly_spaced():
+    assert teacher_layer_map(6, 12) == [0, 2, 4, 7, 9, 11]  # as in the released code
+    assert teacher_layer_map(3, 6) == [0, 2, 5] and teacher_layer_map(1, 2) == [0]
+    assert teacher_layer_map(4, 4) == [0, 1, 2, 3]
     with pytest.raises(PolysemeError, match="5 layers cannot start from a teacher of 4"):
         teacher_layer_map(5, 4)
 
 
 @pytest.mark.parametrize("teacher,student", STUDENTS)
-def test_a_student_starts_as_its_teacher(teacher, student):
+def test_student_is_initialized_from_its_teacher(teacher, student):
     above, below = pair(teacher, student)
     init_from_teacher(below, above)
-    given, taken = above.state_dict(), below.state_dict()
-    for name, tensor in taken.items():
+    teacher_state = above.state_dict()
+    for name, tensor in below.state_dict().items():
         if name.startswith("trunk.blocks."):
             depth = {"0": "0", "1": "3"}[name.split(".")[2]]
             name = ".".join(["trunk.blocks", depth, *name.split(".")[3:]])
         if not name.endswith("positions.weight"):
-            assert torch.equal(tensor, given[name]), name
+            assert torch.equal(tensor, teacher_state[name]), name
     tokens = torch.arange(5, 17)
     first, second = (
         m.trunk(Inputs(tokens, PackedLayout.from_lengths([12])), layers=[0]).layers[0] for m in (above, below)
@@ -85,40 +82,41 @@ def test_a_student_starts_as_its_teacher(teacher, student):
     torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
 
 
-def test_what_does_not_fit_is_told():
+def test_incompatible_sizes_are_errors():
     above, _ = pair("bert", "bert")
-    for changes, said in (
+    for changes, message in (
         ({"dim": 48}, "tokens.weight is"),
         ({"num_layers": 9}, "9 layers"),
         ({"ffn_dim": 16}, r"ffn\.up"),
     ):
         student = FAMILIES["distilbert"].model_config(**SIZE | {"num_layers": 2} | changes).build(seed=0)
-        with pytest.raises(PolysemeError, match=said):
+        with pytest.raises(PolysemeError, match=message):
             init_from_teacher(student, above)
     shorter = FAMILIES["distilbert"].model_config(**SIZE | {"num_layers": 2, "max_len": 8}).build(seed=0)
     init_from_teacher(shorter, above.float())
     assert len(shorter.state_dict()["trunk.embeddings.positions.weight"]) == 8
 
 
-# --- what it is taught -----------------------------------------------------------------------------------------------
+# --- loss terms ------------------------------------------------------------------------------------------------------
 
 
 def batch_of(model, rows, **weights):
+    """Build a batch with the targets of the teacher."""
     base = CausalLM() if "next" in model.heads else MaskedLM()
     return Distillation(base, **weights).add_teacher_targets(cases.training_batch(model, rows))
 
 
 @pytest.mark.parametrize("teacher,student", STUDENTS)
-def test_terms_are_the_papers(teacher, student):
-    """Against torch's own losses, put together as the released code does: batch means, 5, 2 and 1, temperature 2."""
+def test_terms_equal_those_of_the_paper(teacher, student):
+    """Compare with torch's losses, combined as in the released code: batch means, 5, 2 and 1, temperature 2."""
     above, below = pair(teacher, student)
     below.eval()
     objective = Distillation(CausalLM() if teacher == "gpt2" else MaskedLM())
     batch = batch_of(below, cases.sequences((5, 9, 3)))
     head = objective.token_head
     target = batch.targets[head]
-    found = DistillationLoss(objective, above).compute(below, batch)
-    assert tuple(found) == tuple(batch.targets)
+    losses = DistillationLoss(objective, above).compute(below, batch)
+    assert tuple(losses) == tuple(batch.targets)
     assert {name: batch.targets[name].weight for name in (head, "soft", "cosine")} == {head: 2, "soft": 5, "cosine": 1}
     last, shown = (m.trunk(batch.inputs).hidden for m in (below, above))
     mine, theirs = (m.predict(head, h, batch.inputs.layout, target.rows) for m, h in ((below, last), (above, shown)))
@@ -126,11 +124,12 @@ def test_terms_are_the_papers(teacher, student):
     cosine = torch.nn.CosineEmbeddingLoss()(last, shown, torch.ones(len(last)))
     expected = {head: F.cross_entropy(mine, target.labels), "soft": soft, "cosine": cosine}
     for name, value in expected.items():
-        torch.testing.assert_close((found[name] / batch.targets[name].count).double(), value, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close((losses[name] / batch.targets[name].count).double(), value, atol=1e-6, rtol=1e-6)
     assert soft > 0.01 and 0 < cosine < 2
 
 
 def gradients(model, terms, batches):
+    """Run one step and return its report and the gradients."""
     optim = OptimizerConfig(lr=0.0, max_grad_norm=0.0)
     run = TrainState(
         model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig(), 1, torch.device("cpu")
@@ -142,23 +141,23 @@ def gradients(model, terms, batches):
 
 @pytest.mark.parametrize("dtype,tolerance", cases.DTYPES)
 @pytest.mark.parametrize("teacher,student", STUDENTS)
-def test_sum_any_micro_batches_give_the_same_gradient(teacher, student, dtype, tolerance):
+def test_micro_batches_do_not_change_the_gradient(teacher, student, dtype, tolerance):
     above, below = pair(teacher, student, dtype)
     objective = Distillation(
         CausalLM() if teacher == "gpt2" else MaskedLMWithSentencePairs() if student == "bert" else MaskedLM()
     )
     rows = cases.sequences((5, 9, 9, 1, 12, 5))
     terms = DistillationLoss(objective, above).compute
-    report, whole = gradients(below, terms, [batch_of(below, rows)])
+    report, expected = gradients(below, terms, [batch_of(below, rows)])
     assert set(report.loss) == {*objective.terms, "soft", "cosine"}
     assert all(p.grad is None for p in above.parameters())
     for cut in ((1, 2, 3), (3, 3), (1, 1, 1, 1, 1, 1)):
         ends = np.cumsum(cut)
         parts = [batch_of(below, rows[end - n : end]) for n, end in zip(cut, ends)]
-        again, found = gradients(below, terms, parts)
-        assert again.loss == pytest.approx(report.loss, rel=1e-5)
-        for name, gradient in found.items():
-            torch.testing.assert_close(gradient, whole[name], atol=tolerance, rtol=tolerance)
+        split_report, split_gradients = gradients(below, terms, parts)
+        assert split_report.loss == pytest.approx(report.loss, rel=1e-5)
+        for name, gradient in split_gradients.items():
+            torch.testing.assert_close(gradient, expected[name], atol=tolerance, rtol=tolerance)
 
 
 def test_weights_scale_the_gradient_and_not_the_report():
@@ -168,34 +167,34 @@ def test_weights_scale_the_gradient_and_not_the_report():
     for name in ("hard", "soft", "cosine"):
         weights = dict.fromkeys(("hard_weight", "soft_weight", "cosine_weight"), 0.0) | {f"{name}_weight": 1.0}
         report, parts[name] = gradients(below, terms, [batch_of(below, rows, **weights)])
-    whole, found = gradients(below, terms, [batch_of(below, rows)])
-    assert whole.loss == report.loss
-    for name, gradient in found.items():
+    full_report, full_gradients = gradients(below, terms, [batch_of(below, rows)])
+    assert full_report.loss == report.loss
+    for name, gradient in full_gradients.items():
         expected = 2 * parts["hard"][name] + 5 * parts["soft"][name] + parts["cosine"][name]
         torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_a_student_that_is_its_teacher_has_nothing_to_learn():
+def test_losses_are_zero_for_equal_models():
     above, _ = pair("bert", "bert")
-    found = DistillationLoss(Distillation(MaskedLMWithSentencePairs()), above).compute(
-        above, batch_of(above, cases.sequences((5, 9)))
-    )
-    assert float(found["soft"]) == pytest.approx(0, abs=1e-5) and float(found["cosine"]) == pytest.approx(0, abs=1e-5)
+    loss = DistillationLoss(Distillation(MaskedLMWithSentencePairs()), above)
+    losses = loss.compute(above, batch_of(above, cases.sequences((5, 9))))
+    assert float(losses["soft"]) == pytest.approx(0, abs=1e-5) and float(losses["cosine"]) == pytest.approx(0, abs=1e-5)
 
 
 def test_compiled_and_eager_agree():
-    """In one graph, the teacher in it; without a compiler for C++, which would take most of a minute."""
+    """Compile student and teacher as one graph, without the C++ backend, which would take most of a minute."""
     above, below = pair("bert", "distilbert", torch.float32)
     terms, batch = DistillationLoss(Distillation(), above).compute, batch_of(below, cases.sequences((5, 9, 9)))
     plain, expected = gradients(below, terms, [batch])
     exclude_from_compile()
-    report, found = gradients(below, torch.compile(terms, backend="aot_eager"), [batch])
+    report, compiled_gradients = gradients(below, torch.compile(terms, backend="aot_eager"), [batch])
     assert report.loss == pytest.approx(plain.loss, rel=1e-5)
-    for name, gradient in found.items():
+    for name, gradient in compiled_gradients.items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-4)
 
 
-def trained(model, terms, batches, steps, **changes):
+def run_steps(model, terms, batches, steps, **changes):
+    """Train on the same batches and return the reports."""
     optim = OptimizerConfig(lr=1e-2, beta2=0.98)
     device = changes.pop("device", torch.device("cpu"))
     run = TrainState(
@@ -205,11 +204,11 @@ def trained(model, terms, batches, steps, **changes):
     return list(train(run, [(batches, None)] * steps))
 
 
-def test_one_batch_is_learnt_by_heart():
-    """The states and guesses of a teacher of four layers, by a student of two, from fresh weights."""
+def test_overfits_one_batch():
+    """A student of two layers with fresh weights learns the states and predictions of a teacher of four."""
     above, below = pair("bert", "distilbert", torch.float32)
     batch = batch_of(below, cases.sequences((5, 9, 9)), hard_weight=0.0, soft_weight=1.0, cosine_weight=1.0)
-    reports = trained(below, DistillationLoss(Distillation(), above).compute, [batch], 150)
+    reports = run_steps(below, DistillationLoss(Distillation(), above).compute, [batch], 150)
     for name in ("soft", "cosine"):
         assert reports[-1].loss[name] < reports[0].loss[name] / 10, (name, reports[0].loss, reports[-1].loss)
 
@@ -217,15 +216,14 @@ def test_one_batch_is_learnt_by_heart():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_bf16_on_a_gpu_is_near_float32():
-    batches, device = [], torch.device("cuda")
-    losses = []
+    device, losses = torch.device("cuda"), []
     for precision in ("float32", "bf16"):
         above, below = pair("bert", "distilbert", torch.float32)
         batches = [batch_of(below, cases.sequences((5, 9, 9)))]
         teacher = above.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
         terms = DistillationLoss(Distillation(), teacher).compute
-        found = trained(below.to(device), terms, batches, 3, device=device, precision=precision)
-        losses.append(found[-1].loss)
+        reports = run_steps(below.to(device), terms, batches, 3, device=device, precision=precision)
+        losses.append(reports[-1].loss)
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
 
 
@@ -233,9 +231,9 @@ def test_bf16_on_a_gpu_is_near_float32():
 
 
 @pytest.fixture(scope="module")
-def school(tmp_path_factory):
-    """A corpus and a teacher that has learnt something of it."""
-    folder = tmp_path_factory.mktemp("school")
+def teacher_run(tmp_path_factory):
+    """Prepare a corpus and train a teacher on it; return the folder and the recipe."""
+    folder = tmp_path_factory.mktemp("teacher")
     (folder / "text.txt").write_text("\n\n".join(documents(120)))
     tokenizer = Tokenizer.train("wordpiece", iter(documents(120)), 120)
     prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="blank", dedup="none")
@@ -258,21 +256,23 @@ def school(tmp_path_factory):
     return folder, recipe
 
 
-def lesson(school, steps=9, **changes):
-    folder, recipe = school
-    made = build_student_recipe(load_model(folder / "teacher/model").model.config, recipe)
-    changes["model"] = made.model | changes.get("model", {})
-    return made.replace(budget=BudgetConfig(steps=steps), save_every=2, log_every=1, **changes)
+def student_recipe(teacher_run, steps=9, **changes):
+    """Return the recipe of a student of half the layers."""
+    folder, recipe = teacher_run
+    derived = build_student_recipe(load_model(folder / "teacher/model").model.config, recipe)
+    changes["model"] = derived.model | changes.get("model", {})
+    return derived.replace(budget=BudgetConfig(steps=steps), save_every=2, log_every=1, **changes)
 
 
-def run(school, recipe, out, resume=False):
-    folder = school[0]
+def run(teacher_run, recipe, out, resume=False):
+    """Distill the teacher."""
+    folder = teacher_run[0]
     return distill(recipe, folder / "teacher/model", folder / "corpus", out, resume)
 
 
-def test_a_student_of_half_the_layers(school, tmp_path):
-    folder = school[0]
-    results = run(school, lesson(school, steps=30), tmp_path / "run")
+def test_student_has_half_the_layers(teacher_run, tmp_path):
+    folder = teacher_run[0]
+    results = run(teacher_run, student_recipe(teacher_run, steps=30), tmp_path / "run")
     student = load_model(tmp_path / "run/model")
     assert student.model.config.family == "distilbert" and student.model.config.trunk.num_layers == 2
     assert set(student.model.heads) == {"masked"} and student.metadata["recipe"]["objective"]["teacher"] == str(
@@ -288,17 +288,17 @@ def test_a_student_of_half_the_layers(school, tmp_path):
     assert json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]["objective"]["kind"] == "Distillation"
 
 
-def test_a_taught_student_beats_one_without_a_teacher(school, tmp_path):
-    """The same student, the same steps on the same batches, fresh weights and masked words alone."""
-    folder, recipe = school[0], lesson(school, steps=40)
-    taught_one = run(school, recipe, tmp_path / "taught")
+def test_distillation_beats_training_alone(teacher_run, tmp_path):
+    """Compare with the same student, steps and batches, but fresh weights and masked LM alone."""
+    folder, recipe = teacher_run[0], student_recipe(teacher_run, steps=40)
+    distilled = run(teacher_run, recipe, tmp_path / "distilled")
     alone = pretrain(recipe, folder / "corpus", tmp_path / "alone")
-    assert taught_one["valid"]["masked"] < alone["valid"]["masked"] - 0.2
+    assert distilled["valid"]["masked"] < alone["valid"]["masked"] - 0.2
 
 
-def test_killed_and_resumed(school, tmp_path, monkeypatch):
-    recipe = lesson(school)
-    run(school, recipe, tmp_path / "whole")
+def test_resumed_run_ends_with_the_same_weights(teacher_run, tmp_path, monkeypatch):
+    recipe = student_recipe(teacher_run)
+    run(teacher_run, recipe, tmp_path / "full")
     real = module.train
 
     def dying(run, data):
@@ -309,17 +309,17 @@ def test_killed_and_resumed(school, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "train", dying)
     with pytest.raises(KeyboardInterrupt):
-        run(school, recipe, tmp_path / "killed")
+        run(teacher_run, recipe, tmp_path / "killed")
     monkeypatch.setattr(module, "train", real)
-    run(school, recipe, tmp_path / "killed", resume=True)
-    first, second = (load_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "killed"))
+    run(teacher_run, recipe, tmp_path / "killed", resume=True)
+    first, second = (load_checkpoint(tmp_path / name / "checkpoints") for name in ("full", "killed"))
     assert first.step == second.step == 9
     for file, tensors in first.tensors.items():
         assert all(torch.equal(t, second.tensors[file][name]) for name, t in tensors.items())
 
 
-def test_filler_counts_for_nothing(school):
-    folder, recipe = school
+def test_filler_is_not_counted(teacher_run):
+    folder, recipe = teacher_run
     data, valid = module.open_streams(
         with_distillation(recipe, folder / "teacher/model").replace(compile=True),
         module.Corpus.open(folder / "corpus"),
@@ -333,60 +333,62 @@ def test_filler_counts_for_nothing(school):
     assert valid.batch(np.arange(2), 0).targets.keys() == {"masked", "soft", "cosine"}
 
 
-def test_mistakes_are_one_line(school, tmp_path):
-    folder, recipe = school
+def test_errors(teacher_run, tmp_path):
+    folder, recipe = teacher_run
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
     prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
     with pytest.raises(
         PolysemeError, match=r"another vocabulary .*: prepare it with the tokenizer of .*teacher/model$"
     ):
-        distill(lesson(school), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
+        distill(student_recipe(teacher_run), folder / "teacher/model", tmp_path / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="cannot be a teacher: it has no head 'next'"):
-        run(school, lesson(school).replace(objective=CausalLM()), tmp_path / "run")
+        run(teacher_run, student_recipe(teacher_run).replace(objective=CausalLM()), tmp_path / "run")
     with pytest.raises(PolysemeError, match=r"objective\.teacher is empty"):
         pretrain(recipe.replace(objective=Distillation()), folder / "corpus", tmp_path / "run")
     with pytest.raises(PolysemeError, match="temperature is 0"):
         Distillation(temperature=0)
     with pytest.raises(PolysemeError, match="nowhere does not exist"):
-        distill(lesson(school), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
+        distill(student_recipe(teacher_run), folder / "teacher/model", tmp_path / "nowhere", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    run(school, lesson(school, steps=2), tmp_path / "run")
+    run(teacher_run, student_recipe(teacher_run, steps=2), tmp_path / "run")
     changed = load_model(folder / "teacher/model")
     with torch.no_grad():
         changed.model.trunk.token_embeddings.add_(0.01)
     save_model(tmp_path / "other", changed.model, changed.tokenizer)
     with pytest.raises(PolysemeError, match="another recipe: objective was"):
-        distill(lesson(school, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True)
+        distill(
+            student_recipe(teacher_run, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True
+        )
 
 
-def test_the_command(project, done, cli, tmp_path):
+def test_command(project, done, cli, tmp_path):
     common = ("distill", project / "run-bert/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "run")
     options = ("--budget", "3steps", "--set", "objective.temperature=1.5", "--set", "objective.base.mask_prob=0.2")
-    said = done(
+    output = done(
         *common, *options, "--set", "max_len=32", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256"
     )
-    assert "valid masked:" in said and f"{tmp_path}/run/model" in said
+    assert "valid masked:" in output and f"{tmp_path}/run/model" in output
     saved = json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]
     assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["mask_prob"] == 0.2
     assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
     assert "--resume" in cli(*common, *options).err
-    said = done("distill", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2",
-                "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")  # fmt: skip
-    assert "valid next:" in said
+    gpt2 = ("distill", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2")
+    output = done(*gpt2, "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")
+    assert "valid next:" in output
     answer = cli("distill", project / "run-gpt2/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "another vocabulary" in answer.err and not (tmp_path / "no").exists()
     answer = cli("distill", tmp_path / "none", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "no model folder" in answer.err
 
 
-def test_a_derived_recipe_follows_the_teacher(school, tmp_path):
-    folder, _ = school
+def test_derived_recipe_follows_the_teacher(teacher_run, tmp_path):
+    folder, _ = teacher_run
     small = derive_recipe(folder / "teacher/model")
     assert small.family == "distilbert" and small.model["num_layers"] == 2 and small.model["dim"] == 24
     model = load_model(folder / "teacher/model")
     config = FAMILIES["bert"].model_config(num_layers=4, dim=320, num_heads=5, vocab_size=120, max_len=32)
-    own = Recipe("teacher", "bert", max_len=32, batch_tokens=640, micro_batch_tokens=320).to_json()
-    for name, metadata, batch_tokens in (("own", {"recipe": own}, 640), ("none", {}, 4096 * 512)):
+    saved_recipe = Recipe("teacher", "bert", max_len=32, batch_tokens=640, micro_batch_tokens=320).to_json()
+    for name, metadata, batch_tokens in (("with-recipe", {"recipe": saved_recipe}, 640), ("without", {}, 4096 * 512)):
         save_model(tmp_path / name, config.build(0), model.tokenizer, metadata)
         derived = derive_recipe(tmp_path / name)
         assert derived.batch_tokens == batch_tokens and derived.max_len == 32 and derived.model["num_layers"] == 2
