@@ -53,10 +53,10 @@ def texts(folder: Path | None, size: float) -> Iterator[str]:
 
 
 def ours(source: Path, tokenizer: Path, out: Path, duplicates: str) -> int:
-    from polyseme.corpus.build.prepare import prepare
+    from polyseme.corpus.build.prepare import PrepareConfig, prepare
     from polyseme.text.tokenizer import Tokenizer
 
-    return int(prepare([source], Tokenizer.load(tokenizer), out, dedup=duplicates)["counts"]["tokens"])
+    return int(prepare([source], Tokenizer.load(tokenizer), out, PrepareConfig(dedup=duplicates))["counts"]["tokens"])
 
 
 def peer(source: Path, tokenizer: Path, out: Path) -> int:

@@ -55,9 +55,9 @@ def test_mistakes_are_named(tmp_path, capsys):
         r"data 0: paragraphs is 'x', not a list": {"data": [{"paragraphs": "x"}]},
         r"data 0, paragraph 0: there is no key 'qas'": {"data": [{"paragraphs": [{"context": "x"}]}]},
         r"paragraph 0: the context is ' ', not a text": squad(good, context=" "),
-        r"paragraph 0, question b: there is no answer, and nothing says that there is none": squad(asked("b")),
+        r"paragraph 0, question b: it has no answer and is not marked as impossible": squad(asked("b")),
         r"paragraph 0, question c: the answer is \"\{'text'": squad(asked("c", ("x", "1"))),
-        r"paragraph 0, question d is '', not a text": squad(asked("d", ("x", 1)) | {"question": ""}),
+        r"paragraph 0, question d: the question is '', not a text": squad(asked("d", ("x", 1)) | {"question": ""}),
         r"holds no examples": {"data": []},
     }
     for message, content in cases.items():

@@ -1,7 +1,5 @@
 """Reading of plain and compressed files in blocks."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma
@@ -20,6 +18,16 @@ _DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
     ".xz": partial(lzma.LZMAFile, format=lzma.FORMAT_XZ),
     ".bz2": bz2.BZ2File,
 }
+
+
+def strip_compression(path: Path) -> Path:
+    """Return a path without the suffix of its compression."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
+
+
+def data_suffix(path: Path) -> str:
+    """Return the suffix of a file in lower case, without that of its compression."""
+    return strip_compression(path).suffix.lower()
 
 
 def require_pyarrow(file_type: str) -> Any:
@@ -57,6 +65,17 @@ def read_decompressed(path: Path) -> Iterator[bytes]:
         if isinstance(error, OSError) and error.errno is not None:  # from the disk, not from decompression
             raise DataError(f"cannot read {path}: {error.strerror or error}") from None
         raise CorruptFileError(f"{path} is not a valid {suffix} file: {error}") from None
+
+
+def read_first_byte(path: Path) -> bytes:
+    """Return the first byte of a file that is not white space, or b"" if there is none or it cannot be read."""
+    try:
+        for block in read_decompressed(path):
+            if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
+                return block[:1]
+    except DataError:
+        pass
+    return b""
 
 
 def _decompress_zst(path: Path) -> Iterator[bytes]:

@@ -62,20 +62,14 @@ def log_counts(counts: WordCounts, reader: SourceReader) -> None:
     logger.info("%s characters read, %s of them counted", f"{counts.num_chars:,}", f"{counts.num_sampled_chars:,}")
     if counts.dropped_fraction:
         logger.info("rare words dropped to save memory: %s of the text", f"{counts.dropped_fraction:.2%}")
-    if reader.num_bad:
-        logger.warning("%s bad rows were skipped, the first: %s", f"{reader.num_bad:,}", reader.bad_row_messages[0])
+    if num_bad := reader.skipped.num_bad:
+        logger.warning("%s bad rows were skipped, the first: %s", f"{num_bad:,}", reader.skipped.bad_row_messages[0])
 
 
 def iter_texts(reader: SourceReader) -> Iterator[tuple[SourceFile, str]]:
     """Yield every non-blank text with its file; a bad row raises, or is counted if the reader skips bad rows."""
-    for position, document in reader.read():
-        if isinstance(document, DataError):
-            if not reader.skip_bad:
-                raise document
-            reader.num_bad += 1
-            reader.bad_row_messages += [str(document)] * (not reader.bad_row_messages)
-        elif document.text and not document.text.isspace():
-            yield reader.files[position.file_index], document.text
+    for file, document in reader.documents():
+        yield file, document.text
 
 
 def resolve_vocab_size(

@@ -1,16 +1,12 @@
 """Lossless sentence splitting: the sentences concatenate to the text and to the same byte-level BPE tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 
 from polyseme.errors import UnsupportedError
 
 # White space as in Unicode and tokenizers; `str.strip()` also strips four control characters.
-_WHITESPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a" + (
-    "\u2028\u2029\u202f\u205f\u3000"
-)
+_WHITESPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _TO_PLAIN_SPACES = str.maketrans(dict.fromkeys(_WHITESPACE, " "))
 _MAX_SEGMENT_CHARS = 10_000  # sentencex searches far ahead for closing quotes, so huge lines are split first
 
@@ -72,8 +68,6 @@ def _load_segmenter() -> Callable[[str, str], list[str]]:
     try:
         import sentencex
     except ImportError:
-        raise UnsupportedError(
-            "sentence splitting needs sentencex, which is not installed: pip install sentencex"
-        ) from None
+        raise UnsupportedError("sentence splitting needs sentencex: pip install sentencex") from None
     segment: Callable[[str, str], list[str]] = sentencex.segment
     return segment
