@@ -70,7 +70,7 @@ def test_parse_cleaning_steps():
         steps == CleaningConfig(nfc=True, boilerplate=10, min_chars=20, max_chars=1000, language=0.9)
         and steps.boilerplate
     )
-    assert steps.to_json() == {"nfc": True, "boilerplate": 10, "min_chars": 20, "max_chars": 1000, "language": 0.9}
+    assert str(steps) == "nfc,boilerplate=10,min_chars=20,max_chars=1000,language=0.9"
     for row in (steps, CleaningConfig(), parse_cleaning_steps("nfc,control,boilerplate,min_chars,max_chars,language")):
         assert parse_cleaning_steps(str(row)) == row
 

@@ -1,6 +1,7 @@
 """MinHash signatures against true similarities, duplicates against brute force, and the external sort."""
 
 import random
+import unicodedata
 from collections import Counter, defaultdict
 from functools import cache
 
@@ -10,7 +11,7 @@ import pytest
 from polyseme.corpus.dedup import lsh, minhash
 from polyseme.corpus.dedup.external_sort import ExternalSorter
 from polyseme.corpus.dedup.lsh import find_duplicates, lsh_bands
-from polyseme.corpus.dedup.minhash import SHINGLE_WORDS, SIGNATURE_SIZE, minhash_signatures
+from polyseme.corpus.dedup.minhash import SCRIPTS_WITHOUT_SPACES, SHINGLE_WORDS, SIGNATURE_SIZE, minhash_signatures
 from polyseme.errors import PolysemeError
 
 PARTS = ("ka", "mo", "ri", "te", "su", "la", "pen", "dor", "gi", "sta", "vu", "ne")
@@ -45,11 +46,20 @@ def find_in_texts(texts, path, threshold=0.8, memory=LARGE, include=None, use_si
     return duplicate_of, is_exact
 
 
+@cache
+def fold_char(char):
+    """Return a character case-folded (empty if it is not part of words), and whether it is a word by itself."""
+    if not char.isalnum() and unicodedata.category(char)[0] != "M":
+        return "", False
+    is_single = any(low <= ord(char) <= high for low, high in SCRIPTS_WITHOUT_SPACES)
+    return next((variant for variant in (char.casefold(), char.lower()) if len(variant) == 1), char), is_single
+
+
 def split_words(text):
     """Return the case-folded words of a text that form its shingles."""
     words = [""]
     for char in text:
-        folded, is_single = minhash._fold_char(char)
+        folded, is_single = fold_char(char)
         if is_single or not folded:
             words += [folded, ""]
         else:
@@ -164,7 +174,7 @@ def test_words_of_every_script():
 def test_code_point_table_equals_fold_char():
     table = minhash._code_point_table()
     for code in (*range(0x3000), *range(0x3000, 0x110000, 7), *range(0xD700, 0xE000), *range(0xE0100, 0xE01F0)):
-        folded, alone = minhash._fold_char(chr(code))
+        folded, alone = fold_char(chr(code))
         assert table[code] == (ord(folded) | (alone << 31) if folded else 0), hex(code)
 
 

@@ -24,7 +24,7 @@ from tests.text.test_events import random_performance as random_notes
 def test_missing_mido_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mido", None)
     (tmp_path / "a.mid").write_bytes(b"MThd")
-    with pytest.raises(PolysemeError, match=r"read and written with mido: install polyseme\[music\]"):
+    with pytest.raises(PolysemeError, match=r"needs mido: pip install 'polyseme\[music\]'"):
         open_sources([tmp_path / "a.mid"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyseme.corpus.build import blocks
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import ConfigError, DataError
 from polyseme.io import atomic
@@ -80,7 +81,8 @@ def test_a_failed_sync_leaves_the_old_file_and_folder(tmp_path, monkeypatch):
     assert contents == {"a.txt": "old", "b.txt": "old"} and not list(tmp_path.glob(".*"))
 
 
-def test_the_manifest_of_a_corpus_is_renamed_after_everything_it_lists_is_synced(tmp_path, events):
+def test_the_manifest_of_a_corpus_is_renamed_after_everything_it_lists_is_synced(tmp_path, events, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_CHARS", 1000)
     (tmp_path / "text.txt").write_text("\n".join(documents(20)))
     tokenizer = Tokenizer.train("bpe", iter(documents(20)), 300)
     config = PrepareConfig(split="line", num_workers=1, shard_characters=1000)

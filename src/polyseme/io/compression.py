@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from polyseme.errors import DataError, UnsupportedError
+from polyseme.errors import DataError, require_package
 
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 _BLOCK_SIZE = 1 << 20
@@ -28,15 +28,6 @@ def strip_compression(path: Path) -> Path:
 def data_suffix(path: Path) -> str:
     """Return the suffix of a file in lower case, without that of its compression."""
     return strip_compression(path).suffix.lower()
-
-
-def require_pyarrow(file_type: str) -> Any:
-    """Import and return pyarrow, which reads `file_type`; raise `UnsupportedError` if it is not installed."""
-    try:
-        import pyarrow
-    except ImportError:
-        raise UnsupportedError(f"reading {file_type} needs pyarrow: pip install pyarrow") from None
-    return pyarrow
 
 
 class CorruptFileError(DataError):
@@ -90,7 +81,7 @@ def _decompress_zst(path: Path) -> Iterator[bytes]:
 
 
 def _read_zst_blocks(path: Path, skip: int, size: int) -> Iterator[bytes]:
-    pa = require_pyarrow("files that end in .zst")
+    pa = require_package("pyarrow", "reading files that end in .zst")
     with open(path, "rb") as file, pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
         while skip and (block := stream.read(min(skip, _BLOCK_SIZE))):
             skip -= len(block)

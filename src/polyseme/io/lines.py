@@ -82,12 +82,12 @@ def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | DataError]:
             yield from enumerate(chunk[1].removesuffix("\n").split("\n"), chunk[0])
 
 
-def raise_errors(items: Iterable[T | DataError]) -> Iterator[T]:
-    """Yield the items of a reader, and raise the first error among them."""
-    for item in items:
-        if isinstance(item, DataError):
-            raise item
-        yield item
+def raise_errors(values: Iterable[T | DataError]) -> Iterator[T]:
+    """Yield the values of a reader, and raise the first error among them."""
+    for value in values:
+        if isinstance(value, DataError):
+            raise value
+        yield value
 
 
 def read_small_file(path: Path, name: str) -> bytes:

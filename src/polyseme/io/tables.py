@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import DataError, PolysemeError, suggest
-from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed, require_pyarrow
+from polyseme.errors import DataError, PolysemeError, require_package, suggest
+from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed
 from polyseme.io.lines import MAX_ROW_BYTES, bad_input
 
 NumberedLine = tuple[int, str]
@@ -149,7 +149,7 @@ def read_parquet_rows(path: Path, name: str, key: str) -> Iterator[list[str] | s
 
 def _read_batches(path: Path, name: str, key: str) -> Iterator[list[list[Any]]]:
     """Yield the columns of `key` for a batch of rows at a time. Arrow's errors become `CorruptFileError`."""
-    pa = require_pyarrow("Parquet files")
+    pa = require_package("pyarrow", "reading Parquet files")
     text_types = [pa.string(), pa.large_string(), pa.string_view()]
     try:
         from pyarrow import parquet

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -46,28 +46,6 @@ class Series:
     show_points: bool = False
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Mapping from values to pixels."""
-
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
-    top: int
-
-    @classmethod
-    def fit(cls, points: Sequence[tuple[float, float]], top: int) -> Self:
-        """Fit the ranges to points, with a margin above and below."""
-        (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points))
-        y_range = (y0 - 0.04 * (y1 - y0), y1 + 0.04 * (y1 - y0)) if y1 > y0 else (y0 - 1, y0 + 1)
-        return cls((x0, max(x1, x0 + 1)), y_range, top)
-
-    def to_pixels(self, x: float, y: float) -> tuple[float, float]:
-        """Map a point to pixels; y grows downward."""
-        (x0, x1), (y0, y1) = self.x_range, self.y_range
-        pixel_x = _LEFT_MARGIN + (x - x0) / (x1 - x0) * (_WIDTH - _LEFT_MARGIN - 12)
-        return pixel_x, self.top + (y1 - y) / (y1 - y0) * _HEIGHT
-
-
 def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
     """Draw lines as an inline SVG with integer ticks on the x-axis; points that are not finite are skipped.
 
@@ -78,15 +56,24 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
     if not visible:
         return ""
     top = 8 + 16 * math.ceil(len(visible) / 2)
-    scale = _Scale.fit([point for line in visible for point in line.points], top)
-    parts = [part for index, line in enumerate(visible) for part in _draw_line(line, index, scale)]
+    (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*(point for line in visible for point in line.points)))
+    x1, margin = max(x1, x0 + 1), 0.04 * (y1 - y0) or 1
+    y0, y1 = y0 - margin, y1 + margin
+
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
+        pixel_x = _LEFT_MARGIN + (x - x0) / (x1 - x0) * (_WIDTH - _LEFT_MARGIN - 12)
+        return pixel_x, top + (y1 - y) / (y1 - y0) * _HEIGHT
+
+    parts: list[str] = []
+    for index, line in enumerate(visible):
+        parts += _draw_line(line, index, [to_pixels(*point) for point in line.points])
     axes = f"M{_LEFT_MARGIN} {top}v{_HEIGHT}H{_WIDTH}"
-    for tick in _ticks(*scale.x_range, 6, min_step=1):
-        x, y = scale.to_pixels(tick, scale.y_range[0])
+    for tick in _ticks(x0, x1, 6, min_step=1):
+        x, y = to_pixels(tick, y0)
         axes += f"M{x:.1f} {y:.1f}v4"
         parts.append(_svg_text(x, y + 17, f"{tick:,.10g}"))
-    for tick in _ticks(*scale.y_range, 6):
-        x, y = scale.to_pixels(scale.x_range[0], tick)
+    for tick in _ticks(y0, y1, 6):
+        x, y = to_pixels(x0, tick)
         axes += f"M{x:.1f} {y:.1f}h-4"
         parts.append(_svg_text(x - 8, y + 4, f"{tick:,.10g}", 'text-anchor="end"'))
     middle, total_height = top + _HEIGHT / 2, top + _HEIGHT + 44
@@ -99,9 +86,8 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
     )
 
 
-def _draw_line(line: Series, index: int, scale: _Scale) -> list[str]:
+def _draw_line(line: Series, index: int, coordinates: list[tuple[float, float]]) -> list[str]:
     """Draw a line, its legend and its points."""
-    coordinates = [scale.to_pixels(*point) for point in line.points]
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in coordinates)
     legend_x, legend_y = _LEFT_MARGIN + 180 * (index % 2), 16 * (index // 2)
     dots = coordinates if line.show_points or len(coordinates) == 1 else ()

@@ -68,14 +68,14 @@ def _split_blocks(reader: SourceReader, start: ReadPosition, first_document: int
     keys = [(file.source_index, file.lang) for file in reader.files]
     runs = list(accumulate((a != b for a, b in pairwise(keys)), initial=0))  # consecutive files that share a block
     block: DocumentBlock | None = None
-    for position, item in reader.read(start):
+    for position, entry in reader.read(start):
         if block and runs[position.file_index] != runs[block.next_position.file_index]:
             yield block
             block = None
         if block is None:
             block = DocumentBlock(*keys[position.file_index], first_document)
         block.next_position = position
-        if document := block.skipped.check(item, reader.skip_bad):
+        if document := block.skipped.check(entry, reader.skip_bad):
             first_document += 1
             block.num_documents += 1
             block.texts.append(document.text)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, Protocol
 
 from polyseme.corpus.build.blocks import DocumentBlock, WorkerConfig, WorkerState
-from polyseme.errors import ConfigError, PolysemeError, UnsupportedError
+from polyseme.errors import ConfigError, PolysemeError, require_package
 
 BlockTask = Callable[[WorkerState, DocumentBlock], Any]
 _local = threading.local()
@@ -97,13 +97,10 @@ class _DaskPool:
 
 @contextmanager
 def _connect_cluster(address: str) -> Iterator[Any]:
-    try:
-        from distributed import Client
-    except ImportError:
-        raise UnsupportedError("dask.distributed is not installed: pip install distributed") from None
+    distributed = require_package("distributed", "a dask cluster")
     _check_reachable(address)
     try:
-        client = Client(address, timeout=20, set_as_default=False)
+        client = distributed.Client(address, timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{address!r} is not the address of a dask scheduler ({type(error).__name__})") from None
     try:
@@ -182,7 +179,8 @@ class _ProcessPool:
 
 def worker_main(descriptor: int) -> None:
     """Run tasks from a connection until it closes. Output that they print goes to standard error."""
-    connection, config = Connection(descriptor), None
+    connection = Connection(descriptor)
+    config: Any = None
     try:
         os.dup2(2, 1)
     except OSError:  # standard error is closed

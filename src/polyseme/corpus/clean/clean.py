@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.dedup.external_sort import ExternalSorter
-from polyseme.errors import ConfigError, UnsupportedError, suggest
+from polyseme.corpus.dedup.external_sort import ExternalSorter, is_in_sorted
+from polyseme.errors import ConfigError, require_package, suggest
 
 DEFAULT_STEPS = "nfc,control"
 MAX_EXAMPLES, EXCERPT_CHARS = 5, 120
@@ -61,14 +61,10 @@ class CleaningConfig:
     max_chars: int = 0
     language: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the enabled steps."""
-        return {name: value for name in _DEFAULT_VALUES if (value := getattr(self, name))}
-
     def __str__(self) -> str:
-        """Format the steps so that `parse_cleaning_steps` can read them."""
-        settings = self.to_json()
-        return ",".join(name if value is True else f"{name}={value}" for name, value in settings.items()) or "none"
+        """Format the enabled steps so that `parse_cleaning_steps` can read them."""
+        steps = [(name, value) for name, value in vars(self).items() if value]
+        return ",".join(name if value is True else f"{name}={value}" for name, value in steps) or "none"
 
 
 def parse_cleaning_steps(text: str) -> CleaningConfig:
@@ -188,12 +184,10 @@ class Cleaner:
     def _strip_boilerplate(self, text: str) -> str:
         lines = text.split("\n")
         line_numbers, hashes = _hash_lines(lines)
-        candidates = np.minimum(np.searchsorted(self._boilerplate_hashes, hashes), len(self._boilerplate_hashes) - 1)
-        hits = np.flatnonzero(self._boilerplate_hashes[candidates] == hashes)
-        if not len(hits):
-            return text
-        boilerplate_lines = {line_numbers[hit] for hit in hits.tolist()}
-        return "\n".join(line for number, line in enumerate(lines) if number not in boilerplate_lines)
+        boilerplate = set(np.array(line_numbers)[is_in_sorted(hashes, self._boilerplate_hashes)].tolist())
+        return (
+            "\n".join(line for number, line in enumerate(lines) if number not in boilerplate) if boilerplate else text
+        )
 
 
 def _excerpt_change(before: str, after: str) -> str:
@@ -307,8 +301,5 @@ def sample_text(text: str) -> str:
 
 @cache
 def _load_model() -> Any:
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError:
-        raise UnsupportedError("language detection needs py3langid: pip install py3langid") from None
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    langid = require_package("py3langid.langid", "language detection")
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

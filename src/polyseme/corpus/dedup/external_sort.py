@@ -95,5 +95,12 @@ class ExternalSorter:
             self._run_lengths.append(len(run))
 
 
+def is_in_sorted(values: np.ndarray, sorted_values: np.ndarray) -> np.ndarray:
+    """Return which of the values are in a sorted array."""
+    if not len(sorted_values):
+        return np.zeros(len(values), bool)
+    return np.asarray(sorted_values[np.searchsorted(sorted_values[:-1], values)] == values)
+
+
 def _drop_repeats(values: np.ndarray) -> np.ndarray:
     return values[np.append(True, values[1:] != values[:-1])] if len(values) else values

@@ -9,7 +9,7 @@ Everything is vectorized over many documents; the signature of a document depend
 import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -51,31 +51,16 @@ def hash_texts(texts: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 
-@lru_cache(4096)
-def _fold_char(char: str) -> tuple[str, bool]:
-    """Return a character case-folded (empty if it is not part of words), and whether it is a word by itself."""
-    if not char.isalnum() and unicodedata.category(char)[0] != "M":
-        return "", False
-    is_single = any(low <= ord(char) <= high for low, high in SCRIPTS_WITHOUT_SPACES)
-    return next((variant for variant in (char.casefold(), char.lower()) if len(variant) == 1), char), is_single
-
-
 @cache
 def _code_point_table() -> np.ndarray:
-    """Return the folded code point of each code point, marked if a word by itself; 0 for separators."""
+    """Return the case-folded code point of each code point, marked if a word by itself; 0 for separators."""
     table = np.zeros(0x110000, dtype=np.uint32)
-    # Large ranges without case, filled at once
-    large_ranges = [(low, high) for low, high in SCRIPTS_WITHOUT_SPACES if high - low > 1000]
-    codes = np.arange(0x33480, dtype=np.uint32)
-    for low, high in large_ranges:
-        alnum = [chr(code).isalnum() for code in range(low, high + 1)]
-        table[low : high + 1] = np.where(alnum, codes[low : high + 1] | np.uint32(_SINGLE_CHAR_WORD), 0)
-        codes[low : high + 1] = 0
-    table[0xAC00:0xD7A4] = codes[0xAC00:0xD7A4]  # Hangul has no case either
-    codes[0xAC00:0xD7A4] = codes[0xD800:0xF900] = 0  # surrogates and private use are not letters
-    for code in (*codes[codes > 0].tolist(), *range(0xE0100, 0xE01F0)):
-        folded, is_single = _fold_char.__wrapped__(chr(code))
-        table[code] = ord(folded) | (_SINGLE_CHAR_WORD if is_single else 0) if folded else 0
+    for code in (*range(0x33480), *range(0xE0100, 0xE01F0)):  # letters, digits and marks are in these ranges
+        char = chr(code)
+        if char.isalnum() or unicodedata.category(char)[0] == "M":
+            table[code] = next((ord(c) for c in (char.casefold(), char.lower()) if len(c) == 1), code)
+    for low, high in SCRIPTS_WITHOUT_SPACES:
+        table[low : high + 1] |= np.where(table[low : high + 1], np.uint32(_SINGLE_CHAR_WORD), np.uint32(0))
     return table
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from polyseme.corpus.dedup.external_sort import is_in_sorted
 from polyseme.corpus.inspect.word_hashes import Detokenizer, HashedWords, hash_words
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
@@ -187,7 +188,7 @@ def _measure_set(
     loaded: _EvaluationSet, detokenizer: Detokenizer, matched_hashes: np.ndarray, n: int, num_shown: int
 ) -> ContaminationResult:
     num_examples = len(loaded.texts)
-    is_matched = _is_in_sorted(loaded.ngrams, matched_hashes)
+    is_matched = is_in_sorted(loaded.ngrams, matched_hashes)
     ngram_counts = np.bincount(loaded.example_ids, minlength=num_examples)
     match_counts = np.bincount(loaded.example_ids[is_matched], minlength=num_examples)
     order = np.lexsort((-match_counts, -match_counts / np.maximum(ngram_counts, 1)))[:num_shown]
@@ -211,13 +212,6 @@ def _measure_set(
     )
 
 
-def _is_in_sorted(hashes: np.ndarray, sorted_hashes: np.ndarray) -> np.ndarray:
-    """Return which of the hashes are in a sorted array."""
-    if not sorted_hashes.size:
-        return np.zeros(len(hashes), bool)
-    return np.asarray(sorted_hashes[np.searchsorted(sorted_hashes[:-1], hashes)] == hashes)
-
-
 def _longest_match(text: str, detokenizer: Detokenizer, matched_hashes: np.ndarray, n: int) -> str:
     """Return the longest passage of an example that occurs in the corpus.
 
@@ -226,7 +220,7 @@ def _longest_match(text: str, detokenizer: Detokenizer, matched_hashes: np.ndarr
     decoded_text = detokenizer.round_trip([text])[0]
     words = hash_words(decoded_text)
     hashes, _, has_unknown = words.hash_ngrams(n)
-    changes = np.diff(np.concatenate([[0], _is_in_sorted(hashes, matched_hashes) & ~has_unknown, [0]]))
+    changes = np.diff(np.concatenate([[0], is_in_sorted(hashes, matched_hashes) & ~has_unknown, [0]]))
     begins, ends = np.flatnonzero(changes == 1), np.flatnonzero(changes == -1)
     longest = int(np.argmax(ends - begins))
     first, last = int(begins[longest]), int(ends[longest]) + n - 1

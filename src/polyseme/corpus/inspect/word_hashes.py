@@ -38,8 +38,9 @@ class HashedWords(NamedTuple):
 
     def drop_edge_words(self, at_start: bool, at_end: bool) -> "HashedWords":
         """Drop the words that touch the start or end of the text, which may be incomplete where it was cut."""
-        first, last = at_start and self.touches_edges[0], at_end and self.touches_edges[1]
-        return HashedWords(*(array[int(first) : len(array) - int(last)] for array in self[:4]), self.touches_edges)
+        starts, ends = int(at_start and self.touches_edges[0]), int(at_end and self.touches_edges[1])
+        arrays = (array[starts : len(array) - ends] for array in self[:4])
+        return HashedWords._make([*arrays, self.touches_edges])
 
     def hash_ngrams(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return for each n-gram its hash, whether it lies within one document, and whether it contains an unknown."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.corpus.sources.events import Note, notes_to_events
-from polyseme.errors import DataError, PolysemeError, UnsupportedError
+from polyseme.errors import DataError, PolysemeError, require_package
 from polyseme.io.atomic import atomic_write
 from polyseme.io.lines import bad_input, read_small_file
 
@@ -19,11 +19,7 @@ _MAX_SECONDS = 24 * 3600  # a longer piece is taken for a damaged file
 
 def require_mido() -> Any:
     """Import mido, or raise an `UnsupportedError` that says how to install it."""
-    try:
-        import mido
-    except ImportError:
-        raise UnsupportedError("MIDI files are read and written with mido: install polyseme[music]") from None
-    return mido
+    return require_package("mido", "reading or writing MIDI files", "'polyseme[music]'")
 
 
 def read_midi(path: Path, name: str) -> Iterator[ReadResult]:

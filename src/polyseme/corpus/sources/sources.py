@@ -17,9 +17,9 @@ from typing import Any
 from polyseme.corpus.sources import gettext_catalogs, midi, python_docs
 from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.corpus.sources.readers import FORMATS, PYTHON_DOCS, SPLITS, SUFFIX_FORMATS, SourceFile, detect_format
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.atomic import atomic_write, sha256
-from polyseme.io.compression import COMPRESSED_SUFFIXES, require_pyarrow
+from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.lines import make_printable
 
 STDIN, GETTEXT = "-", "gettext"
@@ -130,15 +130,15 @@ class SourceReader:
         """Yield every item from `start` on, with the position after it. Files before `start` are not opened."""
         for file_index in range(start.file_index, len(self.files)):
             num_skipped = start.item_index if file_index == start.file_index else 0
-            for item_index, item in enumerate(self.files[file_index].read(), 1):
+            for item_index, document in enumerate(self.files[file_index].read(), 1):
                 if item_index > num_skipped:
-                    yield ReadPosition(file_index, item_index), item
+                    yield ReadPosition(file_index, item_index), document
 
     def documents(self) -> Iterator[tuple[SourceFile, Document]]:
         """Yield every document that has text, with its file."""
         self.skipped = SkippedInput()
-        for position, item in self.read():
-            if document := self.skipped.check(item, self.skip_bad):
+        for position, entry in self.read():
+            if document := self.skipped.check(entry, self.skip_bad):
                 yield self.files[position.file_index], document
 
     def __iter__(self) -> Iterator[Document]:
@@ -220,11 +220,11 @@ def open_sources(
         else:
             reader.files += _list_files(file, source, exclude_dir, reader.skipped_files)
     if any(file.format == "parquet" for file in reader.files):
-        require_pyarrow("Parquet files")
+        require_package("pyarrow", "reading Parquet files")
     if any(file.format == "midi" for file in reader.files):
         midi.require_mido()
     if any(file.local_path.suffix.lower() == ".zst" for file in reader.files):
-        require_pyarrow("files that end in .zst")
+        require_package("pyarrow", "reading files that end in .zst")
     return reader
 
 
