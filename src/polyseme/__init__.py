@@ -128,10 +128,12 @@ def prepare(
     >>> corpus.num_tokens > 1000
     True
     """
+    from polyseme.corpus.build.prepare import PrepareConfig
     from polyseme.corpus.build.prepare import prepare as run
     from polyseme.corpus.store import Corpus
 
-    run([sources] if isinstance(sources, str | Path) else list(sources), tokenizer, Path(out), **options)
+    source_list = [sources] if isinstance(sources, str | Path) else list(sources)
+    run(source_list, tokenizer, Path(out), PrepareConfig(**options))
     return Corpus.open(Path(out))
 
 

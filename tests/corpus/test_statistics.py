@@ -17,7 +17,7 @@ import pytest
 from stored import store
 
 from polyseme.cli.describe import SMALLEST_RECIPE, render_page, summary_rows
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.inspect import statistics
 from polyseme.corpus.inspect.statistics import compute_statistics
 from polyseme.corpus.store import Corpus, verify_corpus
@@ -259,10 +259,8 @@ def test_manifest_of_prepare_is_shown(tmp_path: Path) -> None:
     rows = [*DOCUMENTS[:6], DOCUMENTS[2], "cafe\u0301 " * 200, "Hm."]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows) + "{\n")
     tokenizer = Tokenizer.train("bpe", iter(DOCUMENTS), 400)
-    prepare(
-        [f"{tmp_path / 'a.jsonl'}::lang=de,weight=3"], tokenizer, tmp_path / "corpus",
-        clean="nfc,min_chars=20", dedup="exact", skip_bad=True,
-    )  # fmt: skip
+    config = PrepareConfig(clean="nfc,min_chars=20", dedup="exact", skip_bad=True)
+    prepare([f"{tmp_path / 'a.jsonl'}::lang=de,weight=3"], tokenizer, tmp_path / "corpus", config)
     stats = compute_statistics(Corpus.open(tmp_path / "corpus"))
     assert [(row.lang, row.weight, row.token_share, row.weighted_share) for row in stats.sources] == [
         ("de", 3.0, 1.0, 1.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
@@ -114,7 +114,7 @@ def test_choices_that_are_not_there(tokenizer, tmp_path):
 
 def test_it_learns_both_directions_of_characters(tokenizer, tmp_path, done):
     (tmp_path / "text.txt").write_text("\n".join(documents(150)) + "\n")
-    prepare([tmp_path / "text.txt"], tokenizer, tmp_path / "corpus", split="line", num_workers=1)
+    prepare([tmp_path / "text.txt"], tokenizer, tmp_path / "corpus", PrepareConfig(split="line", num_workers=1))
     recipe = get_training_recipe("flair-tiny").replace(size="", model={"dim": 48, "char_dim": 16, "dropout": 0.0})
     for path, value in (("budget.steps", "60"), ("optimizer.lr", "0.02"), ("schedule.warmup", "5"),
                         ("valid_fraction", "0.1"), ("batch_tokens", "1024"),

@@ -158,7 +158,7 @@ def test_malformed_files_name_the_line(tmp_path):
         base + "He -\nruns run\n": r"x\.conll:7: 1 predicates, but 0 columns of arguments",
         base + "He - *\nruns run (V)\n": r"x\.conll:8: '\(V\)' is no argument",
         base + "He it *\nruns run *\n": r"x\.conll:7: 2 predicates, but 1 columns of arguments",
-        "- *\nrun (V*)\n": r"x\.conll:1: no column of words, then one of predicates",
+        "- *\nrun (V*)\n": r"x\.conll:1: there are no columns of words and predicates",
     }
     for content, says in cases.items():
         path.write_text(content)

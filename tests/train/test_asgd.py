@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
@@ -125,7 +125,10 @@ def corpus(tmp_path_factory):
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(sentences[i : i + 12]) for i in range(0, 480, 12)))
     prepare(
-        [text], Tokenizer.train("bpe", iter([text.read_text()]), 330), folder / "corpus", split="blank", num_workers=1
+        [text],
+        Tokenizer.train("bpe", iter([text.read_text()]), 330),
+        folder / "corpus",
+        PrepareConfig(split="blank", num_workers=1),
     )
     return folder / "corpus"
 

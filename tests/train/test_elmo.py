@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import polyseme
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.families import FAMILIES
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, CharCNN, CharCNNConfig, words_to_char_ids
 from polyseme.nn.losses import sampled_softmax_loss
@@ -20,7 +20,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elmo")
     (folder / "text.txt").write_text("\n".join(documents(120)) + "\n")
     tokenizer = Tokenizer.train("bpe", iter(documents(120)), 330)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="line", num_workers=1)
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", PrepareConfig(split="line", num_workers=1))
     recipe = get_training_recipe("elmo-tiny").replace(
         size="", model={"dim": 32, "ffn_dim": 48, "num_highway": 1, "char_dim": 8}
     )

@@ -9,7 +9,7 @@ import torch
 
 import polyseme
 from polyseme.cli.music import sample_events
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
@@ -38,7 +38,9 @@ def runs(harness, tmp_path_factory):
     folder = tmp_path_factory.mktemp("music")
     lines = [" ".join(harness.compose(seed, LENGTH - 1, 3, (0,))) for seed in range(400)]
     (folder / "pieces.txt").write_text("\n".join(lines) + "\n")
-    prepare([folder / "pieces.txt"], Tokenizer.load("events"), folder / "corpus", split="line", num_workers=1)
+    prepare(
+        [folder / "pieces.txt"], Tokenizer.load("events"), folder / "corpus", PrepareConfig(split="line", num_workers=1)
+    )
     for positions in ("relative", "learned"):
         recipe = get_training_recipe("music-tiny").replace(
             size="", max_len=LENGTH, batch_tokens=1536, micro_batch_tokens=1536,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.store import Corpus
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import (
@@ -51,7 +51,7 @@ def runs(done, tmp_path_factory):
     folder = tmp_path_factory.mktemp("recurrent")
     (folder / "text.txt").write_text("\n\n".join(documents()))
     tokenizer = Tokenizer.train("bpe", iter(documents()), 320)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="blank", num_workers=1)
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", PrepareConfig(split="blank", num_workers=1))
     usual = ["budget.steps=60", "batch_tokens=512", "micro_batch_tokens=512", "max_len=16", "valid_fraction=0.1",
              "schedule.warmup=5", "optimizer.lr=0.03", "save_every=100", "eval_every=100"]  # fmt: skip
     for name, (recipe, changes) in RUNS.items():

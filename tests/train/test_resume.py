@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.events import EVENTS
 from polyseme.errors import Interrupted, PolysemeError
 from polyseme.families import FAMILIES
@@ -57,14 +57,14 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
     found = {}
     pieces = folder / "pieces.txt"
     pieces.write_text("\n\n".join(" ".join(rng.choice(EVENTS, 60)) for _ in range(40)))
-    prepare([pieces], Tokenizer.load("events"), folder / "events", split="blank")
+    prepare([pieces], Tokenizer.load("events"), folder / "events", PrepareConfig(split="blank"))
     found["events"] = folder / "events"
     for kind in sorted(set(map(kind_of, FAMILIES)) - {"events"}):
         size, sentinels = 330 if "unigram" not in kind else 100, 20 * kind.endswith("+")
         tokenizer = Tokenizer.train(
             kind.rstrip("+"), iter([text.read_text()]), size + sentinels, num_sentinels=sentinels
         )
-        prepare([text], tokenizer, folder / kind, split="blank")
+        prepare([text], tokenizer, folder / kind, PrepareConfig(split="blank"))
         found[kind] = folder / kind
     return found
 

@@ -10,7 +10,7 @@ import torch
 
 import polyseme
 from polyseme.cli.main import app
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
@@ -44,7 +44,7 @@ def corpus(tmp_path_factory) -> Path:
         lines.append(f"the {one} {draw.choice(verbs)} and {draw.choice(verbs)} in the {draw.choice(place)}")
     (folder / "text.txt").write_text("\n".join(lines))
     tokenizer = Tokenizer.train("words", lines, 100)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="line", dedup="none")
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", PrepareConfig(split="line", dedup="none"))
     return folder / "corpus"
 
 

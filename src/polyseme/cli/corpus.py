@@ -36,14 +36,14 @@ def prepare(
     dask_address: Annotated[str, typer.Option(help="address of a Dask scheduler whose workers to use")] = "",
 ) -> None:
     """Clean, deduplicate and tokenize text into a corpus. An interrupted run continues where it stopped."""
+    from polyseme.corpus.build.prepare import PrepareConfig
     from polyseme.corpus.build.prepare import prepare as run
     from polyseme.text.tokenizer import Tokenizer
 
-    manifest = run(
-        source, Tokenizer.load(tokenizer), out, key=key, split=split, lang=lang, format=format, clean=clean,
-        dedup=dedup, dedup_threshold=dedup_threshold, skip_bad=skip_bad, append=append, num_workers=num_workers,
-        dask_address=dask_address,
-    )  # fmt: skip
+    config = PrepareConfig(
+        key, split, lang, format, clean, dedup, dedup_threshold, skip_bad, append, num_workers, dask_address
+    )
+    manifest = run(source, Tokenizer.load(tokenizer), out, config)
     print(f"{out}: " + ", ".join(f"{value:,} {name}" for name, value in manifest["counts"].items()))
     removed = manifest["removed"]
     for step, stats in removed["cleaning"].items():

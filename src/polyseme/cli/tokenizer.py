@@ -103,7 +103,6 @@ def inspect(
     from polyseme.cli.output import print_json
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.progress import progress
-    from polyseme.text.counts import iter_texts
     from polyseme.text.inspection import describe_vocabulary, measure_tokenization
     from polyseme.text.tokenizer import Tokenizer
 
@@ -115,9 +114,9 @@ def inspect(
         with progress("read", None, "characters") as bar:
 
             def texts() -> Iterator[tuple[tuple[str, str], str]]:
-                for source_file, content in iter_texts(sources):
-                    bar.advance(len(content))
-                    yield (source_file.lang, sources.sources[source_file.source_index].path), content
+                for file, document in sources.documents():
+                    bar.advance(len(document.text))
+                    yield (file.lang, sources.sources[file.source_index].path), document.text
 
             stats = measure_tokenization(loaded_tokenizer, texts())
         if not stats:

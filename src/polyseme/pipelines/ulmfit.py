@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from polyseme.config import Config
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError
@@ -188,7 +188,7 @@ def prepare_target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str])
     if not (out / "manifest.json").exists():
         text_path = out.with_name(f"{out.name}.jsonl")
         write_text(text_path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
-        prepare([text_path], tokenizer, out, clean="none", dedup="none", num_workers=1)
+        prepare([text_path], tokenizer, out, PrepareConfig(clean="none", dedup="none", num_workers=1))
         text_path.unlink()
     return out
 

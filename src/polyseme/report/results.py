@@ -1,12 +1,10 @@
 """Typed results of runs: metrics, and paths to the model and the page."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from polyseme.report.notebook import NotebookResult
 
@@ -28,24 +26,14 @@ class ValidationResult(NotebookResult):
 
 
 @dataclass(frozen=True)
-class PretrainResult(NotebookResult):
-    """A finished pre-training run: its folder, validation losses, and sizes."""
+class _RunResult(NotebookResult):
+    """A finished run in the folder `out`."""
 
     out: Path
-    valid: ValidationResult
-    num_parameters: int
-    num_tokens: int
-    num_steps: int
-
-    @classmethod
-    def from_results(cls, out: Path, results: Mapping[str, Any]) -> PretrainResult:
-        """From the dictionary in `results.json`."""
-        valid = ValidationResult(dict(results["valid"]))
-        return cls(Path(out), valid, results["parameters"], results["tokens"], results["steps"])
 
     @property
     def model(self) -> Path:
-        """The model folder."""
+        """The model folder, of the best seed if there are several."""
         return self.out / "model"
 
     @property
@@ -55,10 +43,25 @@ class PretrainResult(NotebookResult):
 
 
 @dataclass(frozen=True)
-class FinetuneResult(NotebookResult):
+class PretrainResult(_RunResult):
+    """A finished pre-training run: its folder, validation losses, and sizes."""
+
+    valid: ValidationResult
+    num_parameters: int
+    num_tokens: int
+    num_steps: int
+
+    @classmethod
+    def from_results(cls, out: Path, results: Mapping[str, Any]) -> Self:
+        """From the dictionary in `results.json`."""
+        valid = ValidationResult(dict(results["valid"]))
+        return cls(Path(out), valid, results["parameters"], results["tokens"], results["steps"])
+
+
+@dataclass(frozen=True)
+class FinetuneResult(_RunResult):
     """A finished fine-tuning run: the mean and standard deviation of every metric over the seeds."""
 
-    out: Path
     primary_metric: str
     mean: dict[str, float]
     std: dict[str, float | None]
@@ -67,19 +70,9 @@ class FinetuneResult(NotebookResult):
     failed_seeds: tuple[int, ...]
 
     @classmethod
-    def from_results(cls, out: Path, results: Mapping[str, Any]) -> FinetuneResult:
+    def from_results(cls, out: Path, results: Mapping[str, Any]) -> Self:
         """From the dictionary in `results.json`."""
         return cls(
             Path(out), results["primary_metric"], dict(results["mean"]), dict(results["std"]),
             tuple(results["seeds"]), results["best_seed"], tuple(results["failed_seeds"]),
         )  # fmt: skip
-
-    @property
-    def model(self) -> Path:
-        """The model folder of the best seed."""
-        return self.out / "model"
-
-    @property
-    def report(self) -> Path:
-        """The page about the run."""
-        return self.out / "report.html"
