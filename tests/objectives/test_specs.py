@@ -8,10 +8,9 @@ from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.errors import PolysemeError
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.causal_lm import CausalLM
-from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.packing import SpecialIds, StaticShape
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
-from polyseme.objectives.span_masked_lm import SpanMaskedLM
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SIZE = 2000

@@ -152,7 +152,7 @@ def test_what_cannot_be_translated(made, project, refused, tmp_path):
     refused("translate", model, "--data", tmp_path / "one.txt", "--report", tmp_path / "x.html", says="--reference")
     refused("translate", model, "--data", tmp_path / "none.txt", says="none.txt")
     refused("pretrain", made / "toy.json", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "r",
-            says="no corpus of pairs")  # fmt: skip
+            says="not a corpus of pairs")  # fmt: skip
     refused("pairs", made / "train.en", made / "train.xx", "--tokenizer", made / "joint", "--out", tmp_path / "p",
             "--keys", "en", says="two sides")  # fmt: skip
 

@@ -3,8 +3,6 @@
 A term has the name of its head, which computes its loss. Terms without a head are in `REGULARIZERS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -38,7 +36,7 @@ REGULARIZERS: dict[str, Callable[[Tensor, Tensor, PackedLayout], Tensor]] = {
 def compute_losses(model: Model, batch: Batch) -> dict[str, Tensor]:
     """Return the summed loss of each term of a batch."""
     num_layers = model.config.trunk.num_layers
-    if model.training and batch.extra is not None:
+    if model.training:
         batch = batch.extra.prepare(model, batch)
     output = batch.forward(model, (num_layers,) if batch.targets.keys() & REGULARIZERS.keys() else ())
     hidden, layout = output.hidden, batch.inputs.layout

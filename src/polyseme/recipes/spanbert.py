@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyseme.objectives.span_masked_lm import SpanMaskedLM
+from polyseme.objectives.masked_lm import SpanMaskedLM
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig

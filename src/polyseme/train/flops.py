@@ -27,4 +27,4 @@ def count_training_flops(model: Model, batch: Batch | SparseUpdateBatch) -> int:
             continue
         has_pooler = head.pooling == "pooled" and trunk.pooler.dense
         total += 6 * targets.count * (head.matmul_params(dim) + (dim * dim if has_pooler else 0))
-    return total if batch.extra is None else total + batch.extra.num_extra_forwards * total // 3
+    return total + batch.extra.num_extra_forwards * total // 3

@@ -18,11 +18,10 @@ from polyseme.objectives.base import Objective
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.glove import GloVe
-from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.objectives.span_corruption import SpanCorruption
-from polyseme.objectives.span_masked_lm import SpanMaskedLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.objectives.translation import Translation
 from polyseme.objectives.word2vec import Word2Vec

@@ -63,11 +63,11 @@ class StepExecutor:
         lengths, extra = batch.inputs.layout.lengths, batch.extra
         self.state.model.trunk.check(batch.inputs)
         is_eager = self.depends_on_lengths and len(set(lengths)) > 1
-        is_eager = is_eager or (extra is not None and not extra.supports_cuda_graphs)
+        is_eager = is_eager or not extra.supports_cuda_graphs
         calls = (self._first_micro_batch, self._next_micro_batch) if is_eager else (self._run_first, self._run_next)
-        memory = None if extra is None else extra.memory
+        memory = extra.memory
         new_memory = calls[0 if is_first else 1](batch, counts, memory)
-        if extra is not None and new_memory is not None:
+        if new_memory is not None:
             num_seen = memory.num_seen if memory else (0,) * len(lengths)  # counted here: a replay runs no Python
             extra.store_memory(replace(new_memory, num_seen=tuple(a + b for a, b in zip(num_seen, lengths))))
 
@@ -94,13 +94,12 @@ class StepExecutor:
     def _compute_grads(self, batch: Batch, counts: Tensor, memory: Memory | None) -> tuple[Tensor, Memory | None]:
         """Return the mean of each term, and the memory for the next batch."""
         batch = batch.to(self.state.device)
-        extra = None if batch.extra is None else batch.extra.with_memory(memory)
-        batch = replace(batch, extra=extra)
+        batch = replace(batch, extra=batch.extra.with_memory(memory))
         with nullcontext() if self.bf16_copy else self.state.autocast():
             sums = self.state.loss_fn(self.bf16_copy.model if self.bf16_copy else self.state.model, batch)
         means = torch.stack(list(sums.values())) / counts.to(self.state.device)
         sum(batch.targets[name].weight * mean for name, mean in zip(sums, means)).backward()
-        return means.detach(), None if extra is None else extra.memory
+        return means.detach(), batch.extra.memory
 
     def _reduce_and_clip(self, step: Tensor) -> Tensor:
         """Sum the gradients over ranks and clip them.
