@@ -40,12 +40,14 @@ COUNTED = {"3-gram": 3, "5-gram": 5}
 def network(name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
     from polyseme.cli.output import apply_overrides
     from polyseme.corpus.store import Corpus
+    from polyseme.objectives.packing import SpecialIds
     from polyseme.objectives.streaming_lm import StreamingCausalLM
     from polyseme.train.loop import setup_device
     from polyseme.train.optimizer import OptimizerConfig
-    from polyseme.train.pretrain import build_train_state, evaluate, open_streams, pretrain
+    from polyseme.train.pretrain import build_train_state, evaluate, pretrain
     from polyseme.train.recipe import BudgetConfig, Recipe
     from polyseme.train.schedule import ScheduleConfig
+    from polyseme.train.streams import open_streams
     from polyseme.weights.folder import load_model
 
     family, model, rate, clip = NETWORKS[name]
@@ -71,7 +73,7 @@ def network(name: str, seed: int, options: argparse.Namespace) -> dict[str, floa
     run = build_train_state(measured.replace(precision="float32"), folder.model.config, setup_device())
     run.model.load_state_dict(folder.model.state_dict())
     test = Corpus.open(options.test)
-    data, _ = open_streams(measured, test, folder.tokenizer, 0, 1)
+    data, _ = open_streams(measured, test, SpecialIds.from_tokenizer(folder.tokenizer))
     nats = evaluate(run, data.builder, measured)["next"]
     return {
         **{key: found[key] for key in ("steps", "tokens", "parameters")},

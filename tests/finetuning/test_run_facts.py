@@ -26,7 +26,7 @@ from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.flops import count_parameters
+from polyseme.train.loop import count_parameters
 from polyseme.weights.folder import load_model, save_model
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear"]

@@ -16,8 +16,8 @@ from polyseme.objectives.losses import compute_losses, evaluate_batch
 from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
-from polyseme.train.pretrain import BatchStream
 from polyseme.train.recipe import Recipe
+from polyseme.train.streams import BatchStream
 from tests.contracts import cases
 from tests.objectives.test_specs import GPT2, Pages, all_of
 

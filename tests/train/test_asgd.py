@@ -13,8 +13,13 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.recipes import RECIPES
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
-from polyseme.train.asgd import swap_averaged_weights
-from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
+from polyseme.train.optimizer import (
+    OptimizerConfig,
+    load_optimizer_state_dict,
+    optimizer_state_dict,
+    set_lr,
+    swap_averaged_weights,
+)
 from polyseme.train.pretrain import pretrain
 from tests.train.test_resume import STEPS, Killed, assert_same, recipe
 from tests.train.test_resume import weights as everything

@@ -4,8 +4,14 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.train.muon import NS_COEFFICIENTS, newton_schulz
-from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
+from polyseme.train.optimizer import (
+    NS_COEFFICIENTS,
+    OptimizerConfig,
+    load_optimizer_state_dict,
+    newton_schulz,
+    optimizer_state_dict,
+    set_lr,
+)
 
 
 @pytest.mark.parametrize("shape", [(2, 30, 50), (3, 50, 30), (1, 40, 40)])

@@ -17,14 +17,12 @@ from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.budget import Deadline, count_fitting_steps
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.flops import count_parameters, count_training_flops
-from polyseme.train.loop import TrainState, train
-from polyseme.train.mixed_precision import BF16WorkingCopy
+from polyseme.train.loop import TrainState, count_parameters, count_training_flops, prefetch, train
 from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
-from polyseme.train.prefetch import prefetch
 from polyseme.train.pretrain import pretrain, try_compile
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.step import BF16WorkingCopy
 from tests.contracts.cases import fitting
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -382,7 +380,7 @@ def test_a_budget_that_is_none(text):
         ("valid_fraction", "1", r"valid_fraction is 1\.0, expected at least 0 and less than 1"),
         ("budget.steps", "-1", r"budget\.steps is -1, expected 0 or more"),
         ("budget.steps", "0", "the budget is empty"),
-        ("optimizer.lr", "0", r"optimizer\.lr is 0\.0, which is not above 0"),
+        ("optimizer.lr", "0", r"optimizer\.lr is 0\.0, expected more than 0"),
         ("micro_batch_tokens", "8", "micro_batch_tokens 8 is smaller than max_len 128"),
         ("batch_tokens", "20000", "batch_tokens 20000 is not a multiple of micro_batch_tokens 16384"),
     ],

@@ -139,7 +139,7 @@ def test_killed_twice_and_resumed(family, compile, corpora, tmp_path, monkeypatc
     if compile and family in ALIKE:
         pytest.skip("compiled as another family")
     if compile and family in EAGER:
-        with pytest.raises(PolysemeError, match=f"kernels of {family} depend on lengths: set it to false$"):
+        with pytest.raises(PolysemeError, match=f"compile is true, which {family} does not support: set it to false$"):
             pretrain(recipe(family, compile), corpora[kind_of(family)], tmp_path / "whole")
         return
     corpus = corpora[kind_of(family)]

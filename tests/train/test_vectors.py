@@ -192,7 +192,7 @@ def test_threads_come_back_when_a_run_ends_or_is_left() -> None:
 @pytest.mark.parametrize("change,said", [
     (("optimizer.name", "adamw"),
      "optimizer.name is 'adamw', but Word2Vec is trained by 'sparse_sgd' or 'sparse_adagrad'"),
-    (("compile", "true"), "compile is true, but the kernels of word2vec depend on lengths: set it to false"),
+    (("compile", "true"), "compile is true, which word2vec does not support: set it to false"),
     (("family", "bert"), "needs a head 'negative_sampling', which bert does not have"),
     (("objective.window", "0"), "window is 0"),
 ])  # fmt: skip

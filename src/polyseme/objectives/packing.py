@@ -6,18 +6,30 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from polyseme.corpus.sampling import SampleTable
+from polyseme.corpus.sampling import SampleBin, SampleTable, ShuffledSampler, StreamSampler
 from polyseme.errors import DataError, ModelError
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.objectives.batch import IGNORE_INDEX, NO_EXTRA, AnyBatch, Batch, ScheduledSamplingExtra, Targets
+from polyseme.objectives.batch import (
+    IGNORE_INDEX,
+    NO_EXTRA,
+    AnyBatch,
+    Batch,
+    ScheduledSamplingExtra,
+    SegmentExtra,
+    SegmentState,
+    Targets,
+)
 from polyseme.text.cached_encoder import concat_ranges
+from polyseme.text.tokenizer import Tokenizer
 
+Sampler = ShuffledSampler | StreamSampler
 Labels = tuple[np.ndarray, np.ndarray]  # the rows to predict, and their true values
 
 
@@ -35,6 +47,14 @@ class SpecialIds:
     pad: int | None = None
     sentinels: tuple[int, ...] = ()  # the n-th stands for the n-th span that is removed
     target: SpecialIds | None = None  # those of the target vocabulary, if it is a separate one
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer, target_tokenizer: Tokenizer | None = None) -> SpecialIds:
+        """Return the special ids of a tokenizer, and of the one of targets."""
+        ids = tokenizer.special_token_ids
+        special_ids = (ids.cls, ids.sep, ids.mask, ids.bos, ids.eos, ids.pad, tokenizer.sentinel_ids)
+        target = cls.from_tokenizer(target_tokenizer) if target_tokenizer else None
+        return cls(tokenizer.vocab_size, tokenizer.all_special_ids, *special_ids, target)
 
     @cached_property
     def non_special_mask(self) -> np.ndarray:
@@ -105,6 +125,14 @@ class BatchBuilder(ABC):
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> AnyBatch:
         """Return the batch of these samples in an epoch, which depends on nothing else."""
 
+    def build_sampler(self, micro_batch_tokens: int, micro_batches_per_step: int = 1, **options: Any) -> Sampler:
+        """Return a sampler of bins for `batch_of_bin`; `options` are those of `ShuffledSampler`."""
+        return ShuffledSampler(self, micro_batch_tokens, micro_batches_per_step, **options)
+
+    def batch_of_bin(self, sample_bin: SampleBin, shape: StaticShape | None, state: SegmentState) -> AnyBatch:
+        """Return the batch of a bin; `state` is carried from bin to bin of a stream."""
+        return self.batch(sample_bin.sample_ids, sample_bin.epoch, shape)
+
     def max_predictions(self, num_tokens: int) -> int:
         """Return a bound on the predicted tokens among `num_tokens`, exceeded once in many millions of batches."""
         return num_tokens
@@ -127,6 +155,13 @@ class StreamingBatchBuilder(BatchBuilder):
     @abstractmethod
     def segment_batch(self, offsets: np.ndarray, length: int) -> Batch:
         """Return the batch of segments of `length` tokens at these offsets of the stream."""
+
+    def build_sampler(self, micro_batch_tokens: int, micro_batches_per_step: int = 1, **options: Any) -> Sampler:
+        return StreamSampler(self, micro_batch_tokens, micro_batches_per_step)
+
+    def batch_of_bin(self, sample_bin: SampleBin, shape: StaticShape | None, state: SegmentState) -> Batch:
+        batch = self.segment_batch(sample_bin.sample_ids, sample_bin.segment_length)
+        return replace(batch, extra=SegmentExtra(state, sample_bin.starts_epoch))
 
 
 class Seq2SeqBatchBuilder(BatchBuilder):
