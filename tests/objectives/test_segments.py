@@ -19,19 +19,19 @@ from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.recipe import Recipe
 from polyseme.train.streams import BatchStream
 from tests.contracts import cases
-from tests.objectives.test_specs import GPT2, Pages, all_of
+from tests.support.corpora import GPT2, MemoryCorpus, all_ids
 
 DOCUMENTS = [[30, 20, 50], [1], [], [63], [64], [65]]
 
 
 def bind(documents=DOCUMENTS, max_len=16):
-    corpus = Pages([d for d in documents])
+    corpus = MemoryCorpus([d for d in documents])
     return corpus, StreamingCausalLM().bind(corpus, GPT2, max_len, 0)
 
 
 def test_the_stream_is_every_document_between_marks():
     corpus, bound = bind()
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     borders = np.cumsum([0, *(sum(d) for d in DOCUMENTS if d)])
     stream = np.insert(corpus.tokens, borders, 0)
     read = len(bound) * 16
@@ -72,7 +72,7 @@ def test_lanes_go_on_and_any_place_is_reached():
 
 def test_drawn_lengths_tile_every_lane_and_follow_the_law():
     """Around max_len, in one step of twenty around half of it; the same in all lanes, other ones in another epoch."""
-    corpus = Pages([[50] * 4000])
+    corpus = MemoryCorpus([[50] * 4000])
     bound = StreamingCausalLM(bptt_std=5.0).bind(corpus, GPT2, 70, 3)
     order = StreamSampler(bound, 140)
     lengths = np.diff(order.segment_offsets(0))
@@ -123,7 +123,7 @@ def test_what_a_recurrent_model_carries_is_its_whole_past(direction, spread):
     """Losses of a lane read in segments, in turn, are those of the lane read at once."""
     name = "rnn_lm" if direction == "forward" else "rnn_lm rnn backward dense"
     model = cases.tiny_model(name)
-    corpus = Pages([[30, 33]])
+    corpus = MemoryCorpus([[30, 33]])
     corpus.tokens = corpus.tokens % cases.VOCAB
     bound = StreamingCausalLM(bptt_std=spread, direction=direction).bind(corpus, GPT2, 8, 0)
     data, total = BatchStream(bound, StreamSampler(bound, 16), None), 0.0

@@ -10,7 +10,17 @@ from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM, mask_tokens, s
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.rng import derive_sample_keys
-from tests.objectives.test_specs import BERT, MASK, SIZE, all_of, bind, halves, numbered, pages, rebuilt
+from tests.support.corpora import (
+    BERT,
+    MASK,
+    SIZE,
+    all_ids,
+    bind,
+    halves,
+    numbered_corpus,
+    random_corpus,
+    unmasked_tokens,
+)
 
 LAWS = {"ngram": {n: (1 / n) / (11 / 6) for n in (1, 2, 3)}, "span": {n: 0.8 ** (n - 1) for n in range(1, 11)}}
 LAWS["span"] = {n: p / sum(LAWS["span"].values()) for n, p in LAWS["span"].items()}
@@ -116,9 +126,9 @@ def test_boundaries_by_hand():
 
 def test_the_boundary_is_not_masked_and_in_the_same_sequence():
     bound = bind(SpanMaskedLM())
-    batch = bound.batch(all_of(bound), 2)
+    batch = bound.batch(all_ids(bound), 2)
     masked, boundary = batch.targets["masked"], batch.targets["boundary"]
-    before = rebuilt(batch)
+    before = unmasked_tokens(batch)
     left, right, place = boundary.rows.numpy().T
     sequence = np.repeat(np.arange(len(bound)), batch.inputs.layout.lengths)
     chosen = np.zeros(batch.num_tokens, dtype=bool)
@@ -133,7 +143,7 @@ def test_the_boundary_is_not_masked_and_in_the_same_sequence():
 
 def test_deep_places_are_not_asked_for():
     bound = bind(SpanMaskedLM(max_span_offset=3))
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     assert batch.targets["boundary"].rows[:, 2].max() == 2
     assert batch.targets["boundary"].count < batch.targets["masked"].count
 
@@ -141,15 +151,15 @@ def test_deep_places_are_not_asked_for():
 @pytest.mark.parametrize("max_len", [24, 64])
 def test_order_swaps_and_never_changes_tokens(max_len):
     rng = np.random.default_rng(2)
-    corpus, vocabulary = numbered([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
+    corpus, vocabulary = numbered_corpus([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
     bound = MaskedLMWithSentencePairs(pair_task="sop", mask_unit="ngram").bind(corpus, vocabulary, max_len, 5)
-    ids = all_of(bound)
+    ids = all_ids(bound)
     batch = bound.batch(ids, 1)
     asked = batch.targets["pair"]
     several = np.diff(bound.samples.first_units) > 1
     assert np.array_equal(asked.rows.numpy(), np.flatnonzero(several)) and asked.count == several.sum()
     answer = dict(zip(asked.rows.tolist(), asked.labels.tolist()))
-    before = np.split(rebuilt(batch), np.cumsum(batch.inputs.layout.lengths)[:-1])
+    before = np.split(unmasked_tokens(batch), np.cumsum(batch.inputs.layout.lengths)[:-1])
     borders = set(bound.samples.unit_offsets.tolist())
     for i, sequence in enumerate(before):
         inner = sequence[1:-1]
@@ -172,12 +182,12 @@ def test_order_swaps_and_never_changes_tokens(max_len):
 
 
 def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
-    corpus, vocabulary = numbered([[5] * 400])
+    corpus, vocabulary = numbered_corpus([[5] * 400])
     bound = MaskedLMWithSentencePairs(pair_task="sop").bind(corpus, vocabulary, 43, 0)
-    labels = np.stack([bound.batch(all_of(bound), e).targets["pair"].labels for e in range(8)])
+    labels = np.stack([bound.batch(all_ids(bound), e).targets["pair"].labels for e in range(8)])
     assert 0.3 < labels.mean() < 0.7
     assert (labels.std(axis=0) > 0).mean() > 0.9, "almost every pair has both labels in eight epochs"
-    cuts = {len(a) for e in range(8) for a, _, _ in halves(bound.batch(all_of(bound), e))}
+    cuts = {len(a) for e in range(8) for a, _, _ in halves(bound.batch(all_ids(bound), e))}
     assert cuts == set(range(5, 40, 5))
 
 
@@ -187,10 +197,10 @@ def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
 ])  # fmt: skip
 def test_overfits_one_batch(family, spec):
     small = SpecialIds(60, BERT.all_ids, BERT.cls, BERT.sep, BERT.mask)
-    corpus = pages(12, 6, 12)
+    corpus = random_corpus(12, 6, 12)
     corpus.tokens = 5 + corpus.tokens % 55
     bound = spec.bind(corpus, small, 32, 0)
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     model = (
         FAMILIES[family]
         .model_config(

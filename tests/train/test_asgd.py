@@ -21,8 +21,7 @@ from polyseme.train.optimizer import (
     swap_averaged_weights,
 )
 from polyseme.train.pretrain import pretrain
-from tests.train.test_resume import STEPS, Killed, assert_same, recipe
-from tests.train.test_resume import weights as everything
+from tests.support.runs import STEPS, Killed, assert_same, checkpoint_tensors, tiny_recipe
 
 
 def model_and_optimizer(**changes):
@@ -140,7 +139,7 @@ def test_killed_in_the_middle_of_a_stream(corpus, tmp_path, monkeypatch):
 
     The rate is so high that the loss gets worse at once; a stretch's length, and with it the rate, is drawn.
     """
-    plain = recipe("ulmfit")
+    plain = tiny_recipe("ulmfit")
     optim = plain.optimizer.replace(name="nt_asgd", lr=1000.0, patience=1)
     averaging = plain.replace(optimizer=optim, eval_every=1, batch_tokens=256)
     pretrain(averaging, corpus, tmp_path / "whole")
@@ -159,7 +158,7 @@ def test_killed_in_the_middle_of_a_stream(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "train", real)
     pretrain(averaging, corpus, tmp_path / "killed", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "killed")
-    state = everything(tmp_path / "whole")
+    state = checkpoint_tensors(tmp_path / "whole")
     measured, count = state["optimizer//valid_losses"], int(state["optimizer//num_averaged"])
     assert 3 <= len(measured) < 7 and count == STEPS - len(measured) + 1
     assert any(name.startswith("memory/") for name in state)

@@ -391,6 +391,18 @@ def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
         recipe.with_override(path, value).check()
 
 
+def test_a_later_budget_setting_replaces_the_earlier_one(capsys):
+    recipe = Recipe("r", "bert", budget=BudgetConfig(steps=1000, tokens=5000))
+    timed = recipe.with_override("budget.minutes", "7")
+    assert timed.budget == BudgetConfig(minutes=7) and timed.check().budget.is_wall_clock
+    assert capsys.readouterr().err == "budget.minutes=7 replaces budget.steps=1000, budget.tokens=5000\n"
+    assert timed.with_override("budget.steps", "30").budget == BudgetConfig(steps=30)
+    assert capsys.readouterr().err == "budget.steps=30 replaces budget.minutes=7\n"
+    assert timed.with_override("budget.minutes", "8").budget == BudgetConfig(minutes=8)
+    assert timed.with_override("budget.steps", "0").budget == BudgetConfig(minutes=7)
+    assert capsys.readouterr().err == "", "nothing was replaced"
+
+
 @pytest.mark.parametrize("seconds,each,others", [(60, 0.5, []), (100, 0.1, [(2, 50), (5, 200)]), (7, 0.3, [(1, 4)])])
 def test_steps_fill_the_time_and_no_more(seconds, each, others):
     def spent(steps):

@@ -98,8 +98,4 @@ def all_gather_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 def any_rank(flag: bool, device: torch.device) -> bool:
     """Return whether a flag is set on any rank, so that a signal to one process stops all at the same step."""
-    if not dist.is_initialized():
-        return flag
-    value = torch.tensor(int(flag), device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return bool(value.item())
+    return bool(all_reduce_sum(torch.tensor(int(flag), device=device))) if dist.is_initialized() else flag

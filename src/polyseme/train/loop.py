@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count, takewhile
 from typing import Any, TypeVar
 
 import torch
@@ -132,13 +133,18 @@ def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) 
     """
     state.model.train()
     is_cuda = state.device.type == "cuda"
-    steps = zip(_step_numbers(state), prefetch(_pin_batches(batches) if is_cuda else batches))
+    numbers = takewhile(lambda step: step < state.total_steps, count(state.start_step))
+    generators = [torch.default_generator]  # `torch.manual_seed` seeds those of all devices: a millisecond per step
+    if is_cuda:
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        batches = (([b.pin_memory() for b in micro_batches], position) for micro_batches, position in batches)
     executor_class: Any = SparseStepExecutor if state.optimizer_config.is_sparse else StepExecutor
     with closing(executor_class(state)) as executor:
-        for step, (micro_batches, position) in steps:
+        for step, (micro_batches, position) in zip(numbers, prefetch(batches)):
             start_time = time.perf_counter()
             # dropout depends on (seed, step, rank) only, so that a resumed run continues exactly
-            _seed((state.seed << 40) + (step << 12) + state.rank, state.device)
+            for generator in generators:
+                generator.manual_seed((state.seed << 40) + (step << 12) + state.rank)
             terms = tuple(micro_batches[0].counts())
             counts = {name: sum(b.counts()[name] for b in micro_batches) for name in terms}
             counts |= {" tokens": sum(b.num_tokens for b in micro_batches)}
@@ -170,22 +176,3 @@ def prefetch(items: Iterable[T], buffer_size: int = PREFETCH_SIZE) -> Iterator[T
             yield item  # type: ignore[misc]
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _step_numbers(state: TrainState) -> Iterator[int]:
-    step = state.start_step
-    while step < state.total_steps:
-        yield step
-        step += 1
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """Seed the generators in use; `torch.manual_seed` seeds all devices, which costs a millisecond per step."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
-
-
-def _pin_batches(batches: Iterable[tuple[Sequence[AnyBatch], Any]]) -> Iterator[tuple[Sequence[AnyBatch], Any]]:
-    for micro_batches, position in batches:
-        yield [batch.pin_memory() for batch in micro_batches], position
