@@ -1,4 +1,4 @@
-"""Masking has its rates, spares specials, keeps words whole, and remembers the truth."""
+"""Masking: rates, special tokens, whole words, and labels."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ IDS = np.arange(SPECIALS, VOCAB)
 
 
 def packed(samples=1500, length=100, seed=0):
-    """Sequences that begin and end with a special; a word has 1 to 4 pieces."""
+    """Return sequences between special tokens, with words of 1 to 4 pieces, and their word starts."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(SPECIALS, VOCAB, (samples, length))
     tokens[:, 0], tokens[:, -1] = 2, 3

@@ -1,4 +1,4 @@
-"""NT-ASGD: SGD until the loss on held-out text stops falling, then the mean of all weights since."""
+"""NT-ASGD: SGD until the validation loss stops falling, then an average of the weights."""
 
 import random
 
@@ -54,7 +54,7 @@ def test_a_step_is_sgd_with_decay_of_matrices():
 
 @pytest.mark.parametrize("patience", [0, 2, 5])
 def test_the_trigger_is_that_of_the_paper(patience):
-    """Algorithm 1, written out again: measures are numbered from 0, and only those before the last n count."""
+    """Compare with a plain version of algorithm 1: validations count from 0; only those before the last n matter."""
     draw = torch.Generator().manual_seed(patience)
     for _ in range(30):
         losses = torch.rand(20, generator=draw).tolist()
@@ -94,7 +94,7 @@ def test_the_mean_of_all_weights_since_the_trigger():
 
 @pytest.mark.parametrize("late", [False, True])
 def test_state_there_and_back(late):
-    """Before the trigger and after it, an optimizer that goes on is as one that never stopped."""
+    """A restored optimizer continues like one that was never saved, before the trigger and after it."""
     found = []
     for stops in (False, True):
         model, optimizer = model_and_optimizer(patience=1)

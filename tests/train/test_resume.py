@@ -1,4 +1,4 @@
-"""Law 5: a run killed at any moment and resumed ends with the same weights, bit for bit, as a run never stopped."""
+"""Law 5: a run that is killed and resumed ends with the same weights, bit for bit, as an uninterrupted one."""
 
 import json
 import os
@@ -41,7 +41,7 @@ ALIKE = ("roberta", "spanbert", "distilbert", "gpt")  # whose graph is that of b
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory) -> dict[str, Path]:
-    """A small corpus for each kind of tokenizer."""
+    """Prepare a small corpus for each kind of tokenizer."""
     folder = tmp_path_factory.mktemp("resume")
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefgh"), rng.integers(2, 6))) for _ in range(60)]
@@ -64,13 +64,13 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
 
 
 def kind_of(family: str) -> str:
-    """The kind of its tokenizer, `+` if that has sentinels."""
+    """Return the kind of tokenizer of a family, with `+` if it has sentinels."""
     return FAMILIES[family].tokenizer + "+" * bool(FAMILIES[family].num_sentinels)
 
 
 @pytest.fixture(scope="module")
 def whole(corpora, tmp_path_factory) -> Path:
-    """A run of BERT that was never stopped."""
+    """Run BERT without interruption."""
     run = tmp_path_factory.mktemp("whole") / "run"
     pretrain(tiny_recipe("bert"), corpora["wordpiece"], run)
     return run
@@ -92,7 +92,7 @@ def test_killed_and_resumed(family, compile, corpora, tmp_path, monkeypatch):
     real = module.train
 
     def counted(run, data):
-        """The real loop, dying after a step drawn at random."""
+        """Run the real loop and die after a random step."""
         limit = kills.pop() if kills else STEPS + 1
         for report in real(run, data):
             steps_taken.append(report.step)
@@ -116,7 +116,7 @@ def test_killed_and_resumed(family, compile, corpora, tmp_path, monkeypatch):
 
 
 def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
-    """Inside the ramp and behind it: how many micro-batches a step has belongs to the step, momentum to the state."""
+    """During batch warm-up and after it; Muon's momentum is part of the state."""
     plain = tiny_recipe("bert")
     grown = plain.replace(batch_tokens=1024, batch_warmup_steps=6, optimizer=plain.optimizer.replace(name="muon"))
     pretrain(grown, corpora["wordpiece"], tmp_path / "whole")
@@ -143,7 +143,7 @@ def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_path, monkeypatch):
-    """The place, the length to come and the states of the lanes; past the end of an epoch too."""
+    """Position, next segment length and memory are restored, also past the end of an epoch."""
     plain = tiny_recipe("rnn_lm")
     given = {"cell": "gru", "direction": direction, "weight_dropout": 0.3, "variational_dropout": True,
              "hidden_dim": 24, "max_len": 256}  # fmt: skip
@@ -179,7 +179,7 @@ def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_p
 
 
 def test_a_real_kill(corpora, whole, tmp_path):
-    """SIGKILL from outside, at any moment, writing included; another process goes on."""
+    """SIGKILL from outside at any moment, even while saving; another process resumes."""
     (tmp_path / "recipe.json").write_text(json.dumps(tiny_recipe("bert").to_json()))
     command = [sys.executable, "-m", "polyseme.cli.main", "pretrain", str(tmp_path / "recipe.json"),
                "--corpus", str(corpora["wordpiece"]), "--out", str(tmp_path / "killed")]  # fmt: skip
@@ -269,7 +269,7 @@ def test_disk_full_while_saving(corpora, tmp_path, monkeypatch):
 
 
 def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
-    """The number of steps is measured when the run begins; a resumed run at its pace keeps it."""
+    """The number of steps is calibrated once; a resumed run at the same speed keeps it."""
     real = module.train
 
     def short(run, data):
@@ -292,7 +292,7 @@ def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("settled,then", [(40, 12), (6, 15), (40, 0)], ids=["slower", "faster", "over"])
 def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corpora, tmp_path, monkeypatch):
-    """Its schedule too, and what a resumed run would do; a run whose time is over ends where it is, whole."""
+    """The schedule and `recipe.json` change too; a run out of time ends after the step, with its model."""
     monkeypatch.setattr(module, "plan_steps", lambda *_: (settled, [(0.5, 10)]))
     monkeypatch.setattr(Deadline, "replan_steps", lambda self, step, total: max(then, step))
     run = tmp_path / "run"
@@ -309,14 +309,14 @@ def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corp
 
 
 def test_minutes_do_not_matter_where_there_are_steps(corpora, tmp_path, monkeypatch):
-    """Of a budget the first that is given counts: a recipe's minutes stay behind when steps are set."""
+    """The first nonzero limit of a budget counts: minutes are ignored if steps are set."""
     monkeypatch.setattr(Deadline, "replan_steps", lambda *_: pytest.fail("looked at the clock"))
     both = tiny_recipe("bert").replace(budget=BudgetConfig(steps=4, minutes=1.0))
     assert pretrain(both, corpora["wordpiece"], tmp_path / "run")["steps"] == 4
 
 
 def test_two_ranks_train_the_same_model(corpora, tmp_path):
-    """Under torchrun: the same steps on the same data as one process, one run folder, and a clean end."""
+    """Under torchrun: the same steps on the same data as with one process, one run folder, and a clean exit."""
     plain = tiny_recipe("bert")
     plain = plain.replace(model={**plain.model, "dropout": 0.0, "attention_dropout": 0.0})
     pretrain(plain, corpora["wordpiece"], tmp_path / "one")

@@ -215,8 +215,7 @@ def mask_tokens(
             is_chosen = bernoulli(random_bits(keys[heads], positions[heads], RandomStream.MASK_CHOICE), mask_prob)
             first, end = heads[is_chosen], np.append(heads[1:], len(tokens))[is_chosen]
         else:
-            length_weights = SPAN_LENGTH_WEIGHTS[config.mask_unit]
-            first, end = sample_spans(keys, positions, maskable, word_starts, mask_prob, length_weights)
+            first, end = sample_spans(config, keys, positions, maskable, word_starts)
         rows = concat_ranges(first, end - first)
         draw_rows = np.repeat(first, end - first) if config.mask_unit == "span" else rows
         is_maskable = maskable[rows]
@@ -234,18 +233,13 @@ def mask_tokens(
 
 
 def sample_spans(
-    keys: np.ndarray,
-    positions: np.ndarray,
-    maskable: np.ndarray,
-    word_starts: np.ndarray,
-    mask_prob: float,
-    length_weights: np.ndarray,
+    config: MaskingConfig, keys: np.ndarray, positions: np.ndarray, maskable: np.ndarray, word_starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw spans of whole words: return the first token of each and the one after its last.
 
     A run of words between special tokens has a budget of a share `mask_prob` of its words. Span lengths are drawn until
     it is spent. Part of the budget is spent at the start, as if a span had begun before the run (the residual length of
-    a renewal process), so that lengths follow `length_weights` and the share holds on average for runs of any length.
+    a renewal process), so that lengths follow SPAN_LENGTH_WEIGHTS and the share holds on average for all run lengths.
     Spans are then placed at random among the remaining words, with a word or more between two. Spans that do not fit
     into a run are dropped.
     """
@@ -262,10 +256,11 @@ def sample_spans(
     def draw(words: np.ndarray, stream: RandomStream) -> np.ndarray:
         return random_bits(keys[words], positions[words], stream)
 
+    length_weights = SPAN_LENGTH_WEIGHTS[config.mask_unit]
     length_cdf = np.cumsum(length_weights) / length_weights.sum()
     survival = 1 - np.append(0, length_cdf[:-1])  # probability that a span is longer than 0, 1, 2, …
     residual_cdf = np.cumsum(survival) / survival.sum()
-    budget = (run_lengths * mask_prob + uniform(draw(run_starts, RandomStream.MASK_BUDGET))).astype(np.int64)
+    budget = (run_lengths * config.mask_prob + uniform(draw(run_starts, RandomStream.MASK_BUDGET))).astype(np.int64)
     residual_draws = uniform(draw(run_starts, RandomStream.MASK_SPAN_RESIDUAL))
     residual = np.searchsorted(residual_cdf, residual_draws, side="right")
     run, rank = np.repeat(np.arange(len(budget)), budget), ragged_positions(budget)

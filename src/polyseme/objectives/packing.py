@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from polyseme.corpus.sampling import SampleBin, SampleTable, ShuffledSampler, StreamSampler
 from polyseme.errors import DataError, ModelError
@@ -18,7 +19,6 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import (
     IGNORE_INDEX,
-    NO_EXTRA,
     AnyBatch,
     Batch,
     ScheduledSamplingExtra,
@@ -206,22 +206,15 @@ class Seq2SeqBatchBuilder(BatchBuilder):
         tokens[1:] = labels[:-1]
         tokens[np.cumsum(target_lengths) - target_lengths] = self.decoder_start_id
         num_tokens, count = len(source_ids) + len(labels), len(labels)
-        sample_mask = self.draw_sample_mask(ids, epoch)
-        source_slots, target_slots = (0, 0), (0, 0)
-        if shape is not None:
-            assert shape.source is not None
-            source_ids, source_lengths = _fill_to_shape(source_ids, source_lengths, shape.source)
-            tokens, target_lengths = _fill_to_shape(tokens, target_lengths, shape)
-            source_slots = shape.source.num_sequences, shape.source.max_seqlen
-            target_slots = shape.num_sequences, shape.max_seqlen
-            labels = _append_constant(labels, shape.num_predictions, IGNORE_INDEX)
-            sample_mask = None if sample_mask is None else _append_constant(sample_mask, len(tokens), False)
-        rows = torch.arange(len(labels))
-        targets = {"next": Targets(rows, torch.from_numpy(labels), count, label_smoothing=self.label_smoothing)}
-        source = EncoderInput(torch.from_numpy(source_ids), PackedLayout.from_lengths(source_lengths, *source_slots))
-        layout = PackedLayout.from_lengths(target_lengths, *target_slots)
-        extra = NO_EXTRA if sample_mask is None else ScheduledSamplingExtra(torch.from_numpy(sample_mask))
-        return Batch(Inputs(torch.from_numpy(tokens), layout, source=source), targets, num_tokens, extra=extra)
+        source = EncoderInput(*_fill_to_shape(source_ids, source_lengths, shape and shape.source))
+        inputs = Inputs(*_fill_to_shape(tokens, target_lengths, shape), source=source)
+        label_ids = _append_constant(labels, shape.num_predictions if shape else count, IGNORE_INDEX)
+        rows = torch.arange(len(label_ids))
+        targets = {"next": Targets(rows, label_ids, count, label_smoothing=self.label_smoothing)}
+        if (sample_mask := self.draw_sample_mask(ids, epoch)) is None:
+            return Batch(inputs, targets, num_tokens)
+        extra = ScheduledSamplingExtra(_append_constant(sample_mask, len(inputs.tokens), False))
+        return Batch(inputs, targets, num_tokens, extra=extra)
 
     def static_shape(self, micro_batch_tokens: int) -> StaticShape:
         sizes = micro_batch_tokens, int(micro_batch_tokens / self.length_ratio)
@@ -260,20 +253,12 @@ def pack(
     segments: np.ndarray | None = None,
 ) -> Batch:
     """Build a batch. With a shape, it is filled up: sequences of id 0, empty slots, ignored rows."""
-    num_tokens, num_slots, max_seqlen, max_predictions = len(tokens), 0, 0, 0
-    if shape is not None:
-        num_slots, max_seqlen, max_predictions = shape.num_sequences, shape.max_seqlen, shape.num_predictions
-        filler_lengths = _filler_lengths(shape.num_tokens - num_tokens, max_seqlen)
-        if num_tokens > shape.num_tokens or len(lengths) + len(filler_lengths) > num_slots:
-            raise ValueError(f"{len(lengths)} sequences of {num_tokens} tokens do not fit into {shape}")
-        lengths = np.append(lengths, filler_lengths).astype(np.int64)
-        tokens = _append_constant(tokens, shape.num_tokens, 0)
-        segments = None if segments is None else _append_constant(segments, shape.num_tokens, 0)
+    num_slots, max_predictions = (shape.num_sequences, shape.num_predictions) if shape else (0, 0)
+    token_ids, layout = _fill_to_shape(tokens, lengths, shape)
+    segment_ids = None if segments is None else _append_constant(segments, len(token_ids), 0)
     targets = {name: _build_targets(labels, max_predictions) for name, labels in token_labels.items()}
     targets |= {name: _build_targets(labels, num_slots) for name, labels in (sequence_labels or {}).items()}
-    layout = PackedLayout.from_lengths(lengths, num_slots, max_seqlen)
-    segment_ids = None if segments is None else torch.from_numpy(segments)
-    return Batch(Inputs(torch.from_numpy(tokens), layout, segment_ids), targets, num_tokens)
+    return Batch(Inputs(token_ids, layout, segment_ids), targets, len(tokens))
 
 
 def pad_to_bucket(batch: Batch, max_len: int) -> Batch:
@@ -305,39 +290,47 @@ def _max_samples_per_bin(lengths: np.ndarray, micro_batch_tokens: int) -> int:
     return int(min(math.ceil(expected * 1.05 + 6 * std) + 1, micro_batch_tokens))
 
 
-def _fill_to_shape(tokens: np.ndarray, lengths: np.ndarray, shape: StaticShape) -> tuple[np.ndarray, np.ndarray]:
-    """Fill up source or target by the fixed number of filler sequences, none of them empty."""
+def _fill_to_shape(tokens: np.ndarray, lengths: np.ndarray, shape: StaticShape | None) -> tuple[Tensor, PackedLayout]:
+    """Return tokens and their layout, with a shape filled up by sequences of id 0 and empty slots."""
+    if shape is None:
+        return torch.from_numpy(tokens), PackedLayout.from_lengths(lengths)
     num_filler_tokens = shape.num_tokens - len(tokens)
-    if num_filler_tokens < shape.num_fillers or len(lengths) > shape.max_samples:
+    fillers = _filler_lengths(num_filler_tokens, shape.max_seqlen, shape.num_fillers)
+    if num_filler_tokens < shape.num_fillers or len(lengths) + len(fillers) > shape.num_sequences:
         raise ValueError(f"{len(lengths)} sequences of {len(tokens)} tokens do not fit into {shape}")
-    filler_lengths = np.diff(num_filler_tokens * np.arange(shape.num_fillers + 1) // shape.num_fillers)
-    return _append_constant(tokens, shape.num_tokens, 0), np.append(lengths, filler_lengths)
+    filled_lengths = np.append(lengths, fillers).astype(np.int64)
+    layout = PackedLayout.from_lengths(filled_lengths, shape.num_sequences, shape.max_seqlen)
+    return _append_constant(tokens, shape.num_tokens, 0), layout
 
 
-def _filler_lengths(num_tokens: int, max_seqlen: int) -> list[int]:
-    """Divide filler tokens into sequences of at most `max_seqlen`."""
+def _filler_lengths(num_tokens: int, max_seqlen: int, num_fillers: int = 0) -> list[int]:
+    """Divide filler tokens into sequences: `num_fillers` that are not empty, or the fewest."""
+    if num_fillers:
+        return np.diff(num_tokens * np.arange(num_fillers + 1) // num_fillers).tolist()
     num_full, remainder = divmod(num_tokens, max_seqlen)
     return [max_seqlen] * num_full + [remainder] * (remainder > 0)
 
 
-def _append_constant(values: np.ndarray, size: int, value: int) -> np.ndarray:
-    return np.append(values, np.full(size - len(values), value, dtype=values.dtype))
+def _append_constant(values: np.ndarray, size: int, value: int) -> Tensor:
+    tensor = torch.from_numpy(values)
+    return tensor if size == len(values) else F.pad(tensor, (0, size - len(values)), value=value)
 
 
 def _pad_targets(targets: Targets, num_added: int) -> Targets:
+    if not num_added:
+        return targets
     fill_value = float("nan") if targets.labels.is_floating_point() else IGNORE_INDEX
-    labels = F.pad(targets.labels, (0, 0) * (targets.labels.ndim - 1) + (0, num_added), value=fill_value)
-    return replace(targets, rows=F.pad(targets.rows, (0, num_added)), labels=labels)
+    rows, labels = (
+        F.pad(t, (0, 0) * (t.ndim - 1) + (0, num_added), value=value)
+        for t, value in ((targets.rows, 0), (targets.labels, fill_value))
+    )
+    return replace(targets, rows=rows, labels=labels)
 
 
 def _build_targets(labels: Labels, max_rows: int) -> Targets:
     """Fill up with row 0 and `IGNORE_INDEX` to `max_rows`, if set; rows beyond it are dropped and not counted."""
-    rows, label_values = (values[: max_rows or None] for values in labels)
-    count = len(rows)
-    if max_rows > count:
-        rows = np.append(rows, np.zeros((max_rows - count, *rows.shape[1:]), dtype=np.int64), axis=0)
-        label_values = _append_constant(label_values, max_rows, IGNORE_INDEX)
-    return Targets(torch.from_numpy(rows), torch.from_numpy(label_values), count)
+    rows, values = (torch.from_numpy(array[: max_rows or None]) for array in labels)
+    return _pad_targets(Targets(rows, values, len(rows)), max(max_rows - len(rows), 0))
 
 
 def _round_up_to_8(number: float) -> int:

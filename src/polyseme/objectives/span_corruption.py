@@ -81,11 +81,25 @@ class _SpanCorruptionBatchBuilder(Seq2SeqBatchBuilder):
         # there is one kept segment more than spans, and the first and the last may be empty
         totals = lengths - num_noise_tokens + 2
         kept_lengths = random_segmentation(sample_keys, totals, num_spans + 1, RandomStream.CORRUPTION_GAPS)
-        last = np.cumsum(num_spans + 1) - 1
+        last = np.cumsum(num_spans + 1) - 1  # the last kept segment of each sample
         kept_lengths[last] -= 1
         kept_lengths[last - num_spans] -= 1
         noise_lengths = random_segmentation(sample_keys, num_noise_tokens, num_spans, RandomStream.CORRUPTION_SPANS)
-        return corrupt_spans(tokens, kept_lengths, noise_lengths, num_spans, self.sentinels, self.eos)
+        has_noise = np.ones(len(kept_lengths), dtype=bool)  # which kept segments a span follows
+        has_noise[last] = False
+        sentinel_ids = self.sentinels[ragged_positions(num_spans + 1)]
+        noise_after = np.zeros(len(kept_lengths), dtype=np.int64)
+        noise_after[has_noise] = noise_lengths
+        run_lengths = np.stack((kept_lengths, noise_after), axis=1).ravel()
+        is_noise = np.repeat(np.tile([False, True], len(kept_lengths)), run_lengths)
+
+        ends = np.cumsum(kept_lengths + 1)
+        source, _ = insert_ids(tokens[~is_noise], (ends - 1, np.where(has_noise, sentinel_ids, self.eos)))
+
+        sizes = np.where(has_noise, noise_after + 1, 2)
+        ends = np.cumsum(sizes)
+        target, _ = insert_ids(tokens[is_noise], (ends - sizes, sentinel_ids), (ends[last] - 1, self.eos))
+        return source, target
 
 
 def random_segmentation(
@@ -112,30 +126,3 @@ def random_segmentation(
     starts = np.concatenate((sample_starts, cuts))
     starts.sort()
     return np.diff(starts, append=int(totals.sum()))
-
-
-def corrupt_spans(
-    tokens: np.ndarray,
-    kept_lengths: np.ndarray,
-    noise_lengths: np.ndarray,
-    num_spans: np.ndarray,
-    sentinels: np.ndarray,
-    eos: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return concatenated sources and targets; each text has `num_spans` spans between its kept segments."""
-    last_runs = np.cumsum(num_spans + 1) - 1  # the last kept segment of each text
-    has_noise = np.ones(len(kept_lengths), dtype=bool)
-    has_noise[last_runs] = False
-    sentinel_ids = sentinels[ragged_positions(num_spans + 1)]
-    noise_after = np.zeros(len(kept_lengths), dtype=np.int64)
-    noise_after[has_noise] = noise_lengths
-    run_lengths = np.stack((kept_lengths, noise_after), axis=1).ravel()
-    is_noise = np.repeat(np.tile([False, True], len(kept_lengths)), run_lengths)
-
-    ends = np.cumsum(kept_lengths + 1)
-    source, _ = insert_ids(tokens[~is_noise], (ends - 1, np.where(has_noise, sentinel_ids, eos)))
-
-    sizes = np.where(has_noise, noise_after + 1, 2)
-    ends = np.cumsum(sizes)
-    target, _ = insert_ids(tokens[is_noise], (ends - sizes, sentinel_ids), (ends[last_runs] - 1, eos))
-    return source, target

@@ -1,6 +1,5 @@
 """The training loop: a generator of steps. The caller saves, validates and prints."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +40,6 @@ class StepReport:
     lr: float
     tokens: int
     flops: int
-    seconds: float
     position: Any
 
     @cached_property
@@ -141,7 +139,6 @@ def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) 
     executor_class: Any = SparseStepExecutor if state.optimizer_config.is_sparse else StepExecutor
     with closing(executor_class(state)) as executor:
         for step, (micro_batches, position) in zip(numbers, prefetch(batches)):
-            start_time = time.perf_counter()
             # dropout depends on (seed, step, rank) only, so that a resumed run continues exactly
             for generator in generators:
                 generator.manual_seed((state.seed << 40) + (step << 12) + state.rank)
@@ -157,8 +154,7 @@ def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) 
                 executor.forward_backward(batch, divisors, is_first=index == 0)
             metrics = executor.reduce_and_clip(torch.tensor(step + 1.0))
             flops = sum(state.flops_fn(state.model, b) for b in micro_batches)
-            seconds = time.perf_counter() - start_time
-            report = StepReport(step + 1, terms, metrics, lr, counts[" tokens"], flops, seconds, position)
+            report = StepReport(step + 1, terms, metrics, lr, counts[" tokens"], flops, position)
             if not is_cuda or step % SYNC_EVERY == SYNC_EVERY - 1:
                 report.metrics  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
             executor.optimizer_step()

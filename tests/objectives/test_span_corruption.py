@@ -1,4 +1,4 @@
-"""Span corruption and translation: what goes in, what has to come out, and that nothing is lost between."""
+"""Span corruption and translation: sources, targets, and that no token is lost."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def split_sequences(tokens, layout):
 
 
 def sides(batch):
-    """Sources, decoder inputs and targets of each sample, as lists."""
+    """Return source, decoder input and labels of each sample, as lists."""
     values = batch.targets["next"].labels
     return zip(
         split_sequences(batch.inputs.source.values, batch.inputs.source.layout),
@@ -43,7 +43,7 @@ def sides(batch):
 
 
 def rebuild(source, target):
-    """The text: each sentinel of the source replaced by what follows it in the target. Written as plainly as can be."""
+    """Return the text, with each sentinel of the source replaced by its span in the target."""
     spans, current = {}, None
     assert target[-1] == EOS and source[-1] == EOS
     for token in target[:-1]:
@@ -96,7 +96,7 @@ def test_how_much_goes_is_fixed_by_the_length():
 
 
 def test_all_cuts_are_as_likely():
-    """6 items in 3 runs: ten ways."""
+    """There are ten divisions of 6 tokens into 3 segments."""
     number = 40_000
     found = random_segmentation(
         derive_sample_keys(0, 0, np.arange(number)),
@@ -111,7 +111,7 @@ def test_all_cuts_are_as_likely():
 
 
 def test_spans_are_everywhere_alike():
-    """Of 12 tokens two go, together: eleven places, the ends of the text among them."""
+    """Of 12 tokens, two adjacent ones are removed: eleven positions, including both ends."""
     corpus = MemoryCorpus([[12]] * 8000)
     bound = bind(SpanCorruption(0.15, 3.0), corpus)
     places = [next(i for i, t in enumerate(s) if t in SENTINELS) for s, _, _ in sides(bound.batch(np.arange(8000), 0))]
@@ -180,11 +180,11 @@ def test_mistakes_are_told():
         assert type(spec).from_json(spec.to_json()) == spec
 
 
-# --- translation, and that both can be learnt ------------------------------------------------------------------------
+# --- translation, and that both can be learned ------------------------------------------------------------------------
 
 
 def parallel(count=40, seed=0):
-    """A language whose words are other ids, backwards."""
+    """Return a toy language: other ids, in reverse order."""
     rng = np.random.default_rng(seed)
     sources = [rng.integers(5, 50, rng.integers(1, 9)).tolist() for _ in range(count)]
     return sources, [[token + 45 for token in reversed(text)] for text in sources]
@@ -204,7 +204,7 @@ def test_translation_is_taught_by_the_truth():
 
 
 def test_label_smoothing_is_a_sum_over_targets():
-    """Against the definition, and micro-batches add up."""
+    """Compare with the definition, and sum over micro-batches."""
     model = (
         FAMILIES["transformer"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=100).build(0).double().eval()
     )
@@ -224,7 +224,7 @@ def test_label_smoothing_is_a_sum_over_targets():
 
 
 @pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
-def test_one_batch_can_be_learnt_by_heart(family):
+def test_one_batch_can_be_learned_by_heart(family):
     torch.manual_seed(0)
     if family == "t5":
         corpus = MemoryCorpus([[30, 20]] * 6)

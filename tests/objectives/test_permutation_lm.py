@@ -1,4 +1,4 @@
-"""Permutation LM: what is predicted, in which order, and that no place sees its own token."""
+"""Permutation LM: which tokens are predicted, in which order, and that no position sees its own token."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_spans_stand_in_windows_of_their_own():
 
 
 def test_ranks():
-    """What is not predicted comes first and together; the rest is in an order that is drawn, new in every epoch."""
+    """Tokens that are not predicted come first, with one rank; the others are in a random order, new in every epoch."""
     bound = bind()
     ids = np.arange(40)
     orders = []

@@ -1,4 +1,4 @@
-"""Counts of words that meet, against a loop; the same with little memory; every cell once an epoch."""
+"""Co-occurrence counts: equal to those of a plain loop, also with little memory; each cell once per epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.corpora import NUM_WORDS, WORD_IDS, zipf_corpus
 
 
 def plain(pages, window: int, max_len: int = 64) -> Counter:
-    """Both ways, one at distance d for 1/d, unknown words without a gap."""
+    """Count in both directions, 1/d at distance d, without unknown words."""
     found: Counter = Counter()
     samples = build_samples(pages, max_len)
     for start, length in zip(samples.starts, samples.lengths):

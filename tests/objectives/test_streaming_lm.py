@@ -1,4 +1,4 @@
-"""Segments in lanes: every token is predicted once an epoch, each lane goes on from step to step."""
+"""Streaming LM: every token is predicted once per epoch, and each lane continues from step to step."""
 
 import itertools
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_lanes_go_on_and_any_place_is_reached():
 
 
 def test_drawn_lengths_tile_every_lane_and_follow_the_law():
-    """Around max_len, in one step of twenty around half of it; the same in all lanes, other ones in another epoch."""
+    """Segments are near max_len, or near half of it in one step of twenty, equal in all lanes, new in each epoch."""
     corpus = MemoryCorpus([[50] * 4000])
     bound = StreamingCausalLM(bptt_std=5.0).bind(corpus, GPT2, 70, 3)
     order = StreamSampler(bound, 140)
@@ -120,7 +120,7 @@ def test_backwards_each_token_predicts_the_one_before_it():
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_what_a_recurrent_model_carries_is_its_whole_past(direction, spread):
-    """Losses of a lane read in segments, in turn, are those of the lane read at once."""
+    """Losses of a lane in consecutive segments are those of the whole lane."""
     name = "rnn_lm" if direction == "forward" else "rnn_lm rnn backward dense"
     model = cases.tiny_model(name)
     corpus = MemoryCorpus([[30, 33]])
@@ -140,7 +140,7 @@ def test_what_a_recurrent_model_carries_is_its_whole_past(direction, spread):
 
 
 def test_a_row_of_batches_is_the_whole_read_at_once():
-    """With a memory that covers everything, losses of segments in turn are those of the lanes read whole."""
+    """With a memory that covers everything, losses of consecutive segments are those of whole lanes."""
     model = cases.tiny_model("transformer_xl")
     corpus, bound = bind([[30, 33]], 8)
     corpus.tokens = corpus.tokens % cases.VOCAB

@@ -1,4 +1,4 @@
-"""Runs that go on into the next document (RoBERTa's full sentences): nothing lost, nothing twice, documents parted."""
+"""Sequences across documents (RoBERTa's full sentences): each token once, with separators between documents."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_one_document_reads_the_same_either_way():
 
 
 @pytest.mark.parametrize("epoch", [0, 4])
-def test_a_sample_does_not_depend_on_its_neighbours(epoch):
+def test_a_sample_does_not_depend_on_its_neighbors(epoch):
     bound, _ = bound_of(SHORT)
     rng = np.random.default_rng(0)
     alone = [bound.batch(np.array([i]), epoch) for i in range(len(bound))]
@@ -106,7 +106,7 @@ def test_marks_between_documents_are_never_masked():
 
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert"])
-def test_one_batch_is_learnt_by_heart(family):
+def test_one_batch_is_learned_by_heart(family):
     bound = MaskedLM(cross_documents=True).bind(MemoryCorpus(SHORT[:40]), BERT, 32, 0)
     batch = bound.batch(np.arange(4), 0)
     model = (

@@ -1,4 +1,4 @@
-"""Windows of words: what stays, how far windows reach, which words are drawn, and that nothing depends on a batch."""
+"""Batches of word2vec: subsampling, windows, negatives, and independence of the rest of the batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.corpora import NUM_WORDS, WORD_IDS, MemoryCorpus, zipf_corpus
 
 
 def close(observed: np.ndarray, expected: np.ndarray, freedom: int) -> None:
-    """Pearson's statistic lies within five deviations of its mean."""
+    """Assert that Pearson's statistic is within five standard deviations of its mean."""
     statistic = float(((observed - expected) ** 2 / expected).sum())
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom), statistic
 
@@ -28,7 +28,7 @@ def words_of(stream) -> np.ndarray:
 
 
 def sides(stream) -> list[np.ndarray]:
-    """How many words each word of samples of 64 reaches on its left and on its right."""
+    """Return the number of context words to the left and to the right of each word."""
     halves = stream.context_mask[:, : stream.margin], stream.context_mask[:, stream.margin + 1 :]
     return [half.sum(1).numpy().reshape(-1, 64) for half in halves]
 

@@ -1,4 +1,4 @@
-"""Each objective, bound to a corpus: what the model sees, and what it has to predict."""
+"""Inputs and labels of each objective, bound to a corpus."""
 
 import numpy as np
 import pytest
@@ -269,7 +269,7 @@ def test_causal_lm_predicts_everything_once():
 
 
 def test_backward_and_both_predict_what_forward_does_from_the_other_side():
-    """Backward, tokens and predictions change places; both ways, every token of a slice but one end is predicted."""
+    """Backward, tokens and labels are swapped; in both directions, all tokens of a sequence but one are predicted."""
     corpus = random_corpus()
     forward, backward = (bind(CausalLM(direction=way), corpus) for way in ("forward", "backward"))
     ahead, behind = (bound.batch(all_ids(bound), 0) for bound in (forward, backward))
@@ -287,7 +287,7 @@ def test_backward_and_both_predict_what_forward_does_from_the_other_side():
 
 
 def test_causal_lm_without_marks():
-    """Each token but the first of its document is predicted once, from a token before it."""
+    """Each token except the first of its document is predicted once, from the tokens before it."""
     documents = [[30, 20, 50], [1], [63], [64], [2], [65]]
     corpus = MemoryCorpus(documents)
     bound = CausalLM(add_bos_eos=False).bind(corpus, BERT, 63, 0)

@@ -1,4 +1,4 @@
-"""N-grams, spans and their boundaries, and sentences in order."""
+"""Masking of n-grams and spans, span boundaries, and sentence order."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ LAWS["span"] = {n: p / sum(LAWS["span"].values()) for n, p in LAWS["span"].items
 
 
 def text(samples, length, seed=0, unknown=0.0):
-    """Sequences of ids from 5 on between marks; words of 1 to 4 pieces; some words are unknown (id 1)."""
+    """Return sequences of ids ≥ 5 between special tokens, with words of 1 to 4 pieces, some unknown (id 1)."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(5, SIZE, (samples, length))
     words = rng.random((samples, length)) < 0.6
@@ -47,7 +47,7 @@ def run(unit, samples=3000, length=120, epoch=0, rate=0.15, **options):
 
 
 def found_lengths(words, rows):
-    """How many words each stretch of chosen words has."""
+    """Return the number of words of each masked span."""
     chosen = np.zeros(len(words), dtype=bool)
     chosen[rows] = True
     edges = np.flatnonzero(np.diff(chosen[words].astype(int), prepend=0, append=0))
@@ -77,7 +77,7 @@ def test_the_rate_is_kept(unit, length):
 
 @pytest.mark.parametrize("unit", ["ngram", "span"])
 def test_no_side_of_a_text_is_preferred(unit):
-    """Words at the edges of a text are masked less, since a stretch has to fit, but none is left out."""
+    """Words at the ends of a text are masked less often, since a span has to fit, but all are masked sometimes."""
     _, _, _, rows, _ = run(unit, 8000, 60)
     shares = np.bincount(rows % 60, minlength=60)[1:-1] / 8000
     inner = shares[10:-10]
