@@ -25,6 +25,7 @@ from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation, DistillationLoss
 from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
@@ -323,7 +324,7 @@ def test_filler_is_not_counted(teacher_run):
     data, valid = module.open_streams(
         with_distillation(recipe, folder / "teacher/model").replace(compile=True),
         module.Corpus.open(folder / "corpus"),
-        Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
+        SpecialIds.from_tokenizer(Tokenizer.load(folder / "corpus/tokenizer")),
     )  # fmt: skip
     (first, *_), _ = next(data.steps(module.DataPosition()))
     assert first.num_tokens < len(first.inputs.tokens) == 192

@@ -73,5 +73,5 @@ def test_it_begins_from_word_vectors(tmp_path):
     done("pretrain", "seq2seq-tiny", "--corpus", tmp_path / "pairs", "--out", tmp_path / "run", "--init-from",
          tmp_path / "vectors", "--budget", "2steps", "--set", "model.dim=16", "--set", "model.embedding_dim=12",
          "--set", "num_averaged=0")  # fmt: skip
-    with pytest.raises(PolysemeError, match="have 12 numbers, but those of seq2seq-tiny 128"):
+    with pytest.raises(PolysemeError, match="have 12 dimensions, but those of seq2seq-tiny 128"):
         init_from_model(tmp_path / "vectors", get_training_recipe("seq2seq-tiny"), tmp_path / "pairs")

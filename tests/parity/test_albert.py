@@ -16,7 +16,7 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.flops import count_training_flops
+from polyseme.train.loop import count_training_flops
 from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.folder import load_model, save_model
 from tests.support.hf_models import convert_model, randomize

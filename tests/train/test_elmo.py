@@ -1,4 +1,4 @@
-"""ELMo from text: characters of the vocabulary, both directions, a sampled softmax that is fair."""
+"""ELMo runs: characters of the vocabulary, both directions, an unbiased sampled softmax."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_it_knows_how_its_tokens_are_written(run):
 
 
 def test_the_law_of_distinct_words():
-    """A token by its number or by its characters is the same word, and words are read once each."""
+    """A token id and its characters give the same embedding, and each distinct word is processed once."""
     torch.manual_seed(0)
     bottom = CharCNN(CharCNNConfig(9, 6, 32, ((1, 4), (3, 5)), 4)).eval()
     words = ["cat", "dog", "猫", "a" * 70, "cat", BOS_CHARACTER]

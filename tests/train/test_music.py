@@ -1,4 +1,4 @@
-"""Music through the corpus, the loop and the heads that texts use; places beyond training; a model that plays."""
+"""Music: the same corpus, loop and heads as for text; positions beyond training; generated music."""
 
 import importlib
 import json
@@ -32,7 +32,7 @@ def harness():
 
 @pytest.fixture(scope="module")
 def runs(harness, tmp_path_factory):
-    """Two models of pieces that repeat a motif of three notes, by `prepare` and `pretrain`: events are words."""
+    """Train two models on pieces that repeat a motif of three notes, with events as words."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("music")
@@ -55,7 +55,7 @@ def runs(harness, tmp_path_factory):
 
 
 def test_relative_places_reach_beyond_training(runs, harness):
-    """Loss by place: as good at two and four times the length of training as at it, where absolute places are lost."""
+    """Relative positions keep their loss at two and four times the training length; absolute positions do not."""
     tokenizer = Tokenizer.load("events")
     pieces = [tokenizer.encode(" ".join(harness.compose(9000 + seed, 4 * LENGTH, 3, (0,)))) for seed in range(16)]
     borders = [0, 12, LENGTH, 2 * LENGTH, 4 * LENGTH]
@@ -69,7 +69,7 @@ def test_relative_places_reach_beyond_training(runs, harness):
 
 
 def test_a_piece_by_heart(runs, harness):
-    """The model goes on with a motif; longer than it reads, the same at each call, and read at once or in turn."""
+    """The model continues a motif, beyond its maximum length, reproducibly, with and without a cache."""
     opened = polyseme.load(runs / "relative/model", device="cpu")
     begun = harness.compose(9100, 24, 3, (0,))
     long = opened.max_len + 40
@@ -88,7 +88,7 @@ def test_a_piece_by_heart(runs, harness):
 
 
 def test_an_lstm_on_the_same_events_plays_too(runs, harness):
-    """By the same corpus, loop and command; what it has played so far is a state, so a piece has no end of its own."""
+    """The same corpus, loop and command; the memory is a recurrent state, so the length of a piece is not limited."""
     recipe = get_training_recipe("performance_rnn-tiny").replace(
         max_len=LENGTH, batch_tokens=768, micro_batch_tokens=768, eval_every=1000, save_every=1000,
         model={"num_layers": 1, "dim": 48, "dropout": 0.0, "max_len": 64},
@@ -122,7 +122,7 @@ def test_what_cannot_be_played(runs, harness):
 
 
 def test_both_places_are_one_family(tmp_path):
-    """A folder without `polyseme.json` is read from its config, which says which places it has."""
+    """A folder without `polyseme.json` is loaded from `config.json`, which names its kind of positions."""
     for positions in ("relative", "learned"):
         spec = FAMILIES["music"].model_config("tiny", positions=positions, max_len=64)
         assert ModelConfig.from_json(spec.to_json()) == spec

@@ -157,7 +157,7 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
     from polyseme.inference.prediction import predict as predict_one
     from polyseme.inference.prediction import select_task
     from polyseme.tasks import load_task
-    from polyseme.train.flops import count_parameters
+    from polyseme.train.loop import count_parameters
 
     models = [model_path for path in models for model_path in find_models(path)] if ensemble else models
     if ensemble != (len(models) > 1):
@@ -188,7 +188,7 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
 
 def _load_feature_predictor(path: Path) -> TaskPredictor:
     from polyseme.finetuning.frozen import load_feature_model
-    from polyseme.train.flops import count_parameters
+    from polyseme.train.loop import count_parameters
 
     model = load_feature_model(path)
     encoder_params = sum(count_parameters(encoder.model.trunk) for encoder in model.reader.encoders)

@@ -18,8 +18,7 @@ from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
 from polyseme.report.run_page import write_report
-from polyseme.train.flops import count_parameters
-from polyseme.train.loop import StepReport
+from polyseme.train.loop import StepReport, count_parameters
 
 MULTITASK = "multitask"  # what results of several tasks call their task
 

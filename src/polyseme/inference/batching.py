@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyseme.nn.packing import PackedLayout, token_budget_batches
 from polyseme.progress import progress
-from polyseme.train.prefetch import prefetch
+from polyseme.train.loop import prefetch
 
 MAX_IN_FLIGHT = 3  # bins that may be on their way back
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from polyseme.objectives.distillation import Distillation
-from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
-from polyseme.objectives.span_masked_lm import SpanMaskedLM
 from polyseme.recipes.base import NO_DROPOUT, define, define_tiny
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe

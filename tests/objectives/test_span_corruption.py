@@ -1,4 +1,4 @@
-"""Span corruption and translation: what goes in, what has to come out, and that nothing is lost between."""
+"""Span corruption and translation: sources, targets, and that no token is lost."""
 
 import itertools
 
@@ -17,7 +17,7 @@ from polyseme.objectives.span_corruption import SpanCorruption, random_segmentat
 from polyseme.objectives.translation import ParallelText, Translation
 from polyseme.rng import RandomStream, derive_sample_keys
 from tests.contracts.cases import fitting
-from tests.objectives.test_specs import SIZE, Pages, pages
+from tests.support.corpora import SIZE, MemoryCorpus, random_corpus
 
 PAD, EOS, UNK = range(3)
 SENTINELS = tuple(SIZE + 99 - i for i in range(100))
@@ -25,25 +25,25 @@ T5 = SpecialIds(SIZE + 100, frozenset([PAD, EOS, UNK, *SENTINELS]), eos=EOS, pad
 
 
 def bind(spec=None, corpus=None, max_len=64, seed=1, vocabulary=T5):
-    return (spec or SpanCorruption()).bind(corpus or pages(), vocabulary, max_len, seed)
+    return (spec or SpanCorruption()).bind(corpus or random_corpus(), vocabulary, max_len, seed)
 
 
-def split(tokens, layout):
+def split_sequences(tokens, layout):
     return [part.tolist() for part in tokens[: sum(layout.lengths)].split(list(layout.lengths))]
 
 
 def sides(batch):
-    """Sources, decoder inputs and targets of each sample, as lists."""
+    """Return source, decoder input and labels of each sample, as lists."""
     values = batch.targets["next"].labels
     return zip(
-        split(batch.inputs.source.values, batch.inputs.source.layout),
-        split(batch.inputs.tokens, batch.inputs.layout),
-        split(values, batch.inputs.layout),
+        split_sequences(batch.inputs.source.values, batch.inputs.source.layout),
+        split_sequences(batch.inputs.tokens, batch.inputs.layout),
+        split_sequences(values, batch.inputs.layout),
     )
 
 
 def rebuild(source, target):
-    """The text: each sentinel of the source replaced by what follows it in the target. Written as plainly as can be."""
+    """Return the text, with each sentinel of the source replaced by its span in the target."""
     spans, current = {}, None
     assert target[-1] == EOS and source[-1] == EOS
     for token in target[:-1]:
@@ -64,7 +64,7 @@ def rebuild(source, target):
 )
 @pytest.mark.parametrize("max_len", [4, 9, 64])
 def test_source_and_target_rebuild_the_text(spec, max_len):
-    corpus = pages(60, seed=3)
+    corpus = random_corpus(60, seed=3)
     bound = bind(spec, corpus, max_len)
     for epoch in (0, 3):
         ids = np.arange(len(bound))
@@ -91,12 +91,12 @@ def test_how_much_goes_is_fixed_by_the_length():
     assert (taken >= 1).all() and (spans >= 1).all() and (spans <= taken).all()
     assert (lengths - taken >= spans - 1).all(), "a stretch that stays between two spans"
     assert abs(taken[1000:] / lengths[1000:] - 0.15).max() < 1e-3 and abs(taken[1000:] / spans[1000:] - 3).max() < 0.03
-    bound = bind(max_len=512, corpus=Pages([[3000]]))
+    bound = bind(max_len=512, corpus=MemoryCorpus([[3000]]))
     assert bound.samples.lengths[0] == 568 and bound.source_lengths[0] == 512, "a source fills max_len"
 
 
 def test_all_cuts_are_as_likely():
-    """6 items in 3 runs: ten ways."""
+    """There are ten divisions of 6 tokens into 3 segments."""
     number = 40_000
     found = random_segmentation(
         derive_sample_keys(0, 0, np.arange(number)),
@@ -111,8 +111,8 @@ def test_all_cuts_are_as_likely():
 
 
 def test_spans_are_everywhere_alike():
-    """Of 12 tokens two go, together: eleven places, the ends of the text among them."""
-    corpus = Pages([[12]] * 8000)
+    """Of 12 tokens, two adjacent ones are removed: eleven positions, including both ends."""
+    corpus = MemoryCorpus([[12]] * 8000)
     bound = bind(SpanCorruption(0.15, 3.0), corpus)
     places = [next(i for i, t in enumerate(s) if t in SENTINELS) for s, _, _ in sides(bound.batch(np.arange(8000), 0))]
     shares = np.bincount(places, minlength=11) / 8000
@@ -180,11 +180,11 @@ def test_mistakes_are_told():
         assert type(spec).from_json(spec.to_json()) == spec
 
 
-# --- translation, and that both can be learnt ------------------------------------------------------------------------
+# --- translation, and that both can be learned ------------------------------------------------------------------------
 
 
 def parallel(count=40, seed=0):
-    """A language whose words are other ids, backwards."""
+    """Return a toy language: other ids, in reverse order."""
     rng = np.random.default_rng(seed)
     sources = [rng.integers(5, 50, rng.integers(1, 9)).tolist() for _ in range(count)]
     return sources, [[token + 45 for token in reversed(text)] for text in sources]
@@ -204,7 +204,7 @@ def test_translation_is_taught_by_the_truth():
 
 
 def test_label_smoothing_is_a_sum_over_targets():
-    """Against the definition, and micro-batches add up."""
+    """Compare with the definition, and sum over micro-batches."""
     model = (
         FAMILIES["transformer"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=100).build(0).double().eval()
     )
@@ -224,10 +224,10 @@ def test_label_smoothing_is_a_sum_over_targets():
 
 
 @pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
-def test_one_batch_can_be_learnt_by_heart(family):
+def test_one_batch_can_be_learned_by_heart(family):
     torch.manual_seed(0)
     if family == "t5":
-        corpus = Pages([[30, 20]] * 6)
+        corpus = MemoryCorpus([[30, 20]] * 6)
         corpus.tokens = corpus.tokens % 80 + 5
         vocabulary = SpecialIds(100, frozenset(), eos=EOS, pad=PAD, sentinels=tuple(range(99, 85, -1)))
         bound = bind(corpus=corpus, vocabulary=vocabulary)

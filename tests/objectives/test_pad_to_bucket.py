@@ -1,4 +1,4 @@
-"""Batches filled up to few shapes, for recordings: the model says the same of them."""
+"""Batches padded to few shapes, for CUDA graphs, give the same losses."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_the_same_losses(model, head, lengths):
 
 
 def test_few_kinds():
-    """A thousand batches of 32 texts have a few kinds; each kind has one size of everything."""
+    """A thousand batches of 32 texts have few signatures; batches of a signature have the same shapes."""
     draw = np.random.default_rng(0)
     kinds: dict[tuple[object, ...], set[tuple[torch.Size, ...]]] = {}
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Permutation LM: what is predicted, in which order, and that no place sees its own token."""
+"""Permutation LM: which tokens are predicted, in which order, and that no position sees its own token."""
 
 import numpy as np
 import pytest
@@ -8,17 +8,17 @@ from polyseme.errors import PolysemeError
 from polyseme.nn.inputs import Inputs
 from polyseme.objectives.permutation_lm import PermutationLM
 from tests.contracts import cases
-from tests.objectives.test_specs import BERT, CLS, SEP, all_of, pages
+from tests.support.corpora import BERT, CLS, SEP, all_ids, random_corpus
 
 
 def bind(spec=None, corpus=None, max_len=64, seed=1):
-    return (spec or PermutationLM()).bind(corpus or pages(), BERT, max_len, seed)
+    return (spec or PermutationLM()).bind(corpus or random_corpus(), BERT, max_len, seed)
 
 
 @pytest.mark.parametrize("predict_one_in,max_span_length", [(6, 5), (7, 5), (2, 1), (3, 8)])
 def test_the_set_predicted_is_one_in_so_many(predict_one_in, max_span_length):
     bound = bind(PermutationLM(predict_one_in, max_span_length))
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     queries, sizes = batch.inputs.query_stream, np.array(batch.inputs.layout.lengths) - 2
     assert queries.layout.lengths == tuple((sizes // predict_one_in).tolist())
     rows = queries.target_positions.numpy()
@@ -31,7 +31,7 @@ def test_the_set_predicted_is_one_in_so_many(predict_one_in, max_span_length):
 
 
 def test_spans_stand_in_windows_of_their_own():
-    bound = bind(max_len=512, corpus=pages(20, 300))
+    bound = bind(max_len=512, corpus=random_corpus(20, 300))
     starts, lengths = bound.sample_spans(np.array([510] * 400), np.arange(400).astype(np.uint64) << np.uint64(32))
     drawn = lengths[:, :10]
     assert drawn.min() == 1 and drawn.max() == 5
@@ -45,7 +45,7 @@ def test_spans_stand_in_windows_of_their_own():
 
 
 def test_ranks():
-    """What is not predicted comes first and together; the rest is in an order that is drawn, new in every epoch."""
+    """Tokens that are not predicted come first, with one rank; the others are in a random order, new in every epoch."""
     bound = bind()
     ids = np.arange(40)
     orders = []
@@ -87,7 +87,7 @@ def test_alone_equals_packed():
 
 def test_no_place_sees_its_own_token_or_a_later_one():
     model = cases.tiny_model("xlnet")
-    bound = bind(PermutationLM(3), pages(4, 4, 12), max_len=24)
+    bound = bind(PermutationLM(3), random_corpus(4, 4, 12), max_len=24)
     batch = bound.batch(np.arange(3), 0)
     queries, total = batch.inputs.query_stream, len(batch.inputs.tokens)
     tokens = batch.inputs.tokens % cases.VOCAB
@@ -114,7 +114,7 @@ def test_no_place_sees_its_own_token_or_a_later_one():
 
 def test_overfits_one_batch():
     model = cases.tiny_spec("xlnet").build(seed=0)
-    batch = bind(corpus=pages(6, 4, 12), max_len=24).batch(np.arange(6), 0)
+    batch = bind(corpus=random_corpus(6, 4, 12), max_len=24).batch(np.arange(6), 0)
     values = batch.targets["masked"].labels % cases.VOCAB
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     rows = batch.targets["masked"].rows

@@ -1,4 +1,4 @@
-"""Counts of words that meet, against a loop; the same with little memory; every cell once an epoch."""
+"""Co-occurrence counts: equal to those of a plain loop, also with little memory; each cell once per epoch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from test_windows import SIZE, WORDS, corpus
 
 from polyseme.corpus.sampling import ShuffledSampler, build_samples
 from polyseme.errors import PolysemeError
 from polyseme.objectives import glove as cooccurrence
 from polyseme.objectives.glove import CooccurrenceTable, GloVe
+from tests.support.corpora import NUM_WORDS, WORD_IDS, zipf_corpus
 
 
 def plain(pages, window: int, max_len: int = 64) -> Counter:
-    """Both ways, one at distance d for 1/d, unknown words without a gap."""
+    """Count in both directions, 1/d at distance d, without unknown words."""
     found: Counter = Counter()
     samples = build_samples(pages, max_len)
     for start, length in zip(samples.starts, samples.lengths):
@@ -29,8 +29,8 @@ def plain(pages, window: int, max_len: int = 64) -> Counter:
 
 def test_counts_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cooccurrence, "TOKENS_PER_CHUNK", 700)
-    pages = corpus()
-    bound = GloVe(window=4).bind(pages, WORDS, 64)
+    pages = zipf_corpus()
+    bound = GloVe(window=4).bind(pages, WORD_IDS, 64)
     expected = plain(pages, 4)
     cells = bound.batch(np.arange(len(bound)), 0).examples
     found = {}
@@ -58,18 +58,18 @@ def test_little_memory_gives_the_same(tmp_path) -> None:
 
 
 def test_every_cell_once_an_epoch() -> None:
-    bound = GloVe().bind(corpus(), WORDS, 64)
+    bound = GloVe().bind(zipf_corpus(), WORD_IDS, 64)
     order, seen, number = ShuffledSampler(bound, 500, seed=2), [], 0
     for (each,), after in order.steps():
         seen.append(each.sample_ids)
         number += len(each.sample_ids)
         if after.epoch:
             break
-    assert sorted(np.concatenate(seen).tolist()) == list(range(len(bound))) and len(bound) < 2 * SIZE**2
+    assert sorted(np.concatenate(seen).tolist()) == list(range(len(bound))) and len(bound) < 2 * NUM_WORDS**2
 
 
 def test_nothing_meets() -> None:
-    pages = corpus()
+    pages = zipf_corpus()
     pages.tokens[:] = 1
     with pytest.raises(PolysemeError, match="no two known words meet"):
-        GloVe().bind(pages, WORDS, 64)
+        GloVe().bind(pages, WORD_IDS, 64)

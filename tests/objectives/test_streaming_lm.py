@@ -1,4 +1,4 @@
-"""Segments in lanes: every token is predicted once an epoch, each lane goes on from step to step."""
+"""Streaming LM: every token is predicted once per epoch, and each lane continues from step to step."""
 
 import itertools
 from dataclasses import replace
@@ -16,22 +16,22 @@ from polyseme.objectives.losses import compute_losses, evaluate_batch
 from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
-from polyseme.train.pretrain import BatchStream
 from polyseme.train.recipe import Recipe
+from polyseme.train.streams import BatchStream
 from tests.contracts import cases
-from tests.objectives.test_specs import GPT2, Pages, all_of
+from tests.support.corpora import GPT2, MemoryCorpus, all_ids
 
 DOCUMENTS = [[30, 20, 50], [1], [], [63], [64], [65]]
 
 
 def bind(documents=DOCUMENTS, max_len=16):
-    corpus = Pages([d for d in documents])
+    corpus = MemoryCorpus([d for d in documents])
     return corpus, StreamingCausalLM().bind(corpus, GPT2, max_len, 0)
 
 
 def test_the_stream_is_every_document_between_marks():
     corpus, bound = bind()
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     borders = np.cumsum([0, *(sum(d) for d in DOCUMENTS if d)])
     stream = np.insert(corpus.tokens, borders, 0)
     read = len(bound) * 16
@@ -71,8 +71,8 @@ def test_lanes_go_on_and_any_place_is_reached():
 
 
 def test_drawn_lengths_tile_every_lane_and_follow_the_law():
-    """Around max_len, in one step of twenty around half of it; the same in all lanes, other ones in another epoch."""
-    corpus = Pages([[50] * 4000])
+    """Segments are near max_len, or near half of it in one step of twenty, equal in all lanes, new in each epoch."""
+    corpus = MemoryCorpus([[50] * 4000])
     bound = StreamingCausalLM(bptt_std=5.0).bind(corpus, GPT2, 70, 3)
     order = StreamSampler(bound, 140)
     lengths = np.diff(order.segment_offsets(0))
@@ -120,10 +120,10 @@ def test_backwards_each_token_predicts_the_one_before_it():
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_what_a_recurrent_model_carries_is_its_whole_past(direction, spread):
-    """Losses of a lane read in segments, in turn, are those of the lane read at once."""
+    """Losses of a lane in consecutive segments are those of the whole lane."""
     name = "rnn_lm" if direction == "forward" else "rnn_lm rnn backward dense"
     model = cases.tiny_model(name)
-    corpus = Pages([[30, 33]])
+    corpus = MemoryCorpus([[30, 33]])
     corpus.tokens = corpus.tokens % cases.VOCAB
     bound = StreamingCausalLM(bptt_std=spread, direction=direction).bind(corpus, GPT2, 8, 0)
     data, total = BatchStream(bound, StreamSampler(bound, 16), None), 0.0
@@ -140,7 +140,7 @@ def test_what_a_recurrent_model_carries_is_its_whole_past(direction, spread):
 
 
 def test_a_row_of_batches_is_the_whole_read_at_once():
-    """With a memory that covers everything, losses of segments in turn are those of the lanes read whole."""
+    """With a memory that covers everything, losses of consecutive segments are those of whole lanes."""
     model = cases.tiny_model("transformer_xl")
     corpus, bound = bind([[30, 33]], 8)
     corpus.tokens = corpus.tokens % cases.VOCAB

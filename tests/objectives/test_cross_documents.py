@@ -1,4 +1,4 @@
-"""Runs that go on into the next document (RoBERTa's full sentences): nothing lost, nothing twice, documents parted."""
+"""Sequences across documents (RoBERTa's full sentences): each token once, with separators between documents."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,17 @@ from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
-from tests.objectives.test_specs import BERT, CLS, SEP, SIZE, Pages, all_of, numbered, pages, split
+from tests.support.corpora import (
+    BERT,
+    CLS,
+    SEP,
+    SIZE,
+    MemoryCorpus,
+    all_ids,
+    numbered_corpus,
+    random_corpus,
+    split_sequences,
+)
 
 SHORT = [[int(n) for n in np.random.default_rng(seed).integers(1, 9, 1 + seed % 5)] for seed in range(200)]
 SHAPES = {
@@ -21,7 +31,7 @@ SHAPES = {
 
 
 def bound_of(documents, max_len=64):
-    corpus, vocabulary = numbered(documents)
+    corpus, vocabulary = numbered_corpus(documents)
     return MaskedLM(cross_documents=True, mask_prob=0.3).bind(corpus, vocabulary, max_len, 3), corpus
 
 
@@ -30,7 +40,7 @@ def bound_of(documents, max_len=64):
 def test_every_token_once_and_documents_parted(name, max_len):
     bound, corpus = bound_of(SHAPES[name], max_len)
     seen = []
-    for sequence in split(bound.batch(all_of(bound), epoch=2)):
+    for sequence in split_sequences(bound.batch(all_ids(bound), epoch=2)):
         assert sequence[0] == CLS and sequence[-1] == SEP and len(sequence) <= max_len
         parts = np.split(sequence[1:-1], np.flatnonzero(sequence[1:-1] == SEP))
         runs = [part[part != SEP] - 5 for part in parts]
@@ -48,7 +58,7 @@ def test_runs_are_whole_sentences_and_as_long_as_can_be(name):
     table, sentences = bound.samples, set(corpus.sentence_offsets.tolist())
     units = np.diff(table.unit_offsets)
     opens = np.diff(corpus.document_of[table.unit_offsets[:-1]], prepend=corpus.document_of[:1]) > 0
-    sizes = bound.lengths(all_of(bound), 0)
+    sizes = bound.lengths(all_ids(bound), 0)
     for i in range(len(bound) - 1):
         follows = table.first_units[i + 1]
         assert sizes[i] + units[follows] + opens[follows] > 64, "the next sentence would have fitted"
@@ -57,16 +67,16 @@ def test_runs_are_whole_sentences_and_as_long_as_can_be(name):
 
 
 def test_fewer_and_fuller_than_inside_documents():
-    corpus = Pages(SHORT)
+    corpus = MemoryCorpus(SHORT)
     inside, across = (MaskedLM(cross_documents=a).bind(corpus, BERT, 64, 0) for a in (False, True))
     assert len(across) < len(inside) / 2
-    assert across.lengths(all_of(across), 0).mean() > 55 > inside.lengths(all_of(inside), 0).mean()
+    assert across.lengths(all_ids(across), 0).mean() > 55 > inside.lengths(all_ids(inside), 0).mean()
 
 
 def test_one_document_reads_the_same_either_way():
-    corpus = Pages([pages(1, 40, seed=3).sentence_offsets[1:].tolist()[:1] * 30])
+    corpus = MemoryCorpus([random_corpus(1, 40, seed=3).sentence_offsets[1:].tolist()[:1] * 30])
     inside, across = (MaskedLM(cross_documents=a).bind(corpus, BERT, 64, 0) for a in (False, True))
-    first, second = (bound.batch(all_of(bound), 1) for bound in (inside, across))
+    first, second = (bound.batch(all_ids(bound), 1) for bound in (inside, across))
     assert (
         torch.equal(first.inputs.tokens, second.inputs.tokens)
         and first.inputs.layout.lengths == second.inputs.layout.lengths
@@ -74,7 +84,7 @@ def test_one_document_reads_the_same_either_way():
 
 
 @pytest.mark.parametrize("epoch", [0, 4])
-def test_a_sample_does_not_depend_on_its_neighbours(epoch):
+def test_a_sample_does_not_depend_on_its_neighbors(epoch):
     bound, _ = bound_of(SHORT)
     rng = np.random.default_rng(0)
     alone = [bound.batch(np.array([i]), epoch) for i in range(len(bound))]
@@ -88,7 +98,7 @@ def test_a_sample_does_not_depend_on_its_neighbours(epoch):
 
 def test_marks_between_documents_are_never_masked():
     bound, corpus = bound_of(SHORT)
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     assert (batch.targets["masked"].labels >= 5).all()
     assert int((batch.inputs.tokens == SEP).sum()) == len(SHORT) - 1 + len(bound) - sum(
         corpus.document_of[s] != corpus.document_of[s - 1] for s in bound.samples.starts[1:]
@@ -96,8 +106,8 @@ def test_marks_between_documents_are_never_masked():
 
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert"])
-def test_one_batch_is_learnt_by_heart(family):
-    bound = MaskedLM(cross_documents=True).bind(Pages(SHORT[:40]), BERT, 32, 0)
+def test_one_batch_is_learned_by_heart(family):
+    bound = MaskedLM(cross_documents=True).bind(MemoryCorpus(SHORT[:40]), BERT, 32, 0)
     batch = bound.batch(np.arange(4), 0)
     model = (
         FAMILIES[family]

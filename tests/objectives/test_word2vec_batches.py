@@ -1,37 +1,23 @@
-"""Windows of words: what stays, how far windows reach, which words are drawn, and that nothing depends on a batch."""
+"""Batches of word2vec: subsampling, windows, negatives, and independence of the rest of the batch."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_specs import Pages
 
 from polyseme.errors import PolysemeError
-from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.word2vec import Word2Vec, count_tokens
-
-SIZE = 60
-WORDS = SpecialIds(SIZE, frozenset(range(4)))
-
-
-def corpus(sentences: int = 400, seed: int = 0) -> Pages:
-    """Words in the proportions of Zipf; 1 is unknown."""
-    rng = np.random.default_rng(seed)
-    made = Pages([rng.integers(5, 40, 8).tolist() for _ in range(sentences // 8)])
-    chances = 1 / np.arange(1, SIZE - 3)
-    made.tokens = rng.choice(np.arange(4, SIZE), made.num_tokens, p=chances / chances.sum())
-    made.tokens[rng.random(made.num_tokens) < 0.05] = 1
-    return made
+from tests.support.corpora import NUM_WORDS, WORD_IDS, MemoryCorpus, zipf_corpus
 
 
 def close(observed: np.ndarray, expected: np.ndarray, freedom: int) -> None:
-    """Pearson's statistic lies within five deviations of its mean."""
+    """Assert that Pearson's statistic is within five standard deviations of its mean."""
     statistic = float(((observed - expected) ** 2 / expected).sum())
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom), statistic
 
 
-def many(spec: Word2Vec, epochs: int, pages: Pages | None = None) -> list:
-    bound = spec.bind(pages or corpus(), WORDS, 64)
+def many(spec: Word2Vec, epochs: int, pages: MemoryCorpus | None = None) -> list:
+    bound = spec.bind(pages or zipf_corpus(), WORD_IDS, 64)
     return [bound.batch(np.arange(len(bound)), epoch).examples for epoch in range(epochs)]
 
 
@@ -42,30 +28,30 @@ def words_of(stream) -> np.ndarray:
 
 
 def sides(stream) -> list[np.ndarray]:
-    """How many words each word of samples of 64 reaches on its left and on its right."""
+    """Return the number of context words to the left and to the right of each word."""
     halves = stream.context_mask[:, : stream.margin], stream.context_mask[:, stream.margin + 1 :]
     return [half.sum(1).numpy().reshape(-1, 64) for half in halves]
 
 
 def test_negatives_follow_the_power_of_the_counts() -> None:
-    pages = corpus()
-    counts = count_tokens(pages, SIZE).astype(float)
+    pages = zipf_corpus()
+    counts = count_tokens(pages, NUM_WORDS).astype(float)
     counts[:4] = 0
     drawn = np.concatenate([s.negatives.numpy().ravel() for s in many(Word2Vec(negatives_per_block=64), 30, pages)])
     expected = counts**0.75 / (counts**0.75).sum() * len(drawn)
-    seen = np.bincount(drawn, minlength=SIZE)
+    seen = np.bincount(drawn, minlength=NUM_WORDS)
     assert not seen[counts == 0].any()
     close(seen[counts > 0], expected[counts > 0], int((counts > 0).sum()) - 1)
 
 
 def test_frequent_words_stay_as_often_as_they_should() -> None:
-    pages, epochs, t = corpus(), 40, 1e-2
-    counts = count_tokens(pages, SIZE).astype(float)
+    pages, epochs, t = zipf_corpus(), 40, 1e-2
+    counts = count_tokens(pages, NUM_WORDS).astype(float)
     counts[:4] = 0
     share = np.maximum(counts / counts.sum(), 1e-12)
     kept = np.minimum(np.sqrt(t / share) + t / share, 1)
     streams = many(Word2Vec(subsample_threshold=t), epochs, pages)
-    seen = sum(np.bincount(s.tokens.numpy(), minlength=SIZE) for s in streams)
+    seen = sum(np.bincount(s.tokens.numpy(), minlength=NUM_WORDS) for s in streams)
     some = (counts > 0) & (kept < 1)
     deviation = np.sqrt(epochs * counts * kept * (1 - kept))[some]
     z = (seen - epochs * counts * kept)[some] / deviation
@@ -74,8 +60,8 @@ def test_frequent_words_stay_as_often_as_they_should() -> None:
 
 
 def test_windows_reach_evenly_and_stop_at_the_ends() -> None:
-    pages = Pages([[64]] * 200)
-    pages.tokens = np.random.default_rng(0).integers(4, SIZE, pages.num_tokens)
+    pages = MemoryCorpus([[64]] * 200)
+    pages.tokens = np.random.default_rng(0).integers(4, NUM_WORDS, pages.num_tokens)
     streams = many(Word2Vec(subsample_threshold=0, window=5), 5, pages)
     reach = np.concatenate([sides(s)[0][:, 5:-5].ravel() for s in streams])
     seen = np.bincount(reach, minlength=6)[1:]
@@ -89,7 +75,7 @@ def test_windows_reach_evenly_and_stop_at_the_ends() -> None:
 
 
 def test_a_sample_is_the_same_in_any_batch() -> None:
-    bound = Word2Vec(block_size=8, window=3, negatives_per_block=4).bind(corpus(), WORDS, 64, seed=3)
+    bound = Word2Vec(block_size=8, window=3, negatives_per_block=4).bind(zipf_corpus(), WORD_IDS, 64, seed=3)
     whole = bound.batch(np.arange(6), 2).examples
     alone = [bound.batch(np.array([i]), 2).examples for i in range(6)]
     assert np.concatenate([words_of(s) for s in alone]).tolist() == words_of(whole).tolist()
@@ -102,20 +88,20 @@ def test_a_sample_is_the_same_in_any_batch() -> None:
 
 def test_counts_are_known_before_the_forward_pass() -> None:
     for predict in ("skipgram", "cbow"):
-        bound = Word2Vec(architecture=predict).bind(corpus(), WORDS, 64)
+        bound = Word2Vec(architecture=predict).bind(zipf_corpus(), WORD_IDS, 64)
         batch = bound.batch(np.arange(9), 0)
         assert batch.count == int(batch.examples.count()) > 0
         assert batch.num_tokens == int(bound.samples.lengths[:9].sum())
 
 
 def test_text_without_a_word_left_is_no_error() -> None:
-    pages = corpus()
+    pages = zipf_corpus()
     pages.tokens[: pages.sentence_offsets[8]] = 1
-    batch = Word2Vec().bind(pages, WORDS, 64).batch(np.array([0]), 0)
+    batch = Word2Vec().bind(pages, WORD_IDS, 64).batch(np.array([0]), 0)
     assert batch.count == 0 and not batch.examples.tokens.any()
     pages.tokens[:] = 1
     with pytest.raises(PolysemeError, match="no known word"):
-        Word2Vec().bind(pages, WORDS, 64)
+        Word2Vec().bind(pages, WORD_IDS, 64)
 
 
 @pytest.mark.parametrize("given,said", [({"window": 0}, "window is 0"),

@@ -1,4 +1,4 @@
-"""Each objective, bound to a corpus: what the model sees, and what it has to predict."""
+"""Inputs and labels of each objective, bound to a corpus."""
 
 import numpy as np
 import pytest
@@ -8,70 +8,25 @@ from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.errors import PolysemeError
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.causal_lm import CausalLM
-from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.packing import SpecialIds, StaticShape
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
-from polyseme.objectives.span_masked_lm import SpanMaskedLM
-
-PAD, UNK, CLS, SEP, MASK = range(5)
-SIZE = 2000
-BERT = SpecialIds(SIZE, frozenset(range(5)), cls=CLS, sep=SEP, mask=MASK)
-GPT2 = SpecialIds(SIZE, frozenset([0]), bos=0, eos=0)
-
-
-class Pages:
-    """A corpus in memory, with the interface of the store."""
-
-    def __init__(self, documents, tokens=None, words=None, seed=0):
-        """`documents` are lists of sentence lengths."""
-        rng = np.random.default_rng(seed)
-        counts = [len(d) for d in documents]
-        self.sentence_offsets = np.concatenate(([0], np.cumsum([n for d in documents for n in d]))).astype(np.int64)
-        self.document_offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        self.num_tokens = int(self.sentence_offsets[-1])
-        self.tokens = rng.integers(5, SIZE, self.num_tokens) if tokens is None else tokens
-        self.words = rng.random(self.num_tokens) < 0.6 if words is None else words
-        self.words[self.sentence_offsets[:-1]] = True
-        self.document_of = np.repeat(np.arange(len(documents)), [sum(d) for d in documents])
-
-    def _at(self, starts, lengths):
-        return np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths)])
-
-    def gather_tokens(self, starts, lengths):
-        return self.tokens[self._at(starts, lengths)]
-
-    def gather_word_starts(self, starts, lengths):
-        return self.words[self._at(starts, lengths)]
-
-
-def pages(documents=150, sentences=40, longest=45, seed=0):
-    rng = np.random.default_rng(seed)
-    counts = rng.integers(2, sentences, documents)
-    return Pages([rng.integers(3, longest, count).tolist() for count in counts], seed=seed)
-
-
-def numbered(documents):
-    """A corpus whose tokens are their own offsets, so that a batch shows where it was read."""
-    made = Pages(documents)
-    made.tokens = np.arange(made.num_tokens) + 5
-    return made, SpecialIds(made.num_tokens + 5, BERT.all_ids, CLS, SEP, MASK)
-
-
-def rebuilt(batch):
-    """The tokens before they were damaged."""
-    tokens, masked = batch.inputs.tokens.numpy().copy(), batch.targets["masked"]
-    tokens[masked.rows[: masked.count]] = masked.labels[: masked.count]
-    return tokens
-
-
-def split(batch):
-    """The (undamaged) tokens of each sequence."""
-    return np.split(rebuilt(batch), np.cumsum(batch.inputs.layout.lengths)[:-1])
-
-
-def all_of(bound):
-    return np.arange(len(bound))
-
+from tests.support.corpora import (
+    BERT,
+    CLS,
+    GPT2,
+    MASK,
+    SEP,
+    SIZE,
+    MemoryCorpus,
+    all_ids,
+    bind,
+    halves,
+    numbered_corpus,
+    random_corpus,
+    split_sequences,
+    unmasked_tokens,
+)
 
 SPECS = [
     *(
@@ -91,10 +46,6 @@ NAMES = [
     for s in SPECS
 ]
 MASKED = [spec for spec in SPECS if not isinstance(spec, CausalLM)]
-
-
-def bind(spec, corpus=None, max_len=64, seed=1):
-    return spec.bind(corpus or pages(), GPT2 if isinstance(spec, CausalLM) else BERT, max_len, seed)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=NAMES)
@@ -129,8 +80,8 @@ def test_alone_equals_packed(spec):
 def test_lengths_are_those_of_the_batch(spec):
     bound = bind(spec)
     for epoch in (0, 5):
-        batch = bound.batch(all_of(bound), epoch)
-        assert tuple(bound.lengths(all_of(bound), epoch).tolist()) == batch.inputs.layout.lengths
+        batch = bound.batch(all_ids(bound), epoch)
+        assert tuple(bound.lengths(all_ids(bound), epoch).tolist()) == batch.inputs.layout.lengths
         assert max(batch.inputs.layout.lengths) <= bound.max_len == 64
         assert batch.num_tokens == batch.inputs.layout.num_tokens == len(batch.inputs.tokens)
 
@@ -179,8 +130,8 @@ def test_the_cap_drops_targets_and_says_so():
 @pytest.mark.parametrize("spec", MASKED, ids=[name for name in NAMES if "Causal" not in name])
 def test_rates_and_specials(spec):
     bound = bind(spec)
-    batch = bound.batch(all_of(bound), 0)
-    target, before = batch.targets["masked"], rebuilt(batch)
+    batch = bound.batch(all_ids(bound), 0)
+    target, before = batch.targets["masked"], unmasked_tokens(batch)
     ordinary = int((before >= 5).sum())
     clumps = {"token": 1, "word": 3, "ngram": 5, "span": 10}[spec.mask_unit]
     assert abs(target.count / ordinary - spec.mask_prob) < 5 * np.sqrt(clumps * spec.mask_prob / ordinary)
@@ -188,7 +139,7 @@ def test_rates_and_specials(spec):
     shares = [(batch.inputs.tokens[target.rows] == MASK), (batch.inputs.tokens[target.rows] == target.labels)]
     fates = target.count / (5 if spec.mask_unit == "span" else 1)  # a span has one fate
     assert np.allclose([s.float().mean() for s in shares], [0.8, 0.1], atol=5 * 0.4 / np.sqrt(fates))
-    for sequence in split(batch):
+    for sequence in split_sequences(batch):
         assert sequence[0] == CLS and sequence[-1] == SEP
         marks = (sequence == SEP).sum()
         assert marks == (2 if isinstance(spec, MaskedLMWithSentencePairs) else 1) or getattr(
@@ -197,22 +148,22 @@ def test_rates_and_specials(spec):
 
 
 def test_masked_lm_reads_the_corpus_whole():
-    corpus, vocabulary = numbered([[30, 20, 40], [200], [5]])
+    corpus, vocabulary = numbered_corpus([[30, 20, 40], [200], [5]])
     bound = MaskedLM().bind(corpus, vocabulary, 64, 0)
-    read = np.concatenate([s[1:-1] for s in split(bound.batch(all_of(bound), 0))])
+    read = np.concatenate([s[1:-1] for s in split_sequences(bound.batch(all_ids(bound), 0))])
     assert np.array_equal(read - 5, np.arange(corpus.num_tokens))
-    assert bound.batch(all_of(bound), 0).inputs.layout.lengths == (52, 42, 64, 64, 64, 16, 7)
-    assert bound.batch(all_of(bound), 0).inputs.segments is None
+    assert bound.batch(all_ids(bound), 0).inputs.layout.lengths == (52, 42, 64, 64, 64, 16, 7)
+    assert bound.batch(all_ids(bound), 0).inputs.segments is None
 
 
 def test_words_are_whole_even_where_a_sample_cuts_one():
-    corpus, vocabulary = numbered([[300], [300]])
+    corpus, vocabulary = numbered_corpus([[300], [300]])
     corpus.words[:] = np.arange(600) % 3 == 0
     bound = MaskedLM(mask_unit="word", mask_prob=0.5).bind(corpus, vocabulary, 66, 0)
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     chosen = np.zeros(batch.num_tokens, dtype=bool)
     chosen[batch.targets["masked"].rows] = True
-    before, sequence = rebuilt(batch), np.repeat(np.arange(len(bound)), batch.inputs.layout.lengths)
+    before, sequence = unmasked_tokens(batch), np.repeat(np.arange(len(bound)), batch.inputs.layout.lengths)
     words = (before - 5) // 3 + 1000 * sequence
     inner = before >= 5
     for word in np.unique(words[inner]):
@@ -236,19 +187,12 @@ def test_masks_are_new_each_epoch_or_come_back():
     )
 
 
-def halves(batch):
-    """A and B of each pair of a numbered corpus, as offsets."""
-    for sequence, label in zip(split(batch), batch.targets["pair"].labels.tolist()):
-        a, b = np.split(sequence[1:-1], np.flatnonzero(sequence[1:-1] == SEP))
-        yield a - 5, b[1:] - 5, label
-
-
 @pytest.mark.parametrize("max_len", [24, 64, 128])
 def test_pairs(max_len):
     rng = np.random.default_rng(2)
-    corpus, vocabulary = numbered([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
+    corpus, vocabulary = numbered_corpus([rng.integers(3, 45, rng.integers(1, 30)).tolist() for _ in range(150)])
     bound = MaskedLMWithSentencePairs().bind(corpus, vocabulary, max_len, 5)
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     borders, closing, following = set(corpus.sentence_offsets.tolist()), [0, 0], 0
     for a, b, label in halves(batch):
         assert len(a) and len(b) and len(a) + len(b) + 3 <= max_len
@@ -272,8 +216,8 @@ def test_pairs(max_len):
 
 
 def test_lengths_do_not_tell_which_pairs_are_random():
-    bound = bind(MaskedLMWithSentencePairs(), pages(400, 60, seed=3), max_len=128)
-    _, lengths, random = bound.plan_pairs(all_of(bound), 0)
+    bound = bind(MaskedLMWithSentencePairs(), random_corpus(400, 60, seed=3), max_len=128)
+    _, lengths, random = bound.plan_pairs(all_ids(bound), 0)
     several = np.diff(bound.samples.first_units) > 1
     for part in (lengths[:, 0], lengths[:, 1], lengths.sum(axis=1)):
         means = [part[several & (random == r)].mean() for r in (False, True)]
@@ -281,14 +225,14 @@ def test_lengths_do_not_tell_which_pairs_are_random():
 
 
 def test_a_document_of_one_sentence_gets_a_random_b():
-    corpus, vocabulary = numbered([[10], [10, 10, 10, 10]] * 60)
+    corpus, vocabulary = numbered_corpus([[10], [10, 10, 10, 10]] * 60)
     bound = MaskedLMWithSentencePairs(short_seq_prob=0.0).bind(corpus, vocabulary, 64, 0)
-    labels = bound.batch(all_of(bound), 0).targets["pair"].labels.numpy()
+    labels = bound.batch(all_ids(bound), 0).targets["pair"].labels.numpy()
     assert labels[::2].all() and not labels[1::2].any(), "the other half is left to the true ones"
 
 
 def test_one_in_ten_is_short():
-    corpus = pages(600, 60, longest=12, seed=4)
+    corpus = random_corpus(600, 60, longest=12, seed=4)
     for short in (0.0, 0.1):
         bound = bind(MaskedLMWithSentencePairs(short_seq_prob=short), corpus, max_len=128)
         table = bound.samples
@@ -302,17 +246,17 @@ def test_one_in_ten_is_short():
 
 
 def test_random_b_over_epochs_reaches_everywhere():
-    corpus, vocabulary = numbered([[6] * 8] * 10)
+    corpus, vocabulary = numbered_corpus([[6] * 8] * 10)
     bound = MaskedLMWithSentencePairs(short_seq_prob=0.0, random_next_prob=1.0).bind(corpus, vocabulary, 27, 0)
-    starts = {int(b[0]) for epoch in range(40) for _, b, _ in halves(bound.batch(all_of(bound), epoch))}
+    starts = {int(b[0]) for epoch in range(40) for _, b, _ in halves(bound.batch(all_ids(bound), epoch))}
     assert starts == set(range(0, 480, 6))
 
 
 def test_causal_lm_predicts_everything_once():
     documents = [[30, 20, 50], [1], [63], [64], [65]]
-    corpus = Pages(documents)
+    corpus = MemoryCorpus(documents)
     bound = bind(CausalLM(), corpus)
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     target = batch.targets["next"]
     sizes = [sum(d) for d in documents]
     ends = np.cumsum(sizes)
@@ -325,14 +269,14 @@ def test_causal_lm_predicts_everything_once():
 
 
 def test_backward_and_both_predict_what_forward_does_from_the_other_side():
-    """Backward, tokens and predictions change places; both ways, every token of a slice but one end is predicted."""
-    corpus = pages()
+    """Backward, tokens and labels are swapped; in both directions, all tokens of a sequence but one are predicted."""
+    corpus = random_corpus()
     forward, backward = (bind(CausalLM(direction=way), corpus) for way in ("forward", "backward"))
-    ahead, behind = (bound.batch(all_of(bound), 0) for bound in (forward, backward))
+    ahead, behind = (bound.batch(all_ids(bound), 0) for bound in (forward, backward))
     assert torch.equal(ahead.inputs.tokens, behind.targets["previous"].labels)
     assert torch.equal(behind.inputs.tokens, ahead.targets["next"].labels)
     found = bind(CausalLM(direction="both"), corpus)
-    batch = found.batch(all_of(found), 0)
+    batch = found.batch(all_ids(found), 0)
     later, earlier = batch.targets["next"], batch.targets["previous"]
     assert torch.equal(batch.inputs.tokens[later.rows + 1], later.labels)
     assert torch.equal(batch.inputs.tokens[earlier.rows - 1], earlier.labels)
@@ -343,11 +287,11 @@ def test_backward_and_both_predict_what_forward_does_from_the_other_side():
 
 
 def test_causal_lm_without_marks():
-    """Each token but the first of its document is predicted once, from a token before it."""
+    """Each token except the first of its document is predicted once, from the tokens before it."""
     documents = [[30, 20, 50], [1], [63], [64], [2], [65]]
-    corpus = Pages(documents)
+    corpus = MemoryCorpus(documents)
     bound = CausalLM(add_bos_eos=False).bind(corpus, BERT, 63, 0)
-    batch = bound.batch(all_of(bound), 0)
+    batch = bound.batch(all_ids(bound), 0)
     sizes = np.array([sum(d) for d in documents])
     ends = np.cumsum(sizes)
     assert np.array_equal(batch.targets["next"].labels.numpy(), np.delete(corpus.tokens, ends - sizes))
@@ -356,22 +300,22 @@ def test_causal_lm_without_marks():
 
 
 def test_bos_is_used_where_there_is_one():
-    bound = CausalLM().bind(Pages([[3], [3]]), SpecialIds(SIZE, frozenset([1, 2]), bos=1, eos=2), 64, 0)
-    batch = bound.batch(all_of(bound), 0)
+    bound = CausalLM().bind(MemoryCorpus([[3], [3]]), SpecialIds(SIZE, frozenset([1, 2]), bos=1, eos=2), 64, 0)
+    batch = bound.batch(all_ids(bound), 0)
     assert batch.inputs.tokens[[0, 4]].tolist() == [1, 1] and batch.targets["next"].labels[[3, 7]].tolist() == [2, 2]
 
 
 def test_mistakes_are_told():
     with pytest.raises(PolysemeError, match="two documents"):
-        bind(MaskedLMWithSentencePairs(), Pages([[5, 5], []]))
+        bind(MaskedLMWithSentencePairs(), MemoryCorpus([[5, 5], []]))
     with pytest.raises(PolysemeError, match="two sentences"):
-        bind(MaskedLMWithSentencePairs(), Pages([[5], [5]]))
+        bind(MaskedLMWithSentencePairs(), MemoryCorpus([[5], [5]]))
     with pytest.raises(PolysemeError, match="no text"):
-        bind(MaskedLM(), Pages([[]]))
+        bind(MaskedLM(), MemoryCorpus([[]]))
     with pytest.raises(PolysemeError, match="mask token"):
-        MaskedLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1, sep=2), 64, 0)
+        MaskedLM().bind(random_corpus(), SpecialIds(SIZE, frozenset(), cls=1, sep=2), 64, 0)
     with pytest.raises(PolysemeError, match="eos token"):
-        CausalLM().bind(pages(), SpecialIds(SIZE, frozenset(), cls=1), 64, 0)
+        CausalLM().bind(random_corpus(), SpecialIds(SIZE, frozenset(), cls=1), 64, 0)
     assert (
         BERT.require_bos_eos(""),
         GPT2.require_bos_eos(""),

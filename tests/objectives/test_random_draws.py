@@ -1,4 +1,4 @@
-"""Draws are uniform, and independent of everything but what they are a hash of."""
+"""Random draws are uniform and depend only on what they are a hash of."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from polyseme.rng import bernoulli, derive_sample_keys, integers, random_bits
 
 
 def grid(samples=2000, positions=128, stream=0, seed=1, epoch=0):
-    """Draws of consecutive samples and positions, the least random counters there are."""
+    """Return draws of consecutive samples and positions, the least random counters."""
     return random_bits(derive_sample_keys(seed, epoch, np.arange(samples))[:, None], np.arange(positions)[None], stream)
 
 
@@ -16,7 +16,7 @@ def chi_square(values, n):
 
 
 def assert_uniform(values, n):
-    """Within five deviations of the mean of chi-square."""
+    """Assert that chi-square is within five standard deviations of its mean."""
     assert abs(chi_square(values.ravel(), n) - (n - 1)) < 5 * np.sqrt(2 * (n - 1))
 
 
@@ -34,21 +34,21 @@ def test_uniform():
 
 
 def test_pairs_are_uniform():
-    """Neighbouring positions, samples, streams, epochs and seeds, taken together, fill the square evenly."""
+    """Pairs of draws of neighboring positions, samples, streams, epochs and seeds are uniform."""
     bits = grid()
-    neighbours = {
+    neighbors = {
         "position": (bits[:, :-1], bits[:, 1:]),
         "sample": (bits[:-1], bits[1:]),
         "stream": (bits, grid(stream=1)),
         "epoch": (bits, grid(epoch=1)),
         "seed": (bits, grid(seed=2)),
     }
-    for a, b in neighbours.values():
+    for a, b in neighbors.values():
         assert_uniform(integers(a, 16) * 16 + integers(b, 16), 256)
         assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)
 
 
-def test_a_draw_knows_no_neighbours():
+def test_a_draw_knows_no_neighbors():
     whole = grid()
     ids = np.array([1999, 3, 17])
     assert np.array_equal(random_bits(derive_sample_keys(1, 0, ids)[:, None], np.arange(128)[None], 0), whole[ids])
