@@ -41,8 +41,8 @@ from report import header, table
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
 from polyseme.finetuning.experiment import RunOptions, TaskData
-from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
 from polyseme.finetuning.frozen import FeatureInputs
+from polyseme.inference.feature_extraction import FeatureEncoder, extract_features
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.layer_selection import FEATURE_SELECTIONS
 from polyseme.tasks.tagging import TaggingTask
@@ -179,8 +179,7 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
 
 def run(job: Job, row: Row, place: Place) -> dict[str, Any]:
     """One run; what goes wrong is an answer too, so that the other runs go on."""
-    from polyseme.finetuning.config import FinetuneConfig
-    from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
+    from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
     from polyseme.finetuning.finetune import finetune
     from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
 

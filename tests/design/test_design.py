@@ -40,10 +40,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
-# Imports against that order, to be removed one by one.
-EXCEPTIONS = {
-    ("inference", "finetuning"),
-}
 
 HEAVY = {
     *("torch", "torch._dynamo", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "tensorboard", "transformers"),
@@ -98,7 +94,7 @@ def forbidden(unit: str, source: str) -> list[str]:
         target = unit_of_module(name)
         if target not in LEVEL:
             target = "__init__"
-        if target != unit and LEVEL[target] >= LEVEL[unit] and (unit, target) not in EXCEPTIONS:
+        if target != unit and LEVEL[target] >= LEVEL[unit]:
             found.append(name or "polyseme")
     return found
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,14 +123,15 @@ def validate_request(
                         f"and the model has places for {position_limit}")  # fmt: skip
 
 
-def _pack(sequences: Sequence[TokenIds], model: Model) -> tuple[Tensor, PackedLayout]:
+def pack_tokens(sequences: Sequence[TokenIds], model: Model) -> tuple[Tensor, PackedLayout]:
+    """Return sequences of token ids as one packed batch on the model's device."""
     device = next(model.parameters()).device
-    tokens = torch.tensor([token for ids in sequences for token in ids], device=device)
+    tokens = torch.from_numpy(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences])).to(device)
     return tokens, PackedLayout.from_lengths([len(ids) for ids in sequences], device=device)
 
 
 def _pack_sources(sources: Sequence[TokenIds] | None, model: Model) -> EncoderInput | None:
-    return None if sources is None else EncoderInput(*_pack(sources, model))
+    return None if sources is None else EncoderInput(*pack_tokens(sources, model))
 
 
 class _NeuralSession:
@@ -158,7 +160,7 @@ class _StaticCacheSession(_NeuralSession):
         self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, num_rows: int, max_len: int
     ):
         super().__init__(model)
-        tokens, layout = _pack(prompts, model)
+        tokens, layout = pack_tokens(prompts, model)
         trunk: Any = model.trunk
         trunk_output = trunk(Inputs(tokens, layout, source=_pack_sources(sources, model)), return_memory=True)
         memory, cross_kv = trunk_output.memory, trunk.source_kv(trunk_output.memory)
@@ -218,7 +220,7 @@ class _MemorySession(_NeuralSession):
 
     def __init__(self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None):
         super().__init__(model)
-        self._forward(*_pack(prompts, model), None, _pack_sources(sources, model))
+        self._forward(*pack_tokens(prompts, model), None, _pack_sources(sources, model))
 
     def _forward(
         self, tokens: Tensor, layout: PackedLayout, memory: Memory | None, source: EncoderInput | None = None
@@ -246,7 +248,7 @@ class _QueryStreamSession(_NeuralSession):
         self._forward(prompts, None)
 
     def _forward(self, chunks: Sequence[TokenIds], memory: Memory | None) -> None:
-        tokens, layout = _pack([[*chunk, 0] for chunk in chunks], self.model)  # 0 stands where it asks, unseen
+        tokens, layout = pack_tokens([[*chunk, 0] for chunk in chunks], self.model)  # 0 stands where it asks, unseen
         query_layout = PackedLayout.from_lengths([1] * len(chunks), device=tokens.device)
         queries = QueryStream(layout.positions, layout.last_indices, query_layout)
         trunk_output = self.model.trunk(Inputs(tokens, layout, query_stream=queries), memory=memory, return_memory=True)
@@ -271,7 +273,7 @@ class _UncachedSession(_NeuralSession):
         if self.head == "masked":
             self.scores = _QueryStreamSession(self.model, self.token_ids).scores
             return
-        tokens, layout = _pack(self.token_ids, self.model)
+        tokens, layout = pack_tokens(self.token_ids, self.model)
         source = _pack_sources(self.sources, self.model)
         hidden = self.model.trunk(Inputs(tokens, layout, source=source)).hidden
         self.scores = self._predict(hidden, layout, layout.last_indices)
