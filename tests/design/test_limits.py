@@ -13,7 +13,6 @@ LARGE_FOLDERS |= {"train", "objectives"}  # to be split
 # Functions that may be longer, and why.
 LONG_FUNCTIONS = {
     "nn/kernels/flash_attention.py:_backward_keys": "one Triton kernel",
-    "generation/beam.py:beam_search": "one loop over steps with shared state",
     "families/seq2seq.py:trunk_config": "one keyword per setting",
     "cli/finetune.py:finetune": "one parameter per option",
     "cli/generate.py:generate": "one parameter per option",
