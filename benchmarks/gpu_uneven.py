@@ -52,7 +52,7 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
         bins = packed_batches(rows, None, budget, DEVICE)
         found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
-        for index, part in to_host_async((b.index, mean_pool(trunk(b.inputs).hidden, b.inputs.layout)) for b in bins):
+        for index, part in to_host_async((b.indices, mean_pool(trunk(b.inputs).hidden, b.inputs.layout)) for b in bins):
             found[index] = part
         return torch.from_numpy(found)
 

@@ -6,7 +6,7 @@ A search uses only `scores` and `advance`, whatever a model remembers of a seque
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -65,11 +65,11 @@ def start_session(
             raise UnsupportedError("the model continues a prompt, and has no source")
         return model.start_session(prompts)
     trunk = model.config.trunk
-    validate_request(model, prompts, sources, max_len)
+    _check_request(model, prompts, sources, max_len)
     if not use_cache:
         return _UncachedSession(model, prompts, sources)
     if trunk.has_query_stream:
-        return _QueryStreamSession(model, prompts)
+        return _QueryStreamSession(model, prompts, sources)
     if getattr(trunk, "supports_static_cache", False):
         return _StaticCacheSession(model, prompts, sources, num_rows, max_len)
     return _MemorySession(model, prompts, sources)
@@ -102,9 +102,7 @@ def is_unbounded(model: Model) -> bool:
     return not isinstance(trunk, EncoderDecoderConfig) and (trunk.has_bounded_memory or not trunk.supports_static_shape)
 
 
-def validate_request(
-    model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_len: int
-) -> None:
+def _check_request(model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_len: int) -> None:
     """Raise an error for prompts that the model cannot continue."""
     trunk = model.config.trunk
     if not generation_head(model):
@@ -124,15 +122,17 @@ def validate_request(
         raise ConfigError(f"{total}, and the model has {position_limit} positions")
 
 
-def pack_tokens(sequences: Sequence[TokenIds], model: Model) -> tuple[Tensor, PackedLayout]:
-    """Return sequences of token ids as one packed batch on the model's device."""
+def pack_inputs(
+    sequences: Sequence[TokenIds | np.ndarray], model: Model, sources: Sequence[TokenIds] | None = None
+) -> Inputs:
+    """Pack sequences of token ids, and their sources, on the model's device."""
     device = next(model.parameters()).device
-    tokens = torch.from_numpy(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in sequences])).to(device)
-    return tokens, PackedLayout.from_lengths([len(ids) for ids in sequences], device=device)
 
+    def pack(rows: Sequence[TokenIds | np.ndarray]) -> tuple[Tensor, PackedLayout]:
+        tokens = torch.from_numpy(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in rows])).to(device)
+        return tokens, PackedLayout.from_lengths([len(ids) for ids in rows], device=device)
 
-def _pack_sources(sources: Sequence[TokenIds] | None, model: Model) -> EncoderInput | None:
-    return None if sources is None else EncoderInput(*pack_tokens(sources, model))
+    return Inputs(*pack(sequences), source=None if sources is None else EncoderInput(*pack(sources)))
 
 
 class _NeuralSession:
@@ -161,20 +161,19 @@ class _StaticCacheSession(_NeuralSession):
         self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, num_rows: int, max_len: int
     ):
         super().__init__(model)
-        tokens, layout = pack_tokens(prompts, model)
-        trunk: Any = model.trunk
-        trunk_output = trunk(Inputs(tokens, layout, source=_pack_sources(sources, model)), return_memory=True)
+        inputs, trunk = pack_inputs(prompts, model, sources), cast(Any, model.trunk)
+        trunk_output = trunk(inputs, return_memory=True)
         memory, cross_kv = trunk_output.memory, trunk.source_kv(trunk_output.memory)
         max_source_len = max(map(len, sources or ()), default=0)
         self.graphed_decoder: GraphedDecoder | None = None
-        if uses_cuda_graphs(tokens.device):
+        if uses_cuda_graphs(inputs.tokens.device):
             sizes = num_rows, max_len, max_source_len, max_positions(model)
             self.graphed_decoder = get_graphed_decoder(self, model, memory, cross_kv, *sizes)
             self.memory = self.graphed_decoder.memory
         else:
             self.memory = StaticKVCache.allocate(memory, cross_kv, num_rows, max_len, max_source_len)
         self.memory.fill(memory, cross_kv)
-        self.scores = self._predict(trunk_output.hidden, layout, layout.last_indices)
+        self.scores = self._predict(trunk_output.hidden, inputs.layout, inputs.layout.last_indices)
         self.num_rows, self.num_sources = len(prompts), len(sources or ())
         self.layout = self._single_token_layout(self.num_rows)
 
@@ -219,45 +218,36 @@ class _MemorySession(_NeuralSession):
 
     def __init__(self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None):
         super().__init__(model)
-        self._forward(*pack_tokens(prompts, model), None, _pack_sources(sources, model))
+        self._forward(pack_inputs(prompts, model, sources), None)
 
-    def _forward(
-        self, tokens: Tensor, layout: PackedLayout, memory: Memory | None, source: EncoderInput | None = None
-    ) -> None:
-        trunk_output = self.model.trunk(Inputs(tokens, layout, source=source), memory=memory, return_memory=True)
+    def _forward(self, inputs: Inputs, memory: Memory | None) -> None:
+        trunk_output = self.model.trunk(inputs, memory=memory, return_memory=True)
         self.memory = trunk_output.memory
         trunk = self.model.config.trunk
         if is_unbounded(self.model) and not trunk.has_bounded_memory:
             self.memory = self.memory.truncate(trunk.embeddings.max_len - 1)
-        self.scores = self._predict(trunk_output.hidden, layout, layout.last_indices)
+        self.scores = self._predict(trunk_output.hidden, inputs.layout, inputs.layout.last_indices)
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
         memory = self.memory if row_indices is None else self.memory.select(row_indices)
-        self._forward(tokens, self._single_token_layout(len(tokens)), memory)
+        self._forward(Inputs(tokens, self._single_token_layout(len(tokens))), memory)
 
 
-class _QueryStreamSession(_NeuralSession):
+class _QueryStreamSession(_MemorySession):
     """A query stream predicts the token after the last one; each token has seen those before it.
 
     The factorization order is that of the text, so states of earlier tokens do not change.
     """
 
-    def __init__(self, model: Model, prompts: Sequence[TokenIds]):
-        super().__init__(model)
-        self._forward(prompts, None)
-
-    def _forward(self, chunks: Sequence[TokenIds], memory: Memory | None) -> None:
-        tokens, layout = pack_tokens([[*chunk, 0] for chunk in chunks], self.model)  # 0: the unseen token to predict
-        query_layout = PackedLayout.from_lengths([1] * len(chunks), device=tokens.device)
-        queries = QueryStream(layout.positions, layout.last_indices, query_layout)
+    def _forward(self, inputs: Inputs, memory: Memory | None) -> None:
+        lengths, unseen = inputs.layout.lengths, inputs.tokens.new_zeros(1)  # the token to predict
+        tokens = torch.cat([part for chunk in inputs.tokens.split(list(lengths)) for part in (chunk, unseen)])
+        layout = PackedLayout.from_lengths([n + 1 for n in lengths], device=tokens.device)
+        queries = QueryStream(layout.positions, layout.last_indices, self._single_token_layout(len(lengths)))
         trunk_output = self.model.trunk(Inputs(tokens, layout, query_stream=queries), memory=memory, return_memory=True)
         self.memory = trunk_output.memory.drop_last()
-        rows = layout.num_tokens + torch.arange(len(chunks), device=tokens.device)
+        rows = layout.num_tokens + torch.arange(len(lengths), device=tokens.device)
         self.scores = self._predict(trunk_output.hidden, layout, rows)
-
-    def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
-        memory = self.memory if row_indices is None else self.memory.select(row_indices)
-        self._forward([[token] for token in tokens.tolist()], memory)
 
 
 class _UncachedSession(_NeuralSession):
@@ -270,12 +260,10 @@ class _UncachedSession(_NeuralSession):
 
     def _forward(self) -> None:
         if self.head == "masked":
-            self.scores = _QueryStreamSession(self.model, self.token_ids).scores
+            self.scores = _QueryStreamSession(self.model, self.token_ids, None).scores
             return
-        tokens, layout = pack_tokens(self.token_ids, self.model)
-        source = _pack_sources(self.sources, self.model)
-        hidden = self.model.trunk(Inputs(tokens, layout, source=source)).hidden
-        self.scores = self._predict(hidden, layout, layout.last_indices)
+        inputs = pack_inputs(self.token_ids, self.model, self.sources)
+        self.scores = self._predict(self.model.trunk(inputs).hidden, inputs.layout, inputs.layout.last_indices)
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
         row_indices = range(len(self.token_ids)) if row_indices is None else row_indices

@@ -12,8 +12,8 @@ from polyseme.errors import UnsupportedError
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import (
     GeneratedText,
+    Split,
     TextGenerator,
-    TranslatedText,
     generate_texts,
     stream_text,
     translate_texts,
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from polyseme.text.tokenizer import Tokenizer
 
 Granularity = Literal["token", "word", "text"]
+Texts = str | Sequence[str]
+Options = GenerationConfig | None
 
 OPERATIONS = {
     "encode": "encode texts",
@@ -47,8 +49,8 @@ class LanguageModel(ABC):
     takes one text and returns one result, or a list of texts and returns a list in the same order. No call changes the
     model, so threads may share it.
 
-    A subclass implements `score` as `_score`, which takes a list of texts and all options, and so on; `_encode`,
-    `_next_sentence` and `_answer` take two texts. `generate`, `stream` and `translate` use `_text_generator`.
+    A subclass implements `score` as `_score`, which takes a list of texts and all options, and so on; `_encode`
+    and `_next_sentence` take two texts. `generate`, `stream` and `translate` use `_text_generator`.
     """
 
     def __init__(self, path: Path):
@@ -75,8 +77,8 @@ class LanguageModel(ABC):
     def _repr_html_(self) -> str:
         from polyseme.report.html import html_table
 
-        return html_table([type(self).__name__, ""], [("path", self.path), ("model", self.description),
-                                                      ("supports", ", ".join(self.capabilities))])  # fmt: skip
+        rows = [("path", self.path), ("model", self.description), ("supports", ", ".join(self.capabilities))]
+        return html_table([type(self).__name__, ""], rows)
 
     @overload
     def encode(self, text: str, pair: str | None = None) -> EncodedText: ...  # type: ignore[overload-overlap]
@@ -96,7 +98,7 @@ class LanguageModel(ABC):
     def fill(self, texts: str, top_k: int = 5) -> list[list[MaskPrediction]]: ...  # type: ignore[overload-overlap]
     @overload
     def fill(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[MaskPrediction]]]: ...
-    def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[Any]:
+    def fill(self, texts: Texts, top_k: int = 5) -> list[Any]:
         """Predict the masked tokens of a text: for each mask the `top_k` most likely tokens, most likely first.
 
         >>> (mask,) = model.fill("the [MASK] sat", top_k=2)
@@ -121,7 +123,7 @@ class LanguageModel(ABC):
     def score(self, texts: str) -> TextScore: ...  # type: ignore[overload-overlap]
     @overload
     def score(self, texts: Sequence[str]) -> list[TextScore]: ...
-    def score(self, texts: str | Sequence[str]) -> Any:
+    def score(self, texts: Texts) -> Any:
         """Compute the log-probability of each text.
 
         A causal model predicts every token from those before it, a masked model from all others (pseudo-log-likelihood,
@@ -148,7 +150,7 @@ class LanguageModel(ABC):
 
     def rank_choices(
         self,
-        prompts: str | Sequence[str],
+        prompts: Texts,
         choices: Sequence[Any],
         *,
         shots: Sequence[tuple[str, str]] = (),
@@ -177,15 +179,13 @@ class LanguageModel(ABC):
 
     @overload
     def generate(
-        self, prompts: str, config: GenerationConfig | None = None, *, prefix: str = "", **options: Any
+        self, prompts: str, config: Options = None, *, prefix: str = "", **options: Any
     ) -> list[GeneratedText]: ...
     @overload
     def generate(
-        self, prompts: Sequence[str], config: GenerationConfig | None = None, *, prefix: str = "", **options: Any
+        self, prompts: Sequence[str], config: Options = None, *, prefix: str = "", **options: Any
     ) -> list[list[GeneratedText]]: ...
-    def generate(
-        self, prompts: str | Sequence[str], config: GenerationConfig | None = None, *, prefix: str = "", **options: Any
-    ) -> list[Any]:
+    def generate(self, prompts: Texts, config: Options = None, *, prefix: str = "", **options: Any) -> list[Any]:
         """Continue each prompt; a sequence-to-sequence model reads it as the source and generates a target.
 
         Options are the fields of `GenerationConfig`: `max_new_tokens`, `temperature`, `top_k`, `top_p`, `num_beams`, …
@@ -202,9 +202,7 @@ class LanguageModel(ABC):
         config = GenerationConfig.from_options(config, options)
         return _map(lambda each: generate_texts(self._text_generator, each, config, prefix), prompts)
 
-    def stream(
-        self, prompt: str, config: GenerationConfig | None = None, *, prefix: str = "", **options: Any
-    ) -> Iterator[str]:
+    def stream(self, prompt: str, config: Options = None, *, prefix: str = "", **options: Any) -> Iterator[str]:
         """Generate one text as `generate` does, and yield it piece by piece.
 
         >>> "".join(gpt.stream("the cat", max_new_tokens=5)) == gpt.generate("the cat", max_new_tokens=5)[0].text
@@ -218,38 +216,18 @@ class LanguageModel(ABC):
         """Whether the model generates a target for a source rather than a continuation."""
         return False
 
-    @overload
-    def translate(
-        self, texts: str, config: GenerationConfig | None = None, *,
-        split: Callable[[str], list[str]] | None = None, **options: Any,
-    ) -> TranslatedText: ...  # fmt: skip
-    @overload
-    def translate(
-        self, texts: Sequence[str], config: GenerationConfig | None = None, *,
-        split: Callable[[str], list[str]] | None = None, **options: Any,
-    ) -> list[TranslatedText]: ...  # fmt: skip
-    def translate(
-        self,
-        texts: str | Sequence[str],
-        config: GenerationConfig | None = None,
-        *,
-        split: Callable[[str], list[str]] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Translate each text, by beam search of width 5 by default; an empty text has an empty translation.
+    def translate(self, texts: Texts, config: Options = None, *, split: Split | None = None, **options: Any) -> Any:
+        """Translate each text to a `TranslatedText`, by beam search of width 5 by default.
 
-        A text that is longer than the model reads is an error unless `split` cuts it into parts, such as sentences.
+        An empty text has an empty translation. A text that is longer than the model reads is an error unless `split`
+        cuts it into parts, such as sentences.
         """
         self._require("translate")
         config = GenerationConfig.from_options(config or GenerationConfig(0, num_beams=5), options)
         return _map(lambda each: translate_texts(self._text_generator, each, config, split), texts)
 
     def embed(
-        self,
-        texts: str | Sequence[str],
-        layers: str | int = "last",
-        granularity: Granularity = "text",
-        truncate: bool = False,
+        self, texts: Texts, layers: str | int = "last", granularity: Granularity = "text", truncate: bool = False
     ) -> Any:
         """Compute vectors: one per text (the mean over its tokens), or one per word or token of each text.
 
@@ -279,12 +257,15 @@ class LanguageModel(ABC):
         """
         return _map(self._implementation("predict"), examples, single=(str, tuple, dict))
 
-    def answer(self, context: str | Sequence[str], question: str | Sequence[str]) -> Any:
+    def answer(self, context: Texts, question: Texts) -> Any:
         """Return the span of the context that answers the question; its text is empty if there is no answer.
 
         The context may have any length: it is read in overlapping windows.
         """
-        return _map_pairs(self._implementation("answer"), context, question)
+        self._require("answer")
+        return self.predict(
+            (context, question) if isinstance(context, str) else list(zip(context, question, strict=True))
+        )
 
     @property
     def _text_generator(self) -> TextGenerator:

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.generation.session import pack_tokens
+from polyseme.generation.session import pack_inputs
 from polyseme.inference.packed_model import ROWS_PER_SOFTMAX, PackedModel
 from polyseme.inference.results import TextScore
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout, map_batches
@@ -128,8 +127,8 @@ def _score_group(
 
 
 def _read(model: Model, sequences: list[np.ndarray], memory: Memory | None) -> tuple[TrunkOutput, PackedLayout]:
-    tokens, layout = pack_tokens(sequences, model)
-    return model.trunk(Inputs(tokens, layout), memory=memory, return_memory=True), layout
+    inputs = pack_inputs(sequences, model)
+    return model.trunk(inputs, memory=memory, return_memory=True), inputs.layout
 
 
 def _shared_by_all(candidates: list[CandidateBatch]) -> int:

@@ -34,7 +34,7 @@ def embed_texts(
 
     if granularity == "text":
         vectors = np.empty((0, trunk.config.dim), dtype=np.float32)
-        pooled = ((batch.index, mean_pool(hidden, batch.inputs.layout)) for batch, hidden in batch_states())
+        pooled = ((batch.indices, mean_pool(hidden, batch.inputs.layout)) for batch, hidden in batch_states())
         for index, means in to_host_async(pooled):
             vectors = vectors if len(vectors) else np.empty((len(ids), *means.shape[1:]), dtype=np.float32)
             vectors[index] = means
@@ -43,7 +43,7 @@ def embed_texts(
     num_prefix = packed.tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
     num_suffix = packed.tokenizer.num_special_tokens_to_add() - num_prefix
     for batch, hidden in batch_states():
-        for i, part in zip(batch.index, hidden.split(list(batch.inputs.layout.lengths))):
+        for i, part in zip(batch.indices, hidden.split(list(batch.inputs.layout.lengths))):
             rows[i] = part.float().cpu().numpy()
             if granularity == "word":
                 rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], word_starts[i])

@@ -183,9 +183,6 @@ class FeatureModel(LanguageModel):
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
         return self.predict_examples(self.task.read(examples, needs_labels=False))
 
-    def _answer(self, context: str, question: str) -> Any:
-        return self._predict([(context, question)])[0]
-
 
 def save_feature_model(path: Path, model: Model, reader: FeatureReader, metadata: dict[str, Any]) -> None:
     """Write the folder of a task model: its weights, its words, and the encoders that it reads."""

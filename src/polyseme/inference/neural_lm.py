@@ -164,6 +164,3 @@ class NeuralLM(LanguageModel):
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
         task = self._load_task()
         return predict(self.folder, task.read(examples, needs_labels=False), task)
-
-    def _answer(self, context: str, question: str) -> Any:
-        return self._predict([(context, question)])[0]

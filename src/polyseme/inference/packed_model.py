@@ -34,7 +34,7 @@ ROWS_PER_SOFTMAX = 1024  # bounds the memory of [rows, vocabulary]
 class PackedBatch(NamedTuple):
     """The indices of some sequences, and the sequences as the inputs of a trunk."""
 
-    index: np.ndarray
+    indices: np.ndarray
     inputs: Inputs
 
 
