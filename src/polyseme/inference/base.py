@@ -19,6 +19,7 @@ from polyseme.generation.text import (
     translate_texts,
 )
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.inference.scoring import format_prompt
 
 if TYPE_CHECKING:
     from polyseme.text.tokenizer import Tokenizer
@@ -172,10 +173,10 @@ class LanguageModel(ABC):
         [True]
         """
         rank = self._implementation("rank_choices")
-        is_single = isinstance(prompts, str)
-        questions = [(prompts, choices)] if is_single else list(zip(prompts, choices, strict=True))
-        results = rank(questions, shots, template, normalization, context)
-        return results[0] if is_single else results
+        if isinstance(prompts, str):
+            return rank([(format_prompt(prompts, template, shots), choices)], normalization, context)[0]
+        formatted = [format_prompt(prompt, template, shots) for prompt in prompts]
+        return rank(list(zip(formatted, choices, strict=True)), normalization, context)
 
     @overload
     def generate(

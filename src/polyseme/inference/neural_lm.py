@@ -16,7 +16,6 @@ from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
 from polyseme.inference import scoring
 from polyseme.inference.base import Granularity, LanguageModel
-from polyseme.inference.candidates import format_prompt
 from polyseme.inference.embedding import embed_texts
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
 from polyseme.inference.prediction import predict
@@ -138,15 +137,9 @@ class NeuralLM(LanguageModel):
 
     @torch.inference_mode()
     def _rank_choices(
-        self,
-        questions: Sequence[tuple[str, Sequence[str]]],
-        shots: Sequence[tuple[str, str]],
-        template: str,
-        normalization: str,
-        context: str,
+        self, questions: Sequence[tuple[str, Sequence[str]]], normalization: str, context: str
     ) -> list[ChoiceResult]:
-        prompts = [(format_prompt(text, template, shots), choices) for text, choices in questions]
-        return scoring.rank_choices(self._packed, prompts, normalization, context, self.is_masked_lm)
+        return scoring.rank_choices(self._packed, questions, normalization, context, self.is_masked_lm)
 
     @cached_property
     def _text_generator(self) -> TextGenerator:
