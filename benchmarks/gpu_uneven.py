@@ -20,10 +20,9 @@ from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
 from polyseme.finetuning.batches import epoch_batches as all_steps
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.inference.batching import mean_pool, packed_batches, to_host_async
+from polyseme.inference.packed_model import mean_pool, packed_batches, to_host_async
 from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
@@ -52,9 +51,7 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measurement]:
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
         bins = packed_batches(rows, None, budget, DEVICE)
         vectors = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
-        for index, part in to_host_async(
-            (b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).hidden, b.layout)) for b in bins
-        ):
+        for index, part in to_host_async((b.indices, mean_pool(trunk(b.inputs).hidden, b.inputs.layout)) for b in bins):
             vectors[index] = part
         return torch.from_numpy(vectors)
 

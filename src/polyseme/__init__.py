@@ -231,7 +231,7 @@ def evaluate(model: Any, data: Any, **options: Any) -> dict[str, float]:
 
     loaded = load(model)
     if isinstance(loaded, FeatureModel):
-        return loaded.folder.evaluate(loaded.task.read(data, **options))
+        return loaded.evaluate(loaded.task.read(data, **options))
     from polyseme.tasks import load_task
 
     network = load_neural(loaded)

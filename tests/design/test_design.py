@@ -38,10 +38,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
-# Imports against that order.
-EXCEPTIONS = {
-    ("inference", "finetuning"),
-}
 
 HEAVY = {
     *("torch", "torch._dynamo", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "tensorboard", "transformers"),
@@ -95,7 +91,7 @@ def forbidden_imports(unit: str, tree: ast.AST) -> list[str]:
         target = unit_of_module(name)
         if target not in LEVEL:
             target = "__init__"
-        if target != unit and LEVEL[target] >= LEVEL[unit] and (unit, target) not in EXCEPTIONS:
+        if target != unit and LEVEL[target] >= LEVEL[unit]:
             wrong.append(name or "polyseme")
     return wrong
 

@@ -9,16 +9,16 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.finetuning.config import FeatureNetworkSettings
 from polyseme.finetuning.experiment import TaskData
-from polyseme.finetuning.feature_extraction import FeatureEncoder, FeatureNetworkSettings
 from polyseme.finetuning.frozen import (
     FEATURE_DEFAULTS,
     FeatureInputs,
-    FeatureReader,
     build_model_config,
-    load_feature_model,
     train_on_features,
 )
+from polyseme.inference.feature_extraction import FeatureEncoder
+from polyseme.inference.feature_model import FeatureModel, FeatureReader
 from polyseme.inference.prediction import score_encoded
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.feature_network import ESIM, BiDAF, attention_flow
@@ -110,7 +110,7 @@ def model_of(folder, data, name, window=12):
     task = ExtractiveQATask.from_examples(data, doc_stride=5)
     reader = FeatureReader((FeatureEncoder.load(folder),), ("scalar_mix",), {"so": 1}, None, window)
     model = build_model_config(task, reader, SMALL.replace(name=name, join_at="both")).build(3).double()
-    (encoded,), model.trunk.features.store = reader.encode(task, (data,), use_labels=True)
+    (encoded,) = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 
 
@@ -136,7 +136,8 @@ def test_windows_of_words_map_back_to_characters(folder):
     data = questions(20, 2, 0.2, 60)
     task = ExtractiveQATask.from_examples(data, doc_stride=5)
     reader = FeatureReader((), (), {}, None, 12)
-    (encoded,), store = reader.encode(task, (data,), use_labels=True)
+    (encoded,) = reader.encode(task, (data,), use_labels=True)
+    store = encoded[0].features
     spelled = dict.fromkeys(e.example_index for e in encoded)
     for window in encoded:
         example, n = data[window.example_index], len(window.positions)
@@ -151,7 +152,7 @@ def test_windows_of_words_map_back_to_characters(folder):
     assert [bool(found) for found in spelled.values()] == [bool(e.answers) for e in data]
     assert len(store.word_ids) < sum(len(e.ids) for e in encoded), "windows share the places of their words"
     same = [QuestionExample("a", data[0].context, "which animal?", answers=()), data[0]]
-    (both,), store = reader.encode(task, (same,), use_labels=True)
+    (both,) = reader.encode(task, (same,), use_labels=True)
     assert both[0].ids[0] == both[-1].ids[0] or len(both) > 2
 
 
@@ -167,7 +168,7 @@ def test_it_learns_is_saved_and_opened(folder, tmp_path, source, done):
         settings,
     )
     assert found["mean"]["f1"] > 0.95 and found["bad_offsets"] == {"train": (0, 0), "dev": (0, 0)}
-    opened = load_feature_model(tmp_path / "run/model")
+    opened = FeatureModel.load(tmp_path / "run/model")
     assert opened.model.config.trunk.network == "bidaf" and opened.task.null_score_diff_threshold is not None
     assert opened.evaluate(data[160:])["f1"] == pytest.approx(found["mean"]["f1"])
     long = "so  it is, " * 400

@@ -7,7 +7,7 @@ import torch
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
+from polyseme.inference.feature_extraction import FeatureEncoder, extract_features
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe

@@ -9,22 +9,18 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.finetuning.config import FeatureNetworkSettings
 from polyseme.finetuning.experiment import RunOptions, TaskData
-from polyseme.finetuning.feature_extraction import (
-    FeatureEncoder,
-    FeatureNetworkSettings,
-    extract_features,
-)
 from polyseme.finetuning.frozen import (
     FEATURE_DEFAULTS,
     MIX_PENALTY,
     FeatureInputs,
-    FeatureReader,
     build_model_config,
-    load_feature_model,
     train_on_features,
     with_mix_penalty,
 )
+from polyseme.inference.feature_extraction import FeatureEncoder, extract_features
+from polyseme.inference.feature_model import FeatureModel, FeatureReader
 from polyseme.inference.prediction import score_encoded
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layer_selection import FEATURE_SELECTIONS
@@ -160,10 +156,8 @@ def test_where_features_enter(where):
     bottom = FrozenFeatures(spec)
     draw = np.random.default_rng(0)
     parts = [draw.normal(size=(n, 2, 3)).astype(np.float32) for n in (4, 2)]
-    bottom.store = FeatureStore(
-        [parts], np.array([0, 1, 2, 3, 0, 1]), np.zeros((4, 50), np.int16), np.array([1, 2, 3, 0])
-    )
-    entering, behind = bottom(torch.tensor([5, 0, 3]))
+    store = FeatureStore([parts], np.array([0, 1, 2, 3, 0, 1]), np.zeros((4, 50), np.int16), np.array([1, 2, 3, 0]))
+    entering, behind = bottom(torch.tensor([5, 0, 3]), store)
     stored = torch.from_numpy(np.concatenate(parts)[[5, 0, 3]]).mean(1)
     words = bottom.word_embeddings.weight[torch.tensor([2, 1, 0])]
     assert torch.equal(entering, words if where == "output" else torch.cat([stored, words], 1))
@@ -195,7 +189,7 @@ def model_of(folders, kind, name, where="input", n=12):
     task = TASKS[kind].from_examples(data)
     reader = FeatureReader((FeatureEncoder.load(folders["elmo"]),), ("scalar_mix",), {"cat": 1}, None)
     model = build_model_config(task, reader, SMALL.replace(name=name, join_at=where)).build(3)
-    (encoded,), model.trunk.features.store = reader.encode(task, (data,), use_labels=True)
+    (encoded,) = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 
 
@@ -250,7 +244,7 @@ def test_it_learns_is_saved_and_opened(folders, tmp_path, kind, name, done):
     assert sum(
         json.loads((tmp_path / "run/results.json").read_text())["mix_weights"]["input"]["weights"]
     ) == pytest.approx(1, abs=1e-3)
-    opened = load_feature_model(tmp_path / "run" / "model")
+    opened = FeatureModel.load(tmp_path / "run" / "model")
     assert opened.model.config.trunk.network == name
     found = opened.evaluate(data[:30])
     assert found == pytest.approx({n: results["mean"][n] for n in found})
@@ -321,7 +315,7 @@ def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
     )
     said = json.loads((out / "predictions.json").read_text())
     best = found["best_seed"]
-    assert said["predictions"][str(best)] == [p.label for p in load_feature_model(out / "model").predict(data[40:50])]
+    assert said["predictions"][str(best)] == [p.label for p in FeatureModel.load(out / "model").predict(data[40:50])]
     steps = [json.loads(line)["seed"] for line in (out / "log.jsonl").read_text().splitlines()]
     assert len(steps) < 2 * found["steps"], "neither seed stopped before its last epoch"
 
@@ -355,7 +349,7 @@ def test_another_encoder_is_refused(folders, tmp_path):
                 FEATURE_DEFAULTS.replace(steps=1),
             )
     with pytest.raises(PolysemeError, match=r"is not the model that .* was trained over: its hash differs$"):
-        load_feature_model(tmp_path / "run" / "model")
+        FeatureModel.load(tmp_path / "run" / "model")
 
 
 def test_the_choices_are_those_of_the_papers():

@@ -18,7 +18,7 @@ from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search
 from polyseme.inference import prediction as module
-from polyseme.inference.latency import LATENCY_SAMPLES, median_latency_ms
+from polyseme.inference.prediction import LATENCY_SAMPLES, median_latency_ms
 from polyseme.report.run_page import dev_selection_note, truncation_note
 from polyseme.tasks import TASKS
 from polyseme.tasks.base import RowScores

@@ -7,9 +7,8 @@ import random
 import pytest
 
 from polyseme.families import FAMILIES
-from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
-from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.tasks import TASKS

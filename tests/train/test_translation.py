@@ -81,7 +81,7 @@ def test_an_empty_text_has_an_empty_translation(made, done, tmp_path):
 def test_a_long_text_is_refused_or_split_never_cut(made):
     model = polyseme.load(made / "run-pairs/model", device="cpu")
     long = " ".join(["old cat."] * 5000)
-    with pytest.raises(PolysemeError, match=r"text 2 has [\d,]+ tokens with its end mark, and the model reads 512"):
+    with pytest.raises(PolysemeError, match=r"text 2 has [\d,]+ tokens with its end token, and the model reads 512"):
         model.translate(["old cat", long])
     short = "old cat. young dog. "
     halves = model.translate(["old cat.", "young dog."], GenerationConfig(0))

@@ -58,7 +58,7 @@ def evaluate(
     """Measure a fine-tuned model, or several as one, on labelled examples: how good, how large, how fast."""
     from polyseme.cli.output import print_json
     from polyseme.datasets.catalog import DATASETS
-    from polyseme.inference.latency import median_latency_ms
+    from polyseme.inference.prediction import median_latency_ms
     from polyseme.report.run_page import dev_selection_note
     from polyseme.tasks.readers.rows import Columns
 
@@ -152,7 +152,7 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
     from polyseme.errors import ConfigError
     from polyseme.evaluation.ensemble import evaluate_ensemble, find_models, predict_ensemble
     from polyseme.evaluation.predict import evaluate as evaluate_one
-    from polyseme.finetuning.frozen import is_feature_model
+    from polyseme.inference.feature_model import FeatureModel
     from polyseme.inference.load import load_neural
     from polyseme.inference.prediction import predict as predict_one
     from polyseme.inference.prediction import select_task
@@ -163,7 +163,7 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
     if ensemble != (len(models) > 1):
         message = f"--ensemble is for several models, or a run that kept some (--keep-seeds): {models[0]} is one"
         raise ConfigError(message if ensemble else "several models: say --ensemble")
-    if feature_models := [model for model in models if is_feature_model(model)]:
+    if feature_models := [model for model in models if FeatureModel.is_folder(model)]:
         if ensemble:
             raise ConfigError(f"{feature_models[0]} is trained over features: --ensemble is for fine-tuned models")
         return _load_feature_predictor(feature_models[0])
@@ -187,13 +187,15 @@ def _load_predictor(models: list[Path], ensemble: bool, truncate: bool | None, t
 
 
 def _load_feature_predictor(path: Path) -> TaskPredictor:
-    from polyseme.finetuning.frozen import load_feature_model
+    from polyseme.inference.feature_model import FeatureModel
     from polyseme.train.loop import count_parameters
 
-    model = load_feature_model(path)
+    model = FeatureModel.load(path)
     encoder_params = sum(count_parameters(encoder.model.trunk) for encoder in model.reader.encoders)
     num_params = count_parameters(model.model) + encoder_params
-    return TaskPredictor(model.task, num_params, model.evaluate, model.predict, *_dev_choices([model.metadata]))
+    return TaskPredictor(
+        model.task, num_params, model.evaluate, model.predict_examples, *_dev_choices([model.metadata])
+    )
 
 
 def _dev_choices(metadata: list[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:

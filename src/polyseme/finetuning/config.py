@@ -9,9 +9,33 @@ from typing import Literal
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
-from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
+from polyseme.nn.layers.frozen_features import JoinPosition
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
+
+
+@dataclass(frozen=True)
+class FeatureNetworkSettings(Config):
+    """The network that is trained over frozen features.
+
+    The name `auto` is a BiLSTM for tagging, ESIM for pairs, BiDAF for extractive question answering, and the
+    biattentive network otherwise. `layers` is one selection for all encoders, or one for each, separated by commas.
+    `join_at` is where features enter the network, and `mix_penalty` the λ on the weights of their mix (Peters et al.
+    2018, §3.2 and 5.2; `between` the first two layers of a BiLSTM: Peters et al. 2017, §2.4). A word that occurs twice
+    in the training set, or has a pre-trained vector, gets a learned vector of size `word_dim` (None: that of the
+    pre-trained vectors, or 100). It starts at the pre-trained one, which stays fixed with `freeze_word_embeddings`.
+    """
+
+    name: Literal["auto", "linear", "bilstm", "biattentive", "esim", "bidaf"] = "auto"
+    layers: str = "scalar_mix"
+    join_at: JoinPosition = "input"
+    mix_penalty: float = 0.001
+    lstm_dim: int = 200
+    num_layers: int = 1
+    dropout: float = 0.5
+    word_dim: int | None = None
+    freeze_word_embeddings: bool = False
+    use_char_cnn: bool = True
 
 
 @dataclass(frozen=True)

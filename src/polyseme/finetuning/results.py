@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from polyseme.finetuning.experiment import Evaluation, Experiment, TaskRun
-from polyseme.inference.latency import model_latency_ms
+from polyseme.inference.prediction import model_latency_ms
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model

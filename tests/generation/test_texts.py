@@ -89,7 +89,7 @@ def test_the_command(project, done, refused, tmp_path):
     (tmp_path / "p.txt").write_text("The cat\nThe dog\n")
     assert len(done("generate", model, "--data", tmp_path / "p.txt", "--max-new-tokens", 3, "--json").splitlines()) == 2
     refused("generate", model, says="--prompt")
-    refused("generate", model, "--prompt", "The", "--max-new-tokens", 33, says=["places for 32", "33 more"])
+    refused("generate", model, "--prompt", "The", "--max-new-tokens", 33, says=["has 32 positions", "33 new ones"])
     refused("generate", model, "--prompt", "The", "--top-p", 1.5, says="top_p is 1.5")
     refused("generate", model, "--prompt", "The", "--num-beams", 2, "--do-sample", says="does not sample")
     beams = ("--num-beams", 2, "--num-return-sequences", 3)
@@ -100,12 +100,12 @@ def test_the_command(project, done, refused, tmp_path):
 def test_prompts_that_cannot_be(tiny_folders):
     gpt = polyseme.load(tiny_folders["gpt"], device="cpu")
     if not gpt.bos_ids:
-        with pytest.raises(PolysemeError, match="needs a beginning"):
+        with pytest.raises(PolysemeError, match="prompt is empty"):
             gpt.generate("")
     with pytest.raises(PolysemeError, match="num_return_sequences is 0, expected 1 or more"):
         GenerationConfig(num_return_sequences=0)
     with pytest.raises(PolysemeError, match="without a source"):
         gpt.generate("The", GenerationConfig(0))
-    with pytest.raises(PolysemeError, match="cannot be shown"):
+    with pytest.raises(PolysemeError, match="can be streamed"):
         list(gpt.stream("The", GenerationConfig(4, num_beams=2)))
     assert gpt.generate([], GenerationConfig(3)) == []

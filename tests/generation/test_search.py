@@ -11,11 +11,10 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.generation.beam import beam_search
+from polyseme.generation.beam import beam_search, fast_topk
 from polyseme.generation.config import GREEDY, SamplingConfig
 from polyseme.generation.sample import generate_tokens
 from polyseme.generation.session import generation_head, is_seq2seq
-from polyseme.generation.topk import fast_topk
 from polyseme.ngram.trie import NgramTrie, NgramVocab
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
@@ -259,11 +258,11 @@ def test_more_than_the_model_has_places_for_is_refused(search):
     model, prompts, _ = texts("gpt2")
     assert len(run(model, [prompts[0]], 27)) == 1
     with pytest.raises(
-        PolysemeError, match="beginning of 5 tokens and 28 more are 33, and the model has places for 32"
+        PolysemeError, match="prompt of 5 tokens and 28 new ones make 33, and the model has 32 positions"
     ):
         run(model, [prompts[0]], 28)
     other = cases.tiny_model("transformer")
-    with pytest.raises(PolysemeError, match="places for 32"):
+    with pytest.raises(PolysemeError, match="has 32 positions"):
         run(other, [[1]], 32, sources=[[1, 2]])
     with pytest.raises(PolysemeError, match="source of 40 tokens is longer"):
         run(other, [[1]], 3, sources=[[1] * 40])
@@ -271,9 +270,9 @@ def test_more_than_the_model_has_places_for_is_refused(search):
         run(other, [[1]], 3)
     with pytest.raises(PolysemeError, match="has no source"):
         run(model, [[1]], 3, sources=[[1]])
-    with pytest.raises(PolysemeError, match="cannot write"):
+    with pytest.raises(PolysemeError, match="cannot generate"):
         run(cases.tiny_model("bert"), [[1]], 3)
-    with pytest.raises(PolysemeError, match="nothing to go on"):
+    with pytest.raises(PolysemeError, match="has no tokens"):
         run(model, [[]], 3)
     with pytest.raises(PolysemeError, match="less than 1"):
         run(model, [[1]], 0)

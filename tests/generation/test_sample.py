@@ -152,7 +152,7 @@ def test_what_has_ended_does_not_change_what_goes_on(monkeypatch):
     how = SamplingConfig(1.5, repetition_penalty=2.0, seed=3)
     alone = [generate_tokens(model, [p], 12, how, eos_token_ids={3, 4, 5, 6})[0].tokens for p in prompts]
     assert len(set(map(len, alone))) > 1
-    monkeypatch.setattr(_StaticCacheSession, "should_compact", lambda self, num_rows, num_alive: False)
+    monkeypatch.setattr(_StaticCacheSession, "should_compact", lambda self, num_rows, num_active: False)
     for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2], [2, 4, 0, 1, 3], [4, 3, 1, 0, 2], [1, 0, 3, 2, 4]):
         among = generate_tokens(model, [prompts[i] for i in order], 12, how, eos_token_ids={3, 4, 5, 6})
         assert [w.tokens for w in among] == [alone[i] for i in order]
