@@ -199,8 +199,8 @@ def test_finetune_options(case, finetune):
 
 
 NAMED = {
-    "both": (("--task", "glue/cola", "--data", "glue", "--train", "x.tsv"), "--data FOLDER alone"),
-    "columns": (("--task", "glue/cola", "--data", "glue", "--text-column", "3"), "--data FOLDER alone"),
+    "both": (("--task", "glue/cola", "--data", "glue", "--train", "x.tsv"), "pass --data alone"),
+    "columns": (("--task", "glue/cola", "--data", "glue", "--text-column", "3"), "pass --data alone"),
     "no folder": (("--task", "glue/cola"), ["--data is missing", "CoLA"]),
     "missing folder": (("--task", "glue/cola", "--data", "none"), "no folder .*none"),
     "missing file": (("--task", "glue/wnli", "--data", "glue"), r"WNLI/dev\.tsv is missing"),

@@ -280,12 +280,15 @@ def test_by_command(folders, tmp_path, done):
 @pytest.mark.parametrize(
     "args,says",
     [
-        (["M", "--features", "F"], "give a model folder to fine-tune, or --features with one to freeze"),
-        ([], "give a model folder to fine-tune, or --features with one to freeze"),
-        (["M", "--layers", "last"], "--layers, --join-at and --cache-dir go with --features"),
+        (
+            ["M", "--features", "F"],
+            "a model to fine-tune, or a network over frozen features .--features, --word-vectors, --network",
+        ),
+        ([], "a model to fine-tune, or a network over frozen features .--features, --word-vectors, --network"),
+        (["M", "--layers", "last"], "--layers, --join-at and --cache-dir apply to frozen models"),
         (
             ["--features", "F", "--from-scratch"],
-            "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints are for",
+            "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints apply to fine-tuning",
         ),
         (["--features", "F", "--layers", "lst"], "unknown layers 'lst': a layer number or a name; did you mean 'last'"),
         (["--features", "F", "--network", "esim"], "esim does not fit tagging"),

@@ -300,15 +300,18 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
         ),
         (["--features", "flair", "--join-at", "between", "--network", "linear"], "not in linear with num_layers 2"),
         (["--features", "flair", "--join-at", "betwen"], "network.join_at is 'betwen', expected one of"),
-        (["--word-vectors", "V", "--join-at", "between"], "--layers, --join-at and --cache-dir go with --features"),
+        (["--word-vectors", "V", "--join-at", "between"], "--layers, --join-at and --cache-dir apply to frozen models"),
         (
             ["--word-vectors", "V", "--set", 'network.join_at="between"'],
             "there are no features to join between the layers",
         ),
-        (["--features", "flair", "--freeze-word-embeddings"], "--freeze-word-embeddings goes with --word-vectors"),
+        (
+            ["--features", "flair", "--freeze-word-embeddings"],
+            "--freeze-word-embeddings has no effect without --word-vectors",
+        ),
         (
             ["bert", "--word-vectors", "V"],
-            "give a model folder to fine-tune, or --features with one to freeze, --word-vectors",
+            "a model to fine-tune, or a network over frozen features .--features, --word-vectors",
         ),
         (["--network", "linear"], "a linear model needs features to stand on: name a model, or word vectors"),
         (

@@ -111,9 +111,9 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
 def test_what_cannot_be_played(runs, harness):
     learned = polyseme.load(runs / "learned/model", device="cpu")
     assert len(sample_events(learned, [], learned.max_len, 0.0)) <= learned.max_len
-    with pytest.raises(PolysemeError, match="max_len is 193, and the model has places for 192 events"):
+    with pytest.raises(PolysemeError, match="max_len is 193, and the model has positions for 192 events"):
         sample_events(learned, [], 193)
-    with pytest.raises(PolysemeError, match="20 events: --max-len 20 leaves nothing"):
+    with pytest.raises(PolysemeError, match="20 events, which leaves none to add up to max_len 20"):
         sample_events(learned, harness.compose(0, 20), 20)
     with pytest.raises(PolysemeError, match="temperature is -1"):
         sample_events(learned, [], 20, -1)
