@@ -44,7 +44,7 @@ def run_examples(item, name, namespace):
 def test_every_public_function_has_an_example_that_runs(workdir, namespace, monkeypatch):
     monkeypatch.chdir(workdir)
     namespace["tokenizer"] = polyseme.Tokenizer.train("wordpiece", "text", vocab_size=120)
-    for name in ("prepare", "pretrain", "load", "finetune", "evaluate"):
+    for name in ("prepare", "pretrain", "load", "finetune", "evaluate", "predict", "compare"):
         run_examples(getattr(polyseme, name), name, namespace)
     for name in [name for name in OPERATIONS if name not in ("translate", "answer")]:
         run_examples(getattr(LanguageModel, name), name, namespace)

@@ -15,10 +15,6 @@ LONG_FUNCTIONS = {
     "nn/kernels/flash_attention.py:_backward_keys": "one Triton kernel",
     "generation/beam.py:beam_search": "one loop over steps with shared state",
     "families/seq2seq.py:trunk_config": "one keyword per setting",
-    "cli/finetune.py:finetune": "one parameter per option",
-    "cli/generate.py:generate": "one parameter per option",
-    "cli/translate.py:translate": "one parameter per option",
-    "cli/ulmfit.py:ulmfit": "one parameter per option",
     "evaluation/benchmarks.py:run_benchmark": "to be split",
     "train/pretrain.py:pretrain": "to be split",
 }

@@ -107,6 +107,7 @@ def tasks() -> None:
 def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: list[Path]) -> dict[str, Any]:
     """Assign files to tasks in their order: data sets take --data, or all the same one; others --train and --dev."""
     from polyseme.datasets.catalog import DATASETS
+    from polyseme.finetuning.api import find_task_type
 
     if len(tasks) == 1 and "=" not in tasks[0]:
         for flag, paths in (("--train", train), ("--dev", dev), ("--data", data)):
@@ -115,6 +116,8 @@ def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: li
         files = {"train": train, "dev": dev, "data": data}
         return {"task": tasks[0], **{name: paths[0] if paths else None for name, paths in files.items()}}
     pairs = [(name, source or name) for name, _, source in (text.partition("=") for text in tasks)]
+    for _, source in pairs:
+        find_task_type(source)  # a wrong name is reported before a wrong number of files
     named = dict(pairs)
     if len(named) < len(pairs):
         raise ConfigError(f"two tasks are called {pairs[-1][0]!r}: give each a name, NAME=TASK")
