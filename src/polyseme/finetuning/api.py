@@ -119,7 +119,7 @@ def finetune(
 
     if grid:
         results, points = grid_search(run_point, out, expand_grid(config, tasks, grid))
-        results["grid"] = {name: point["mean"][point["primary_metric"]] for name, point in points}
+        results["grid"] = {name: point["mean"][point["primary_metric"]] for name, point in points.items()}
     else:
         results = run_point(config, tasks, out)
     for each, names in zip(tasks, baseline_names):

@@ -1,9 +1,10 @@
-"""A small grid of settings, as BERT's paper searches one (§A.3): each point is a run, the best on dev is kept."""
+"""Grid search as in BERT's paper (§A.3): each point is a run, and the best on the dev examples is kept."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -80,15 +81,15 @@ def _parse_axis(text: str) -> tuple[str, list[str]]:
 
 def grid_search(
     run_point: RunPoint, out: Path, grid_points: Sequence[GridPoint]
-) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
-    """Run every point under `out/grid`, going on where a search was stopped; the best by mean becomes the run in `out`.
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Run every point under `out/grid`, continuing an interrupted search; the best by mean becomes the run in `out`.
 
-    Of the others the models go, so that there are never more than two. The results say that the best was chosen.
+    The models of the others are removed, so that there are never more than two. The results record the selection.
     """
     if (out / "results.json").exists():
         raise ConfigError(f"{out} already holds results.json: give another folder for the run")
-    point_results: list[tuple[str, dict[str, Any]]] = []
-    best_name = ""
+    point_results: dict[str, dict[str, Any]] = {}
+    best_name, best_score = "", -math.inf
     for name, config, data in grid_points:
         folder = out / "grid" / name
         if (folder / "results.json").is_file():
@@ -96,25 +97,23 @@ def grid_search(
         else:
             shutil.rmtree(folder, ignore_errors=True)
             results = run_point(config, data, folder)
-        point_results.append((name, results))
+        point_results[name] = results
         score = results["mean"][results["primary_metric"]]
-        best_results = dict(point_results).get(best_name)
         worse_name = name
-        if best_results is None or score > best_results["mean"][best_results["primary_metric"]]:
-            worse_name, best_name = best_name, name
+        if not best_name or score > best_score:
+            worse_name, best_name, best_score = best_name, name, score
         if worse_name:
             for subfolder in ("model", "seeds"):
                 shutil.rmtree(out / "grid" / worse_name / subfolder, ignore_errors=True)
-    results, selection_note = dict(point_results)[best_name], f"the best of {len(grid_points)} settings"
+    results, best_folder = point_results[best_name], out / "grid" / best_name
+    selection_note = f"the best of {len(grid_points)} settings"
     if len(grid_points) > 1 and selection_note not in results["chosen_on_dev"]:
         results["chosen_on_dev"].append(selection_note)
-        write_json(out / "grid" / best_name / "results.json", results)
-        write_report(out / "grid" / best_name)
-    rows = [
-        {"settings": name, "mean": r["mean"], "std": r["std"], "failed_seeds": r["failed_seeds"]}
-        for name, r in point_results
-    ]
+        write_json(best_folder / "results.json", results)
+        write_report(best_folder)
+    fields = ("mean", "std", "failed_seeds")
+    rows = [{"settings": name, **{field: r[field] for field in fields}} for name, r in point_results.items()]
     write_json(out / "grid.json", {"best": best_name, "runs": rows})
-    for file in sorted((out / "grid" / best_name).iterdir(), key=lambda p: p.name == "results.json"):
+    for file in sorted(best_folder.iterdir(), key=lambda p: p.name == "results.json"):
         os.replace(file, out / file.name)
     return results, point_results
