@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -38,7 +39,7 @@ app = typer.Typer(
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(arpa.app, name="arpa")
 app.add_typer(vectors.app, name="vectors")
-for name, command in {
+COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": corpus.prepare,
     "pairs": corpus.pairs,
     "verify": corpus.verify,
@@ -71,7 +72,8 @@ for name, command in {
     "analogy": vectors.analogy,
     "similarity": vectors.similarity,
     "demo": demo.demo,
-}.items():
+}
+for name, command in COMMANDS.items():
     app.command(name)(command)
 
 # typer may bundle its own click

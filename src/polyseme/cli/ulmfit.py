@@ -52,8 +52,7 @@ def ulmfit(
     config.classifier.validate()
     columns = Columns(text_column, label=label_column, has_header=header)
     train_examples, dev_examples = (ClassificationTask.read(path, columns, skip_bad=skip_bad) for path in (train, dev))
-    reader = open_sources(unlabeled, "text", "line", skip_bad) if unlabeled else []
-    texts = [document.text for document in reader]
+    texts = [document.text for document in open_sources(unlabeled, "text", "line", skip_bad)] if unlabeled else []
     inputs = {
         "config": config.to_json(),
         "init_from": [*text, *map(str, [corpus] if corpus else []), *map(str, general_models)],

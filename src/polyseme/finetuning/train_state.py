@@ -67,8 +67,9 @@ def has_decoder(model: Model) -> bool:
 def layer_groups(model: Model) -> list[list[torch.nn.Parameter]]:
     """Return the parameters from input to output; only those of the encoder if the decoder is not used."""
     trunk = model.trunk
-    is_encoder_only = isinstance(trunk, EncoderDecoder) and not has_decoder(model)
-    return trunk.encoder.layer_groups() if is_encoder_only else trunk.layer_groups()  # type: ignore[union-attr]
+    if isinstance(trunk, EncoderDecoder) and not has_decoder(model):
+        return trunk.encoder.layer_groups()
+    return trunk.layer_groups()
 
 
 def run_phases(experiment: Experiment, state: TrainState, seed: int, num_done: int = 0) -> Iterator[StepReport]:
