@@ -1,4 +1,4 @@
-"""Networks with given word vectors, several sources of features, and features between their layers."""
+"""Networks with pre-trained word vectors, several sources of features, and features between layers."""
 
 import json
 
@@ -69,7 +69,7 @@ def models(tmp_path_factory):
     return made
 
 
-def test_the_vocabulary_and_where_it_begins(vectors):
+def test_vocabulary_and_initial_vectors(vectors):
     path, known = vectors
     given = PretrainedVectors.load(path)
     words = ["Cat", "cat", "DOG", "mole", "mole", "newt", "Newt", "seal"]
@@ -88,7 +88,7 @@ def test_the_vocabulary_and_where_it_begins(vectors):
         torch.testing.assert_close(table[number], expected)
 
 
-def test_given_and_learned_words_by_hand():
+def test_pretrained_and_learned_words_by_hand():
     bottom = FrozenFeatures(FrozenFeaturesConfig(vocab_size=3, word_dim=4))
     given = np.arange(8, dtype=np.float32).reshape(2, 4)
     known = np.array([0, 4, 1, 3, 2])
@@ -109,7 +109,7 @@ def store_of(sources, places=7):
 
 
 @pytest.mark.parametrize("where", ["input", "output", "both", "between"])
-def test_sources_side_by_side(where, monkeypatch):
+def test_concatenated_sources(where, monkeypatch):
     sources = (FeatureSourceConfig(2, 3), FeatureSourceConfig(2, 5, "side"), FeatureSourceConfig(1, 4))
     bottom = FrozenFeatures(FrozenFeaturesConfig(sources, where, word_dim=2))
     bottom.store = store_of(sources)
@@ -138,7 +138,7 @@ def test_sources_side_by_side(where, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_store_moves_to_the_gpu():
+def test_store_moves_to_the_gpu():
     sources = (FeatureSourceConfig(2, 3), FeatureSourceConfig(1, 4))
     bottom = FrozenFeatures(FrozenFeaturesConfig(sources, "both", word_dim=2))
     bottom.store, tokens = store_of(sources), torch.tensor([6, 0, 3, 3])
@@ -150,7 +150,7 @@ def test_the_store_moves_to_the_gpu():
 
 
 def test_features_join_between_two_layers():
-    """Against torch's own LSTM, layer by layer, sequence by sequence."""
+    """Compared with torch's LSTM, layer by layer and sequence by sequence."""
     torch.manual_seed(0)
     network = BiLSTM(5, 4, num_layers=3, extra_dim=2)
     for part in network.layers.modules():
@@ -181,7 +181,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
+def test_learns_and_round_trips(case, models, vectors, tmp_path):
     sources, network, words = CASES[case]
     train, dev = tagged(60), tagged(20, seed=1)
     epochs = 40.0 if "freeze_word_embeddings" in network else 12.0
@@ -207,7 +207,7 @@ def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
 
 
 @pytest.mark.parametrize("layers", FEATURE_SELECTIONS)
-def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
+def test_every_layer_selection(layers, models, tmp_path):
     """The rows of BERT's table 7: two BiLSTM layers over features alone."""
     data = tagged(6)
     network = SMALL.replace(layers=layers, word_dim=0, use_char_cnn=False, num_layers=2)
@@ -225,8 +225,8 @@ def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
     assert 0 <= opened.evaluate(data)["f1"] <= 1
 
 
-def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
-    """Tags follow the vectors, so a word that only the vectors know is tagged by them."""
+def test_unseen_word_has_its_vector(vectors, tmp_path):
+    """Tags depend on the vectors, so an unseen word is tagged by its vector."""
     path = tmp_path / "named.bin"
     table = np.random.default_rng(3).normal(size=(40, 4)).astype(np.float32)
     table[:, 0] = np.where(np.arange(40) % 2, 1.0, -1.0)
@@ -266,7 +266,7 @@ def conll(path, data):
     return path
 
 
-def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
+def test_command_with_all_options(models, vectors, tmp_path, done):
     train, dev = conll(tmp_path / "t.conll", tagged(12)), conll(tmp_path / "d.conll", tagged(8, 1))
     files = ("--task", "tagging", "--train", train, "--dev", dev, "--set", "epochs=1", "--set", "network.lstm_dim=8")
     ways = ("--features", models["forward"], "--features", models["backward"])
@@ -324,7 +324,7 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
         ),
     ],
 )
-def test_mistakes_with_words_and_places(models, vectors, tmp_path, refused, monkeypatch, args, says):
+def test_option_errors(models, vectors, tmp_path, refused, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("cat 1 2 3\ndog 1 2\n")
     (tmp_path / "other.txt").write_text("chat 1 2 3\nchien 1 2 4\n")

@@ -19,9 +19,7 @@ SetOption = Annotated[list[str], Option("--set", help="Override a setting: path=
 BudgetOption = Annotated[str, Option(help="Training budget: 20m, 1h30m, 90s, 500steps or 1e9tokens.")]
 ResumeOption = Annotated[bool, Option(help="Resume the run in --out.")]
 RunOption = Annotated[Path, Option(help="Run folder to write, or to resume.")]
-SeedOption = Annotated[int, Option(help="Random seed.")]
 NumSeedsOption = Annotated[int, Option(help="Number of runs with different random seeds.", min=1)]
-BeamsOption = Annotated[int, Option(help="Width of the beam search.", min=0)]
 LengthPenaltyOption = Annotated[float, Option(help="Divide the scores of the beam search by length to this power.")]
 
 # Files of labeled examples.

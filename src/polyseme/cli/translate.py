@@ -19,7 +19,7 @@ def translate(
     data: Annotated[Path, Option(help="Texts to translate, one per line; an empty line stays empty.")],
     reference: Annotated[Path | None, Option(help="Reference translations, one per line, for BLEU and chrF.")] = None,
     out: Annotated[Path | None, Option(help="Output file, one translation per line.")] = None,
-    num_beams: options.BeamsOption = 5,
+    num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 5,
     length_penalty: options.LengthPenaltyOption = 1.0,
     patience: Annotated[float, Option(help=PATIENCE_HELP)] = 0.0,
     max_new_tokens: Annotated[int, Option(help=LENGTH_HELP, min=0)] = 0,
