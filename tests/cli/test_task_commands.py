@@ -65,7 +65,7 @@ def test_grid_compare_and_ensemble(project, done, tmp_path, refused):
     done("finetune", "--features", "none", *rest, "--out", tmp_path / "over")
     for args, says in (
         (("evaluate", *models, "--data", files[1]), "several models are an ensemble: set --ensemble"),
-        (("evaluate", models[0], "--data", files[1], "--ensemble"), "--ensemble needs several models"),
+        (("evaluate", models[0], "--data", files[1], "--ensemble"), "--ensemble is for several models"),
         (("evaluate", models[0], project.path / "run-tagging/model", "--data", files[1], "--ensemble"), "another task"),
         (("predict", *models, "--data", files[1], "--out", both), "several models are an ensemble: set --ensemble"),
         (

@@ -160,4 +160,4 @@ def test_the_command(runs, harness, done, refused, tmp_path):
 
 def test_a_model_of_text_does_not_play(tiny_folders, refused, tmp_path):
     pytest.importorskip("mido")
-    refused("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", says="writes text and not music")
+    refused("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", says="generates text, not music")

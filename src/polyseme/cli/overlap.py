@@ -57,7 +57,7 @@ def overlap(
                 example["location"] = locations[row["name"]][example["example_number"] - 1]
         print_json(rows)
         return
-    header = ["set", "examples", f"{n}-grams", "matched", "share", "contaminated", "half or more"]
+    header = ["set", "examples", f"{n}-grams", "found", "share", "contaminated", "half or more"]
     print_table(header, [_table_row(each) for each in results])
     for each in results:
         for line in (

@@ -104,11 +104,11 @@ def _sample_shots(path: Path, num_shots: int, seed: int, questions: "list[Choice
 
     examples = MultipleChoiceTask.read(path)
     if num_shots > len(examples):
-        raise ConfigError(f"{path} has {len(examples)} examples, less than --num-shots {num_shots}")
+        raise ConfigError(f"{path} holds {len(examples)} examples, fewer than --num-shots {num_shots}")
     shots = random.Random(seed).sample(examples, num_shots)
     texts = {shot.text for shot in shots}
     if duplicate := next((question for question in questions if question.text in texts), None):
-        raise ConfigError(f"{duplicate.location} is one of the shots: use other examples, or another --seed")
+        raise ConfigError(f"{duplicate.location} is among the shots: use other examples, or another --seed")
     return [(shot.text, shot.choices[int(shot.label or 0)]) for shot in shots]
 
 

@@ -80,7 +80,7 @@ def _parse_sizes(train_sizes: str) -> list[int]:
     try:
         return [int(size) for size in train_sizes.split(",")] if train_sizes else []
     except ValueError:
-        raise ConfigError(f"--train-sizes is {train_sizes!r}, expected whole numbers separated by commas") from None
+        raise ConfigError(f"--train-sizes is {train_sizes!r}: whole numbers separated by commas are expected") from None
 
 
 def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:

@@ -71,7 +71,7 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
             each for path in paths for each in (find_models(Path(path)) if isinstance(path, str | Path) else [path])
         ]
     if ensemble != (len(paths) > 1):
-        single = f"`ensemble` needs several models, or a run with `keep_seeds`, and {paths[0]} is one model"
+        single = f"`ensemble` is for several models, or a run with `keep_seeds`: {paths[0]} is one model"
         raise ConfigError(single if ensemble else "several models are an ensemble: set `ensemble`")
     loaded = [load(path) for path in paths]
     for model in loaded:

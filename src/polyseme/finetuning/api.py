@@ -181,7 +181,7 @@ def _check_multitask(model: Path | None, run: RunOptions, baselines: Sequence[st
     if model is None:
         raise ConfigError("several tasks need a model to fine-tune: they cannot share frozen features")
     if run.keep_seeds or run.keep_checkpoints or set(baselines) - {"default"}:
-        raise ConfigError("`keep_seeds`, `keep_checkpoints` and `baseline` apply to a single task")
+        raise ConfigError("`baseline`, `keep_seeds` and `keep_checkpoints` are for one task")
 
 
 def _baseline_names(task: TaskConfig, names: Sequence[str]) -> list[str]:
