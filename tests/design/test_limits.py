@@ -11,10 +11,6 @@ LARGE_FOLDERS = {"families", "cli"}  # one file per family or command
 # Functions that may be longer, and why.
 LONG_FUNCTIONS = {
     "nn/kernels/flash_attention.py:_backward_keys": "one Triton kernel",
-    "cli/finetune.py:finetune": "one parameter per option",
-    "cli/generate.py:generate": "one parameter per option",
-    "cli/translate.py:translate": "one parameter per option",
-    "cli/ulmfit.py:ulmfit": "one parameter per option",
 }
 
 

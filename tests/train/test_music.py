@@ -113,9 +113,9 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
 def test_what_cannot_be_played(runs, harness):
     learned = polyseme.load(runs / "learned/model", device="cpu")
     assert len(sample_events(learned, [], learned.max_len, 0.0)) <= learned.max_len
-    with pytest.raises(PolysemeError, match="max_len is 193, and the model has places for 192 events"):
+    with pytest.raises(PolysemeError, match="max_len is 193, and the model has positions for 192 events"):
         sample_events(learned, [], 193)
-    with pytest.raises(PolysemeError, match="20 events: --max-len 20 leaves nothing"):
+    with pytest.raises(PolysemeError, match="20 events, which leaves none to add up to max_len 20"):
         sample_events(learned, harness.compose(0, 20), 20)
     with pytest.raises(PolysemeError, match="temperature is -1"):
         sample_events(learned, [], 20, -1)
@@ -162,4 +162,4 @@ def test_the_command(runs, harness, done, refused, tmp_path):
 
 def test_a_model_of_text_does_not_play(tiny_folders, refused, tmp_path):
     pytest.importorskip("mido")
-    refused("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", says="writes text and not music")
+    refused("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", says="generates text, not music")
