@@ -223,7 +223,7 @@ def mask_tokens(
     labels = tokens[rows]
     action_bits = random_bits(keys[draw_rows], positions[draw_rows], RandomStream.MASK_ACTION)
     is_unmasked = bernoulli(action_bits, config.random_token_prob + config.keep_token_prob)
-    new_ids = np.where(is_unmasked, labels, special_ids.mask)
+    new_ids = np.where(is_unmasked, labels, special_ids.mask)  # type: ignore[arg-type]
     randomized = np.flatnonzero(bernoulli(action_bits, config.random_token_prob))
     bits = random_bits(keys[rows[randomized]], positions[rows[randomized]], RandomStream.REPLACEMENT_ID)
     new_ids[randomized] = special_ids.text_ids[integers(bits, len(special_ids.text_ids))]

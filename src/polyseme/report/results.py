@@ -78,7 +78,7 @@ class FinetuneResult(_RunResult):
     details: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_results(cls, out: Path, results: Mapping[str, Any]) -> Self:
+    def from_results(cls, out: Path, results: Mapping[str, Any]) -> "FinetuneResult":
         """From the dictionary in `results.json`."""
         tasks = {name: cls.from_results(Path(out), each) for name, each in results.get("tasks", {}).items()}
         return cls(

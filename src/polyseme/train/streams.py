@@ -57,8 +57,8 @@ class BatchStream:
         """Load what `state_dict` returns."""
         tensors_by_number: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
         for key, tensor in tensors.items():
-            number, _, name = key.partition("/")
-            tensors_by_number[int(number)][name] = tensor
+            prefix, _, name = key.partition("/")
+            tensors_by_number[int(prefix)][name] = tensor
         for number, memory_tensors in tensors_by_number.items():
             self.segment_states[number].memory = Memory.from_tensors(memory_tensors, device)
 
