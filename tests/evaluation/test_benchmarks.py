@@ -144,7 +144,7 @@ def test_grid_search_keeps_the_best_and_resumes(folder, tmp_path):
     finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), first, grid[0][1])
     results, rows = grid_search(run, tmp_path / "r", grid)
     assert asked == [3e-3], "finished runs are not repeated"
-    values = {name: r["mean"]["accuracy"] for name, r in rows}
+    values = {name: r["mean"]["accuracy"] for name, r in rows.items()}
     assert results["mean"]["accuracy"] == max(values.values())
     assert load_model(tmp_path / "r/model").metadata["task"]["kind"] == "ClassificationTask"
     assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == results["mean"]

@@ -10,8 +10,8 @@ import torch
 import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.inference.candidates import format_prompt
 from polyseme.inference.neural_lm import NeuralLM
+from polyseme.inference.scoring import format_prompt
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.importers import import_vocabulary

@@ -13,11 +13,11 @@ from polyseme.errors import PolysemeError
 from polyseme.evaluation.ensemble import predict_ensemble
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
-from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.finetuning.finetune import finetune
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, load_feature_model, train_on_features
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
+from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.prediction import predict
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig, select_non_crossing
 from polyseme.objectives.losses import compute_losses
@@ -267,7 +267,7 @@ def test_network_over_frozen_features_learns_coreference(folders, tmp_path):
         FeatureInputs([folders["elmo"]]), TaskData(CoreferenceTask(head=SMALL), train, dev), tmp_path / "run", settings
     )
     assert results["mean"]["f1"] > 0.95
-    assert load_feature_model(tmp_path / "run" / "model").evaluate(dev)["f1"] == pytest.approx(
+    assert FeatureModel.load(tmp_path / "run" / "model").evaluate(dev)["f1"] == pytest.approx(
         results["mean"]["f1"], abs=1e-9
     )
     with pytest.raises(PolysemeError, match="biattentive does not fit coreference"):

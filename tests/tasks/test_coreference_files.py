@@ -45,7 +45,7 @@ def test_columns_round_trip_exactly(tmp_path, capsys):
     assert first.document.speakers == ("Speaker#1",) * 8 + ("Speaker#2",)
     # chains 4 and 7 share "he", so they are merged
     assert first.clusters == (((0, 0), (5, 5)), ((2, 6), (5, 6), (8, 8)))
-    assert "1 chains share a mention" in capsys.readouterr().err
+    assert "merged 1 chains" in capsys.readouterr().err
     assert (second.words, second.clusters, second.id) == (("Rain",), (), "bc/cctv/00/cctv_0000;001")
     back = "".join(format_conll(e.document, e.clusters) for e in (first, second))
     assert [line[:90] for line in back.splitlines()] == [line[:90] for line in FILE.splitlines()]

@@ -131,7 +131,7 @@ BAD = [
     ("t.tsv", "text\tlabel\n \tb\n", "classification", r"t\.tsv:2: text is an empty text$"),
     ("t.tsv", "text\tlabel\na\t\n", "classification", r"t\.tsv:2: the label \(label\) is missing$"),
     ("t.tsv", "text\tpair\tlabel\na\t\tb\n", "pair_classification", r"t\.tsv:2: pair is an empty text$"),
-    ("t.csv", 'text,label\n"a" b,c\n', "classification", r"t\.csv:2: not valid CSV"),
+    ("t.csv", 'text,label\n"a" b,c\n', "classification", r"t\.csv:2: unexpected ' b,c' after a closing quote$"),
     ("t.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', "classification", r"t\.jsonl:2: malformed JSON"),
     ("t.jsonl", "[1]\n", "classification", r"t\.jsonl:1: expected a JSON object, found '\[1\]'$"),
     (
@@ -230,3 +230,18 @@ def test_skip_bad_counts_and_reports(tmp_path, capsys):
     path = write(tmp_path / "b.tsv", "text\tlabel\na\n")
     with pytest.raises(PolysemeError, match=r"holds no examples but 1 bad rows$"):
         ClassificationTask.read(path, skip_bad=True)
+
+
+def test_a_bad_quote_costs_one_row(tmp_path, capsys):
+    rows = ['"one, ""quoted""",a', '"two" x,a', "three,b", '"four', 'lines",b', '"unclosed,a', "five,b"]
+    path = write(tmp_path / "t.csv", "\n".join(["text,label", *rows]) + "\n")
+    with pytest.raises(PolysemeError, match=r"t\.csv:3: unexpected ' x,a' after a closing quote$"):
+        ClassificationTask.read(path)
+    examples = ClassificationTask.read(path, skip_bad=True)
+    assert [(e.text, e.label, e.location) for e in examples] == [
+        ('one, "quoted"', "a", f"{path}:2"),
+        ("three", "b", f"{path}:4"),
+        ("four\nlines", "b", f"{path}:5"),
+        ("five", "b", f"{path}:8"),
+    ]
+    assert "skipped 2 bad of 6 rows" in capsys.readouterr().err

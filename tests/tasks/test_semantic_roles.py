@@ -11,11 +11,11 @@ from polyseme.errors import PolysemeError
 from polyseme.evaluation.compare import paired_bootstrap, read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
-from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.finetuning.finetune import finetune
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, load_feature_model, train_on_features
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
+from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.prediction import predict
 from polyseme.tasks.metrics.srl import brackets_to_tags, extract_arguments, srl_scores, tags_to_brackets
 from polyseme.tasks.semantic_roles import PredicateExample, SemanticRolesTask
@@ -158,7 +158,7 @@ def test_malformed_files_name_the_line(tmp_path):
         base + "He -\nruns run\n": r"x\.conll:7: 1 predicates, but 0 columns of arguments",
         base + "He - *\nruns run (V)\n": r"x\.conll:8: '\(V\)' is no argument",
         base + "He it *\nruns run *\n": r"x\.conll:7: 2 predicates, but 1 columns of arguments",
-        "- *\nrun (V*)\n": r"x\.conll:1: no column of words, then one of predicates",
+        "- *\nrun (V*)\n": r"x\.conll:1: there are no columns of words and predicates",
     }
     for content, says in cases.items():
         path.write_text(content)
@@ -324,7 +324,7 @@ def test_network_over_frozen_features_learns_roles(folders, tmp_path, source):
         settings,
     )
     assert results["mean"]["f1"] > 0.95
-    opened = load_feature_model(tmp_path / "run/model")
+    opened = FeatureModel.load(tmp_path / "run/model")
     assert opened.model.config.trunk.features.indicator_dim == 100
     assert opened.evaluate(data[400:])["f1"] == pytest.approx(results["mean"]["f1"])
     plain = [PredicateExample(e.location, words=e.words, tags=e.tags) for e in data[400:]]

@@ -55,11 +55,11 @@ def test_errors_name_the_location(tmp_path, capsys):
         r"data 0: paragraphs is 'x', not a list": {"data": [{"paragraphs": "x"}]},
         r"data 0, paragraph 0: there is no key 'qas'": {"data": [{"paragraphs": [{"context": "x"}]}]},
         r"paragraph 0: the context is ' ', not a text": squad(good, context=" "),
-        r"paragraph 0, question b: there is no answer, and nothing says that there is none": squad(
-            question_record("b")
-        ),
+        r"paragraph 0, question b: it has no answer and is not marked as impossible": squad(question_record("b")),
         r"paragraph 0, question c: the answer is \"\{'text'": squad(question_record("c", ("x", "1"))),
-        r"paragraph 0, question d is '', not a text": squad(question_record("d", ("x", 1)) | {"question": ""}),
+        r"paragraph 0, question d: the question is '', not a text": squad(
+            question_record("d", ("x", 1)) | {"question": ""}
+        ),
         r"holds no examples": {"data": []},
     }
     for message, content in cases.items():

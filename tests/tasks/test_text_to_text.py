@@ -359,7 +359,8 @@ def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
     shares = [predict(load_model(path), dev[:1])[0].probabilities["yes"] for path in models]
     assert together[0].probabilities["yes"] == pytest.approx(np.mean(shares), abs=1e-6)
     refused("evaluate", base, "--ensemble", "--data", tmp_path / "d.jsonl", says="--ensemble is for several models")
-    refused("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification",
+    files = ("--train", tmp_path / "d.jsonl", "--dev", tmp_path / "d.jsonl") * 2
+    refused("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification", *files,
             "--keep-checkpoints", 1, "--out", tmp_path / "x",
             says="--keep-checkpoints are for one task")  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Text classification (with error rates, as in ULMFiT), tagging and coreference data sets."""
 
-import csv
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 
 from polyseme.datasets.base import NamedDataset, line_reader, split_files
 from polyseme.errors import DataError
+from polyseme.io.tables import NumberedRow, read_csv_rows
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.coreference import CoreferenceTask
 from polyseme.tasks.readers.conll import BRACKETS
@@ -50,15 +50,14 @@ def _read_text_file(file: Path, label: str) -> TextExample:
 
 def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read quoted CSV without a header: label, text; a line break is written as a backslash and n."""
-    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
-    try:
-        for cells in reader:
-            yield partial(_parse_yelp_row, f"{path}:{reader.line_num}", cells)
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
+    for row in read_csv_rows(enumerate(read_lines(path), 1), f"{path}:"):
+        yield partial(_parse_yelp_row, path, row)
 
 
-def _parse_yelp_row(location: str, cells: list[str]) -> TextExample:
+def _parse_yelp_row(path: Path, row: NumberedRow | DataError) -> TextExample:
+    if isinstance(row, DataError):
+        raise row
+    location, cells = f"{path}:{row[0]}", row[1]
     if len(cells) < 2 or not cells[0].isdecimal() or not cells[1].strip():
         raise DataError(f"{location}: not a label and a text: {str(cells)[:40]!r}")
     return TextExample(location, " ".join(cells[1:]).replace("\\n", "\n"), label=cells[0])

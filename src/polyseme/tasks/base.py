@@ -210,7 +210,8 @@ class TaskConfig(Config, Codec):
             return torch.from_numpy(np.concatenate([sequences[i] for i in by_length]))
 
         tokens, segments = pack([e.ids for e in ordered]), pack([e.segments for e in ordered])
-        return Batch(Inputs(tokens, layout, segments), {self.head_name: targets}, layout.num_tokens), order
+        inputs = Inputs(tokens, layout, segments, features=encoded[0].features)
+        return Batch(inputs, {self.head_name: targets}, layout.num_tokens), order
 
     @abstractmethod
     def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:

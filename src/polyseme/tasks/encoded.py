@@ -11,6 +11,7 @@ import numpy as np
 from polyseme.errors import ConfigError, DataError
 from polyseme.families.family import Family
 from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.layers.frozen_features import FeatureStore
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch
@@ -53,6 +54,7 @@ class EncodedExample:
     null_position: int = 0  # the position that stands for "no answer"
     restrict_to_context: bool = False  # whether an answer is chosen among `positions` and `null_position` alone
     text_targets: TextTargets | None = None  # then a target is the index of an answer, or a span of `ids`
+    features: FeatureStore | None = None  # then `ids` are positions of this store
 
     @property
     def candidate_positions(self) -> np.ndarray:
