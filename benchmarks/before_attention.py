@@ -40,12 +40,14 @@ def train_network(name: str, seed: int, options: argparse.Namespace) -> dict[str
     """Train a network and return its test perplexity."""
     from polyseme.cli.output import apply_overrides
     from polyseme.corpus.store import Corpus
+    from polyseme.objectives.packing import SpecialIds
     from polyseme.objectives.streaming_lm import StreamingCausalLM
     from polyseme.train.loop import setup_device
     from polyseme.train.optimizer import OptimizerConfig
-    from polyseme.train.pretrain import build_train_state, evaluate, open_streams, pretrain
+    from polyseme.train.pretrain import build_train_state, evaluate, pretrain
     from polyseme.train.recipe import BudgetConfig, Recipe
     from polyseme.train.schedule import ScheduleConfig
+    from polyseme.train.streams import open_streams
     from polyseme.weights.folder import load_model
 
     family, model, lr, max_grad_norm = NETWORKS[name]
@@ -71,7 +73,7 @@ def train_network(name: str, seed: int, options: argparse.Namespace) -> dict[str
     run = build_train_state(eval_recipe.replace(precision="float32"), folder.model.config, setup_device())
     run.model.load_state_dict(folder.model.state_dict())
     test = Corpus.open(options.test)
-    data, _ = open_streams(eval_recipe, test, folder.tokenizer, 0, 1)
+    data, _ = open_streams(eval_recipe, test, SpecialIds.from_tokenizer(folder.tokenizer))
     nats = evaluate(run, data.builder, eval_recipe)["next"]
     return {
         **{key: results[key] for key in ("steps", "tokens", "parameters")},

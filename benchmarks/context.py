@@ -36,8 +36,7 @@ from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.flops import count_parameters
-from polyseme.train.loop import setup_device
+from polyseme.train.loop import count_parameters, setup_device
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe

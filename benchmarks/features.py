@@ -38,8 +38,8 @@ from report import format_mean_std, header, mean_std, table
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
 from polyseme.finetuning.experiment import RunOptions, TaskData
-from polyseme.finetuning.feature_extraction import FeatureEncoder, extract_features
 from polyseme.finetuning.frozen import FeatureInputs
+from polyseme.inference.feature_extraction import FeatureEncoder, extract_features
 from polyseme.nn.layer_selection import FEATURE_SELECTIONS
 from polyseme.tasks.tagging import TaggingTask
 
@@ -153,7 +153,7 @@ def examples(task: str, data: str, name: str, limit: int) -> list[Any]:
         files = sorted((folder if folder.is_dir() else Path(data)).glob(f"*{name}*"))
         if len(files) != 1:
             raise
-        split = dataset.task.collect(files[0], dataset.reader(files[0], True))
+        split = dataset.task.collect(files[0], dataset.iter_rows(files[0], True))
     if limit and name != "train":
         known_tags = {tag for e in examples(task, data, "train", limit) for tag in e.tags or ()}
         split = [e for e in split if known_tags.issuperset(e.tags or ())]
@@ -177,8 +177,7 @@ def read(name: str, place: Place, tasks: Sequence[str], layers: Sequence[str], l
 
 def run(job: Job, row: Row, place: Place) -> Run:
     """Run a job; an error is returned, so that the other jobs continue."""
-    from polyseme.finetuning.config import FinetuneConfig
-    from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
+    from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
     from polyseme.finetuning.finetune import finetune
     from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
 

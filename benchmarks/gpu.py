@@ -30,8 +30,8 @@ from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
-from polyseme.train.flops import count_training_flops
-from polyseme.train.mixed_precision import BF16WorkingCopy
+from polyseme.train.loop import count_training_flops
+from polyseme.train.step import BF16WorkingCopy
 
 BASE = {"num_layers": 12, "dim": 768, "num_heads": 12}
 ROWS = {

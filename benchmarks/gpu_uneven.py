@@ -20,24 +20,22 @@ from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
 from polyseme.finetuning.batches import epoch_batches as all_steps
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.inference.batching import mean_pool, packed_batches, to_host_async
+from polyseme.inference.packed_model import mean_pool, packed_batches, to_host_async
 from polyseme.nn.compile import exclude_from_compile
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
-from polyseme.objectives.packing import pad_to_bucket
+from polyseme.objectives.packing import SpecialIds, pad_to_bucket
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.flops import count_training_flops
-from polyseme.train.loop import TrainState, train
+from polyseme.train.loop import TrainState, count_training_flops, train
 from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.pretrain import open_streams
 from polyseme.train.recipe import Recipe
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.streams import open_streams
 
 
 def encode(row: Row, model: Model, peer: Any) -> dict[str, Measurement]:
@@ -53,9 +51,7 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measurement]:
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
         bins = packed_batches(rows, None, budget, DEVICE)
         vectors = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
-        for index, part in to_host_async(
-            (b.index, mean_pool(trunk(Inputs(b.tokens, b.layout)).hidden, b.layout)) for b in bins
-        ):
+        for index, part in to_host_async((b.indices, mean_pool(trunk(b.inputs).hidden, b.inputs.layout)) for b in bins):
             vectors[index] = part
         return torch.from_numpy(vectors)
 
@@ -176,7 +172,7 @@ def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, step
         raise SystemExit(
             f"{folder} has a vocabulary of {corpus.vocab_size}, not {model.trunk.token_embeddings.shape[0]}"
         )
-    data, _ = open_streams(recipe, corpus, Tokenizer.load(folder / "tokenizer"), 0, 1)
+    data, _ = open_streams(recipe, corpus, SpecialIds.from_tokenizer(Tokenizer.load(folder / "tokenizer")))
     samples = [batch for batches, _ in itertools.islice(data.steps(DataPosition()), 4) for batch in batches]
     exclude_from_compile()
     optim = OptimizerConfig()

@@ -29,11 +29,10 @@ from report import cpu_name
 from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.objectives.base import Objective
 from polyseme.objectives.causal_lm import CausalLM
-from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.packing import BatchBuilder, SpecialIds
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.objectives.span_corruption import SpanCorruption
-from polyseme.objectives.span_masked_lm import SpanMaskedLM
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus

@@ -22,12 +22,14 @@ from report import header, table
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
 from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.packing import SpecialIds
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device, train
 from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.pretrain import build_train_state, evaluate, open_streams, pretrain
+from polyseme.train.pretrain import build_train_state, evaluate, pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.streams import open_streams
 
 PLAIN = Recipe(  # BERT-small with masked LM only
     name="plain", family="bert", size="small", objective=MaskedLM(), max_len=128, batch_tokens=131_072,
@@ -66,7 +68,7 @@ def seconds_per_step(recipe: Recipe, corpus: Path) -> float:
     """Time steps with the whole batch, after compilation."""
     device = setup_device()
     opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus / "tokenizer")
-    data, _ = open_streams(recipe, opened, tokenizer, 0, 1)
+    data, _ = open_streams(recipe, opened, SpecialIds.from_tokenizer(tokenizer))
     run = build_train_state(recipe, recipe.model_config(tokenizer.vocab_size), device)
     run.total_steps = 60
     now = before = 0.0
@@ -107,7 +109,7 @@ def held_out_loss(model: Path, held_out: Path, rate: float = 0.15) -> dict[str, 
     run = TrainState(folder.model.to(device), optimizer, optim, ScheduleConfig(), 0, device)
     objective = MaskedLM(mask_prob=rate)
     recipe = PLAIN.replace(objective=objective, eval_tokens=10**9, compile=False, micro_batch_tokens=16_384)
-    bound, _ = open_streams(recipe, Corpus.open(held_out), folder.tokenizer, 0, 1)
+    bound, _ = open_streams(recipe, Corpus.open(held_out), SpecialIds.from_tokenizer(folder.tokenizer))
     metrics = evaluate(run, bound.builder, recipe)
     return {"nats": metrics["masked"], "accuracy": metrics["masked_accuracy"]}
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from report import header, table
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.events import Note, notes_to_events
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
@@ -73,7 +73,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     lines = [" ".join(compose(seed, args.length - 1)) for seed in range(args.pieces)]
     (out / "pieces.txt").write_text("\n".join(lines) + "\n")
-    prepare([out / "pieces.txt"], tokenizer, out / "corpus", split="line", dedup="none", num_workers=1)
+    prepare([out / "pieces.txt"], tokenizer, out / "corpus", PrepareConfig(split="line", dedup="none", num_workers=1))
     held_out = [tokenizer.encode(" ".join(compose(args.pieces + seed, longest))) for seed in range(64)]
     borders = [0, args.length // 2, args.length, 2 * args.length, longest]
     rows = []

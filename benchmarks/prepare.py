@@ -54,10 +54,10 @@ def texts(folder: Path | None, size: float) -> Iterator[str]:
 
 def ours(source: Path, tokenizer: Path, out: Path, dedup: str) -> int:
     """Prepare a corpus and return its number of tokens."""
-    from polyseme.corpus.build.prepare import prepare
+    from polyseme.corpus.build.prepare import PrepareConfig, prepare
     from polyseme.text.tokenizer import Tokenizer
 
-    return int(prepare([source], Tokenizer.load(tokenizer), out, dedup=dedup)["counts"]["tokens"])
+    return int(prepare([source], Tokenizer.load(tokenizer), out, PrepareConfig(dedup=dedup))["counts"]["tokens"])
 
 
 def peer(source: Path, tokenizer: Path, out: Path) -> int:

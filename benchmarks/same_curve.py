@@ -20,10 +20,12 @@ from report import header, table
 
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
+from polyseme.objectives.packing import SpecialIds
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device, train
-from polyseme.train.pretrain import build_train_state, open_streams
+from polyseme.train.pretrain import build_train_state
 from polyseme.train.recipe import Recipe
+from polyseme.train.streams import open_streams
 
 POINT_STEPS = 25  # steps per point of a curve
 
@@ -31,7 +33,7 @@ POINT_STEPS = 25  # steps per point of a curve
 def curve(recipe: Recipe, corpus: Path, steps: int) -> list[float]:
     """Train and return the loss curve."""
     opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus / "tokenizer")
-    data, _ = open_streams(recipe, opened, tokenizer, 0, 1)
+    data, _ = open_streams(recipe, opened, SpecialIds.from_tokenizer(tokenizer))
     device = setup_device()
     run = build_train_state(recipe, recipe.model_config(tokenizer.vocab_size), device)
     run.total_steps = steps

@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class PolysemeError(Exception):
@@ -49,3 +51,12 @@ def suggest(name: str, valid: Iterable[str]) -> str:
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"valid: {shown}" if names else "there is none"
+
+
+def require_package(module: str, purpose: str, package: str = "") -> Any:
+    """Import a module of an optional package, or raise an `UnsupportedError` that says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        raise UnsupportedError(f"{purpose} needs {name}: pip install {package or name}") from None

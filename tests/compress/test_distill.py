@@ -15,7 +15,7 @@ from polyseme.compress.distill import (
     teacher_layer_map,
     with_distillation,
 )
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.compile import exclude_from_compile
@@ -25,6 +25,7 @@ from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation, DistillationLoss
 from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
@@ -236,7 +237,7 @@ def teacher_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher")
     (folder / "text.txt").write_text("\n\n".join(documents(120)))
     tokenizer = Tokenizer.train("wordpiece", iter(documents(120)), 120)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="blank", dedup="none")
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", PrepareConfig(split="blank", dedup="none"))
     recipe = Recipe(
         name="teacher",
         family="bert",
@@ -323,7 +324,7 @@ def test_filler_is_not_counted(teacher_run):
     data, valid = module.open_streams(
         with_distillation(recipe, folder / "teacher/model").replace(compile=True),
         module.Corpus.open(folder / "corpus"),
-        Tokenizer.load(folder / "corpus/tokenizer"), 0, 1,
+        SpecialIds.from_tokenizer(Tokenizer.load(folder / "corpus/tokenizer")),
     )  # fmt: skip
     (first, *_), _ = next(data.steps(module.DataPosition()))
     assert first.num_tokens < len(first.inputs.tokens) == 192
@@ -336,7 +337,7 @@ def test_filler_is_not_counted(teacher_run):
 def test_errors(teacher_run, tmp_path):
     folder, recipe = teacher_run
     other = Tokenizer.train("wordpiece", iter(documents(120)), 160)
-    prepare([folder / "text.txt"], other, tmp_path / "corpus", split="blank")
+    prepare([folder / "text.txt"], other, tmp_path / "corpus", PrepareConfig(split="blank"))
     with pytest.raises(
         PolysemeError, match=r"another vocabulary .*: prepare it with the tokenizer of .*teacher/model$"
     ):

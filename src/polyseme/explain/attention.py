@@ -22,8 +22,9 @@ def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> 
     tokens = torch.tensor(encoded.input_ids, device=network.device)
     segments = torch.tensor(encoded.token_type_ids, device=network.device) if trunk.config.num_segments else None
     num_layers = trunk.config.num_layers
-    output = trunk(trunk.config.omit_unsupported(Inputs(tokens, layout, segments)), layers=range(num_layers))
-    _, position_info = trunk.position_bias(output.layers[0], layout, segments, None, None)
+    inputs = trunk.config.omit_unsupported(Inputs(tokens, layout, segments))
+    output = trunk(inputs, layers=range(num_layers))
+    _, position_info = trunk.position_bias(output.layers[0], inputs, None)
     blocks = enumerate(trunk.layers())
     weights = (block.attention_weights(output.layers[i], layout, position_info) for i, block in blocks)
     return encoded.tokens, np.stack([layer[0].float().cpu().numpy() for layer in weights])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.python_docs import read_documents
 from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
@@ -27,7 +27,7 @@ from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.pipelines.codewords import is_held_out, load_examples
-from polyseme.recipes.demo import demo as recipe
+from polyseme.recipes.encoders import demo as recipe
 from polyseme.report.charts import attention_grid, loss_chart
 from polyseme.report.html import code, html_page, html_table
 from polyseme.report.run_page import cost_table, metrics_table, read_log
@@ -90,7 +90,8 @@ def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
     num_chars = sum(map(len, texts))
     _log(start_time, f"training a tokenizer on {num_chars / 1e6:.1f} MB of {len(texts)} modules")
     tokenizer = Tokenizer.train("wordpiece", iter(texts), VOCAB_SIZE, lowercase=False)
-    prepare([text_path], tokenizer, out / "corpus", clean="none", dedup="none")  # the paragraphs are distinct
+    config = PrepareConfig(clean="none", dedup="none")  # the paragraphs are distinct
+    prepare([text_path], tokenizer, out / "corpus", config)
     text_path.unlink()
     unigram_entropy = _unigram_entropy(Corpus.open(out / "corpus"))
 

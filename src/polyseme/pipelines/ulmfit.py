@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from polyseme.config import Config
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError
-from polyseme.families.ulmfit import to_hf_config
+from polyseme.families.ulmfit import ULMFIT
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
@@ -154,7 +154,8 @@ def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretraine
         if spec.family != "ulmfit" or not {"next", "previous"} & spec.heads.keys():
             heads = ", ".join(spec.heads) or "none"
             raise ModelError(f"{path} is not a ulmfit language model: family {spec.family}, heads: {heads}")
-        settings = {n: value for n, value in to_hf_config(spec).items() if n not in ("model_type", "vocab_size")}
+        hf_config = ULMFIT.to_hf_config(spec)
+        settings = {n: value for n, value in hf_config.items() if n not in ("model_type", "vocab_size")}
         direction = settings["direction"]
         recipe = config.general_recipe(direction).replace(model=settings, size="")
         pretrained[direction] = PretrainedLM(path, recipe)
@@ -187,7 +188,7 @@ def prepare_target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str])
     if not (out / "manifest.json").exists():
         text_path = out.with_name(f"{out.name}.jsonl")
         write_text(text_path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
-        prepare([text_path], tokenizer, out, clean="none", dedup="none", num_workers=1)
+        prepare([text_path], tokenizer, out, PrepareConfig(clean="none", dedup="none", num_workers=1))
         text_path.unlink()
     return out
 

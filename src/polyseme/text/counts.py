@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, models, trainers
 
-from polyseme.corpus.sources.readers import SourceFile
 from polyseme.corpus.sources.sources import SourceReader, open_sources
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.lines import replace_surrogates
@@ -261,9 +260,9 @@ def count_source_words(kind: str, reader: SourceReader, lowercase: bool | None, 
     groups = {(file.source_index, file.lang) for file in reader.files}
     counts = WordCounts(kind, lowercase, sample_characters, len(groups))
     with progress("read", None, "characters") as bar:
-        for file, text in iter_texts(reader):
-            bar.advance(len(text))
-            counts.add(text, TextGroup(file.lang, file.source_index, reader.sources[file.source_index].weight))
+        for file, document in reader.documents():
+            bar.advance(len(document.text))
+            counts.add(document.text, TextGroup(file.lang, file.source_index, reader.sources[file.source_index].weight))
     if not counts.num_chars:
         raise DataError(f"there is no text in {', '.join(source.path for source in reader.sources)}")
     return counts
@@ -274,20 +273,8 @@ def log_counts(counts: WordCounts, reader: SourceReader) -> None:
     logger.info(f"{counts.num_chars:,} characters read, {counts.num_sampled_chars:,} of them counted")
     if counts.dropped_fraction:
         logger.info(f"rare words dropped to save memory: {counts.dropped_fraction:.2%} of the text")
-    if reader.num_bad:
-        logger.warning(f"{reader.num_bad:,} bad rows were skipped, the first: {reader.bad_row_messages[0]}")
-
-
-def iter_texts(reader: SourceReader) -> Iterator[tuple[SourceFile, str]]:
-    """Yield every non-blank text with its file; a bad row raises, or is counted if the reader skips bad rows."""
-    for position, document in reader.read():
-        if isinstance(document, DataError):
-            if not reader.skip_bad:
-                raise document
-            reader.num_bad += 1
-            reader.bad_row_messages += [str(document)] * (not reader.bad_row_messages)
-        elif document.text and not document.text.isspace():
-            yield reader.files[position.file_index], document.text
+    if num_bad := reader.skipped.num_bad:
+        logger.warning(f"{num_bad:,} bad rows were skipped, the first: {reader.skipped.bad_row_messages[0]}")
 
 
 def _scale(counts: dict[str, int], factor: float) -> dict[str, int]:
