@@ -1,7 +1,5 @@
 """The exceptions that Polyseme raises for problems that a user can fix."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from importlib import import_module
@@ -42,15 +40,14 @@ class Interrupted(PolysemeError):
         super().__init__(f"interrupted at step {step}; the run is saved and can be resumed")
         self.signum, self.step = signum, step
 
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, int]]:
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
         return Interrupted, (self.signum, self.step)
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
     """Return the end of an error message: the closest valid name, or the valid names if none is close."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"valid: {shown}" if names else "there is none"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,7 +60,11 @@ class PretrainResult(_RunResult):
 
 @dataclass(frozen=True)
 class FinetuneResult(_RunResult):
-    """A finished fine-tuning run: the mean and standard deviation of every metric over the seeds."""
+    """A finished fine-tuning run: the mean and standard deviation of every metric over the seeds.
+
+    `baselines` are the metrics of simple models, `tasks` the results of each of several tasks, `grid` the mean score of
+    every point of a grid search, and `details` the content of `results.json`.
+    """
 
     primary_metric: str
     mean: dict[str, float]
@@ -68,11 +72,32 @@ class FinetuneResult(_RunResult):
     seeds: tuple[dict[str, Any], ...]
     best_seed: int
     failed_seeds: tuple[int, ...]
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    tasks: dict[str, "FinetuneResult"] = field(default_factory=dict)
+    grid: dict[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_results(cls, out: Path, results: Mapping[str, Any]) -> Self:
+    def from_results(cls, out: Path, results: Mapping[str, Any]) -> "FinetuneResult":
         """From the dictionary in `results.json`."""
+        tasks = {name: cls.from_results(Path(out), each) for name, each in results.get("tasks", {}).items()}
         return cls(
             Path(out), results["primary_metric"], dict(results["mean"]), dict(results["std"]),
             tuple(results["seeds"]), results["best_seed"], tuple(results["failed_seeds"]),
+            results.get("baselines", {}), tasks, results.get("grid", {}), results,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EvaluationResult(NotebookResult):
+    """The metrics of a task model on labeled examples, its size and its speed.
+
+    `chosen_on_dev` is what was selected on these same examples, so that their scores are optimistic.
+    """
+
+    metrics: dict[str, float]
+    num_examples: int
+    num_parameters: int
+    examples_per_second: float
+    ms_per_text: float
+    chosen_on_dev: tuple[str, ...] = ()
