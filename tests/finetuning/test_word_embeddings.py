@@ -1,4 +1,4 @@
-"""Networks with given word vectors, several sources of features, and features between their layers."""
+"""Networks with pre-trained word vectors, several sources of features, and features between layers."""
 
 import json
 
@@ -8,16 +8,17 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.finetuning.config import FeatureNetworkSettings
 from polyseme.finetuning.experiment import TaskData
-from polyseme.finetuning.feature_extraction import FeatureNetworkSettings
 from polyseme.finetuning.frozen import (
     FEATURE_DEFAULTS,
     FeatureInputs,
-    load_feature_model,
+    build_vocabulary,
+    init_embeddings,
     resolve_layer_selections,
     train_on_features,
 )
-from polyseme.finetuning.word_embeddings import PretrainedVectors, build_vocabulary, init_embeddings, resolve_words
+from polyseme.inference.feature_model import FeatureModel, resolve_words
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.nn.layer_selection import FEATURE_SELECTIONS
 from polyseme.nn.layers import frozen_features as parts
@@ -69,9 +70,9 @@ def models(tmp_path_factory):
     return made
 
 
-def test_the_vocabulary_and_where_it_begins(vectors):
+def test_vocabulary_and_initial_vectors(vectors):
     path, known = vectors
-    given = PretrainedVectors.load(path)
+    given = WordVectors.load(path)
     words = ["Cat", "cat", "DOG", "mole", "mole", "newt", "Newt", "seal"]
     assert set(build_vocabulary(words, None, False)) == {"cat", "mole", "newt"}
     vocabulary = build_vocabulary(words, given, False)
@@ -84,16 +85,16 @@ def test_the_vocabulary_and_where_it_begins(vectors):
     before = table.clone()
     init_embeddings(table, vocabulary, given)
     for word, number in vocabulary.items():
-        expected = torch.from_numpy(known[word]) if word in known else before[number] * given.vectors.vectors.std()
+        expected = torch.from_numpy(known[word]) if word in known else before[number] * given.vectors.std()
         torch.testing.assert_close(table[number], expected)
 
 
-def test_given_and_learned_words_by_hand():
+def test_pretrained_and_learned_words_by_hand():
     bottom = FrozenFeatures(FrozenFeaturesConfig(vocab_size=3, word_dim=4))
     given = np.arange(8, dtype=np.float32).reshape(2, 4)
     known = np.array([0, 4, 1, 3, 2])
-    bottom.store = FeatureStore([], np.array([1, 3, 2, 4, 0, 2]), np.zeros((5, 50), np.int16), known, given)
-    entering, later = bottom(torch.arange(6))
+    store = FeatureStore([], np.array([1, 3, 2, 4, 0, 2]), np.zeros((5, 50), np.int16), known, given)
+    entering, later = bottom(torch.arange(6), store)
     assert later is None
     table = bottom.word_embeddings.weight
     rows = [torch.from_numpy(given[1]), torch.from_numpy(given[0]), table[1], table[2], table[0], table[1]]
@@ -109,15 +110,15 @@ def store_of(sources, places=7):
 
 
 @pytest.mark.parametrize("where", ["input", "output", "both", "between"])
-def test_sources_side_by_side(where, monkeypatch):
+def test_concatenated_sources(where, monkeypatch):
     sources = (FeatureSourceConfig(2, 3), FeatureSourceConfig(2, 5, "side"), FeatureSourceConfig(1, 4))
     bottom = FrozenFeatures(FrozenFeaturesConfig(sources, where, word_dim=2))
-    bottom.store = store_of(sources)
+    store = store_of(sources)
     for number, mix in enumerate(bottom.scalar_mixes.values()):
         with torch.no_grad():
             mix.scores.copy_(torch.arange(len(mix.scores)) * float(number + 1))
     tokens = torch.tensor([6, 0, 3, 3])
-    first, second, third = (torch.from_numpy(np.concatenate(p)[tokens.numpy()]) for p in bottom.store.features)
+    first, second, third = (torch.from_numpy(np.concatenate(p)[tokens.numpy()]) for p in store.features)
     mixed = {
         name: torch.einsum("l,tld->td", mix.scores.softmax(0), x)
         for (name, mix), x in zip(bottom.scalar_mixes.items(), (first, third) * 2)
@@ -128,9 +129,9 @@ def test_sources_side_by_side(where, monkeypatch):
     words = bottom.word_embeddings.weight[torch.zeros(4, dtype=torch.long)]
     for moved in (False, True):  # the same from the host and from the device
         monkeypatch.setattr(parts, "fits_on_device", lambda device, size, moved=moved: moved)
-        bottom.store.device_copies.clear()
-        entering, later = bottom(tokens)
-        assert all((whole is not None) == moved for whole in bottom.store.device_copies.values())
+        store.device_copies.clear()
+        entering, later = bottom(tokens, store)
+        assert all((whole is not None) == moved for whole in store.device_copies.values())
         at_input = torch.cat([parted[0], words], 1) if where in ("input", "both") else words
         torch.testing.assert_close(entering, at_input)
         assert later is None if where == "input" else torch.allclose(later, parted[-1])
@@ -138,19 +139,19 @@ def test_sources_side_by_side(where, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_store_moves_to_the_gpu():
+def test_store_moves_to_the_gpu():
     sources = (FeatureSourceConfig(2, 3), FeatureSourceConfig(1, 4))
     bottom = FrozenFeatures(FrozenFeaturesConfig(sources, "both", word_dim=2))
-    bottom.store, tokens = store_of(sources), torch.tensor([6, 0, 3, 3])
-    here = bottom(tokens)
-    there = bottom.cuda()(tokens.cuda())
-    assert sum(whole is not None for whole in bottom.store.device_copies.values()) == 2
+    store, tokens = store_of(sources), torch.tensor([6, 0, 3, 3])
+    here = bottom(tokens, store)
+    there = bottom.cuda()(tokens.cuda(), store)
+    assert sum(whole is not None for whole in store.device_copies.values()) == 2
     for one, other in zip(here, there):
         torch.testing.assert_close(one, other.cpu())
 
 
 def test_features_join_between_two_layers():
-    """Against torch's own LSTM, layer by layer, sequence by sequence."""
+    """Compared with torch's LSTM, layer by layer and sequence by sequence."""
     torch.manual_seed(0)
     network = BiLSTM(5, 4, num_layers=3, extra_dim=2)
     for part in network.layers.modules():
@@ -181,7 +182,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
+def test_learns_and_round_trips(case, models, vectors, tmp_path):
     sources, network, words = CASES[case]
     train, dev = tagged(60), tagged(20, seed=1)
     epochs = 40.0 if "freeze_word_embeddings" in network else 12.0
@@ -195,7 +196,7 @@ def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
         settings,
     )
     assert found["mean"]["f1"] > 0.9
-    opened = load_feature_model(tmp_path / "run" / "model")
+    opened = FeatureModel.load(tmp_path / "run" / "model")
     assert opened.evaluate(dev) == pytest.approx({n: v for n, v in found["mean"].items() if n in opened.evaluate(dev)})
     if "freeze_word_embeddings" in network:
         assert set(opened.reader.vocabulary) == {"mole", "newt"}
@@ -207,7 +208,7 @@ def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
 
 
 @pytest.mark.parametrize("layers", FEATURE_SELECTIONS)
-def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
+def test_every_layer_selection(layers, models, tmp_path):
     """The rows of BERT's table 7: two BiLSTM layers over features alone."""
     data = tagged(6)
     network = SMALL.replace(layers=layers, word_dim=0, use_char_cnn=False, num_layers=2)
@@ -217,7 +218,7 @@ def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
         tmp_path / "run",
         RUN.replace(steps=1, network=network),
     )
-    opened = load_feature_model(tmp_path / "run" / "model")
+    opened = FeatureModel.load(tmp_path / "run" / "model")
     (source,) = opened.model.config.trunk.features.sources
     number = {"scalar_mix": 5, "scalar_mix_last_4": 4, "concat_last_4": 4}.get(layers, 1)
     assert (source.num_layers, source.join) == (number, "side" if layers == "concat_last_4" else "mix")
@@ -225,8 +226,8 @@ def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
     assert 0 <= opened.evaluate(data)["f1"] <= 1
 
 
-def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
-    """Tags follow the vectors, so a word that only the vectors know is tagged by them."""
+def test_unseen_word_has_its_vector(vectors, tmp_path):
+    """Tags depend on the vectors, so an unseen word is tagged by its vector."""
     path = tmp_path / "named.bin"
     table = np.random.default_rng(3).normal(size=(40, 4)).astype(np.float32)
     table[:, 0] = np.where(np.arange(40) % 2, 1.0, -1.0)
@@ -242,21 +243,23 @@ def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
     train_on_features(
         FeatureInputs(word_vectors=path), TaskData(TaggingTask(), data, data[:20]), tmp_path / "run", settings
     )
-    assert load_feature_model(tmp_path / "run" / "model").evaluate(fresh)["accuracy"] > 0.8
+    assert FeatureModel.load(tmp_path / "run" / "model").evaluate(fresh)["accuracy"] > 0.8
     write_vectors(path, words, table + 1, "binary")
     with pytest.raises(PolysemeError, match=r"named.bin is not .* was trained over: its hash differs$"):
-        load_feature_model(tmp_path / "run" / "model")
+        FeatureModel.load(tmp_path / "run" / "model")
     path.unlink()
     with pytest.raises(
         PolysemeError, match=r"there are no word vectors at .*named\.bin: neither a file nor a model folder"
     ):
-        load_feature_model(tmp_path / "run" / "model")
+        FeatureModel.load(tmp_path / "run" / "model")
 
 
 def test_vectors_from_a_model_folder(vectors, tmp_path):
     save_model(tmp_path / "m", *to_model(list(vectors[1]), np.stack(list(vectors[1].values()))))
-    given = PretrainedVectors.load(tmp_path / "m")
-    assert given.dim == 6 and np.array_equal(given.lookup("CAT")[1], vectors[1]["cat"]) and given.lookup("mole") is None
+    given = WordVectors.load(tmp_path / "m")
+    assert given.dim == 6 and given.path == tmp_path / "m" and given.get_vector("mole") is None
+    assert np.array_equal(given.get_vector("cat"), vectors[1]["cat"])
+    assert build_vocabulary(["CAT"], given, False) == {"cat": 1}
     made = WordVectors(["a"], np.ones((1, 2), np.float32), oov_embedder=lambda word: np.full(2, len(word) - 3.0))
     assert made.get_vector("four").tolist() == [1, 1] and made.get_vector("two") is None
 
@@ -266,7 +269,7 @@ def conll(path, data):
     return path
 
 
-def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
+def test_command_with_all_options(models, vectors, tmp_path, done):
     train, dev = conll(tmp_path / "t.conll", tagged(12)), conll(tmp_path / "d.conll", tagged(8, 1))
     files = ("--task", "tagging", "--train", train, "--dev", dev, "--set", "epochs=1", "--set", "network.lstm_dim=8")
     ways = ("--features", models["forward"], "--features", models["backward"])
@@ -291,7 +294,7 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
     [
         (["--word-vectors", "nowhere"], "there are no word vectors at nowhere: neither a file nor a model folder"),
         (["--word-vectors", "V", "--set", "network.word_dim=50"], "network.word_dim is 50, but the vectors of"),
-        (["--word-vectors", "short.txt"], "line 2: 2 numbers behind the word where 3 are expected"),
+        (["--word-vectors", "short.txt"], "line 2: 2 numbers after the word, expected 3"),
         (["--word-vectors", "other.txt"], "has a vector for none of the 10 words of the training examples"),
         (["--word-vectors", "bert"], "is a bert model: its vectors depend on the context; use `embed`"),
         (
@@ -300,15 +303,18 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
         ),
         (["--features", "flair", "--join-at", "between", "--network", "linear"], "not in linear with num_layers 2"),
         (["--features", "flair", "--join-at", "betwen"], "network.join_at is 'betwen', expected one of"),
-        (["--word-vectors", "V", "--join-at", "between"], "--layers, --join-at and --cache-dir go with --features"),
+        (["--word-vectors", "V", "--join-at", "between"], "--layers, --join-at and --cache-dir apply to frozen models"),
         (
             ["--word-vectors", "V", "--set", 'network.join_at="between"'],
             "there are no features to join between the layers",
         ),
-        (["--features", "flair", "--freeze-word-embeddings"], "--freeze-word-embeddings goes with --word-vectors"),
+        (
+            ["--features", "flair", "--freeze-word-embeddings"],
+            "--freeze-word-embeddings has no effect without --word-vectors",
+        ),
         (
             ["bert", "--word-vectors", "V"],
-            "give a model folder to fine-tune, or --features with one to freeze, --word-vectors",
+            "a model to fine-tune, or a network over frozen features .--features, --word-vectors",
         ),
         (["--network", "linear"], "a linear model needs features to stand on: name a model, or word vectors"),
         (
@@ -321,7 +327,7 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
         ),
     ],
 )
-def test_mistakes_with_words_and_places(models, vectors, tmp_path, refused, monkeypatch, args, says):
+def test_option_errors(models, vectors, tmp_path, refused, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("cat 1 2 3\ndog 1 2\n")
     (tmp_path / "other.txt").write_text("chat 1 2 3\nchien 1 2 4\n")

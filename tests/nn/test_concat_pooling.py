@@ -10,7 +10,7 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import BatchNormConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.base import forward_chunked
-from polyseme.train.mixed_precision import BF16WorkingCopy
+from polyseme.train.step import BF16WorkingCopy
 
 HEAD = ClassificationHeadConfig(
     ("no", "yes"), "concat", 0.1, dense=True, hidden_dim=50, activation="relu", norm=BatchNormConfig(),

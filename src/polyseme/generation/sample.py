@@ -1,4 +1,4 @@
-"""One token after another: the likeliest (greedy), or drawn from what the model thinks."""
+"""Token by token generation: the most likely token (greedy), or one sampled from the model's distribution."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from polyseme.errors import ConfigError
 from polyseme.generation.config import GREEDY, SamplingConfig
 from polyseme.generation.session import AutoregressiveModel, TokenIds, start_session
 from polyseme.nn.model import Model
-from polyseme.rng import RandomStream, random_bits, uniform
-from polyseme.rng import derive_sample_keys as keys_of
+from polyseme.rng import RandomStream, derive_sample_keys, random_bits, uniform
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What was written behind a prompt, without the end mark; `score` is its log-probability, the end mark's too.
+    """Generated tokens without the end token, and their log-probability with it.
 
-    `is_finished` says whether the model ended it. `normalized_score` is what a search compares, the score by length.
+    `is_finished` says whether the model ended the text. Beam search compares `normalized_score`.
     """
 
     tokens: tuple[int, ...]
@@ -34,7 +33,7 @@ class Hypothesis:
 
 
 class GeneratedToken(NamedTuple):
-    """One step of one sequence: its number, the token, and its log-probability."""
+    """One step of one sequence: its index, the token, and its log-probability."""
 
     sequence: int
     token: int
@@ -42,10 +41,10 @@ class GeneratedToken(NamedTuple):
 
 
 def per_prompt_limits(max_new_tokens: int | Sequence[int], num_prompts: int) -> list[int]:
-    """How many tokens each of a number of sequences may get."""
+    """Return the number of tokens that each prompt may get."""
     token_limits = [max_new_tokens] * max(num_prompts, 1) if isinstance(max_new_tokens, int) else list(max_new_tokens)
     if min(token_limits, default=1) < 1:
-        raise ConfigError(f"the number of tokens to write is {min(token_limits)}, which is less than 1")
+        raise ConfigError(f"max_new_tokens is {min(token_limits)}, which is less than 1")
     return token_limits
 
 
@@ -61,43 +60,41 @@ def stream_tokens(
     sample_indices: Sequence[int] | None = None,
     use_cache: bool = True,
 ) -> Iterator[list[GeneratedToken]]:
-    """Each step's tokens as they come, at most `max_new_tokens` for each prompt, or each its own, end marks too.
+    """Yield the tokens of each step, with end tokens; `max_new_tokens` is one limit, or one per prompt.
 
-    What is drawn for a sequence depends on the seed, its source and prompt, its number among `sample_indices` of them,
-    and the step: not on the batch.
+    What is sampled for a sequence depends on the seed, its source and prompt, its index among several samples of them
+    (`sample_indices`), and the step, but not on the batch.
     """
     token_limits = per_prompt_limits(max_new_tokens, len(prompts))
     if not prompts:
         return
     max_len = max(map(len, prompts)) + max(token_limits)
     session = start_session(model, prompts, sources, len(prompts), max_len, use_cache)
-    vocab_size = session.scores.shape[-1]
-    alive: list[int | None] = list(range(len(prompts)))  # which sequence is in which row; None if it has ended
-    sample_step = _TokenSampler(
-        sampling, prompts, sources, sample_indices or [0] * len(prompts), vocab_size, session.scores.device
-    )
-    suppressed = _to_tensor(suppress_tokens, session.scores)
+    device = session.scores.device
+    key_ids = [(*(sources[i] if sources else ()), -1, *ids) for i, ids in enumerate(prompts)]
+    keys = [_sample_key(sampling.seed, *each) for each in zip(key_ids, sample_indices or [0] * len(prompts))]
+    sampler = _TokenSampler(sampling, prompts, keys, session.scores.shape[-1], device)
+    suppressed = torch.tensor(list(suppress_tokens), dtype=torch.int64, device=device)
+    active: list[int | None] = list(range(len(prompts)))  # the sequence of each row; None if it has ended
     for step in range(max(token_limits)):
         scores = session.scores
         log_probs = scores.log_softmax(-1)
-        tokens = sample_step(scores.index_fill_(1, suppressed, -math.inf), alive, step)
+        tokens = sampler(scores.index_fill_(1, suppressed, -math.inf), active, step)
         token_log_probs = log_probs.gather(1, tokens[:, None])[:, 0]
-        token_values, score_values = torch.stack(
-            [tokens.double(), token_log_probs.double()]
-        ).tolist()  # one wait for a GPU
-        step_tokens = [(n, int(token), score) for n, token, score in zip(alive, token_values, score_values)]
+        token_values, score_values = torch.stack([tokens.double(), token_log_probs.double()]).tolist()  # one sync
+        step_tokens = [(n, int(token), score) for n, token, score in zip(active, token_values, score_values)]
         yield [GeneratedToken(n, t, s) for n, t, s in step_tokens if n is not None]
-        alive = [
+        active = [
             None if n is None or token in eos_token_ids or step + 1 == token_limits[n] else n
             for n, token, _ in step_tokens
         ]
-        num_alive = sum(n is not None for n in alive)
-        if not num_alive:
+        num_active = sum(n is not None for n in active)
+        if not num_active:
             return
         row_indices = None
-        if session.should_compact(len(alive), num_alive):
-            row_indices = _compaction_order([n is not None for n in alive])
-            alive, tokens = [alive[row] for row in row_indices], tokens[row_indices]
+        if session.should_compact(len(active), num_active):
+            row_indices = _compaction_order([n is not None for n in active])
+            active, tokens = [active[row] for row in row_indices], tokens[row_indices]
         session.advance(tokens, row_indices)
 
 
@@ -112,7 +109,7 @@ def generate_tokens(
     sample_indices: Sequence[int] | None = None,
     use_cache: bool = True,
 ) -> list[Hypothesis]:
-    """What `stream_tokens` gives, whole."""
+    """Return the whole sequences that `stream_tokens` yields token by token."""
     tokens: list[list[int]] = [[] for _ in prompts]
     scores = [0.0] * len(prompts)
     is_finished = [False] * len(prompts)
@@ -127,53 +124,44 @@ def generate_tokens(
 
 
 class _TokenSampler:
-    """Draws the tokens of a step; has in mind what each sequence holds, where that counts."""
+    """Chooses the tokens of a step; for a repetition penalty it keeps the tokens that each sequence contains."""
 
     def __init__(
         self,
         sampling: SamplingConfig,
         prompts: Sequence[TokenIds],
-        sources: Sequence[TokenIds] | None,
-        sample_indices: Sequence[int],
+        keys: Sequence[np.uint64],
         vocab_size: int,
         device: torch.device,
     ):
         self.sampling = sampling
-        self.seen_tokens: Tensor | None = None
+        self.keys = np.array([*keys, 0], dtype=np.uint64)  # the last: of sequences that have ended
+        self.seen_tokens: Tensor | None = None  # bool [sequences + 1, vocabulary]
         if sampling.repetition_penalty != 1:
-            self.seen_tokens = torch.zeros(
-                len(prompts) + 1, vocab_size, dtype=torch.bool, device=device
-            )  # the last: of those ended
+            self.seen_tokens = torch.zeros(len(self.keys), vocab_size, dtype=torch.bool, device=device)
             for row, ids in enumerate(prompts):
-                self.seen_tokens[row, _to_tensor(ids, self.seen_tokens)] = True
-        key_ids = [(*(sources[i] if sources else ()), -1, *ids) for i, ids in enumerate(prompts)]
-        self.keys = np.array(
-            [*(_key(sampling.seed, ids, sample_index) for ids, sample_index in zip(key_ids, sample_indices)), 0],
-            dtype=np.uint64,
-        )
+                self.seen_tokens[row, torch.tensor(list(ids), dtype=torch.int64, device=device)] = True
 
-    def __call__(self, scores: Tensor, alive: Sequence[int | None], step: int) -> Tensor:
-        sampling = self.sampling
-        sequence_ids = [len(self.keys) - 1 if n is None else n for n in alive]
-        adjusted = scores
-        if self.seen_tokens is not None:
-            is_seen = self.seen_tokens[_to_tensor(sequence_ids, scores)]
-            penalized = torch.where(
-                scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty
-            )
-            adjusted = torch.where(is_seen, penalized, scores)
+    def __call__(self, scores: Tensor, active: Sequence[int | None], step: int) -> Tensor:
+        sampling, seen_tokens = self.sampling, self.seen_tokens
+        sequences = [len(self.keys) - 1 if n is None else n for n in active]
+        rows = None if seen_tokens is None else torch.tensor(sequences, device=scores.device)
+        if seen_tokens is not None:
+            penalty = sampling.repetition_penalty
+            penalized = torch.where(scores > 0, scores / penalty, scores * penalty)
+            scores = torch.where(seen_tokens[rows], penalized, scores)
         if not sampling.temperature:
-            tokens = adjusted.argmax(-1)
+            tokens = scores.argmax(-1)
         else:
-            bits = random_bits(self.keys[sequence_ids], np.full(len(sequence_ids), step), RandomStream.GENERATION)
-            tokens = sample_tokens(adjusted, sampling, torch.from_numpy(uniform(bits)).to(scores.device))
-        if self.seen_tokens is not None:
-            self.seen_tokens[_to_tensor(sequence_ids, scores), tokens] = True
+            bits = random_bits(self.keys[sequences], np.full(len(sequences), step), RandomStream.GENERATION)
+            tokens = sample_tokens(scores, sampling, torch.from_numpy(uniform(bits)).to(scores.device))
+        if seen_tokens is not None:
+            seen_tokens[rows, tokens] = True
         return tokens
 
 
 def sample_tokens(scores: Tensor, sampling: SamplingConfig, uniforms: Tensor) -> Tensor:
-    """A token for each row of scores, by a number from [0, 1) for each: where the sum of probabilities passes it."""
+    """Sample a token for each row of scores by the inverse of its cumulative distribution at a number in [0, 1)."""
     probs = (scores.double() / sampling.temperature).softmax(-1)
     if 0 < sampling.top_k < probs.shape[-1]:
         threshold = probs.topk(sampling.top_k).values[:, -1:]
@@ -185,26 +173,19 @@ def sample_tokens(scores: Tensor, sampling: SamplingConfig, uniforms: Tensor) ->
         probs = probs.where(probs >= threshold * (1 - 1e-12), 0)
     cumulative = probs.cumsum(-1)
     token_ids = torch.searchsorted(cumulative, (uniforms[:, None] * cumulative[:, -1:]), right=True)[:, 0]
-    last_allowed = (
-        (probs > 0).long().mul_(torch.arange(probs.shape[-1], device=probs.device)).amax(-1)
-    )  # if rounding passes
+    # rounding may lead past the last token with a probability
+    last_allowed = (probs > 0).long().mul_(torch.arange(probs.shape[-1], device=probs.device)).amax(-1)
     return torch.minimum(token_ids, last_allowed)
 
 
-def _key(seed: int, ids: Sequence[int], sample_index: int) -> np.uint64:
-    """One 64-bit key of a text and its copy."""
+def _sample_key(seed: int, ids: Sequence[int], sample_index: int) -> np.uint64:
+    """Derive a 64-bit random key from a seed, a text and the index of a sample."""
     content = hashlib.blake2b(np.array(ids, dtype="<i8").tobytes(), digest_size=8).digest()
-    return np.uint64(keys_of(seed, sample_index, np.frombuffer(content, dtype="<u8"))[0])
+    return np.uint64(derive_sample_keys(seed, sample_index, np.frombuffer(content, dtype="<u8"))[0])
 
 
-def _compaction_order(alive: Sequence[bool]) -> list[int]:
-    """Which row goes to each place when the dead ones fall away: those that can stay do, the last fill the gaps."""
-    num_alive = sum(alive)
-    movable = [row for row in range(num_alive, len(alive)) if alive[row]]
-    return [row if alive[row] else movable.pop() for row in range(num_alive)]
-
-
-def _to_tensor(ids: Collection[int], like: Tensor) -> Tensor:
-    return torch.tensor(
-        sorted(ids) if isinstance(ids, set | frozenset) else list(ids), dtype=torch.int64, device=like.device
-    )
+def _compaction_order(is_active: Sequence[bool]) -> list[int]:
+    """Return the row that moves to each place when inactive rows are dropped: the last rows fill the gaps."""
+    num_active = sum(is_active)
+    movable = [row for row in range(num_active, len(is_active)) if is_active[row]]
+    return [row if is_active[row] else movable.pop() for row in range(num_active)]

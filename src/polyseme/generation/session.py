@@ -1,14 +1,14 @@
-"""Sequences under way: what comes next in each, and going on with some of them. One interface for every kind of model.
+"""Decoding sessions: the scores of the next token of each sequence, and a step that appends tokens.
 
-A search sees `scores` and calls `go`; what is remembered of each sequence, and how, is known here alone.
+A search uses only `scores` and `advance`, whatever a model remembers of a sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
-from weakref import ref
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,24 +25,25 @@ TokenIds = Sequence[int]
 
 
 class DecodingSession(Protocol):
-    """Sequences under way, in rows. Anything that has these two can be searched: a model of counts too."""
+    """Sequences that are being generated, one per row."""
 
-    scores: Tensor  # [rows, vocabulary], of the next token, float32 or wider; need not add up to anything
+    scores: Tensor  # [rows, vocabulary], unnormalized scores of the next token, float32 or wider
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
-        """Read one token more in each of the chosen rows, which may repeat and fall away; None is all as they are.
+        """Append a token to each of the selected rows, which may repeat; None selects all rows in order.
 
-        Rows that look at one source stay neighbours, as many for each source.
+        Rows of one source stay adjacent, the same number for each source.
         """
 
-    def should_compact(self, num_rows: int, num_alive: int) -> bool:
-        """Whether it is worth while to let finished rows fall away."""
+    def should_compact(self, num_rows: int, num_active: int) -> bool:
+        """Whether it pays to drop finished rows."""
 
 
 class AutoregressiveModel(Protocol):
-    """A model that is no network, as n-grams are: it begins by itself, and has no sources and no limit of places."""
+    """A model that is no network, such as an n-gram model; it has neither sources nor a maximum length."""
 
-    def start_session(self, prompts: Sequence[TokenIds]) -> DecodingSession: ...
+    def start_session(self, prompts: Sequence[TokenIds]) -> DecodingSession:
+        """Start a session after the prompts."""
 
 
 def start_session(
@@ -53,28 +54,28 @@ def start_session(
     max_len: int,
     use_cache: bool = True,
 ) -> DecodingSession:
-    """The prompts read, with room for so many rows of so many tokens.
+    """Start a session after the prompts, with room for `num_rows` sequences of `max_len` tokens.
 
-    `sources` are for a model that writes a target for a source; its prompts open with its start mark. With `use_cache`
-    off every step reads everything anew: the definition that the others are held to.
+    A sequence-to-sequence model takes `sources`; its prompts start with its start token. Without `use_cache`, every
+    step computes all states again: the reference for tests.
     """
     if not isinstance(model, Model):
         if sources is not None:
-            raise UnsupportedError("the model goes on with a beginning, and has no source")
+            raise UnsupportedError("the model continues a prompt, and has no source")
         return model.start_session(prompts)
     trunk = model.config.trunk
-    validate_request(model, prompts, sources, max_len)
+    _check_request(model, prompts, sources, max_len)
     if not use_cache:
         return _UncachedSession(model, prompts, sources)
     if trunk.has_query_stream:
-        return _QueryStreamSession(model, prompts)
+        return _QueryStreamSession(model, prompts, sources)
     if getattr(trunk, "supports_static_cache", False):
         return _StaticCacheSession(model, prompts, sources, num_rows, max_len)
     return _MemorySession(model, prompts, sources)
 
 
 def generation_head(model: Model) -> str:
-    """The head with which a model writes; empty if it cannot."""
+    """Return the name of the head that generates text, empty if there is none."""
     trunk = model.config.trunk
     if trunk.has_query_stream:
         return "masked" if "masked" in model.heads else ""
@@ -83,64 +84,66 @@ def generation_head(model: Model) -> str:
 
 
 def is_seq2seq(model: Model) -> bool:
+    """Whether a model generates a target for a source."""
     return isinstance(model.config.trunk, EncoderDecoderConfig)
 
 
 def max_positions(model: Model) -> int:
-    """For how many tokens of what it writes the model has places."""
+    """Return the maximum length of a prompt with the generated tokens."""
     trunk = model.config.trunk
     decoder = trunk.decoder if isinstance(trunk, EncoderDecoderConfig) else trunk
     return decoder.embeddings.max_len if decoder else 0
 
 
 def is_unbounded(model: Model) -> bool:
-    """Whether places are relative, or there are none, so that texts may get longer than what is read at once."""
+    """Whether positions are relative or unused, so that texts may be longer than what is read at once."""
     trunk = model.config.trunk
     return not isinstance(trunk, EncoderDecoderConfig) and (trunk.has_bounded_memory or not trunk.supports_static_shape)
 
 
-def validate_request(
-    model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_len: int
-) -> None:
-    """Refuse what the model cannot do, before anything is read."""
+def _check_request(model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_len: int) -> None:
+    """Raise an error for prompts that the model cannot continue."""
     trunk = model.config.trunk
     if not generation_head(model):
         head_names = ", ".join(model.heads) or "no head"
-        raise UnsupportedError(f"a {model.config.family} model with {head_names} cannot write text")
+        raise UnsupportedError(f"a {model.config.family} model with {head_names} cannot generate text")
     if is_seq2seq(model) != (sources is not None) or (sources is not None and len(sources) != len(prompts)):
-        requirement = "writes a target for a source: each prompt needs one" if is_seq2seq(model) else "has no source"
+        requirement = "generates a target for a source: each prompt needs one" if is_seq2seq(model) else "has no source"
         raise UnsupportedError(f"{model.config.family} {requirement}")
     if any(not len(ids) for ids in (*prompts, *(sources or ()))):
-        raise DataError("a prompt has no token, and there is nothing to go on with")
+        raise DataError("a prompt or source has no tokens")
     if (source_len := max(map(len, sources or ()), default=0)) > trunk.embeddings.max_len:
         raise DataError(f"a source of {source_len} tokens is longer than the model reads ({trunk.embeddings.max_len})")
     position_limit = max_positions(model)
     if max_len > position_limit and not is_unbounded(model):
         prompt_len = max(map(len, prompts))
-        raise ConfigError(f"a beginning of {prompt_len} tokens and {max_len - prompt_len} more are {max_len}, "
-                        f"and the model has places for {position_limit}")  # fmt: skip
+        total = f"a prompt of {prompt_len} tokens and {max_len - prompt_len} new ones make {max_len}"
+        raise ConfigError(f"{total}, and the model has {position_limit} positions")
 
 
-def _pack(sequences: Sequence[TokenIds], model: Model) -> tuple[Tensor, PackedLayout]:
+def pack_inputs(
+    sequences: Sequence[TokenIds | np.ndarray], model: Model, sources: Sequence[TokenIds] | None = None
+) -> Inputs:
+    """Pack sequences of token ids, and their sources, on the model's device."""
     device = next(model.parameters()).device
-    tokens = torch.tensor([token for ids in sequences for token in ids], device=device)
-    return tokens, PackedLayout.from_lengths([len(ids) for ids in sequences], device=device)
 
+    def pack(rows: Sequence[TokenIds | np.ndarray]) -> tuple[Tensor, PackedLayout]:
+        tokens = torch.from_numpy(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in rows])).to(device)
+        return tokens, PackedLayout.from_lengths([len(ids) for ids in rows], device=device)
 
-def _pack_sources(sources: Sequence[TokenIds] | None, model: Model) -> EncoderInput | None:
-    return None if sources is None else EncoderInput(*_pack(sources, model))
+    return Inputs(*pack(sequences), source=None if sources is None else EncoderInput(*pack(sources)))
 
 
 class _NeuralSession:
-    """What the kinds have in common."""
+    """A session of a network. Abstract."""
 
     scores: Tensor
 
     def __init__(self, model: Model):
         self.model, self.head = model, generation_head(model)
 
-    def should_compact(self, num_rows: int, num_alive: int) -> bool:
-        return num_alive < num_rows
+    def should_compact(self, num_rows: int, num_active: int) -> bool:
+        return num_active < num_rows
 
     def _single_token_layout(self, num_rows: int) -> PackedLayout:
         return PackedLayout.from_lengths([1] * num_rows, device=next(self.model.parameters()).device)
@@ -151,28 +154,25 @@ class _NeuralSession:
 
 
 class _StaticCacheSession(_NeuralSession):
-    """Keys and values in buffers that are made once; on a GPU the kernels of a step are recorded and replayed."""
+    """Keys and values in buffers that are allocated once; on a GPU a step is a CUDA graph."""
 
     def __init__(
         self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, num_rows: int, max_len: int
     ):
         super().__init__(model)
-        tokens, layout = _pack(prompts, model)
-        trunk: Any = model.trunk
-        trunk_output = trunk(Inputs(tokens, layout, source=_pack_sources(sources, model)), return_memory=True)
+        inputs, trunk = pack_inputs(prompts, model, sources), cast(Any, model.trunk)
+        trunk_output = trunk(inputs, return_memory=True)
         memory, cross_kv = trunk_output.memory, trunk.source_kv(trunk_output.memory)
         max_source_len = max(map(len, sources or ()), default=0)
         self.graphed_decoder: GraphedDecoder | None = None
-        if uses_cuda_graphs(tokens.device):
-            self.graphed_decoder = get_graphed_decoder(
-                model, memory, cross_kv, num_rows, max_len, max_source_len, max_positions(model)
-            )
-            self.graphed_decoder.current_user = ref(self)
+        if uses_cuda_graphs(inputs.tokens.device):
+            sizes = num_rows, max_len, max_source_len, max_positions(model)
+            self.graphed_decoder = get_graphed_decoder(self, model, memory, cross_kv, *sizes)
             self.memory = self.graphed_decoder.memory
         else:
             self.memory = StaticKVCache.allocate(memory, cross_kv, num_rows, max_len, max_source_len)
         self.memory.fill(memory, cross_kv)
-        self.scores = self._predict(trunk_output.hidden, layout, layout.last_indices)
+        self.scores = self._predict(trunk_output.hidden, inputs.layout, inputs.layout.last_indices)
         self.num_rows, self.num_sources = len(prompts), len(sources or ())
         self.layout = self._single_token_layout(self.num_rows)
 
@@ -183,7 +183,7 @@ class _StaticCacheSession(_NeuralSession):
             self.scores = self._step(tokens)
             return
         if self.memory.max_seqlen >= self.memory.capacity:
-            raise ValueError(f"there is room for {self.memory.capacity} tokens, and all are there")
+            raise ValueError(f"all {self.memory.capacity} positions of the cache are filled")
         self.scores = self.graphed_decoder.step((self.num_rows, self.num_sources), self._step, tokens)
         self.memory.max_seqlen += 1
 
@@ -191,9 +191,9 @@ class _StaticCacheSession(_NeuralSession):
         trunk_output = self.model.trunk(Inputs(tokens, self.layout), memory=self.memory, return_memory=True)
         return self._predict(trunk_output.hidden, self.layout, None)
 
-    def should_compact(self, num_rows: int, num_alive: int) -> bool:
-        """On a GPU rows fall away by halves: another number of rows is another recording."""
-        return num_alive < num_rows if self.graphed_decoder is None else 2 * num_alive <= num_rows
+    def should_compact(self, num_rows: int, num_active: int) -> bool:
+        """On a GPU, drop at least half of the rows: each number of rows needs a graph."""
+        return num_active < num_rows if self.graphed_decoder is None else 2 * num_active <= num_rows
 
     def _single_token_layout(self, num_rows: int) -> PackedLayout:
         if self.graphed_decoder is None:
@@ -213,53 +213,44 @@ class _StaticCacheSession(_NeuralSession):
 
 
 class _MemorySession(_NeuralSession):
-    """Whatever the trunk's memory is: states of segments, or of a recurrence."""
+    """The trunk's own memory: states of segments, or of a recurrent network."""
 
     def __init__(self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None):
         super().__init__(model)
-        self._forward(*_pack(prompts, model), None, _pack_sources(sources, model))
+        self._forward(pack_inputs(prompts, model, sources), None)
 
-    def _forward(
-        self, tokens: Tensor, layout: PackedLayout, memory: Memory | None, source: EncoderInput | None = None
-    ) -> None:
-        trunk_output = self.model.trunk(Inputs(tokens, layout, source=source), memory=memory, return_memory=True)
+    def _forward(self, inputs: Inputs, memory: Memory | None) -> None:
+        trunk_output = self.model.trunk(inputs, memory=memory, return_memory=True)
         self.memory = trunk_output.memory
         trunk = self.model.config.trunk
         if is_unbounded(self.model) and not trunk.has_bounded_memory:
             self.memory = self.memory.truncate(trunk.embeddings.max_len - 1)
-        self.scores = self._predict(trunk_output.hidden, layout, layout.last_indices)
+        self.scores = self._predict(trunk_output.hidden, inputs.layout, inputs.layout.last_indices)
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
         memory = self.memory if row_indices is None else self.memory.select(row_indices)
-        self._forward(tokens, self._single_token_layout(len(tokens)), memory)
+        self._forward(Inputs(tokens, self._single_token_layout(len(tokens))), memory)
 
 
-class _QueryStreamSession(_NeuralSession):
-    """A query stream asks for the token behind the last one, each token having seen those before it.
+class _QueryStreamSession(_MemorySession):
+    """A query stream predicts the token after the last one; each token has seen those before it.
 
-    So the order of factorisation is that of the text, and what was read stays as it is.
+    The factorization order is that of the text, so states of earlier tokens do not change.
     """
 
-    def __init__(self, model: Model, prompts: Sequence[TokenIds]):
-        super().__init__(model)
-        self._forward(prompts, None)
-
-    def _forward(self, chunks: Sequence[TokenIds], memory: Memory | None) -> None:
-        tokens, layout = _pack([[*chunk, 0] for chunk in chunks], self.model)  # 0 stands where it asks, unseen
-        query_layout = PackedLayout.from_lengths([1] * len(chunks), device=tokens.device)
-        queries = QueryStream(layout.positions, layout.last_indices, query_layout)
+    def _forward(self, inputs: Inputs, memory: Memory | None) -> None:
+        lengths, unseen = inputs.layout.lengths, inputs.tokens.new_zeros(1)  # the token to predict
+        tokens = torch.cat([part for chunk in inputs.tokens.split(list(lengths)) for part in (chunk, unseen)])
+        layout = PackedLayout.from_lengths([n + 1 for n in lengths], device=tokens.device)
+        queries = QueryStream(layout.positions, layout.last_indices, self._single_token_layout(len(lengths)))
         trunk_output = self.model.trunk(Inputs(tokens, layout, query_stream=queries), memory=memory, return_memory=True)
         self.memory = trunk_output.memory.drop_last()
-        rows = layout.num_tokens + torch.arange(len(chunks), device=tokens.device)
+        rows = layout.num_tokens + torch.arange(len(lengths), device=tokens.device)
         self.scores = self._predict(trunk_output.hidden, layout, rows)
-
-    def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
-        memory = self.memory if row_indices is None else self.memory.select(row_indices)
-        self._forward([[token] for token in tokens.tolist()], memory)
 
 
 class _UncachedSession(_NeuralSession):
-    """Nothing is remembered: every step reads everything anew."""
+    """Every step computes all states again."""
 
     def __init__(self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None):
         super().__init__(model)
@@ -268,12 +259,10 @@ class _UncachedSession(_NeuralSession):
 
     def _forward(self) -> None:
         if self.head == "masked":
-            self.scores = _QueryStreamSession(self.model, self.token_ids).scores
+            self.scores = _QueryStreamSession(self.model, self.token_ids, None).scores
             return
-        tokens, layout = _pack(self.token_ids, self.model)
-        source = _pack_sources(self.sources, self.model)
-        hidden = self.model.trunk(Inputs(tokens, layout, source=source)).hidden
-        self.scores = self._predict(hidden, layout, layout.last_indices)
+        inputs = pack_inputs(self.token_ids, self.model, self.sources)
+        self.scores = self._predict(self.model.trunk(inputs).hidden, inputs.layout, inputs.layout.last_indices)
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:
         row_indices = range(len(self.token_ids)) if row_indices is None else row_indices

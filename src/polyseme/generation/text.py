@@ -1,4 +1,4 @@
-"""Texts that a model writes: prompts to ids, a search, ids to texts; and text that comes piece by piece."""
+"""Text generation: prompts to token ids, a search, and token ids to texts, whole or piece by piece."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.families import FAMILIES
 from polyseme.generation.beam import BeamResult, beam_search
 from polyseme.generation.config import GenerationConfig
-from polyseme.generation.sample import Hypothesis, generate_tokens, stream_tokens
-from polyseme.generation.session import AutoregressiveModel, generation_head, is_seq2seq
+from polyseme.generation.sample import generate_tokens, stream_tokens
+from polyseme.generation.session import AutoregressiveModel, generation_head, is_seq2seq, max_positions
 from polyseme.nn.model import Model
-from polyseme.nn.packing import token_budget_batches
-from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
-from polyseme.progress import progress
+from polyseme.nn.packing import map_batches
+from polyseme.report.notebook import NotebookResult
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder
 
 MAX_CACHE_CELLS = {"cuda": 1 << 18, "cpu": 1 << 14}  # rows × columns of the buffers of one batch
+Split = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
-class GeneratedText:
-    """A text that a model wrote: its log-probability, and whether the model ended it."""
+class GeneratedText(NotebookResult):
+    """A generated text, its log-probability, and whether the model ended it."""
 
     text: str
     tokens: tuple[int, ...]
@@ -33,8 +35,8 @@ class GeneratedText:
 
 
 @dataclass(frozen=True)
-class TranslatedText:
-    """A translation: its log-probability, and whether the model ended all of it."""
+class TranslatedText(NotebookResult):
+    """A translation, its log-probability, and whether the model ended all of it."""
 
     text: str
     score: float
@@ -43,15 +45,15 @@ class TranslatedText:
 
 @dataclass(frozen=True, eq=False)
 class TextGenerator:
-    """A model with its tokenizers and marks; `encode_prompt` turns a prompt into ids, with the mark that opens it.
+    """A model with its tokenizers and special tokens; `encode_prompt` adds the start token to a prompt.
 
-    One that is `is_seq2seq` writes a target, behind its `start_ids`, for a source, which ends in `source_suffix`.
+    A sequence-to-sequence model generates a target after `start_ids` for a source that ends in `source_suffix`.
     """
 
     path: Path
     model: Model | AutoregressiveModel
     tokenizer: Tokenizer
-    target_tokenizer: Tokenizer  # of what it writes
+    target_tokenizer: Tokenizer
     encode_prompt: Callable[[str], list[int]]
     eos_token_ids: frozenset[int]
     suppress_tokens: frozenset[int]
@@ -61,214 +63,172 @@ class TextGenerator:
 
     @classmethod
     def from_folder(cls, folder: ModelFolder) -> TextGenerator:
-        """Told apart by what it reads: a beginning, or a source."""
-        model, tokenizer = folder.model, folder.tokenizer
+        """The generator of a loaded folder; an error if its model cannot generate."""
+        model, tokenizer, target_tokenizer = folder.model, folder.tokenizer, folder.target_tokenizer or folder.tokenizer
         if not generation_head(model):
-            head_names = ", ".join(model.heads) or "no head"
-            raise UnsupportedError(
-                f"{folder.path} cannot write: {model.config.family} with {head_names} predicts no next token"
-            )
-        seq2seq, target_tokenizer = is_seq2seq(model), folder.target_tokenizer or tokenizer
-        target_special_ids, source_special_ids = target_tokenizer.special_token_ids, tokenizer.special_token_ids
-        eos_token_id = target_special_ids.sep if target_special_ids.eos is None else target_special_ids.eos
-        eos_token_ids = frozenset(() if eos_token_id is None else (eos_token_id,))
-        first_id = (
-            getattr(target_special_ids, FAMILIES[model.config.family].decoder_start_token)
-            if seq2seq
-            else target_special_ids.bos
-        )
-        start_ids = tuple(token_id for token_id in (first_id, eos_token_id) if token_id is not None)[:1]
-        source_suffix = tuple(
-            token_id for token_id in (source_special_ids.eos, source_special_ids.sep) if token_id is not None
-        )[:1]
-        suppress_tokens = target_tokenizer.all_special_ids - eos_token_ids - set(target_tokenizer.sentinel_ids)
-
-        def encode_prompt(text: str) -> list[int]:
-            return [*start_ids, *tokenizer.encode(text)]
-
+            heads = ", ".join(model.heads) or "no head"
+            problem = f"{model.config.family} with {heads} predicts no next token"
+            raise UnsupportedError(f"{folder.path} cannot generate text: {problem}")
+        special, source_special = target_tokenizer.special_token_ids, tokenizer.special_token_ids
+        start_name = FAMILIES[model.config.family].decoder_start_token if is_seq2seq(model) else "bos"
+        eos_ids = _first_id(special.eos, special.sep)
+        start_ids = _first_id(getattr(special, start_name), *eos_ids)
+        suppressed = target_tokenizer.all_special_ids - set(eos_ids) - set(target_tokenizer.sentinel_ids)
         return cls(
             folder.path,
             model,
             tokenizer,
             target_tokenizer,
-            encode_prompt,
-            eos_token_ids,
-            frozenset(suppress_tokens),
+            lambda text: [*start_ids, *tokenizer.encode(text)],
+            frozenset(eos_ids),
+            frozenset(suppressed),
             start_ids,
-            source_suffix,
-            seq2seq,
+            _first_id(source_special.eos, source_special.sep),
+            is_seq2seq(model),
         )
 
     def encode_source(self, text: str) -> list[int]:
-        """A source and its end mark."""
+        """Encode a source with its end token."""
         return [*self.tokenizer.encode(text), *self.source_suffix]
 
     @property
-    def max_lengths(self) -> tuple[int, int]:
-        """How many tokens a source and a target may have, marks counted."""
+    def max_source_len(self) -> int:
+        """The longest source that the model reads, in tokens with the end token."""
         assert isinstance(self.model, Model)
-        trunk = self.model.config.trunk
-        decoder = trunk.decoder if isinstance(trunk, EncoderDecoderConfig) else None
-        return trunk.embeddings.max_len, (decoder or trunk).embeddings.max_len
+        return self.model.config.trunk.embeddings.max_len
 
     def encode_inputs(self, prompts: Sequence[str], prefix: str) -> tuple[list[list[int]], list[list[int]] | None]:
-        """What the searches are given: beginnings, and sources where the model reads those."""
+        """Encode what a search starts from, and the sources of a sequence-to-sequence model."""
         if self.is_seq2seq:
             prefix_ids = self.target_tokenizer.encode(prefix) if prefix else []
             return [[*self.start_ids, *prefix_ids] for _ in prompts], [self.encode_source(prompt) for prompt in prompts]
         prompt_ids = [self.encode_prompt(prompt + prefix) for prompt in prompts]
-        if any(not ids for ids in prompt_ids):
-            raise DataError("an empty prompt: this model has no mark that opens texts, so it needs a beginning")
+        if not all(prompt_ids):
+            raise DataError("the prompt is empty, and the model has no token that starts a text")
         return prompt_ids, None
 
     def search(
         self, prompt_ids: Sequence[list[int]], sources: Sequence[list[int]] | None, config: GenerationConfig
     ) -> list[BeamResult]:
-        """The texts behind each beginning; those of like length are searched together.
+        """Generate texts after each prompt, in batches of similar length.
 
-        With `token_limit` 0, a target may have twice the tokens of its source and 20, if there is room for them.
+        If `max_new_tokens` is 0, a target may have twice the tokens of its source and 20, if the model has room.
         """
         source_lengths = [len(ids) for ids in sources or [[]] * len(prompt_ids)]
         token_limits = [config.max_new_tokens] * len(source_lengths)
-        if not config.max_new_tokens:
-            max_target_tokens = self.max_lengths[1] - max(map(len, prompt_ids), default=0)
-            token_limits = [min(2 * size + 20, max_target_tokens) for size in source_lengths]
-        total_lengths = [
-            len(ids) + token_limit + size for ids, token_limit, size in zip(prompt_ids, token_limits, source_lengths)
-        ]
+        is_on_gpu = False
+        if isinstance(self.model, Model):
+            is_on_gpu = next(self.model.parameters()).is_cuda
+            if not config.max_new_tokens:
+                room = max_positions(self.model) - max(map(len, prompt_ids), default=0)
+                token_limits = [min(2 * size + 20, room) for size in source_lengths]
         rows_per_prompt = config.num_beams or config.num_return_sequences
-        on_gpu = isinstance(self.model, Model) and next(self.model.parameters()).is_cuda
-        max_cells = MAX_CACHE_CELLS["cuda" if on_gpu else "cpu"]
-        results: list[BeamResult | None] = [None] * len(prompt_ids)
-        with progress("write", len(prompt_ids), "texts", show=len(prompt_ids) > 50) as bar:
-            for index in token_budget_batches([size * rows_per_prompt for size in total_lengths], max_cells):
-                batch_inputs = [prompt_ids[i] for i in index], None if sources is None else [sources[i] for i in index]
-                for i, beam_result in zip(
-                    index, self._search_batch(*batch_inputs, config, [token_limits[i] for i in index])
-                ):
-                    results[i] = beam_result
-                bar.advance(len(index))
-        return [beam_result for beam_result in results if beam_result is not None]
+        sizes = [
+            rows_per_prompt * (len(ids) + limit + size)
+            for ids, limit, size in zip(prompt_ids, token_limits, source_lengths)
+        ]
+
+        def search_batch(index: np.ndarray) -> list[BeamResult]:
+            batch_sources = None if sources is None else [sources[i] for i in index]
+            limits = [token_limits[i] for i in index]
+            return self._search_batch([prompt_ids[i] for i in index], batch_sources, config, limits)
+
+        max_cells = MAX_CACHE_CELLS["cuda" if is_on_gpu else "cpu"]
+        return map_batches(search_batch, sizes, max_cells, "generate", "texts", len(prompt_ids) > 50)
 
     def _search_batch(
-        self,
-        prompt_ids: list[list[int]],
-        sources: list[list[int]] | None,
-        config: GenerationConfig,
-        token_limits: list[int],
+        self, prompt_ids: list[list[int]], sources: list[list[int]] | None, config: GenerationConfig, limits: list[int]
     ) -> list[BeamResult]:
-        model, num_samples = self.model, config.num_return_sequences
+        n, special = config.num_return_sequences, (self.eos_token_ids, self.suppress_tokens)
         if config.num_beams:
-            beam_settings = config.num_beams, config.length_penalty, config.num_return_sequences
+            beam_options = config.num_beams, config.length_penalty, n
             return beam_search(
-                model,
-                prompt_ids,
-                token_limits,
-                *beam_settings,
-                sources,
-                self.eos_token_ids,
-                self.suppress_tokens,
-                patience=config.patience,
+                self.model, prompt_ids, limits, *beam_options, sources, *special, patience=config.patience
             )
-        repeated_prompts = [ids for ids in prompt_ids for _ in range(num_samples)]
-        repeated_sources = None if sources is None else [ids for ids in sources for _ in range(num_samples)]
-        sample_indices = list(range(num_samples)) * len(prompt_ids)
-        token_limits = [token_limit for token_limit in token_limits for _ in range(num_samples)]
+        sources = None if sources is None else [ids for ids in sources for _ in range(n)]
         hypotheses = generate_tokens(
-            model,
-            repeated_prompts,
-            token_limits,
+            self.model,
+            [ids for ids in prompt_ids for _ in range(n)],
+            [limit for limit in limits for _ in range(n)],
             config.sampling,
-            repeated_sources,
-            self.eos_token_ids,
-            self.suppress_tokens,
-            sample_indices,
+            sources,
+            *special,
+            sample_indices=list(range(n)) * len(prompt_ids),
         )
-        return [BeamResult(hypotheses[i * num_samples : (i + 1) * num_samples], []) for i in range(len(prompt_ids))]
+        return [BeamResult(hypotheses[i : i + n], []) for i in range(0, len(hypotheses), n)]
 
     def decode(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:
-        """What was written, as it reads behind its beginning."""
+        """Decode generated tokens as they read after their prompt."""
         return decode_continuation(self.target_tokenizer, [] if self.is_seq2seq else prompt_ids, token_ids)
 
-    def to_generated_text(self, prompt_ids: Sequence[int], hypothesis: Hypothesis) -> GeneratedText:
-        return GeneratedText(
-            self.decode(prompt_ids, hypothesis.tokens), hypothesis.tokens, hypothesis.score, hypothesis.is_finished
-        )
+
+def _first_id(*ids: int | None) -> tuple[int, ...]:
+    """Return the first id that is not None, if any."""
+    return tuple(token_id for token_id in ids if token_id is not None)[:1]
 
 
 def generate_texts(
     generator: TextGenerator, prompts: Sequence[str], config: GenerationConfig, prefix: str = ""
 ) -> list[list[GeneratedText]]:
-    """What the model writes for each prompt: behind it, or for it as a source. A `prefix` is how each text begins."""
+    """Generate texts for each prompt, which is continued or read as a source; each text starts with `prefix`."""
     if not config.max_new_tokens and not generator.is_seq2seq:
-        raise ConfigError("max_new_tokens is 0, and without a source nothing says how long a text may get")
+        raise ConfigError("max_new_tokens is 0, and without a source nothing limits the length of a text")
     prompt_ids, sources = generator.encode_inputs(prompts, prefix)
     results = generator.search(prompt_ids, sources, config)
     return [
-        [generator.to_generated_text(ids, hypothesis) for hypothesis in beam_result.hypotheses]
-        for ids, beam_result in zip(prompt_ids, results)
+        [GeneratedText(generator.decode(ids, h.tokens), h.tokens, h.score, h.is_finished) for h in beam.hypotheses]
+        for ids, beam in zip(prompt_ids, results)
     ]
 
 
 def translate_texts(
-    generator: TextGenerator,
-    texts: Sequence[str],
-    config: GenerationConfig,
-    split: Callable[[str], list[str]] | None = None,
+    generator: TextGenerator, texts: Sequence[str], config: GenerationConfig, split: Split | None = None
 ) -> list[TranslatedText]:
-    """A translation of each text. An empty text has an empty one; one that is too long is refused, or split.
+    """Translate each text. An empty text has an empty translation; one that is too long is an error, or is split.
 
     `split` cuts a text into parts, whose translations are joined with spaces.
     """
     if not generator.is_seq2seq:
-        raise UnsupportedError(
-            f"{generator.path} cannot translate: it goes on with a text, and does not write one for it"
-        )
-    limit = generator.max_lengths[0]
-    text_parts: list[list[str]] = []
-    for text_number, text in enumerate(texts, 1):
-        segments = [text.strip()] if text.strip() else []
-        for attempt in range(2):
-            segment_lengths = [len(generator.encode_source(segment)) for segment in segments]
-            if max(segment_lengths, default=0) <= limit:
-                break
-            if split is None or attempt:
-                location, remedy = ("", "split it into sentences") if not attempt else (" in a sentence", "shorten it")
-                length_text = f"{max(segment_lengths):,} tokens with its end mark{location}"
-                raise DataError(f"text {text_number} has {length_text}, and the model reads {limit}: {remedy}")
-            segments = [segment.strip() for segment in split(text) if segment.strip()]
-        text_parts.append(segments)
-    flat_segments = [segment for segments in text_parts for segment in segments]
-    prompt_ids, sources = generator.encode_inputs(flat_segments, "")
-    beam_results = iter(generator.search(prompt_ids, sources, config))
+        raise UnsupportedError(f"{generator.path} cannot translate: it continues a text, and has no source")
+    parts = [_split_source(generator, text, number, split) for number, text in enumerate(texts, 1)]
+    prompt_ids, sources = generator.encode_inputs([part for each in parts for part in each], "")
+    beams = iter(generator.search(prompt_ids, sources, config))
     translations = []
-    for segments in text_parts:
-        hypotheses = [next(beam_results).hypotheses[0] for _ in segments]
-        text = " ".join(generator.decode([], hypothesis.tokens).strip() for hypothesis in hypotheses)
-        translations.append(
-            TranslatedText(
-                text,
-                sum(hypothesis.score for hypothesis in hypotheses),
-                all(hypothesis.is_finished for hypothesis in hypotheses),
-            )
-        )
+    for each in parts:
+        hypotheses = [next(beams).hypotheses[0] for _ in each]
+        text = " ".join(generator.decode([], h.tokens).strip() for h in hypotheses)
+        is_finished = all(h.is_finished for h in hypotheses)
+        translations.append(TranslatedText(text, sum(h.score for h in hypotheses), is_finished))
     return translations
 
 
+def _split_source(generator: TextGenerator, text: str, number: int, split: Split | None) -> list[str]:
+    """Return a text, or its parts if it is longer than the model reads; none if it is empty."""
+    limit = generator.max_source_len
+
+    def longest(parts: list[str]) -> int:
+        return max((len(generator.encode_source(part)) for part in parts), default=0)
+
+    parts = [text.strip()] if text.strip() else []
+    if (length := longest(parts)) <= limit:
+        return parts
+    location, remedy = "", "split it into sentences"
+    if split is not None:
+        parts = [part.strip() for part in split(text) if part.strip()]
+        if (length := longest(parts)) <= limit:
+            return parts
+        location, remedy = " in a sentence", "shorten it"
+    problem = f"text {number} has {length:,} tokens with its end token{location}"
+    raise DataError(f"{problem}, and the model reads {limit}: {remedy}")
+
+
 def stream_text(generator: TextGenerator, prompt: str, config: GenerationConfig, prefix: str = "") -> Iterator[str]:
-    """The text behind one prompt, piece by piece; a character that is not whole yet is held back."""
+    """Yield the text after one prompt piece by piece; an incomplete character is held back."""
     if config.num_beams or config.num_return_sequences > 1:
-        raise ConfigError("a beam, or several copies, cannot be shown while it is written")
+        raise ConfigError("a text can be streamed without num_beams, and with num_return_sequences 1")
     prompt_ids, sources = generator.encode_inputs([prompt], prefix)
-    steps = stream_tokens(
-        generator.model,
-        prompt_ids,
-        config.max_new_tokens,
-        config.sampling,
-        sources,
-        generator.eos_token_ids,
-        generator.suppress_tokens,
-    )
+    special = generator.eos_token_ids, generator.suppress_tokens
+    steps = stream_tokens(generator.model, prompt_ids, config.max_new_tokens, config.sampling, sources, *special)
     tokens: list[int] = []
     emitted = ""
     for ((_, token, _),) in steps:
@@ -285,7 +245,7 @@ def stream_text(generator: TextGenerator, prompt: str, config: GenerationConfig,
 
 
 def decode_continuation(tokenizer: Tokenizer, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:
-    """The text of tokens as it stands behind others: with the space before it, if there is one."""
+    """Decode tokens as they read after others: with the space between them, if there is one."""
     context_ids = list(prompt_ids)[-8:]
     context_text, full_text = tokenizer.decode(context_ids), tokenizer.decode([*context_ids, *token_ids])
     return full_text[len(context_text) :] if full_text.startswith(context_text) else tokenizer.decode(token_ids)

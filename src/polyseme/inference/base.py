@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from polyseme.errors import UnsupportedError
 from polyseme.generation.config import GenerationConfig
-from polyseme.generation.text import GeneratedText, TranslatedText
-from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.generation.text import (
+    GeneratedText,
+    Split,
+    TextGenerator,
+    generate_texts,
+    stream_text,
+    translate_texts,
+)
+from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.inference.scoring import format_prompt
 
 if TYPE_CHECKING:
     from polyseme.text.tokenizer import Tokenizer
 
 Granularity = Literal["token", "word", "text"]
-Text = TypeVar("Text")
-Result = TypeVar("Result")
+Texts = str | Sequence[str]
+Options = GenerationConfig | None
 
 OPERATIONS = {
     "encode": "encode texts",
@@ -42,6 +49,9 @@ class LanguageModel(ABC):
     `capabilities` lists the operations that a model supports; the others raise `UnsupportedError`. Every operation
     takes one text and returns one result, or a list of texts and returns a list in the same order. No call changes the
     model, so threads may share it.
+
+    A subclass implements `score` as `_score`, which takes a list of texts and all options, and so on; `_encode`
+    and `_next_sentence` take two texts. `generate`, `stream` and `translate` use `_text_generator`.
     """
 
     def __init__(self, path: Path):
@@ -68,10 +78,14 @@ class LanguageModel(ABC):
     def _repr_html_(self) -> str:
         from polyseme.report.html import html_table
 
-        return html_table([type(self).__name__, ""], [("path", self.path), ("model", self.description),
-                                                      ("supports", ", ".join(self.capabilities))])  # fmt: skip
+        rows = [("path", self.path), ("model", self.description), ("supports", ", ".join(self.capabilities))]
+        return html_table([type(self).__name__, ""], rows)
 
-    def encode(self, text: str, pair: str | None = None) -> EncodedText:
+    @overload
+    def encode(self, text: str, pair: str | None = None) -> EncodedText: ...  # type: ignore[overload-overlap]
+    @overload
+    def encode(self, text: Sequence[str], pair: Sequence[str] | None = None) -> list[EncodedText]: ...
+    def encode(self, text: Any, pair: Any = None) -> Any:
         """Encode a text, or a pair of texts, as the model reads it, with special tokens.
 
         >>> model.encode("the cat").tokens
@@ -79,37 +93,38 @@ class LanguageModel(ABC):
         >>> model.encode("the cat", "the dog").token_type_ids
         [0, 0, 0, 0, 1, 1, 1]
         """
-        self._require("encode")
-        return self._encode(text, pair)
+        return _map_pairs(self._implementation("encode"), text, pair)
 
     @overload
     def fill(self, texts: str, top_k: int = 5) -> list[list[MaskPrediction]]: ...  # type: ignore[overload-overlap]
     @overload
     def fill(self, texts: Sequence[str], top_k: int = 5) -> list[list[list[MaskPrediction]]]: ...
-    def fill(self, texts: str | Sequence[str], top_k: int = 5) -> list[Any]:
+    def fill(self, texts: Texts, top_k: int = 5) -> list[Any]:
         """Predict the masked tokens of a text: for each mask the `top_k` most likely tokens, most likely first.
 
         >>> (mask,) = model.fill("the [MASK] sat", top_k=2)
         >>> [type(prediction.token).__name__ for prediction in mask]
         ['str', 'str']
         """
-        self._require("fill")
-        return _map_texts(lambda each: [self._fill(text, top_k) for text in each], texts)
+        return _map(partial(self._implementation("fill"), top_k=top_k), texts)
 
-    def next_sentence(self, first: str, second: str) -> float:
+    @overload
+    def next_sentence(self, first: str, second: str) -> float: ...  # type: ignore[overload-overlap]
+    @overload
+    def next_sentence(self, first: Sequence[str], second: Sequence[str]) -> list[float]: ...
+    def next_sentence(self, first: Any, second: Any) -> Any:
         """Return the probability that the second text follows the first (BERT's next-sentence prediction).
 
         >>> 0 < model.next_sentence("the cat sat", "the dog ran") < 1
         True
         """
-        self._require("next_sentence")
-        return self._next_sentence(first, second)
+        return _map_pairs(self._implementation("next_sentence"), first, second)
 
     @overload
     def score(self, texts: str) -> TextScore: ...  # type: ignore[overload-overlap]
     @overload
     def score(self, texts: Sequence[str]) -> list[TextScore]: ...
-    def score(self, texts: str | Sequence[str]) -> Any:
+    def score(self, texts: Texts) -> Any:
         """Compute the log-probability of each text.
 
         A causal model predicts every token from those before it, a masked model from all others (pseudo-log-likelihood,
@@ -118,8 +133,7 @@ class LanguageModel(ABC):
         >>> model.score("the cat sat").num_tokens
         3
         """
-        self._require("score")
-        return _map_texts(self._score, texts)
+        return _map(self._implementation("score"), texts)
 
     @overload
     def score_last_words(self, texts: tuple[str, str]) -> LastWordScore: ...
@@ -133,12 +147,11 @@ class LanguageModel(ABC):
         >>> model.score_last_words([("the cat sees the", "dog")])[0].score.num_tokens
         1
         """
-        self._require("score_last_words")
-        return _map_texts(self._score_last_words, texts, single=tuple)
+        return _map(self._implementation("score_last_words"), texts, single=tuple)
 
     def rank_choices(
         self,
-        prompts: str | Sequence[str],
+        prompts: Texts,
         choices: Sequence[Any],
         *,
         shots: Sequence[tuple[str, str]] = (),
@@ -159,23 +172,21 @@ class LanguageModel(ABC):
         >>> [result.best_index in (0, 1) for result in gpt.rank_choices(["the cat"], [["sat", "ran"]])]
         [True]
         """
-        self._require("rank_choices")
+        rank = self._implementation("rank_choices")
         if isinstance(prompts, str):
-            return self._rank_choices([(prompts, choices)], shots, template, normalization, context)[0]
-        questions = list(zip(prompts, choices, strict=True))
-        return self._rank_choices(questions, shots, template, normalization, context)
+            return rank([(format_prompt(prompts, template, shots), choices)], normalization, context)[0]
+        formatted = [format_prompt(prompt, template, shots) for prompt in prompts]
+        return rank(list(zip(formatted, choices, strict=True)), normalization, context)
 
     @overload
     def generate(
-        self, prompts: str, config: GenerationConfig | None = None, *, prefix: str = "", **options: Any
+        self, prompts: str, config: Options = None, *, prefix: str = "", **options: Any
     ) -> list[GeneratedText]: ...
     @overload
     def generate(
-        self, prompts: Sequence[str], config: GenerationConfig | None = None, *, prefix: str = "", **options: Any
+        self, prompts: Sequence[str], config: Options = None, *, prefix: str = "", **options: Any
     ) -> list[list[GeneratedText]]: ...
-    def generate(
-        self, prompts: str | Sequence[str], config: GenerationConfig | None = None, *, prefix: str = "", **options: Any
-    ) -> list[Any]:
+    def generate(self, prompts: Texts, config: Options = None, *, prefix: str = "", **options: Any) -> list[Any]:
         """Continue each prompt; a sequence-to-sequence model reads it as the source and generates a target.
 
         Options are the fields of `GenerationConfig`: `max_new_tokens`, `temperature`, `top_k`, `top_p`, `num_beams`, …
@@ -190,56 +201,34 @@ class LanguageModel(ABC):
         """
         self._require("generate")
         config = GenerationConfig.from_options(config, options)
-        return _map_texts(lambda each: self._generate(each, config, prefix), prompts)
+        return _map(lambda each: generate_texts(self._text_generator, each, config, prefix), prompts)
 
-    def stream(
-        self, prompt: str, config: GenerationConfig | None = None, *, prefix: str = "", **options: Any
-    ) -> Iterator[str]:
+    def stream(self, prompt: str, config: Options = None, *, prefix: str = "", **options: Any) -> Iterator[str]:
         """Generate one text as `generate` does, and yield it piece by piece.
 
         >>> "".join(gpt.stream("the cat", max_new_tokens=5)) == gpt.generate("the cat", max_new_tokens=5)[0].text
         True
         """
         self._require("generate")
-        return self._stream(prompt, GenerationConfig.from_options(config, options), prefix)
+        return stream_text(self._text_generator, prompt, GenerationConfig.from_options(config, options), prefix)
 
     @property
     def is_seq2seq(self) -> bool:
         """Whether the model generates a target for a source rather than a continuation."""
         return False
 
-    @overload
-    def translate(
-        self, texts: str, config: GenerationConfig | None = None, *,
-        split: Callable[[str], list[str]] | None = None, **options: Any,
-    ) -> TranslatedText: ...  # fmt: skip
-    @overload
-    def translate(
-        self, texts: Sequence[str], config: GenerationConfig | None = None, *,
-        split: Callable[[str], list[str]] | None = None, **options: Any,
-    ) -> list[TranslatedText]: ...  # fmt: skip
-    def translate(
-        self,
-        texts: str | Sequence[str],
-        config: GenerationConfig | None = None,
-        *,
-        split: Callable[[str], list[str]] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Translate each text, by beam search of width 5 by default; an empty text has an empty translation.
+    def translate(self, texts: Texts, config: Options = None, *, split: Split | None = None, **options: Any) -> Any:
+        """Translate each text to a `TranslatedText`, by beam search of width 5 by default.
 
-        A text that is longer than the model reads is an error unless `split` cuts it into parts, such as sentences.
+        An empty text has an empty translation. A text that is longer than the model reads is an error unless `split`
+        cuts it into parts, such as sentences.
         """
         self._require("translate")
         config = GenerationConfig.from_options(config or GenerationConfig(0, num_beams=5), options)
-        return _map_texts(lambda each: self._translate(each, config, split), texts)
+        return _map(lambda each: translate_texts(self._text_generator, each, config, split), texts)
 
     def embed(
-        self,
-        texts: str | Sequence[str],
-        layers: str | int = "last",
-        granularity: Granularity = "text",
-        truncate: bool = False,
+        self, texts: Texts, layers: str | int = "last", granularity: Granularity = "text", truncate: bool = False
     ) -> Any:
         """Compute vectors: one per text (the mean over its tokens), or one per word or token of each text.
 
@@ -252,10 +241,8 @@ class LanguageModel(ABC):
         >>> len(model.embed("the cat", layers="sum_all", granularity="word"))
         2
         """
-        self._require("embed")
-        if isinstance(texts, str):
-            return self._embed([texts], layers, granularity, truncate)[0]
-        return self._embed(list(texts), layers, granularity, truncate)
+        embed = self._implementation("embed")
+        return _map(partial(embed, layers=layers, granularity=granularity, truncate=truncate), texts)
 
     def predict(self, examples: Any) -> Any:
         """Predict the label of each example with a fine-tuned model.
@@ -269,73 +256,42 @@ class LanguageModel(ABC):
         >>> len(task_model.predict(["the cat sat", "the dog ran"]))
         2
         """
-        self._require("predict")
-        return _map_texts(self._predict, examples, single=(str, tuple, dict))
+        return _map(self._implementation("predict"), examples, single=(str, tuple, dict))
 
-    def answer(self, context: str, question: str) -> Any:
+    def answer(self, context: Texts, question: Texts) -> Any:
         """Return the span of the context that answers the question; its text is empty if there is no answer.
 
         The context may have any length: it is read in overlapping windows.
         """
         self._require("answer")
-        return self._answer(context, question)
+        return self.predict(
+            (context, question) if isinstance(context, str) else list(zip(context, question, strict=True))
+        )
+
+    @property
+    def _text_generator(self) -> TextGenerator:
+        raise NotImplementedError
+
+    def _implementation(self, operation: str) -> Callable[..., Any]:
+        """Return the method that implements an operation, or raise `UnsupportedError`."""
+        self._require(operation)
+        method: Callable[..., Any] = getattr(self, f"_{operation}")
+        return method
 
     def _require(self, operation: str) -> None:
         if operation not in self.capabilities:
             supported = ", ".join(self.capabilities) or "none of the operations of a language model"
-            raise UnsupportedError(
-                f"{self.path} cannot {OPERATIONS[operation]}: it is {self.description}, which supports {supported}"
-            )
-
-    # Each model implements the operations that its `capabilities` name.
-    def _encode(self, text: str, pair: str | None) -> EncodedText:
-        raise NotImplementedError
-
-    def _fill(self, text: str, top_k: int) -> list[list[MaskPrediction]]:
-        raise NotImplementedError
-
-    def _next_sentence(self, first: str, second: str) -> float:
-        raise NotImplementedError
-
-    def _score(self, texts: Sequence[str]) -> list[TextScore]:
-        raise NotImplementedError
-
-    def _score_last_words(self, texts: Sequence[tuple[str, str]]) -> list[LastWordScore]:
-        raise NotImplementedError
-
-    def _rank_choices(
-        self,
-        questions: Sequence[tuple[str, Sequence[str]]],
-        shots: Sequence[tuple[str, str]],
-        template: str,
-        normalization: str,
-        context: str,
-    ) -> list[ChoiceResult]:
-        raise NotImplementedError
-
-    def _generate(self, prompts: Sequence[str], config: GenerationConfig, prefix: str) -> list[list[GeneratedText]]:
-        raise NotImplementedError
-
-    def _stream(self, prompt: str, config: GenerationConfig, prefix: str) -> Iterator[str]:
-        raise NotImplementedError
-
-    def _translate(
-        self, texts: Sequence[str], config: GenerationConfig, split: Callable[[str], list[str]] | None
-    ) -> list[TranslatedText]:
-        raise NotImplementedError
-
-    def _embed(
-        self, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
-    ) -> np.ndarray | list[np.ndarray]:
-        raise NotImplementedError
-
-    def _predict(self, examples: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError
-
-    def _answer(self, context: str, question: str) -> Any:
-        raise NotImplementedError
+            problem = f"{self.path} cannot {OPERATIONS[operation]}"
+            raise UnsupportedError(f"{problem}: it is {self.description}, which supports {supported}")
 
 
-def _map_texts(function: Callable[[list[Any]], list[Any]], texts: Any, single: type | tuple[type, ...] = str) -> Any:
-    """Apply a function of a list to one text or to a list of texts: one gives one result, a list gives a list."""
-    return function([texts])[0] if isinstance(texts, single) else function(list(texts))
+def _map(function: Callable[[list[Any]], Any], inputs: Any, single: type | tuple[type, ...] = str) -> Any:
+    """Apply a function of a list to a list, or to one input, which gives one result."""
+    return function([inputs])[0] if isinstance(inputs, single) else function(list(inputs))
+
+
+def _map_pairs(function: Callable[[str, Any], Any], first: Any, second: Any) -> Any:
+    """Apply a function of two texts to each pair of two lists, or to one pair, which gives one result."""
+    if isinstance(first, str):
+        return function(first, second)
+    return [function(*pair) for pair in zip(first, [None] * len(first) if second is None else second, strict=True)]

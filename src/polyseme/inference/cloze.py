@@ -1,4 +1,4 @@
-"""Masked spans of a text and their log-probability: cloze questions, last words, and pseudo-log-likelihood
+"""Masked spans of a text and their log-probabilities: cloze questions, last words, and pseudo-log-likelihood
 (Salazar et al. 2020, §2)."""
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.inference.packed_model import PackedModel
@@ -24,12 +22,14 @@ GAP_PATTERN = r"_{2,}|(?<!\w)_(?!\w)|@placeholder"  # how data sets write a gap,
 
 @dataclass(frozen=True, eq=False)
 class MaskedSpan:
-    """A sequence with its special tokens, and the places of which all tokens are hidden at once. Of the text
-    `num_truncated` tokens were left out."""
+    """A sequence with its special tokens, and the positions that are masked together.
+
+    `num_truncated` tokens of the text were left out.
+    """
 
     ids: np.ndarray
     segments: np.ndarray
-    positions: range
+    positions: np.ndarray
     num_truncated: int = 0
 
 
@@ -43,7 +43,7 @@ def candidate_spans(tokenizer: Tokenizer, prompt: str, choices: Sequence[str], m
         raise DataError(f"there are {len(after_gaps)} gaps in {prompt[:40]!r}, and one answer")
     before, after = (before, after_gaps[0].rstrip(" ")) if after_gaps else (before.rstrip(" ") + " ", "")
     spans = [mask_span(tokenizer, before, choice, after, max_len) for choice in choices]
-    if any(gap.num_truncated for gap in spans):
+    if any(span.num_truncated for span in spans):
         raise DataError(f"a text of more than {max_len} tokens is longer than the model reads: {prompt[:40]!r}…")
     return spans
 
@@ -60,44 +60,22 @@ def mask_span(tokenizer: Tokenizer, before: str, word: str, after: str, max_len:
     if last - first > max_text_tokens:
         raise DataError(f"{word[:40]!r} alone is longer than the model reads")
     start = min(max(len(ids) - max_text_tokens, 0), first)
-    kept_ids = ids[start : start + max_text_tokens]
-    if last - start > max_text_tokens:  # the gap is long and stands late
+    if last - start > max_text_tokens:  # a long word near the end
         start = last - max_text_tokens
-        kept_ids = ids[start:last]
-    input_ids, segments = tokenizer.build_inputs_with_special_tokens(kept_ids)
+    text_ids = ids[start : start + max_text_tokens]
+    input_ids, segments = tokenizer.build_inputs_with_special_tokens(text_ids)
     num_prefix = tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1) - start
-    return MaskedSpan(
-        np.array(input_ids), np.array(segments), range(num_prefix + first, num_prefix + last), len(ids) - len(kept_ids)
-    )
+    positions = np.arange(num_prefix + first, num_prefix + last)
+    return MaskedSpan(np.array(input_ids), np.array(segments), positions, len(ids) - len(text_ids))
 
 
 def score_masked_spans(packed: PackedModel, spans: Sequence[MaskedSpan]) -> list[tuple[TextScore, bool]]:
-    """Score the tokens of each span with all of them masked; and whether each of them is the model's first choice."""
+    """Score the tokens of each span with all of them masked, as `PackedModel.score_positions` does."""
     mask_id = packed.tokenizer.special_token_ids.mask
     if mask_id is None:
         raise UnsupportedError("the tokenizer has no mask token, which masked prediction needs")
-    masked_ids = []
-    for span in spans:
-        span_ids = span.ids.copy()
-        span_ids[span.positions.start : span.positions.stop] = mask_id
-        masked_ids.append(span_ids)
-    scores: list[tuple[TextScore, bool]] = [(TextScore(0.0, 0), False)] * len(spans)
-    for batch in packed.batches(masked_ids, [span.segments for span in spans]):
-        batch_spans = [spans[i] for i in batch.index]
-        starts = batch.layout.cu_seqlens.tolist()
-        rows = np.concatenate([start + np.array(span.positions) for start, span in zip(starts, batch_spans)])
-        log_probs = packed.masked_log_probs(batch, torch.from_numpy(rows))
-        targets = np.concatenate([span.ids[span.positions.start : span.positions.stop] for span in batch_spans])
-        sizes = [len(span.positions) for span in batch_spans]
-        for i, score in zip(batch.index, score_targets(log_probs, targets, sizes)):
-            scores[i] = score
-    return scores
-
-
-def score_targets(log_probs: Tensor, targets: np.ndarray, sizes: Sequence[int]) -> list[tuple[TextScore, bool]]:
-    """Score consecutive groups of target tokens, given log-probabilities [targets, vocabulary]."""
-    target_ids = torch.from_numpy(targets).to(log_probs.device)
-    target_log_probs = log_probs.gather(1, target_ids[:, None])[:, 0].double().cpu().split(list(sizes))
-    is_first_choice = (log_probs.argmax(-1) == target_ids).cpu().split(list(sizes))
-    groups = zip(target_log_probs, is_first_choice)
-    return [(TextScore(float(part.sum()), len(part)), bool(is_correct.all())) for part, is_correct in groups]
+    ids, positions = [span.ids.copy() for span in spans], [span.positions for span in spans]
+    for row, masked in zip(ids, positions):
+        row[masked] = mask_id
+    targets = [span.ids[span.positions] for span in spans]
+    return packed.score_positions("masked", ids, positions, targets, [span.segments for span in spans])

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.inference.base import Granularity
-from polyseme.inference.batching import PackedBatch, mean_pool, to_host_async
-from polyseme.inference.packed_model import PackedModel
+from polyseme.inference.packed_model import PackedBatch, PackedModel, mean_pool, to_host_async
 from polyseme.nn.layer_selection import LayerSelection
 
 GRANULARITIES: tuple[Granularity, ...] = ("token", "word", "text")
@@ -23,31 +22,31 @@ def embed_texts(
     """Compute one vector per text, [texts, dim], or a list with the vectors of each text's words or tokens."""
     if granularity not in GRANULARITIES:
         raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
-    trunk_config = packed.model.config.trunk
+    trunk = packed.model.trunk
     selection = LayerSelection.parse(layers)
-    indices = selection.indices(trunk_config.num_layers)
+    indices = selection.indices(trunk.config.num_layers)
     ids, segments, word_starts = _encode(packed, texts, truncate)
 
-    def states() -> Iterator[tuple[PackedBatch, Tensor]]:
+    def batch_states() -> Iterator[tuple[PackedBatch, Tensor]]:
         for batch in packed.batches(ids, segments):
-            yield batch, selection.combine(packed.layers(batch, indices))
+            layer_states = trunk(batch.inputs, layers=indices).layers
+            yield batch, selection.combine([layer_states[index] for index in indices])
 
     if granularity == "text":
-        vectors: np.ndarray | None = None
-        for index, means in to_host_async((batch.index, mean_pool(hidden, batch.layout)) for batch, hidden in states()):
-            if vectors is None:
-                vectors = np.empty((len(ids), *means.shape[1:]), dtype=np.float32)
+        vectors = np.empty((0, trunk.config.dim), dtype=np.float32)
+        pooled = ((batch.indices, mean_pool(hidden, batch.inputs.layout)) for batch, hidden in batch_states())
+        for index, means in to_host_async(pooled):
+            vectors = vectors if len(vectors) else np.empty((len(ids), *means.shape[1:]), dtype=np.float32)
             vectors[index] = means
-        return np.empty((0, trunk_config.dim), dtype=np.float32) if vectors is None else vectors
+        return vectors
+    rows: list[Any] = [None] * len(ids)
     num_prefix = packed.tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
     num_suffix = packed.tokenizer.num_special_tokens_to_add() - num_prefix
-    rows: list[Any] = [None] * len(ids)
-    for batch, hidden in states():
-        for i, part in zip(batch.index, hidden.split(list(batch.layout.lengths))):
-            tokens = part.float().cpu().numpy()
+    for batch, hidden in batch_states():
+        for i, part in zip(batch.indices, hidden.split(list(batch.inputs.layout.lengths))):
+            rows[i] = part.float().cpu().numpy()
             if granularity == "word":
-                tokens = _mean_per_word(tokens[num_prefix : len(tokens) - num_suffix], word_starts[i])
-            rows[i] = tokens
+                rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], word_starts[i])
     return rows
 
 

@@ -1,39 +1,163 @@
-"""`FeatureModel`: a loaded task model over frozen features."""
+"""`FeatureModel`: a loaded task model over frozen features, and how its examples are encoded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from polyseme.errors import UnsupportedError
+import numpy as np
+from safetensors.torch import load_file
+
+from polyseme.errors import ModelError, UnsupportedError
 from polyseme.inference.base import LanguageModel
+from polyseme.inference.feature_extraction import FeatureEncoder, extract_features, hash_model_files
+from polyseme.inference.prediction import predict_encoded
+from polyseme.inference.word_vectors import WordVectors
+from polyseme.io.atomic import atomic_directory, write_tensors
+from polyseme.io.json import read_json, write_json
+from polyseme.nn.layers.char_cnn import words_to_char_ids
+from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore
+from polyseme.nn.model import Model, ModelConfig
+from polyseme.tasks import load_task
+from polyseme.tasks.base import MetricsFn, TaskConfig
+from polyseme.tasks.encoded import EncodedExample
+from polyseme.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from polyseme.finetuning.frozen import FeatureModelFolder
-    from polyseme.text.tokenizer import Tokenizer
+FEATURE_FAMILY = "features"  # the family in the config of such a model, which is no architecture
+MAX_CONTEXT_WORDS = 400  # of a window of a long text, as in Seo et al. 2017
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureReader:
+    """What a network over features reads: encoders with a selection of layers each, and words with learned vectors.
+
+    A word outside the vocabulary has the vector that `pretrained` has for it, if any. Long contexts of questions are
+    read in windows of `max_context_words`.
+    """
+
+    encoders: tuple[FeatureEncoder, ...]
+    layers: tuple[str, ...]
+    vocabulary: dict[str, int]
+    cache_dir: Path | None
+    max_context_words: int = MAX_CONTEXT_WORDS
+    pretrained: WordVectors | None = None
+
+    @property
+    def sources(self) -> tuple[FeatureSourceConfig, ...]:
+        """What is stored of each encoder."""
+        return tuple(encoder.source_config(layers) for encoder, layers in zip(self.encoders, self.layers))
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """The paths and hashes of the encoders and word vectors, as a model folder records them."""
+        encoders = zip(self.encoders, self.layers)
+        files: dict[str, Any] = {
+            "sources": [{"model": str(e.path), "hash": e.hash, "layers": layers} for e, layers in encoders]
+        }
+        if self.pretrained is not None:
+            path = self.pretrained.path
+            files["words"] = {"vectors": str(path), "hash": hash_model_files(path)}
+        return files
+
+    def encode(self, task: TaskConfig, sets: Sequence[Sequence[Any]], use_labels: bool) -> list[list[EncodedExample]]:
+        """Encode sets of examples as positions of one feature store.
+
+        Features are computed and cached for each set, once for a text that occurs several times in it.
+        """
+        encoded_sets: list[list[EncodedExample]] = []
+        arrays: list[list[np.ndarray]] = [[] for _ in self.encoders]
+        words: list[str] = []
+        for examples in sets:
+            texts = list(dict.fromkeys(text for e in examples for texts in task.word_sequences(e) for text in texts))
+            offsets = dict(zip(texts, len(words) + np.cumsum([0, *map(len, texts)])))
+            words += [word for text in texts for word in text]
+            for parts, encoder, layers in zip(arrays, self.encoders, self.layers):
+                parts.append(extract_features(encoder, texts, layers, self.cache_dir))
+            windows = (
+                task.encode_features(example, i, offsets, self.max_context_words, use_labels)
+                for i, example in enumerate(examples)
+            )
+            encoded_sets.append([window for example_windows in windows for window in example_windows])
+        distinct = {word: i for i, word in enumerate(dict.fromkeys(words))}
+        word_numbers = np.array([distinct[word] for word in words], dtype=np.int64)
+        vocabulary = resolve_words(distinct, self.vocabulary, self.pretrained)
+        store = FeatureStore(arrays, word_numbers, words_to_char_ids(list(distinct)), *vocabulary)
+        return [[replace(e, features=store) for e in encoded] for encoded in encoded_sets]
+
+
+def resolve_words(
+    words: Iterable[str], vocabulary: Mapping[str, int], pretrained: WordVectors | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the id of each word, 0 if it has none, and the vectors of words outside the vocabulary.
+
+    The ids of these follow the vocabulary. A word that training did not see thus keeps its pre-trained vector.
+    """
+    word_ids: list[int] = []
+    rows: list[np.ndarray] = []
+    for word in words:
+        word_id = 0
+        for form in (word, word.lower()):
+            if form in vocabulary:
+                word_id = vocabulary[form]
+            elif pretrained is not None and (vector := pretrained.get_vector(form)) is not None:
+                rows.append(vector)
+                word_id = len(vocabulary) + len(rows)
+            if word_id:
+                break
+        word_ids.append(word_id)
+    table = np.stack(rows).astype(np.float32) if rows else np.empty((0, 0), np.float32)
+    return np.array(word_ids, dtype=np.int64), table
 
 
 class FeatureModel(LanguageModel):
     """A task model over the frozen features of one or several models, or over word vectors."""
 
-    def __init__(self, path: Path, folder: FeatureModelFolder):
+    def __init__(self, path: Path, model: Model, task: TaskConfig, reader: FeatureReader, metadata: dict[str, Any]):
         super().__init__(path)
-        self.folder, self.model, self.task = folder, folder.model, folder.task
+        self.model, self.task, self.reader, self.metadata = model, task, reader, metadata
 
     @classmethod
-    def load(cls, path: str | Path) -> FeatureModel:
+    def load(
+        cls, path: str | Path, cache_dir: Path | None = None, tasks: Iterable[type[TaskConfig]] = ()
+    ) -> FeatureModel:
         """Load a folder and the models that its features come from, which must not have changed."""
-        from polyseme.finetuning.frozen import load_feature_model
-
-        return cls(Path(path), load_feature_model(Path(path)))
+        path = Path(path)
+        content = read_json(path / "polyseme.json")
+        config, metadata = ModelConfig.from_json(content.get("config"), "config"), content.get("metadata", {})
+        recorded = metadata.get("features", {})
+        sources = recorded.get("sources", [])
+        reader = FeatureReader(
+            tuple(FeatureEncoder.load(source["model"]) for source in sources),
+            tuple(source["layers"] for source in sources),
+            {word: i for i, word in enumerate(read_json(path / "words.json"), 1)},
+            cache_dir,
+            metadata.get("settings", {}).get("max_len") or MAX_CONTEXT_WORDS,
+            WordVectors.load(recorded["words"]["vectors"]) if "words" in recorded else None,
+        )
+        current = [*reader.provenance["sources"], reader.provenance.get("words", {})]
+        for now, then in zip(current, [*sources, recorded.get("words", {})]):
+            if now.get("hash") != then.get("hash"):
+                source_path = now.get("model") or now["vectors"]
+                raise ModelError(f"{source_path} is not the model that {path} was trained over: its hash differs")
+        model = config.build(0)
+        try:
+            model.load_state_dict(load_file(path / "model.safetensors"))
+        except Exception as error:
+            reason = str(error).splitlines()[0][:80]
+            raise ModelError(f"{path}/model.safetensors does not fit its config ({reason})") from None
+        return cls(path, model.eval(), load_task(metadata, config, tasks), reader, metadata)
 
     @staticmethod
     def is_folder(path: Path) -> bool:
         """Whether a folder holds a task model over features."""
-        from polyseme.finetuning.frozen import is_feature_model
-
-        return is_feature_model(path)
+        config_path = path / "polyseme.json"
+        if not config_path.is_file() or (path / "config.json").exists():
+            return False
+        content = read_json(config_path)
+        return isinstance(content, dict) and content.get("config", {}).get("family") == FEATURE_FAMILY
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -47,8 +171,23 @@ class FeatureModel(LanguageModel):
     def capabilities(self) -> tuple[str, ...]:
         return ("predict", "answer") if self.task.answers_questions else ("predict",)
 
-    def _predict(self, examples: Sequence[Any]) -> list[Any]:
-        return self.folder.predict(self.task.read(examples, needs_labels=False))
+    def predict_examples(self, examples: Sequence[Any], use_labels: bool = False) -> list[Any]:
+        """Return one prediction for each example of the task."""
+        (encoded,) = self.reader.encode(self.task, (examples,), use_labels)
+        return predict_encoded(self.model, self.task, examples, encoded)
 
-    def _answer(self, context: str, question: str) -> Any:
-        return self._predict([(context, question)])[0]
+    def evaluate(self, examples: Sequence[Any], extra_metrics: MetricsFn | None = None) -> dict[str, float]:
+        """Return the metrics of the task on labeled examples."""
+        return self.task.metrics(examples, self.predict_examples(examples, use_labels=True), extra_metrics)
+
+    def _predict(self, examples: Sequence[Any]) -> list[Any]:
+        return self.predict_examples(self.task.read(examples, needs_labels=False))
+
+
+def save_feature_model(path: Path, model: Model, reader: FeatureReader, metadata: dict[str, Any]) -> None:
+    """Write the folder of a task model: its weights, its words, and the encoders that it reads."""
+    content = {"format": 1, "config": model.config.to_json(), "metadata": metadata | {"features": reader.provenance}}
+    with atomic_directory(path) as folder:
+        write_tensors(folder / "model.safetensors", model.state_dict())
+        write_json(folder / "words.json", list(reader.vocabulary))
+        write_json(folder / "polyseme.json", content)

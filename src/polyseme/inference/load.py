@@ -51,7 +51,7 @@ def load(
     elif is_ngram(path):
         loaded = NgramLM(NgramFolder.load(path))
     elif FeatureModel.is_folder(path):
-        loaded = FeatureModel.load(path)
+        loaded = FeatureModel.load(path, tasks=tasks)
     else:
         return _load_neural(path, device, precision, task, tasks)
     if task or precision != "float32":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,19 +12,10 @@ import torch
 
 from polyseme.errors import DataError
 from polyseme.families import FAMILIES
-from polyseme.generation.config import GenerationConfig
 from polyseme.generation.session import generation_head, is_seq2seq
-from polyseme.generation.text import (
-    GeneratedText,
-    TextGenerator,
-    TranslatedText,
-    generate_texts,
-    stream_text,
-    translate_texts,
-)
+from polyseme.generation.text import TextGenerator
 from polyseme.inference import scoring
 from polyseme.inference.base import Granularity, LanguageModel
-from polyseme.inference.candidates import format_prompt
 from polyseme.inference.embedding import embed_texts
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
 from polyseme.inference.prediction import predict
@@ -107,13 +98,16 @@ class NeuralLM(LanguageModel):
         return EncodedText(self.tokenizer.convert_ids_to_tokens(ids), ids, segments, [1] * len(ids))
 
     @torch.inference_mode()
-    def _fill(self, text: str, top_k: int) -> list[list[MaskPrediction]]:
+    def _fill(self, texts: Sequence[str], top_k: int) -> list[list[list[MaskPrediction]]]:
+        return [self._fill_masks(text, top_k) for text in texts]
+
+    def _fill_masks(self, text: str, top_k: int) -> list[list[MaskPrediction]]:
         ids, segments = self._packed.encode_sequence(text)
         rows = np.flatnonzero(ids == self.tokenizer.special_token_ids.mask)
         if not len(rows):
             raise DataError(f"there is no {self.tokenizer.mask_token} in {text!r}")
-        batch = next(self._packed.batches([ids], [segments]))
-        probs = self._packed.masked_log_probs(batch, torch.from_numpy(rows)).exp()
+        ((_, inputs),) = self._packed.batches([ids], [segments])
+        probs = torch.cat(list(self._packed.log_probs("masked", inputs, torch.from_numpy(rows)))).exp()
         best = probs.topk(min(top_k, probs.shape[-1]))
         tokens = [self.tokenizer.convert_ids_to_tokens(row) for row in best.indices.tolist()]
         return [list(map(MaskPrediction, *row)) for row in zip(tokens, best.values.tolist())]
@@ -121,8 +115,8 @@ class NeuralLM(LanguageModel):
     @torch.inference_mode()
     def _next_sentence(self, first: str, second: str) -> float:
         ids, segments = self._packed.encode_sequence(first, second)
-        batch = next(self._packed.batches([ids], [segments]))
-        logits = self.model.predict("pair", self._packed.hidden(batch), batch.layout)
+        ((_, inputs),) = self._packed.batches([ids], [segments])
+        logits = self.model.predict("pair", self.model.trunk(inputs).hidden, inputs.layout)
         return float(logits.float().softmax(-1)[0, 0])
 
     @torch.inference_mode()
@@ -143,30 +137,13 @@ class NeuralLM(LanguageModel):
 
     @torch.inference_mode()
     def _rank_choices(
-        self,
-        questions: Sequence[tuple[str, Sequence[str]]],
-        shots: Sequence[tuple[str, str]],
-        template: str,
-        normalization: str,
-        context: str,
+        self, questions: Sequence[tuple[str, Sequence[str]]], normalization: str, context: str
     ) -> list[ChoiceResult]:
-        prompts = [(format_prompt(text, template, shots), choices) for text, choices in questions]
-        return scoring.rank_choices(self._packed, prompts, normalization, context, self.is_masked_lm)
+        return scoring.rank_choices(self._packed, questions, normalization, context, self.is_masked_lm)
 
     @cached_property
     def _text_generator(self) -> TextGenerator:
         return TextGenerator.from_folder(self.folder)
-
-    def _generate(self, prompts: Sequence[str], config: GenerationConfig, prefix: str) -> list[list[GeneratedText]]:
-        return generate_texts(self._text_generator, prompts, config, prefix)
-
-    def _stream(self, prompt: str, config: GenerationConfig, prefix: str) -> Iterator[str]:
-        return stream_text(self._text_generator, prompt, config, prefix)
-
-    def _translate(
-        self, texts: Sequence[str], config: GenerationConfig, split: Callable[[str], list[str]] | None
-    ) -> list[TranslatedText]:
-        return translate_texts(self._text_generator, texts, config, split)
 
     @torch.inference_mode()
     def _embed(
@@ -180,6 +157,3 @@ class NeuralLM(LanguageModel):
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
         task = self._load_task()
         return predict(self.folder, task.read(examples, needs_labels=False), task)
-
-    def _answer(self, context: str, question: str) -> Any:
-        return self._predict([(context, question)])[0]

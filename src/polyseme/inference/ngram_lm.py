@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.errors import DataError, UnsupportedError
-from polyseme.generation.config import GenerationConfig
-from polyseme.generation.text import GeneratedText, TextGenerator, generate_texts, stream_text
+from polyseme.generation.text import TextGenerator
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.results import EncodedText, TextScore
 from polyseme.ngram.model import NgramFolder
@@ -57,12 +56,6 @@ class NgramLM(LanguageModel):
             scores += map(TextScore, np.add.reduceat(log_probs, starts).tolist(), token_counts.tolist())
         return scores
 
-    def _generate(self, prompts: Sequence[str], config: GenerationConfig, prefix: str) -> list[list[GeneratedText]]:
-        return generate_texts(self._text_generator, prompts, config, prefix)
-
-    def _stream(self, prompt: str, config: GenerationConfig, prefix: str) -> Iterator[str]:
-        return stream_text(self._text_generator, prompt, config, prefix)
-
     @cached_property
     def _text_generator(self) -> TextGenerator:
         tokenizer, eos_ids = self.tokenizer, frozenset([self.ngrams.vocab.eos_id])
@@ -84,8 +77,7 @@ class NgramLM(LanguageModel):
         if not allow_empty and not lengths.all():
             raise DataError(f"the text has no tokens: {texts[int(np.argmin(lengths))]!r}")
         vocab, unk_id = self.ngrams.vocab, self.tokenizer.special_token_ids.unk
-        is_boundary = ~vocab.is_predicted[encoded.ids] | (
-            encoded.ids == vocab.eos_id
-        )  # boundary names written in a text
+        # the name of a boundary token that is written in a text is an unknown word
+        is_boundary = ~vocab.is_predicted[encoded.ids] | (encoded.ids == vocab.eos_id)
         ids = encoded.ids if unk_id is None else np.where(is_boundary, unk_id, encoded.ids)
         return vocab.add_bos_eos(ids, encoded.lengths[is_nonempty]), lengths

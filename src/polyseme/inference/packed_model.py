@@ -1,24 +1,102 @@
-"""A model with its tokenizer that reads lists of token sequences as packed batches."""
+"""Packed batches of token sequences, and a model that reads them.
+
+On a GPU, a thread packs the next batches while one is computed, and results are copied to the host meanwhile.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyseme.errors import DataError
-from polyseme.inference.batching import PackedBatch, packed_batches
+from polyseme.inference.results import TextScore
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import PackedLayout, token_budget_batches
+from polyseme.nn.tree import tree_map
+from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.loop import prefetch
 
 MAX_BATCH_TOKENS = {"cuda": 65536, "cpu": 2048}
+MAX_COPIES_IN_FLIGHT = 3
+ROWS_PER_SOFTMAX = 1024  # bounds the memory of [rows, vocabulary]
+
+
+class PackedBatch(NamedTuple):
+    """The indices of some sequences, and the sequences as the inputs of a trunk."""
+
+    indices: np.ndarray
+    inputs: Inputs
+
+
+def packed_batches(
+    ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None, max_batch_tokens: int, device: torch.device
+) -> Iterator[PackedBatch]:
+    """Pack sequences into batches of about `max_batch_tokens` tokens on a device, shortest first.
+
+    The last batch, whose copy to the host nothing hides, thus has the fewest results.
+    """
+    lengths = np.array([len(row) for row in ids], dtype=np.int64)
+    is_cuda = device.type == "cuda"
+
+    def concat(rows: Sequence[np.ndarray], index: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.concatenate([rows[i] for i in index]).astype(np.int64, copy=False))
+
+    def host_batches() -> Iterator[PackedBatch]:
+        for index in reversed(list(token_budget_batches(lengths, max_batch_tokens))):
+            segment_ids = None if segments is None else concat(segments, index)
+            inputs = Inputs(concat(ids, index), PackedLayout.from_lengths(lengths[index]), segment_ids)
+            yield PackedBatch(index, tree_map(inputs, Tensor.pin_memory) if is_cuda else inputs)
+
+    total = int(lengths.sum())
+    with progress("read", total, "tokens", show=total > 20 * max_batch_tokens) as bar:
+        for index, inputs in prefetch(host_batches()) if is_cuda else host_batches():
+            yield PackedBatch(index, inputs.to(device))
+            bar.advance(inputs.layout.num_tokens)
+
+
+def mean_pool(hidden: Tensor, layout: PackedLayout) -> Tensor:
+    """Return the mean over each sequence's tokens in float32."""
+    if hidden.is_cuda:
+        lengths = layout.cu_seqlens[: len(layout.lengths) + 1].diff().long()
+        # unsafe: without a check of the lengths, for which the host would wait
+        return torch.segment_reduce(hidden.float(), "mean", lengths=lengths, axis=0, unsafe=True)
+    runs = hidden.split([n * length for n, length in layout.equal_length_runs])
+    shapes = layout.equal_length_runs
+    return torch.cat([run.view(*shape, *run.shape[1:]).float().mean(1) for shape, run in zip(shapes, runs)])
+
+
+def to_host_async(results: Iterator[tuple[np.ndarray, Tensor]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Copy the results of batches to the host, from a GPU while the next ones are computed."""
+    in_flight: deque[tuple[np.ndarray, Tensor, torch.cuda.Event]] = deque()
+
+    def pop_oldest() -> tuple[np.ndarray, np.ndarray]:
+        index, host, event = in_flight.popleft()
+        event.synchronize()
+        return index, host.numpy()
+
+    for index, device_tensor in results:
+        if not device_tensor.is_cuda:
+            yield index, device_tensor.numpy()
+            continue
+        host = torch.empty(device_tensor.shape, dtype=device_tensor.dtype, pin_memory=True)
+        host.copy_(device_tensor, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        in_flight.append((index, host, event))
+        if len(in_flight) > MAX_COPIES_IN_FLIGHT:
+            yield pop_oldest()
+    while in_flight:
+        yield pop_oldest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,35 +142,46 @@ class PackedModel:
         return np.array(ids), np.array(segments)
 
     def batches(self, ids: Sequence[np.ndarray], segments: Sequence[np.ndarray] | None = None) -> Iterator[PackedBatch]:
-        """Pack sequences into batches of about `max_batch_tokens` tokens on the model's device."""
+        """Pack sequences into batches on the model's device, without segments if the model has none."""
         used_segments = segments if self.model.config.trunk.num_segments else None
         return packed_batches(ids, used_segments, self.max_batch_tokens, self.device)
 
-    def _inputs(self, batch: PackedBatch, query_stream: QueryStream | None = None) -> Inputs:
-        inputs = Inputs(batch.tokens, batch.layout, batch.segments, query_stream=query_stream)
-        return self.model.config.trunk.omit_unsupported(inputs)
+    def log_probs(self, head: str, inputs: Inputs, rows: Tensor) -> Iterator[Tensor]:
+        """Yield the log-probabilities of a language-model head at the given rows, [rows, vocabulary], in chunks.
 
-    def hidden(self, batch: PackedBatch) -> Tensor:
-        """Run the trunk: the last layer's states, [tokens, dim]."""
-        return self.model.trunk(self._inputs(batch)).hidden
-
-    def layers(self, batch: PackedBatch, indices: Sequence[int]) -> list[Tensor]:
-        """Run the trunk: the states of the given layers, [tokens, dim] each."""
-        output = self.model.trunk(self._inputs(batch), layers=indices)
-        return [output.layers[index] for index in indices]
-
-    def log_probs(self, head: str, batch: PackedBatch, hidden: Tensor, rows: Tensor) -> Tensor:
-        """The log-probabilities of a language-model head at the given rows, [rows, vocabulary]."""
-        return self.model.predict(head, hidden, batch.layout, rows.to(self.device)).float().log_softmax(-1)
-
-    def masked_log_probs(self, batch: PackedBatch, rows: Tensor) -> Tensor:
-        """The log-probabilities of masked tokens, [rows, vocabulary]; a query stream (XLNet) does not see them."""
-        rows = rows.to(self.device)
-        queries, predicted_rows = None, rows
-        if self.model.config.trunk.has_query_stream:
-            order = torch.full_like(batch.tokens, -1).index_fill(0, rows, 0)
-            counts = np.histogram(rows.cpu().numpy(), batch.layout.cu_seqlens.cpu().numpy())[0]
+        The query stream of a masked head (XLNet) does not see the tokens that it predicts.
+        """
+        layout, rows = inputs.layout, rows.to(self.device)
+        if head == "masked" and self.model.config.trunk.has_query_stream:
+            order = torch.full_like(inputs.tokens, -1).index_fill(0, rows, 0)
+            counts = np.histogram(rows.cpu().numpy(), layout.cu_seqlens.cpu().numpy())[0]
             queries = QueryStream(order, rows, PackedLayout.from_lengths(counts, device=self.device))
-            predicted_rows = batch.layout.num_tokens + torch.arange(len(rows), device=self.device)
-        hidden = self.model.trunk(self._inputs(batch, queries)).hidden
-        return self.log_probs("masked", batch, hidden, predicted_rows)
+            inputs = replace(inputs, query_stream=queries)
+            rows = layout.num_tokens + torch.arange(len(rows), device=self.device)
+        hidden = self.model.trunk(inputs).hidden
+        for chunk in rows.split(ROWS_PER_SOFTMAX):
+            yield self.model.predict(head, hidden, layout, chunk).float().log_softmax(-1)
+
+    def score_positions(
+        self,
+        head: str,
+        ids: Sequence[np.ndarray],
+        positions: Sequence[np.ndarray],
+        targets: Sequence[np.ndarray],
+        segments: Sequence[np.ndarray] | None = None,
+    ) -> list[tuple[TextScore, bool]]:
+        """Score the target tokens at some positions of each sequence; also whether each is the most likely one."""
+        scores: list[tuple[TextScore, bool]] = [(TextScore(0.0, 0), False)] * len(ids)
+        for index, inputs in self.batches(ids, segments):
+            starts = np.cumsum([0, *inputs.layout.lengths])
+            rows = torch.from_numpy(np.concatenate([start + positions[i] for start, i in zip(starts, index)]))
+            target_ids = torch.from_numpy(np.concatenate([targets[i] for i in index])).to(self.device)
+            log_probs, is_best = [], []
+            for chunk, chunk_ids in zip(self.log_probs(head, inputs, rows), target_ids.split(ROWS_PER_SOFTMAX)):
+                log_probs.append(chunk.gather(1, chunk_ids[:, None])[:, 0].double())
+                is_best.append(chunk.argmax(-1) == chunk_ids)
+            sizes = [len(targets[i]) for i in index]
+            parts = zip(torch.cat(log_probs).cpu().split(sizes), torch.cat(is_best).cpu().split(sizes))
+            for i, (part, is_part_best) in zip(index, parts):
+                scores[i] = TextScore(float(part.sum()), len(part)), bool(is_part_best.all())
+        return scores

@@ -1,20 +1,22 @@
-"""Predictions of a task model, in the order of the input; used by loaded models and by fine-tuning."""
+"""Predictions of a task model, in the order of the input, and their latency; used by loaded models and fine-tuning."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
-from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.nn.model import Model
-from polyseme.nn.packing import token_budget_batches
-from polyseme.progress import progress
+from polyseme.nn.packing import map_batches
 from polyseme.tasks import load_task, task_from_json
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.encoded import EncodedExample
@@ -23,6 +25,7 @@ from polyseme.weights.folder import ModelFolder
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_TOKENS = 16384
+LATENCY_SAMPLES = 8  # number of examples that are predicted one by one
 
 
 def predict(
@@ -42,20 +45,6 @@ def predict(
     return predict_encoded(folder.model, task, examples, encoded)
 
 
-def predict_values(folder: ModelFolder, values: Sequence[Any], tasks: Iterable[type[TaskConfig]] = ()) -> list[Any]:
-    """Return one prediction for each plain value: a text, a pair of texts, a list of words."""
-    task = load_task(folder.metadata, folder.model.config, tasks)
-    return predict(folder, task.read(values, needs_labels=False), task)
-
-
-def answer_question(folder: ModelFolder, context: str, question: str, tasks: Iterable[type[TaskConfig]] = ()) -> Any:
-    """Return the span of the context that answers the question."""
-    task = load_task(folder.metadata, folder.model.config, tasks)
-    if not task.answers_questions:
-        raise UnsupportedError(f"{folder.path} cannot find answers in a text: it was trained for {task.task_type}")
-    return predict(folder, task.read([(context, question)], needs_labels=False), task)[0]
-
-
 def encode_examples(
     folder: ModelFolder,
     task: TaskConfig,
@@ -64,7 +53,7 @@ def encode_examples(
     truncate: bool | None = None,
     use_labels: bool = False,
 ) -> Iterator[EncodedExample]:
-    """Encode examples for the model of a folder, with the settings of its fine-tuning; report how many are cut."""
+    """Encode examples for the model of a folder, with the settings of its fine-tuning; log how many are truncated."""
     settings = folder.metadata.get("settings", {})
     limit = folder.model.config.trunk.embeddings.max_len
     max_len = max_len or settings.get("max_len") or limit
@@ -72,7 +61,18 @@ def encode_examples(
         raise ConfigError(f"max_len {max_len} is longer than the model reads ({limit})")
     truncate = settings.get("truncate", False) if truncate is None else truncate
     encoded = task.codec.encode(examples, folder.tokenizer, max_len, truncate, use_labels)
-    return _report_truncated(encoded, len(examples), task.describe_limit(max_len))
+    return _log_truncated(encoded, len(examples), task.describe_limit(max_len))
+
+
+def _log_truncated(encoded: Iterable[EncodedExample], total: int, limit: str) -> Iterator[EncodedExample]:
+    truncated = set()
+    for each in encoded:
+        if each.is_truncated:
+            truncated.add(each.example_index)
+        yield each
+    if truncated:
+        share = f"{len(truncated) / total:.1%}"
+        logger.warning(f"{len(truncated)} of {total} examples ({share}) are cut to {limit}")
 
 
 def predict_encoded(
@@ -99,17 +99,17 @@ def score_encoded(
 ) -> list[Any]:
     """Return the raw scores of each encoded example, computed in packed batches.
 
-    Always in the precision of the weights: a model evaluated after training and one loaded again say the same.
+    Always in the precision of the weights, so that a model predicts the same after training and after loading.
     """
     codec = task.codec
-    scores: list[Any] = [None] * len(encoded)
-    show = len(encoded) > 1 and codec.max_windows is None
-    with eval_mode(model), progress("predict", len(encoded), "examples", show) as bar:
-        for members in token_budget_batches([codec.num_tokens(e) for e in encoded], max_batch_tokens):
-            for i, each in zip(members, codec.predict(model, [encoded[i] for i in members])):
-                scores[i] = each
-            bar.advance(len(members))
-    return scores
+
+    def score_batch(index: np.ndarray) -> list[Any]:
+        scores: list[Any] = codec.predict(model, [encoded[i] for i in index])
+        return scores
+
+    lengths, show = [codec.num_tokens(e) for e in encoded], len(encoded) > 1 and codec.max_windows is None
+    with eval_mode(model):
+        return map_batches(score_batch, lengths, max_batch_tokens, "predict", "examples", show)
 
 
 @contextmanager
@@ -123,28 +123,41 @@ def eval_mode(model: Model) -> Iterator[None]:
         model.train(was_training)
 
 
-def _report_truncated(encoded: Iterable[EncodedExample], total: int, limit: str) -> Iterator[EncodedExample]:
-    """Yield the same; at the end say how many examples were cut."""
-    truncated = set()
-    for each in encoded:
-        if each.is_truncated:
-            truncated.add(each.example_index)
-        yield each
-    if truncated:
-        share = f"{len(truncated) / total:.1%}"
-        logger.warning(f"{len(truncated)} of {total} examples ({share}) are cut to {limit}")
-
-
 def select_task(folder: ModelFolder, name: str = "", kinds: Iterable[type[TaskConfig]] = ()) -> ModelFolder:
     """Return a folder of several tasks as if it had been fine-tuned for one of them; any other folder as it is."""
     tasks = folder.metadata.get("tasks")
     if not isinstance(tasks, dict):
         return folder
     if name not in tasks:
-        wrong = (
+        problem = (
             f"no task {name!r}; {suggest(name, tasks)}" if name else f"several tasks, {', '.join(tasks)}: choose one"
         )
-        raise DataError(f"{folder.path} answers {wrong}")
+        raise DataError(f"{folder.path} answers {problem}")
     task = task_from_json(tasks[name]["task"], kinds)
     model = folder.model.with_single_head(task.replace(name=name).codec.head_name, task.codec.head_name)
     return replace(folder, model=model, metadata=tasks[name])
+
+
+def median_latency_ms(predict_one: Callable[[int], object], num_examples: int) -> float:
+    """Return the median time of a prediction in milliseconds, over a few evenly spaced examples after a warm-up."""
+    size = min(LATENCY_SAMPLES, num_examples)
+    indices = [i * num_examples // size for i in range(size)]
+    predict_one(indices[0])
+    times = []
+    for i in indices:
+        start = time.perf_counter()
+        predict_one(i)
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times)
+
+
+def model_latency_ms(
+    model: Model, task: TaskConfig, examples: Sequence[Any], encoded: Sequence[EncodedExample]
+) -> float:
+    """Return the latency on examples that are encoded already; a long one is read in all its windows."""
+
+    def predict_one(i: int) -> object:
+        windows = [replace(e, example_index=0) for e in encoded if e.example_index == i]
+        return predict_encoded(model, task, [examples[i]], windows)
+
+    return median_latency_ms(predict_one, len(examples))

@@ -1,22 +1,33 @@
-"""Log-probabilities of texts, last words, and choices, by a causal or a masked language model."""
+"""Log-probabilities of texts, last words, and answers to prompts, by a causal or a masked language model.
+
+A causal model reads what prompts have in common once: first the examples that precede all of them, then each prompt,
+then its answers, each with the memory of the step before.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 
 import numpy as np
 import torch
 
 from polyseme.errors import ConfigError, DataError, suggest
-from polyseme.inference.candidates import CandidateBatch, join_prompt_answer, score_candidates
-from polyseme.inference.cloze import MaskedSpan, candidate_spans, mask_span, score_masked_spans, score_targets
-from polyseme.inference.packed_model import PackedModel
+from polyseme.generation.session import pack_inputs
+from polyseme.inference.cloze import MaskedSpan, candidate_spans, mask_span, score_masked_spans
+from polyseme.inference.packed_model import ROWS_PER_SOFTMAX, PackedModel
 from polyseme.inference.results import ChoiceResult, LastWordScore, TextScore
+from polyseme.nn.memory import Memory
+from polyseme.nn.model import Model
+from polyseme.nn.packing import PackedLayout, map_batches
+from polyseme.nn.trunks.base import TrunkOutput
 from polyseme.progress import progress
 
+TEXT_FIELD, ANSWER_FIELD = "{text}", "{answer}"
 NORMALIZATIONS = ("none", "length", "unconditional")
-_ROWS_PER_SOFTMAX = 1024  # bounds the memory of [rows, vocabulary]
 
 
 def score_causal(packed: PackedModel, texts: Sequence[str], head: str) -> list[TextScore]:
@@ -34,19 +45,8 @@ def score_causal(packed: PackedModel, texts: Sequence[str], head: str) -> list[T
     inputs, targets = [row[:-1] for row in sequences], [row[1:] for row in sequences]
     if is_backward:
         inputs, targets = targets, inputs
-    scores: list[TextScore] = [TextScore(0.0, 0)] * len(texts)
-    for batch in packed.batches(inputs):
-        hidden = packed.hidden(batch)
-        target_ids = torch.from_numpy(np.concatenate([targets[i] for i in batch.index])).to(packed.device)
-        log_probs = torch.cat(
-            [
-                packed.log_probs(head, batch, hidden, rows).gather(1, target_ids[rows][:, None])[:, 0]
-                for rows in torch.arange(len(target_ids), device=packed.device).split(_ROWS_PER_SOFTMAX)
-            ]
-        )
-        for i, text_log_probs in zip(batch.index, log_probs.split(list(batch.layout.lengths))):
-            scores[i] = TextScore(float(text_log_probs.double().sum()), len(text_log_probs))
-    return scores
+    positions = [np.arange(len(row)) for row in inputs]
+    return [score for score, _ in packed.score_positions(head, inputs, positions, targets)]
 
 
 def score_masked(packed: PackedModel, texts: Sequence[str]) -> list[TextScore]:
@@ -57,10 +57,9 @@ def score_masked(packed: PackedModel, texts: Sequence[str]) -> list[TextScore]:
     with progress("score", len(texts), "texts", show=len(texts) > 20) as bar:
         for text in texts:
             ids, segments = packed.encode_sequence(text)
-            positions = range(num_prefix, num_prefix + len(ids) - num_special)
-            spans = [MaskedSpan(ids, segments, range(i, i + 1)) for i in positions]
-            log_probs = [score.log_prob for score, _ in score_masked_spans(packed, spans)]
-            scores.append(TextScore(math.fsum(log_probs), len(positions)))
+            positions = num_prefix + np.arange(len(ids) - num_special)
+            span_scores = score_masked_spans(packed, [MaskedSpan(ids, segments, i) for i in positions[:, None]])
+            scores.append(TextScore(math.fsum(score.log_prob for score, _ in span_scores), len(positions)))
             bar.advance(1)
     return scores
 
@@ -75,29 +74,20 @@ def score_last_words(packed: PackedModel, texts: Sequence[tuple[str, str]]) -> l
         excess = max(len(row) - 1 - packed.max_len, 0)
         if answer_start - excess < 1 + num_bos:
             raise DataError(f"the word {word!r} alone is longer than the model reads ({packed.max_len} tokens)")
-        sequences.append(np.concatenate([row[:num_bos], row[num_bos + excess :]]) if excess else row)
+        sequences.append(np.delete(row, np.s_[num_bos : num_bos + excess]))
         answer_starts.append(answer_start - excess)
         num_truncated.append(excess)
-    word_scores: list[LastWordScore | None] = [None] * len(texts)
-    for batch in packed.batches([row[:-1] for row in sequences]):
-        hidden = packed.hidden(batch)
-        offsets = batch.layout.cu_seqlens.tolist()
-        rows = [
-            torch.arange(offsets[k] + answer_starts[i] - 1, offsets[k] + len(sequences[i]) - 1)
-            for k, i in enumerate(batch.index)
-        ]
-        log_probs = packed.log_probs("next", batch, hidden, torch.cat(rows))
-        targets = np.concatenate([sequences[i][answer_starts[i] :] for i in batch.index])
-        for i, word_score in zip(batch.index, score_targets(log_probs, targets, [len(part) for part in rows])):
-            word_scores[i] = LastWordScore(*word_score, num_truncated[i])
-    return [word_score for word_score in word_scores if word_score is not None]
+    inputs = [row[:-1] for row in sequences]
+    positions = [np.arange(start - 1, len(row)) for start, row in zip(answer_starts, inputs)]
+    targets = [row[start:] for start, row in zip(answer_starts, sequences)]
+    scores = packed.score_positions("next", inputs, positions, targets)
+    return [LastWordScore(*score, excess) for score, excess in zip(scores, num_truncated)]
 
 
 def score_masked_last_words(packed: PackedModel, texts: Sequence[tuple[str, str]]) -> list[LastWordScore]:
     """Score last words by a masked model: one mask per token of the word, all masked at once."""
     spans = [mask_span(packed.tokenizer, context.rstrip() + " ", word, "", packed.max_len) for context, word in texts]
-    scored = zip(score_masked_spans(packed, spans), spans)
-    return [LastWordScore(score, is_correct, span.num_truncated) for (score, is_correct), span in scored]
+    return [LastWordScore(*score, span.num_truncated) for score, span in zip(score_masked_spans(packed, spans), spans)]
 
 
 def rank_choices(
@@ -118,8 +108,7 @@ def rank_choices(
     else:
         unconditional = [(context, choices) for _, choices in questions] if normalization == "unconditional" else []
         candidates = [encode_candidates(packed, *question) for question in (*questions, *unconditional)]
-        candidate_scores = score_candidates(packed.model, candidates, packed.max_batch_tokens)
-        scores = [tuple(TextScore(*pair) for pair in pairs) for pairs in candidate_scores]
+        scores = score_candidates(packed.model, candidates, packed.max_batch_tokens)
     results = []
     for i, choice_scores in enumerate(scores[: len(questions)]):
         values = [score.log_prob for score in choice_scores]
@@ -131,6 +120,35 @@ def rank_choices(
     return results
 
 
+@dataclass(frozen=True, eq=False)
+class CandidateBatch:
+    """A prompt with each of its answers as token ids, and where the answer starts in each sequence."""
+
+    sequences: list[np.ndarray]
+    answer_starts: list[int]
+
+    @cached_property
+    def shared_prefix_len(self) -> int:
+        """The number of tokens that are read once for all answers: all but the last of their common prefix."""
+        first = self.sequences[0]
+        common = min(_common_prefix_len(first, other) for other in self.sequences)
+        return min(common, *self.answer_starts, len(first)) - 1
+
+
+def format_prompt(text: str, template: str, shots: Sequence[tuple[str, str]], separator: str = "\n\n") -> str:
+    """Write the examples with the template, then its part before the answer with the text filled in."""
+    head, answer, tail = template.partition(ANSWER_FIELD)
+    if not answer or tail.strip() or TEXT_FIELD not in head:
+        raise ConfigError(f"the template {template!r} has to hold {TEXT_FIELD} and end in {ANSWER_FIELD}")
+    formatted_shots = (_join(head.replace(TEXT_FIELD, shot), shot_answer) for shot, shot_answer in shots)
+    return separator.join([*formatted_shots, head.replace(TEXT_FIELD, text)])
+
+
+def _join(prompt: str, answer: str) -> str:
+    """Join a prompt and an answer with at most one space between them."""
+    return prompt.rstrip(" ") + " " + answer.lstrip(" ") if prompt.endswith(" ") else prompt + answer
+
+
 def encode_candidates(
     packed: PackedModel, prompt: str, choices: Sequence[str], check_length: bool = True
 ) -> CandidateBatch:
@@ -140,7 +158,7 @@ def encode_candidates(
     num_bos = len(packed.bos_ids)
     sequences, answer_starts = [], []
     for choice in choices:
-        text = join_prompt_answer(prompt, choice)
+        text = _join(prompt, choice)
         ids, offsets = packed.tokenizer.encode_with_offsets(text)
         answer_start = next((i for i, (_, end) in enumerate(offsets) if end > len(prompt.rstrip(" "))), len(ids))
         if answer_start == len(ids) or not choice.strip():
@@ -152,3 +170,70 @@ def encode_candidates(
         sequences.append(np.array([*packed.bos_ids, *ids]))
         answer_starts.append(num_bos + answer_start)
     return CandidateBatch(sequences, answer_starts)
+
+
+@torch.inference_mode()
+def score_candidates(
+    model: Model, candidates: Sequence[CandidateBatch], max_batch_tokens: int
+) -> list[tuple[TextScore, ...]]:
+    """Score the tokens of each answer after its prompt."""
+    scores: list[tuple[TextScore, ...]] = [()] * len(candidates)
+    for has_prefix in (True, False):  # an answer that follows only a start token has no prefix to share
+        indices = [i for i, batch in enumerate(candidates) if (batch.shared_prefix_len > 0) == has_prefix]
+        batches = [candidates[i] for i in indices]
+        prefix_len = _shared_by_all(batches) if has_prefix else 0
+        prefix_memory = _read(model, [batches[0].sequences[0][:prefix_len]], None)[0].memory if prefix_len else None
+        lengths = [sum(map(len, batch.sequences)) for batch in batches]
+
+        def score_batch(index: np.ndarray) -> list[tuple[TextScore, ...]]:
+            return _score_group(model, [batches[i] for i in index], prefix_memory, prefix_len)  # noqa: B023
+
+        show = len(candidates) > 200
+        group_scores = map_batches(score_batch, lengths, max_batch_tokens, "score", "questions", show)
+        for i, each in zip(indices, group_scores):
+            scores[i] = each
+    return scores
+
+
+def _score_group(
+    model: Model, group: list[CandidateBatch], prefix_memory: Memory | None, prefix_len: int
+) -> list[tuple[TextScore, ...]]:
+    memory = prefix_memory.select([0] * len(group)) if prefix_memory else None
+    if group[0].shared_prefix_len:
+        prompts = [batch.sequences[0][prefix_len : batch.shared_prefix_len] for batch in group]
+        memory = _read(model, prompts, memory)[0].memory
+    prompt_rows = [i for i, batch in enumerate(group) for _ in batch.sequences]
+    suffixes = [sequence[batch.shared_prefix_len : -1] for batch in group for sequence in batch.sequences]
+    output, layout = _read(model, suffixes, memory.select(prompt_rows) if memory else None)
+    first_rows = [start - 1 - batch.shared_prefix_len for batch in group for start in batch.answer_starts]
+    ends = np.cumsum(layout.lengths)
+    rows = np.concatenate([np.arange(e - n + f, e) for e, n, f in zip(ends, layout.lengths, first_rows)])
+    answers = [s[start:] for batch in group for s, start in zip(batch.sequences, batch.answer_starts)]
+    targets = np.concatenate(answers)
+    log_probs = []
+    for chunk in np.array_split(np.arange(len(rows)), -(-len(rows) // ROWS_PER_SOFTMAX)):
+        chunk_rows, chunk_targets = (torch.from_numpy(x[chunk]).to(output.hidden.device) for x in (rows, targets))
+        chunk_log_probs = model.predict("next", output.hidden, layout, chunk_rows).float().log_softmax(-1)
+        log_probs.append(chunk_log_probs.gather(1, chunk_targets[:, None])[:, 0].double())
+    parts = torch.cat(log_probs).cpu().split([len(answer) for answer in answers])
+    scores = (TextScore(float(part.sum()), len(part)) for part in parts)
+    return [tuple(islice(scores, len(batch.sequences))) for batch in group]
+
+
+def _read(model: Model, sequences: list[np.ndarray], memory: Memory | None) -> tuple[TrunkOutput, PackedLayout]:
+    inputs = pack_inputs(sequences, model)
+    return model.trunk(inputs, memory=memory, return_memory=True), inputs.layout
+
+
+def _shared_by_all(candidates: list[CandidateBatch]) -> int:
+    """The number of tokens that start every prompt; at least one of each is left to read."""
+    if len(candidates) < 2:
+        return 0
+    first = candidates[0].sequences[0]
+    return min(min(_common_prefix_len(first, a.sequences[0]), a.shared_prefix_len - 1) for a in candidates)
+
+
+def _common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
+    size = min(len(a), len(b))
+    differences = np.flatnonzero(a[:size] != b[:size])
+    return int(differences[0]) if len(differences) else size

@@ -129,11 +129,7 @@ class WordVectors(LanguageModel):
         """The vector of a word exactly as it is written, not normalized; None if it has none."""
         word = word.lower() if self.lowercase else word
         row = self.index.get(word)
-        if row is not None:
-            vector: np.ndarray = self.vectors[row]
-            return vector
-        oov_vector = self.oov_embedder(word) if self.oov_embedder is not None else None
-        return oov_vector if oov_vector is not None and oov_vector.any() else None
+        return self._oov_vector(word) if row is None else self.vectors[row]
 
     def vector(self, word: str) -> np.ndarray:
         """The vector of a word, scaled to length one; an unknown word is an error that names similar ones."""
@@ -159,7 +155,7 @@ class WordVectors(LanguageModel):
         known = [(one, two, rating) for one, two, rating in rows if one is not None and two is not None]
         if len(known) < 2:
             raise DataError(
-                f"{len(known)} of {len(pairs)} pairs have both words in {self.path}: two or more are needed"
+                f"{len(known)} of {len(pairs)} pairs have both words in {self.path}: at least two are needed"
             )
         cosines = np.array([float(one @ two) for one, two, _ in known])
         return SimilarityResult(spearman(cosines, np.array([rating for *_, rating in known])), len(known), len(pairs))
@@ -203,17 +199,20 @@ class WordVectors(LanguageModel):
     @cached_property
     def _neural(self) -> NeuralLM:
         """The same vectors as a network, which embeds texts."""
-        return NeuralLM(
-            self._folder or ModelFolder(self.path, *to_model(self.words, self.vectors, self.lowercase or None))
-        )
+        lowercase = self.lowercase or None
+        return NeuralLM(self._folder or ModelFolder(self.path, *to_model(self.words, self.vectors, lowercase)))
 
     def _find_normalized(self, word: str) -> np.ndarray | None:
         word_index = self.find_index(word)
         if word_index is not None:
             unit: np.ndarray = self.normalized[word_index]
             return unit
-        oov_vector = None if self.oov_embedder is None else self.oov_embedder(word.lower() if self.lowercase else word)
-        return oov_vector / np.linalg.norm(oov_vector) if oov_vector is not None and oov_vector.any() else None
+        vector = self._oov_vector(word.lower() if self.lowercase else word)
+        return None if vector is None else vector / np.linalg.norm(vector)
+
+    def _oov_vector(self, word: str) -> np.ndarray | None:
+        vector = None if self.oov_embedder is None else self.oov_embedder(word)
+        return None if vector is None or not vector.any() else vector
 
     def _encode(self, text: str, pair: str | None) -> EncodedText:
         return self._neural.encode(text, pair)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from polyseme.nn.index_cache import cached_index
 from polyseme.nn.tree import tree_map
+from polyseme.progress import progress
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,3 +201,20 @@ def token_budget_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int) -
         end = max(int(np.searchsorted(ends, tokens_before + max_tokens, side="right")), start + 1)
         yield order[start:end]
         start = end
+
+
+def map_batches(
+    fn: Callable[[np.ndarray], Iterable[Result]],
+    lengths: Sequence[int],
+    max_tokens: int,
+    title: str,
+    unit: str,
+    show: bool,
+) -> list[Result]:
+    """Apply a function to the indices of each batch of `token_budget_batches`; return results in the input's order."""
+    results: dict[int, Result] = {}
+    with progress(title, len(lengths), unit, show) as bar:
+        for index in token_budget_batches(lengths, max_tokens):
+            results.update(zip(index.tolist(), fn(index), strict=True))
+            bar.advance(len(index))
+    return [results[i] for i in range(len(lengths))]

@@ -129,8 +129,8 @@ class CoreferenceHead(Head):
             token_log_weight = attention_logits.index_select(0, token).masked_fill(is_past_end, -torch.inf)
             token_state = hidden.index_select(0, token)
             log_weight, state = _merge_weighted_means(log_weight, state, token_log_weight, token_state)
-        boundaries = (hidden.index_select(0, token) for token in (first_token, last_token))
-        return WordStates(rows, *boundaries, log_weight, state)
+        first_states, last_states = (hidden.index_select(0, token) for token in (first_token, last_token))
+        return WordStates(rows, first_states, last_states, log_weight, state)
 
     def loss(
         self, states: WordStates, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -71,9 +71,6 @@ class FeatureStore:
                 rows = slice(start, start + ROWS_PER_COPY)
                 part[rows].copy_(torch.from_numpy(np.array(array[rows])))
         return vectors
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FeatureStore:
-        return self
 
 
 def fits_on_device(device: torch.device, num_bytes: int) -> bool:
@@ -168,12 +165,11 @@ class FrozenFeaturesConfig(Config):
 
 
 class FrozenFeatures(nn.Module):
-    """Looks up the vectors of tokens in a store: the one of the call or, without it, `store`."""
+    """Looks up the vectors of tokens in a feature store."""
 
     def __init__(self, config: FrozenFeaturesConfig):
         super().__init__()
         self.config = config
-        self.store: FeatureStore | None = None
         self.scalar_mixes = nn.ModuleDict()
         for position, (index, source) in product(config.join_positions, enumerate(config.sources)):
             if source.join == "mix":
@@ -184,11 +180,9 @@ class FrozenFeatures(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, tokens: Tensor, indicators: Tensor | None = None, store: FeatureStore | None = None
+        self, tokens: Tensor, store: FeatureStore, indicators: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the input of the network, and the features that join between its layers or after them, if any."""
-        store = self.store if store is None else store
-        assert store is not None, "a network over features needs a feature store"
         config, reference = self.config, next(self.parameters(), torch.empty(0))
         token_ids = tokens.cpu().numpy()
         layers = [store.gather_vectors(i, tokens, token_ids).to(reference.dtype) for i in range(len(config.sources))]

@@ -212,7 +212,8 @@ class FeatureNetwork(Trunk):
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         layout, segments = inputs.layout, inputs.segments
-        x, late_features = self.features(inputs.tokens, segments, inputs.features)
+        assert inputs.features is not None, "a network over features needs a feature store"
+        x, late_features = self.features(inputs.tokens, inputs.features, segments)
         if self.encoder is not None and self.pair_network is None:
             x = self.dropout(self.encoder(x, layout, late_features if self.config.features.middle_join_dim else None))
         elif self.pair_network is not None:
