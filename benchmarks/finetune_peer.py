@@ -1,7 +1,7 @@
-"""Fine-tuning as users of `transformers` write it: its Trainer, or where `accelerate` is not installed a plain loop.
+"""Fine-tuning with `transformers`: its Trainer, or a plain loop if `accelerate` is not installed.
 
-Texts are tokenised before the clock starts; batches are padded to their longest text; the optimiser is the Trainer's
-default one; nothing is measured, saved or logged in between.
+Texts are tokenized before the time starts; batches are padded to their longest text; the optimizer is the Trainer's
+default; nothing is evaluated, saved or logged during training.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 
 from polyseme.config import Config
 
-IGNORED = -100  # the label that no loss is taken of
+IGNORED = -100  # label without a loss
 N_BEST = 20
 
 
 @dataclass(frozen=True)
 class Settings(Config):
-    """What both sides do alike. Windows of a text overlap by `overlap` tokens; answers have at most `longest`."""
+    """Settings of both sides. Windows of a text overlap by `overlap` tokens; answers have at most `longest` tokens."""
 
     epochs: float = 3.0
     batch_size: int = 16
@@ -41,15 +41,16 @@ class Settings(Config):
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """What a side says of the dev examples, how long its training took, and of how many sequences."""
+class PeerResult:
+    """Predictions for the dev examples, training time, and number of training sequences."""
 
-    said: list[Any]
+    predictions: list[Any]
     seconds: float
-    sequences: int
+    num_sequences: int
 
 
-def way() -> str:
+def peer_name() -> str:
+    """Return how the peer is trained."""
     return "Trainer" if importlib.util.find_spec("accelerate") else "plain PyTorch loop"
 
 
@@ -63,11 +64,11 @@ def run_peer(
     seed: int,
     device: torch.device,
     by_length: bool = False,
-) -> Learnt:
-    """Fine-tune the model of `transformers` and ask it. With `by_length` its batches are of texts of like length."""
+) -> PeerResult:
+    """Fine-tune the model of `transformers` and predict; `by_length` groups texts of similar length into batches."""
     import transformers as t
 
-    torch.use_deterministic_algorithms(False)  # ours sets it on a CPU; nobody who uses the Trainer does
+    torch.use_deterministic_algorithms(False)  # ours sets it on a CPU; the Trainer does not
     t.logging.set_verbosity_error()
     t.logging.disable_progress_bar()
     t.set_seed(seed)
@@ -76,9 +77,9 @@ def run_peer(
         "tagging": t.AutoModelForTokenClassification,
         "extractive_qa": t.AutoModelForQuestionAnswering,
     }
-    made = classes.get(kind, t.AutoModelForSequenceClassification)
+    model_class = classes.get(kind, t.AutoModelForSequenceClassification)
     sizes = {} if kind == "extractive_qa" else {"num_labels": 1 if kind == "regression" else len(labels)}
-    model = made.from_pretrained(folder, **sizes)
+    model = model_class.from_pretrained(folder, **sizes)
     numbers = {label: i for i, label in enumerate(labels)}
     encode = {"tagging": _words, "extractive_qa": _windows}.get(kind, _texts)
     rows = encode(tokenizer, [e for e in train if getattr(e, "is_trainable", True)], kind, numbers, settings, True)
@@ -86,12 +87,12 @@ def run_peer(
     if kind == "tagging":
         collate = t.DataCollatorForTokenClassification
     padded = collate(tokenizer, pad_to_multiple_of=8 if device.type == "cuda" else None)
-    learn = _trainer if way() == "Trainer" else _loop
+    learn = _trainer if peer_name() == "Trainer" else _loop
     inputs = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
     seconds = learn(model, tokenizer, inputs, padded, settings, seed, device, by_length)
-    asked = encode(tokenizer, dev, kind, numbers, settings, False)
-    scores = _scores(model.to(device).eval(), asked, padded, device)
-    return Learnt(_answers(kind, asked, scores, dev, labels, settings), seconds, len(rows))
+    dev_rows = encode(tokenizer, dev, kind, numbers, settings, False)
+    scores = _scores(model.to(device).eval(), dev_rows, padded, device)
+    return PeerResult(_answers(kind, dev_rows, scores, dev, labels, settings), seconds, len(rows))
 
 
 def _trainer(
@@ -114,7 +115,7 @@ def _trainer(
             per_device_train_batch_size=settings.batch_size,
             learning_rate=settings.rate,
             lr_scheduler_type="linear",
-            warmup_steps=settings.warmup,  # below 1 a share
+            warmup_steps=settings.warmup,  # a fraction if below 1
             weight_decay=settings.decay,
             adam_epsilon=settings.eps,
             seed=seed,
@@ -144,7 +145,7 @@ def _loop(
     device: torch.device,
     by_length: bool,
 ) -> float:
-    """What the Trainer does, written out: AdamW without decay of biases and norms, clipping, a linear schedule."""
+    """Train as the Trainer does: AdamW without decay of biases and norms, clipping, a linear schedule."""
     cuda = device.type == "cuda"
     model.to(device).train()
     draw = torch.Generator().manual_seed(seed)
@@ -162,11 +163,11 @@ def _loop(
     decayed = [p for name, p in model.named_parameters() if "bias" not in name and "LayerNorm" not in name]
     others = [p for name, p in model.named_parameters() if "bias" in name or "LayerNorm" in name]
     groups = [{"params": decayed, "weight_decay": settings.decay}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=settings.rate, eps=settings.eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=settings.rate, eps=settings.eps, fused=True)
     total = math.ceil(settings.epochs * len(loader))
     warm = max(math.ceil(settings.warmup * total), 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: step / warm if step < warm else max(0.0, (total - step) / max(total - warm, 1))
+        optimizer, lambda step: step / warm if step < warm else max(0.0, (total - step) / max(total - warm, 1))
     )
 
     def go() -> None:
@@ -178,9 +179,9 @@ def _loop(
                     loss = model(**inputs).loss
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimiser.step()
+                optimizer.step()
                 schedule.step()
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 done += 1
                 if done == total:
                     break
@@ -189,7 +190,7 @@ def _loop(
 
 
 class _ByLength:
-    """Batches as the Trainer's `group_by_length` has them: sorted inside stretches of fifty, drawn anew each epoch."""
+    """Batches of the Trainer's `group_by_length`: sorted within groups of fifty, shuffled again each epoch."""
 
     def __init__(self, rows: Sequence[dict[str, Any]], size: int, seed: int):
         self.lengths, self.size, self.draw = [len(row["input_ids"]) for row in rows], size, np.random.default_rng(seed)
@@ -205,40 +206,42 @@ class _ByLength:
 
 
 def timed(function: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    """Return the seconds that a call takes."""
+    start = time.perf_counter()
     function()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def _texts(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: Settings, labelled: bool) -> list[Any]:
+def _texts(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: Settings, labeled: bool) -> list[Any]:
     pairs = [e.pair for e in examples] if examples[0].pair is not None else None
-    found = tokenizer([e.text for e in examples], pairs, truncation=True, max_length=settings.max_len)
-    rows = [{name: found[name][i] for name in found} for i in range(len(examples))]
-    for row, example in zip(rows, examples) if labelled else ():
+    encoded = tokenizer([e.text for e in examples], pairs, truncation=True, max_length=settings.max_len)
+    rows = [{name: encoded[name][i] for name in encoded} for i in range(len(examples))]
+    for row, example in zip(rows, examples) if labeled else ():
         row["labels"] = float(example.label) if kind == "regression" else numbers[example.label]
     return rows
 
 
-def _words(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: Settings, labelled: bool) -> list[Any]:
-    """A word's tag is on its first piece."""
-    given = [list(e.words) for e in examples]
-    found = tokenizer(given, is_split_into_words=True, truncation=True, max_length=settings.max_len)
+def _words(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: Settings, labeled: bool) -> list[Any]:
+    """Encode words; the label of a word is on its first piece."""
+    encoded = tokenizer(
+        [list(e.words) for e in examples], is_split_into_words=True, truncation=True, max_length=settings.max_len
+    )
     rows = []
     for i, example in enumerate(examples):
-        owners = found.word_ids(i)
+        owners = encoded.word_ids(i)
         first = [owner if owner != before else None for owner, before in zip(owners, [None, *owners])]
-        row = {name: found[name][i] for name in found} | {"_first": first}
-        if labelled:
+        row = {name: encoded[name][i] for name in encoded} | {"_first": first}
+        if labeled:
             row["labels"] = [IGNORED if word is None else numbers[example.tags[word]] for word in first]
         rows.append(row)
     return rows
 
 
-def _windows(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: Settings, labelled: bool) -> list[Any]:
-    """Question and window; a window without the whole answer points at the first token."""
-    found = tokenizer(
+def _windows(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: Settings, labeled: bool) -> list[Any]:
+    """Encode question and window; the target of a window without the whole answer is the first token."""
+    encoded = tokenizer(
         [e.question for e in examples],
         [e.context for e in examples],
         truncation="only_second",
@@ -247,13 +250,13 @@ def _windows(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: S
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
     )
-    owners, offsets = found.pop("overflow_to_sample_mapping"), found.pop("offset_mapping")
+    owners, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
     rows = []
     for i, owner in enumerate(owners):
-        inside = [part == 1 for part in found.sequence_ids(i)]
-        row = {name: found[name][i] for name in found}
+        inside = [part == 1 for part in encoded.sequence_ids(i)]
+        row = {name: encoded[name][i] for name in encoded}
         row |= {"_of": owner, "_offsets": [at if held else None for at, held in zip(offsets[i], inside)]}
-        if labelled:
+        if labeled:
             text, begin = examples[owner].valid_answers[0]
             places = [k for k, held in enumerate(inside) if held]
             row["start_positions"] = row["end_positions"] = 0
@@ -266,20 +269,20 @@ def _windows(tokenizer: Any, examples: Any, kind: str, numbers: Any, settings: S
 
 @torch.inference_mode()
 def _scores(model: Any, rows: list[dict[str, Any]], collate: Any, device: torch.device) -> list[np.ndarray]:
-    """Of each sequence [labels], or [tokens, labels]; read sorted by length, in float32."""
+    """Return scores [labels] or [tokens, labels] of each sequence, in float32."""
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]["input_ids"]))
-    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    scores_by_row: list[np.ndarray] = [np.empty(0)] * len(rows)
     names = ("input_ids", "attention_mask", "token_type_ids")
     for start in range(0, len(order), 32):
         part = order[start : start + 32]
         batch = collate.tokenizer.pad(
             [{name: rows[i][name] for name in names if name in rows[i]} for i in part], return_tensors="pt"
         )
-        said = model(**{name: value.to(device) for name, value in batch.items()})
-        scores = said.logits if "logits" in said else torch.stack([said.start_logits, said.end_logits], -1)
+        output = model(**{name: value.to(device) for name, value in batch.items()})
+        scores = output.logits if "logits" in output else torch.stack([output.start_logits, output.end_logits], -1)
         for i, one in zip(part, scores.float().cpu().numpy()):
-            found[i] = one[: len(rows[i]["input_ids"])] if scores.ndim == 3 else one
-    return found
+            scores_by_row[i] = one[: len(rows[i]["input_ids"])] if scores.ndim == 3 else one
+    return scores_by_row
 
 
 def _answers(
@@ -290,27 +293,27 @@ def _answers(
     labels: Sequence[str],
     settings: Settings,
 ) -> list[Any]:
-    """As the metrics want them: a label, a number, tags (None for a word that was cut off), or a text."""
+    """Return what the metrics need: a label, a number, tags (None for a truncated word), or a text."""
     if kind == "regression":
         return [float(one[0]) for one in scores]
     if kind == "extractive_qa":
         return _best_texts(rows, scores, examples, settings.longest)
     if kind != "tagging":
         return [labels[int(one.argmax())] for one in scores]
-    found = []
+    tags = []
     for row, one, example in zip(rows, scores, examples):
         best: list[str | None] = [None] * len(example.words)
         for word, place in zip(row["_first"], one.argmax(-1).tolist()):
             if word is not None:
                 best[word] = labels[place]
-        found.append(tuple(best))
-    return found
+        tags.append(tuple(best))
+    return tags
 
 
 def _best_texts(
     rows: Sequence[dict[str, Any]], scores: Sequence[np.ndarray], examples: Sequence[Any], longest: int
 ) -> list[str]:
-    """The usual reading of start and end scores: of the best twenty of each, the pair with the highest sum."""
+    """Return the span with the highest sum of start and end scores, among the best twenty of each."""
     best: dict[int, tuple[float, str]] = defaultdict(lambda: (-math.inf, ""))
     for row, one in zip(rows, scores):
         of, offsets = row["_of"], row["_offsets"]

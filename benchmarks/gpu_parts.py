@@ -1,4 +1,4 @@
-"""What the rows of `gpu.py` share: the row itself, the clock."""
+"""Rows and timing of `gpu.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICE = torch.device("cuda")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """A row of the table."""
 
     family: str
     size: dict[str, int]
@@ -25,19 +25,19 @@ class Row:
 
 
 @dataclass
-class Measured:
-    """What one side did."""
+class Measurement:
+    """Speed and memory of one side."""
 
-    tokens: float  # a second
+    tokens: float  # per second
     memory: float  # GiB
     mfu: float = 0.0
-    cold: float = 0.0  # seconds to the first step
+    cold: float = 0.0  # seconds of the first step
     notes: dict[str, float] = field(default_factory=dict)
 
 
 def timed(step: Callable[[], object], steps: int) -> float:
-    """Milliseconds a step: the median of three runs of steps."""
-    found = []
+    """Return milliseconds per step: the median of three series of steps."""
+    times = []
     for _ in range(3):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -45,29 +45,31 @@ def timed(step: Callable[[], object], steps: int) -> float:
             step()
         end.record()
         torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / steps)
-    return statistics.median(found)
+        times.append(start.elapsed_time(end) / steps)
+    return statistics.median(times)
 
 
-def fresh() -> None:
+def reset() -> None:
+    """Forget compiled code, cached memory and the peak of memory."""
     torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
 
-def measure(step: Callable[[], object], tokens: int, flops: int, peak: float, steps: int) -> Measured:
-    began = time.monotonic()
+def measure(step: Callable[[], object], tokens: int, flops: int, peak: float, steps: int) -> Measurement:
+    """Time the first step, warm up, and measure the following steps."""
+    start = time.monotonic()
     step()
     torch.cuda.synchronize()
-    cold = time.monotonic() - began
+    cold = time.monotonic() - start
     for _ in range(4):
         step()
-    each = timed(step, steps) / 1e3
-    return Measured(tokens / each, torch.cuda.max_memory_allocated() / 2**30, flops / each / peak, cold)
+    seconds = timed(step, steps) / 1e3
+    return Measurement(tokens / seconds, torch.cuda.max_memory_allocated() / 2**30, flops / seconds / peak, cold)
 
 
 def matrix_peak() -> float:
-    """Operations a second of a large matrix product in bf16, at the clock that a chip at work holds."""
+    """Return the FLOP/s of a large matrix product in bf16, at the clock of a warm chip."""
     a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(1000):  # a second and a half: a cold chip is faster
         a @ b

@@ -1,4 +1,4 @@
-"""The rows of `gpu.py` on text of uneven length: encoding, fine-tuning, pre-training on documents."""
+"""The rows of `gpu.py` on texts of uneven length: encoding, fine-tuning, and pre-training on documents."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_parts import DEVICE, Measured, Row, fresh, measure
-from peers import in_our_names
+from gpu_parts import DEVICE, Measurement, Row, measure, reset
+from peers import in_our_names, peer_step
 
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
@@ -26,21 +26,20 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses
-from polyseme.objectives.packing import pad_to_bucket
+from polyseme.objectives.packing import SpecialIds, pad_to_bucket
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.flops import count_training_flops
-from polyseme.train.loop import TrainState, train
+from polyseme.train.loop import TrainState, count_training_flops, train
 from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.pretrain import open_streams
 from polyseme.train.recipe import Recipe
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.streams import open_streams
 
 
-def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
-    """Mean vectors of texts of uneven length, ids given."""
+def encode(row: Row, model: Model, peer: Any) -> dict[str, Measurement]:
+    """Compute mean vectors of texts of uneven length from their ids."""
     draw = np.random.default_rng(0)
     lengths = np.clip(np.exp(draw.normal(3.0, 0.85, row.sequences)).astype(int), 3, row.length)
     rows = [draw.integers(0, 30_522, n) for n in lengths]
@@ -51,14 +50,14 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     @torch.inference_mode()
     def ours(trunk: Callable[..., Any], budget: int = 65_536) -> torch.Tensor:
         bins = packed_batches(rows, None, budget, DEVICE)
-        found = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
+        vectors = np.empty((len(rows), row.size["dim"]), dtype=np.float32)
         for index, part in to_host_async((b.indices, mean_pool(trunk(b.inputs).hidden, b.inputs.layout)) for b in bins):
-            found[index] = part
-        return torch.from_numpy(found)
+            vectors[index] = part
+        return torch.from_numpy(vectors)
 
     @torch.inference_mode()
     def theirs(size: int, ordered: bool) -> torch.Tensor:
-        found = torch.empty(len(texts), row.size["dim"], device=DEVICE)
+        vectors = torch.empty(len(texts), row.size["dim"], device=DEVICE)
         order = np.argsort(-lengths, kind="stable") if ordered else np.arange(len(texts))
         for start in range(0, len(texts), size):
             chosen = order[start : start + size]
@@ -66,23 +65,22 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
             sizes = torch.from_numpy(lengths[chosen]).to(DEVICE)
             mask = torch.arange(ids.shape[1], device=DEVICE)[None] < sizes[:, None]
             states = other(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
-            found[torch.from_numpy(chosen).to(DEVICE)] = (states * mask[..., None]).sum(1) / sizes[:, None]
-        return found.cpu()
+            vectors[torch.from_numpy(chosen).to(DEVICE)] = (states * mask[..., None]).sum(1) / sizes[:, None]
+        return vectors.cpu()
 
-    def clock(work: Callable[[], torch.Tensor]) -> Measured:
-        fresh()
-        began = time.monotonic()
-        work()
-        cold, times = time.monotonic() - began, []
-        for _ in range(3):
-            began = time.monotonic()
+    def clock(work: Callable[[], torch.Tensor]) -> Measurement:
+        reset()
+        times = []
+        for _ in range(4):
+            start = time.monotonic()
             work()
-            times.append(time.monotonic() - began)
-        return Measured(lengths.sum() / statistics.median(times), torch.cuda.max_memory_allocated() / 2**30, 0, cold)
+            times.append(time.monotonic() - start)
+        cold, *times = times
+        return Measurement(lengths.sum() / statistics.median(times), torch.cuda.max_memory_allocated() / 2**30, 0, cold)
 
-    apart = (ours(half.trunk) - theirs(256, True)).norm() / theirs(256, True).norm()
-    if apart > 0.03:
-        raise SystemExit(f"the vectors differ by {apart:.3f}")
+    difference = (ours(half.trunk) - theirs(256, True)).norm() / theirs(256, True).norm()
+    if difference > 0.03:
+        raise SystemExit(f"the vectors differ by {difference:.3f}")
     return {
         "polyseme": clock(lambda: ours(half.trunk)),
         "transformers, batches of 64": clock(lambda: theirs(64, False)),
@@ -90,8 +88,8 @@ def encode(row: Row, model: Model, peer: Any) -> dict[str, Measured]:
     }
 
 
-def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
-    """Texts of uneven length with a label each, as a task has them; the peer pads each batch to its longest."""
+def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measurement]:
+    """Fine-tune on labeled texts of uneven length; the peer pads each batch to its longest text."""
     import transformers
 
     draw = np.random.default_rng(0)
@@ -121,36 +119,27 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
     ]
     with torch.no_grad():
         mine = compute_losses(ours.eval(), chosen[0].to(DEVICE))["classify"] / row.sequences
-        apart = abs(mine - peer.eval()(**inputs[0]).loss).item()
-    if apart > 0.01:
-        raise SystemExit(f"the two sides differ: {apart}")
+        difference = abs(mine - peer.eval()(**inputs[0]).loss).item()
+    if difference > 0.01:
+        raise SystemExit(f"the two sides differ: {difference}")
     tokens = int(statistics.mean(batch.num_tokens for batch in chosen))
     flops = int(statistics.mean(count_training_flops(ours, batch) for batch in chosen))
-    optimiser = torch.optim.AdamW(peer.train().parameters(), lr=1e-4, fused=True)
+    peer.train()
 
-    def stepper(model: Any) -> Callable[[], None]:
-        """Steps over batches whose shapes have all been seen: what memory they need is there."""
-        turn = itertools.cycle(inputs)
-
-        def step() -> None:
-            optimiser.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = model(**next(turn)).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-            optimiser.step()
-
+    def warm_step(model: Any) -> Callable[[], None]:
+        """Return a step that has run on every shape, so that its memory is allocated."""
+        step = peer_step(peer, itertools.cycle(inputs), model)
         for _ in inputs:
             step()
         return step
 
-    fresh()
-    others = {"transformers": measure(stepper(peer), tokens, flops, peak, 64)}
+    reset()
+    others = {"transformers": measure(warm_step(peer), tokens, flops, peak, 64)}
     if compiled_peer:
-        fresh()
-        whole = stepper(torch.compile(peer, dynamic=True))
-        others["transformers, compiled"] = measure(whole, tokens, flops, peak, 64)
-    fresh()
+        reset()
+        compiled_step = warm_step(torch.compile(peer, dynamic=True))
+        others["transformers, compiled"] = measure(compiled_step, tokens, flops, peak, 64)
+    reset()
     run = TrainState(
         ours, settings.optimizer.build(ours, ours.trunk.layer_groups()), settings.optimizer, ScheduleConfig("constant"),
         10**6, DEVICE, "bf16", use_cuda_graphs=True,
@@ -161,16 +150,16 @@ def finetune(row: Row, peak: float, compiled_peer: bool) -> dict[str, Measured]:
         for batches, position in all_steps(task, data, settings, 0)
     )
     reports = train(run, steps)
-    for _ in range(4 * len(inputs)):  # the shapes that occur are recorded in these
+    for _ in range(4 * len(inputs)):  # CUDA graphs of the shapes are captured in these
         next(reports)
-    found = measure(lambda: next(reports), tokens, flops, peak, 64)
-    found.notes = {"loss": apart}
+    result = measure(lambda: next(reports), tokens, flops, peak, 64)
+    result.notes = {"loss": difference}
     reports.close()  # type: ignore[attr-defined]
-    return {"polyseme": found, **others}
+    return {"polyseme": result, **others}
 
 
-def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, steps: int) -> dict[str, Measured]:
-    """Real text of uneven length, from the corpus on disk to the step."""
+def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, steps: int) -> dict[str, Measurement]:
+    """Pre-train on documents of uneven length, from the corpus on disk to the step."""
     size = row.sequences * row.length
     recipe = Recipe(
         name="benchmark", family=row.family,
@@ -183,7 +172,7 @@ def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, step
         raise SystemExit(
             f"{folder} has a vocabulary of {corpus.vocab_size}, not {model.trunk.token_embeddings.shape[0]}"
         )
-    data, _ = open_streams(recipe, corpus, Tokenizer.load(folder / "tokenizer"), 0, 1)
+    data, _ = open_streams(recipe, corpus, SpecialIds.from_tokenizer(Tokenizer.load(folder / "tokenizer")))
     samples = [batch for batches, _ in itertools.islice(data.steps(DataPosition()), 4) for batch in batches]
     exclude_from_compile()
     optim = OptimizerConfig()
@@ -191,34 +180,24 @@ def documents(row: Row, peer: Any, model: Model, folder: Path, peak: float, step
         model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig("constant"), 10**6, DEVICE, "bf16",
         loss_fn=torch.compile(compute_losses), use_cuda_graphs=True,
     )  # fmt: skip
-    fresh()
+    reset()
     reports = train(run, data.steps(DataPosition()))
     tokens = statistics.mean(batch.num_tokens for batch in samples)
     flops = int(statistics.mean(count_training_flops(model, batch) for batch in samples))
-    found = {"polyseme": measure(lambda: next(reports), int(tokens), flops, peak, steps)}
+    results = {"polyseme": measure(lambda: next(reports), int(tokens), flops, peak, steps)}
     reports.close()  # type: ignore[attr-defined]
     del run, model
-    fresh()
+    reset()
     ready = list(padded(row, samples))
     counts = [int(inputs["attention_mask"].sum()) for inputs in ready]
-    optimiser = torch.optim.AdamW(peer.parameters(), lr=1e-4, fused=True)
-    turn = itertools.cycle(ready)
-
-    def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = peer(**next(turn)).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-        optimiser.step()
-
-    found["transformers"] = measure(step, int(statistics.mean(counts)), flops, peak, max(len(ready), 5))
-    found["transformers"].mfu = 0.0
-    return found
+    step = peer_step(peer, itertools.cycle(ready))
+    results["transformers"] = measure(step, int(statistics.mean(counts)), flops, peak, max(len(ready), 5))
+    results["transformers"].mfu = 0.0
+    return results
 
 
 def padded(row: Row, samples: list[Batch]) -> Iterator[dict[str, torch.Tensor]]:
-    """The sequences of packed batches, mixed, in padded batches as the peer takes them."""
+    """Yield the sequences of packed batches, shuffled, as padded batches for the peer."""
     sequences = []
     for batch in samples:
         labels = torch.full_like(batch.inputs.tokens, -100)
@@ -232,7 +211,7 @@ def padded(row: Row, samples: list[Batch]) -> Iterator[dict[str, torch.Tensor]]:
             for each in (batch.inputs.tokens, labels, batch.inputs.segments)
         )
         for number, (tokens, label, segments) in enumerate(zip(*parts)):
-            if answers.get(number, -100) != -100:  # the rest is filler
+            if answers.get(number, -100) != -100:  # others are filler
                 sequences.append((tokens, label, segments, answers[number]))
     order = np.random.default_rng(0).permutation(len(sequences))
     for start in range(0, len(order) - row.sequences + 1, row.sequences):

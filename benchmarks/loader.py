@@ -1,12 +1,12 @@
-"""Tokens a second from the corpus to a masked batch, on one core, against `transformers`' collator.
+"""Tokens/s from the corpus to a masked batch on one core, compared with the collator of `transformers`.
 
     python benchmarks/loader.py [--tokens 3000000] [--fixed]
 
-Ours is the whole path: order, gather from the memory-mapped shards, special tokens, pairs, masks, batch. The
-peer is `DataCollatorForLanguageModeling` alone, given samples that are already cut, shuffled, marked and in
-memory, in its fastest form (lists or arrays in, numpy or torch out), in the same run, on as many tokens.
-It has no sentence pairs, and its whole words need offsets: those rows are held against its plain masked LM.
-Its masking function alone, on a padded tensor that is ready, is printed below as the least it could take.
+Ours is the whole path: shuffling, gathering from memory-mapped shards, special tokens, pairs, masks, batch. The peer is
+`DataCollatorForLanguageModeling` alone, on samples in memory that are already cut, shuffled and have special tokens, in
+its fastest form (lists or arrays in, numpy or torch out), on as many tokens. It has no sentence pairs, and whole words
+need offsets: those rows are compared with its plain masked LM. The speed of its masking function alone, on a padded
+tensor, is printed below as an upper bound.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from report import cpu_name
 
 from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.objectives.base import Objective
 from polyseme.objectives.causal_lm import CausalLM
-from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.packing import BatchBuilder, SpecialIds
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.objectives.span_corruption import SpanCorruption
-from polyseme.objectives.span_masked_lm import SpanMaskedLM
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 SIZE, SPECIALS, BIN = 30_522, 5, 16_384
 SENTINELS = tuple(range(SIZE - 1, SIZE - 101, -1))
 VOCABULARY = SpecialIds(SIZE, frozenset(range(SPECIALS)), cls=2, sep=3, mask=4, eos=1, sentinels=SENTINELS)
-AIM = 10e6
-ALONE = "masking alone"
+TARGET = 10e6  # tokens/s
+MASKING_ONLY = "masking only"
 OBJECTIVES: dict[str, Objective] = {
     "MLM": MaskedLM(),
     "MLM, whole words": MaskedLM(mask_unit="word"),
@@ -55,9 +55,9 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_000) -> Corpus:
-    """Random shards on disk, as `prepare` lays them out.
+    """Write random shards in the format of `prepare`.
 
-    Sentences of 5 to 44 tokens, documents of 5 to 54 sentences, words of 1.25 tokens.
+    Sentences have 5 to 44 tokens, documents 5 to 54 sentences, words 1.25 tokens.
     """
     from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_filename, token_dtype
 
@@ -95,16 +95,16 @@ def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_00
 
 
 def ours(bound: BatchBuilder, fixed: bool) -> Iterator[int]:
-    """Reads batches without end and yields the tokens of each."""
+    """Build batches without end and yield the number of tokens of each."""
     shape = bound.static_shape(BIN) if fixed else None
     order = ShuffledSampler(bound, BIN, micro_batches_per_step=4, max_samples=shape.max_samples if shape else 0)
     for bins, _ in order.steps():
-        for found in bins:
-            yield bound.batch(found.sample_ids, found.epoch, shape).num_tokens
+        for samples in bins:
+            yield bound.batch(samples.sample_ids, samples.epoch, shape).num_tokens
 
 
 def peer_forms(max_len: int, mlm: bool) -> dict[str, Iterator[int]]:
-    """The collator over batches as large as ours, for each form of its input and output."""
+    """Run the collator on batches as large as ours, for each form of its input and output."""
     from tokenizers import Tokenizer, models
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
     from transformers.utils import logging
@@ -129,7 +129,7 @@ def peer_forms(max_len: int, mlm: bool) -> dict[str, Iterator[int]]:
             batch = collate([dict(row) for row in rows])
             yield int(batch["input_ids"].shape[0] * batch["input_ids"].shape[1])
 
-    def alone() -> Iterator[int]:
+    def mask_only() -> Iterator[int]:
         collate = DataCollatorForLanguageModeling(tokenizer, seed=0)
         collate.create_rng()
         ready, special = torch.from_numpy(table), torch.from_numpy(marks)
@@ -139,15 +139,16 @@ def peer_forms(max_len: int, mlm: bool) -> dict[str, Iterator[int]]:
 
     inputs: dict[str, Callable[[np.ndarray], Any]] = {"lists": np.ndarray.tolist, "arrays": np.asarray}
     forms = {f"{i} to {t}": run(convert, t) for i, convert in inputs.items() for t in ("np", "pt")}
-    return forms | ({ALONE: alone()} if mlm else {})
+    return forms | ({MASKING_ONLY: mask_only()} if mlm else {})
 
 
 def peer_rates(max_len: int, mlm: bool, num_tokens: int) -> dict[str, float]:
+    """Return the tokens/s of each form."""
     return {form: rate(batches, num_tokens) for form, batches in peer_forms(max_len, mlm).items()}
 
 
 def rate(batches: Iterable[int], num_tokens: int) -> float:
-    """Tokens a second of processor time over `num_tokens`, best of three, after one batch to warm up."""
+    """Return tokens per second of processor time, the best of three series of `num_tokens`, after a warm-up batch."""
     reader = iter(batches)
     next(reader)
     best = 0.0
@@ -159,23 +160,15 @@ def rate(batches: Iterable[int], num_tokens: int) -> float:
     return best
 
 
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tokens", type=int, default=3_000_000, help="tokens in each of three timings")
-    parser.add_argument("--fixed", action="store_true", help="batches of one fixed shape, for torch.compile")
+    parser.add_argument("--tokens", type=int, default=3_000_000, help="tokens in each of three series")
+    parser.add_argument("--fixed", action="store_true", help="build batches of a fixed shape, for torch.compile")
     options = parser.parse_args()
     torch.set_num_threads(1)
     import transformers
 
-    print(f"{date.today()}  {processor()}, one thread of {os.cpu_count()}")
+    print(f"{date.today()}  {cpu_name()}, one thread of {os.cpu_count()}")
     print(f"Python {platform.python_version()}, numpy {np.__version__}, torch {torch.__version__}, "
           f"transformers {transformers.__version__}")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -186,12 +179,15 @@ def main() -> None:
             peers = {mlm: peer_rates(max_len, mlm, options.tokens) for mlm in (True, False)}
             for name, spec in OBJECTIVES.items():
                 bound = spec.bind(corpus, VOCABULARY, max_len, 0)
-                found, fill = rate(ours(bound, options.fixed), options.tokens), ShuffledSampler(bound, BIN).fill_ratio()
-                peer = max(r for form, r in peers[name != "causal LM"].items() if form != ALONE)
-                missed = "" if found >= AIM else f"  below the aim of {AIM / 1e6:.0f}"
-                print(f"{name:<24}{max_len:>7}{found / 1e6:>10.1f}{peer / 1e6:>14.2f}"
-                      f"{found / peer:>7.1f}×{fill:>7.1%}{missed}")  # fmt: skip
-            shown = ", ".join(f"{form} {found / 1e6:.2f}" for form, found in peers[True].items())
+                our_rate, fill = (
+                    rate(ours(bound, options.fixed), options.tokens),
+                    ShuffledSampler(bound, BIN).fill_ratio(),
+                )
+                peer = max(r for form, r in peers[name != "causal LM"].items() if form != MASKING_ONLY)
+                missed = "" if our_rate >= TARGET else f"  below the target of {TARGET / 1e6:.0f}"
+                print(f"{name:<24}{max_len:>7}{our_rate / 1e6:>10.1f}{peer / 1e6:>14.2f}"
+                      f"{our_rate / peer:>7.1f}×{fill:>7.1%}{missed}")  # fmt: skip
+            shown = ", ".join(f"{form} {r / 1e6:.2f}" for form, r in peers[True].items())
             print(f"  (transformers' masked LM by form: {shown})")
 
 

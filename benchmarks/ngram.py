@@ -1,12 +1,12 @@
-"""N-grams: tokens a second of counting and scoring, memory, perplexity; ours against KenLM, or else NLTK, in one run.
+"""N-gram models compared with KenLM and NLTK: speed of counting and scoring, memory, and perplexity.
 
     python benchmarks/ngram.py [--data ../shared/data/wikitext-2] [--order 5] [--lmplz PATH] [--save F.md]
 
-Text is cut into words at spaces, as WikiText has it, all of which are known. Both sides get the same sentences: ours
-as ids, KenLM's `lmplz` as text, whose reading is counted too, as are the writing of its ARPA file and of our arrays.
-Processor time counts. Scoring is of the test set: ours in one call on ids, KenLM's by its Python module, sentence by
-sentence, NLTK's on a sample, as it is slow. Without the data, random words stand in. What is not installed is left
-out.
+Text is split at spaces, as in WikiText, and all training words are in the vocabulary. Both sides get the same
+sentences: ours as ids, KenLM's `lmplz` as text. Times are processor time and include reading the text and writing the
+ARPA file or our arrays. The test set is scored in one call on ids (ours), sentence by sentence with KenLM's Python
+module, and on a sample with NLTK, which is slow. Without the data, random words are used. Libraries that are not
+installed are skipped.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ MARKS = ("<s>", "</s>", "<unk>")
 
 
 def read(folder: Path, part: str) -> Sentences:
+    """Read a split of WikiText, or generate random sentences."""
     path = folder / f"wiki.{part}.raw.gz"
     if path.exists():
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -47,12 +48,14 @@ def read(folder: Path, part: str) -> Sentences:
 
 
 def ids_of(sentences: Sentences, ids: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return concatenated ids and the length of each sentence."""
     unknown = ids["<unk>"]
     flat = np.array([ids.get(word, unknown) for sentence in sentences for word in sentence])
     return flat, np.array(list(map(len, sentences)))
 
 
 def streams(words: NgramVocab, flat: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield blocks of sentences enclosed in BOS and EOS."""
     step = max(BLOCK_SIZE // max(int(lengths.mean()), 1), 1)
     ends = np.cumsum(lengths)
     for first in range(0, len(lengths), step):
@@ -61,74 +64,77 @@ def streams(words: NgramVocab, flat: np.ndarray, lengths: np.ndarray) -> Iterato
         yield words.add_bos_eos(flat[end - int(part.sum()) : end], part)
 
 
-def spent(children: bool = False) -> float:
+def cpu_seconds(children: bool = False) -> float:
+    """Return the processor time used so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def anonymous() -> float:
-    """Memory of this process in MB that is no file's."""
+    """Return the memory of this process in MB, without mapped files."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1024
 
 
-def learn(
+def train_ours(
     words: NgramVocab, flat: np.ndarray, lengths: np.ndarray, order: int, work: Path
 ) -> tuple[NgramTrie, float, float]:
-    before = spent()
+    """Count and estimate; return the model, the processor time and the memory."""
+    before = cpu_seconds()
     counts = count_ngrams(streams(words, flat, lengths), words, order, work)
     model, _ = estimate_kneser_ney(counts, words, work)
     (work / "saved").mkdir()
     model.save(work / "saved")
-    return model, spent() - before, anonymous()
+    return model, cpu_seconds() - before, anonymous()
 
 
 def lmplz(program: str, sentences: Sentences, order: int, work: Path) -> tuple[Path, float, float]:
+    """Run KenLM's `lmplz`; return the ARPA file, the processor time and the peak memory."""
     text, arpa = work / "text", work / "lmplz.arpa"
     text.write_text("\n".join(" ".join(sentence) for sentence in sentences) + "\n", encoding="utf-8")
-    before = spent(children=True)
+    before = cpu_seconds(children=True)
     with open(text, "rb") as source, open(arpa, "wb") as target:
         call = [program, "-o", str(order), "-S", "512M", "-T", str(work), "--discount_fallback"]
         subprocess.run(call, stdin=source, stdout=target, stderr=subprocess.DEVNULL, check=True)
-    return arpa, spent(children=True) - before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return arpa, cpu_seconds(children=True) - before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 def kenlm_scores(arpa: Path, test: Sentences) -> tuple[float, float]:
-    """The sum of log10 over the test set, and how long it took once the file was read."""
+    """Return the total log10 probability of the test set, and the time without reading the model."""
     import kenlm
 
     model = kenlm.Model(str(arpa))
     lines = [" ".join(sentence) for sentence in test]
-    before = spent()
-    return sum(map(model.score, lines)), spent() - before
+    before = cpu_seconds()
+    return sum(map(model.score, lines)), cpu_seconds() - before
 
 
 def nltk_speed(train: Sentences, test: Sentences, order: int) -> tuple[float, float]:
-    """Words a second of fitting 1,000 sentences and of scoring ten words: it goes through all n-grams for each."""
+    """Return words/s of fitting 1,000 sentences and of scoring ten words, each of which visits all n-grams."""
     from nltk.lm import KneserNeyInterpolated
     from nltk.lm.preprocessing import padded_everygram_pipeline
 
     train = train[:1000]
-    before = spent()
+    before = cpu_seconds()
     grams, vocabulary = padded_everygram_pipeline(order, train)
     model = KneserNeyInterpolated(order)
     model.fit(grams, vocabulary)
-    fitted = spent() - before
+    fitted = cpu_seconds() - before
     words = [word for sentence in test for word in sentence][: 10 + order]
-    before = spent()
+    before = cpu_seconds()
     for i in range(order, len(words)):
         model.score(words[i], words[i - order + 1 : i])
-    return sum(map(len, train)) / fitted, 10 / (spent() - before)
+    return sum(map(len, train)) / fitted, 10 / (cpu_seconds() - before)
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser()
-    ask.add_argument("--data", type=Path, default=Path("../shared/data/wikitext-2"))
-    ask.add_argument("--order", type=int, default=5)
-    ask.add_argument("--lmplz", default=shutil.which("lmplz") or "")
-    ask.add_argument("--save", type=Path)
-    given = ask.parse_args()
-    train, test = read(given.data, "train"), read(given.data, "test")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/wikitext-2"))
+    parser.add_argument("--order", type=int, default=5)
+    parser.add_argument("--lmplz", default=shutil.which("lmplz") or "")
+    parser.add_argument("--save", type=Path)
+    args = parser.parse_args()
+    train, test = read(args.data, "train"), read(args.data, "test")
     names = [*MARKS, *dict.fromkeys(word for sentence in train for word in sentence)]
     tokenizer = Tokenizer(build_word_level(names, lowercase=False))
     words, ids = NgramVocab.from_tokenizer(tokenizer), {name: i for i, name in enumerate(names)}
@@ -137,35 +143,33 @@ def main() -> None:
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        model, seconds, memory = learn(words, flat, lengths, given.order, work)
+        model, seconds, memory = train_ours(words, flat, lengths, args.order, work)
         stream = words.add_bos_eos(new, new_lengths)
-        before = spent()
+        before = cpu_seconds()
         total = float(model.log10_probs(stream).sum())
-        scored = events / (spent() - before)
+        scored = events / (cpu_seconds() - before)
         rows.append(_row("polyseme", len(flat) / seconds, f"{memory:,.0f}", scored, 10 ** (-total / events)))
-        if given.lmplz:
-            began = time.perf_counter()
-            arpa, seconds, memory = lmplz(given.lmplz, train, given.order, work)
-            note = f"lmplz ({time.perf_counter() - began:.1f} s), kenlm.Model"
+        if args.lmplz:
+            start = time.perf_counter()
+            arpa, seconds, memory = lmplz(args.lmplz, train, args.order, work)
+            note = f"lmplz ({time.perf_counter() - start:.1f} s), kenlm.Model"
         if importlib.util.find_spec("kenlm"):
-            if given.lmplz:
-                theirs, took = kenlm_scores(arpa, test)
+            if args.lmplz:
+                theirs, score_seconds = kenlm_scores(arpa, test)
                 speed = len(flat) / seconds
-                rows.append(_row(note, speed, f"{memory:,.0f}", events / took, 10 ** (-theirs / events)))
+                rows.append(_row(note, speed, f"{memory:,.0f}", events / score_seconds, 10 ** (-theirs / events)))
             write_arpa(work / "ours.arpa", model, tokenizer)
-            theirs, took = kenlm_scores(work / "ours.arpa", test)
-            rows.append(_row("kenlm.Model on our ARPA file", 0, "", events / took, 10 ** (-theirs / events)))
+            theirs, score_seconds = kenlm_scores(work / "ours.arpa", test)
+            rows.append(_row("kenlm.Model on our ARPA file", 0, "", events / score_seconds, 10 ** (-theirs / events)))
         if importlib.util.find_spec("nltk"):
-            fitted, asked = nltk_speed(train, test, given.order)
-            rows.append(_row("NLTK, one discount", fitted, "", asked, 0))
-    text = header(f"N-grams up to {given.order}, {len(flat):,} words of {len(names):,} kinds, processor time") + "\n"
+            fit_rate, score_rate = nltk_speed(train, test, args.order)
+            rows.append(_row("NLTK, one discount", fit_rate, "", score_rate, 0))
+    text = header(f"N-grams up to {args.order}, {len(flat):,} words of {len(names):,} kinds, processor time") + "\n"
     text += table(["", "count words/s", "MB", "score words/s", "perplexity"], rows)
-    text += (
-        "\n\nMB is memory at the end of ours (without mapped files) and the most of lmplz, which was given 512 MB.\n"
-    )
+    text += "\n\nMB: ours, at the end and without mapped files; lmplz, the peak with a limit of 512 MB.\n"
     print(text)
-    if given.save:
-        given.save.write_text(text, encoding="utf-8")
+    if args.save:
+        args.save.write_text(text, encoding="utf-8")
 
 
 def _row(name: str, counted: float, memory: str, scored: float, perplexity: float) -> list[object]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.train.loop import TrainState, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.convert import from_published
 
 HEADS = {"bert": ("masked", "pair"), "albert": ("masked", "pair"), "gpt": ("next",), "gpt2": ("next",), "t5": ("next",)}
@@ -20,7 +24,7 @@ PAD = {"roberta": 1, "gpt": 0, "gpt2": 0}
 
 
 def peer_model(family: str, num_layers: int, dim: int, num_heads: int, dropout: float = 0.0) -> Any:
-    """The model of `transformers`, drawn at random, with the heads that its paper trains."""
+    """Build the model of `transformers` with random weights and the heads that its paper pre-trains."""
     import transformers as t
 
     if family in ("gpt", "gpt2"):
@@ -54,29 +58,30 @@ def peer_model(family: str, num_layers: int, dim: int, num_heads: int, dropout: 
 
 
 def our_model(family: str, peer: Any) -> Model:
-    """Ours, as the peer's configuration says, with the peer's weights."""
-    found = FAMILIES[family]
+    """Build our model from the peer's config and weights."""
+    spec = FAMILIES[family]
     tensors = {name: value.detach() for name, value in peer.named_parameters()}
-    trunk = found.from_hf_config({**peer.config.to_dict(), "tensors": list(tensors)})
-    heads = found.pretraining_heads(trunk)
+    trunk = spec.from_hf_config({**peer.config.to_dict(), "tensors": list(tensors)})
+    heads = spec.pretraining_heads(trunk)
     model = ModelConfig(family, trunk, {name: heads[name] for name in HEADS.get(family, ("masked",))}).build(seed=0)
     missing = model.load_state_dict(in_our_names(model, tensors), strict=False).missing_keys
-    assert all("pooler" in name for name in missing), missing  # RoBERTa's, which pre-training does not use
+    assert all("pooler" in name for name in missing), missing  # RoBERTa's pooler is not pre-trained
     return model
 
 
 def in_our_names(model: Model, theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Convert the peer's tensors to our names and layout."""
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     return from_published(FAMILIES[model.config.family], model.config, shapes, theirs, "the peer")
 
 
 def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
-    """Tokens drawn at random, with the targets that the family's paper has."""
+    """Generate random tokens with the targets of the family's pre-training objective."""
     draw = torch.Generator().manual_seed(0)
     layout = PackedLayout.from_lengths(lengths)
     total = layout.num_tokens
     tokens = torch.randint(2, vocab_size, (total,), generator=draw)
-    if family == "t5":  # of the text 15 % go, in spans of three: for each a mark on both sides
+    if family == "t5":  # spans of three, 15 % of the text, and a sentinel for each on both sides
         short = PackedLayout.from_lengths([max(n * 20 // 85, 2) for n in lengths])
         values = torch.randint(2, vocab_size, (short.num_tokens,), generator=draw)
         inputs = torch.cat([torch.zeros(1, dtype=torch.long), values[:-1]])
@@ -92,11 +97,8 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
         order = torch.cat(ranks).clamp(min=-1)  # the last ones are predicted
         rows = (order >= 0).nonzero()[:, 0]
         targets = {"masked": Targets(total + torch.arange(len(rows)), tokens[rows], len(rows))}
-        return Batch(
-            Inputs(tokens, layout, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(each))),
-            targets,
-            total,
-        )
+        stream = QueryStream(order, rows, PackedLayout.from_lengths(each))
+        return Batch(Inputs(tokens, layout, query_stream=stream), targets, total)
     count = total * 15 // 100
     rows = torch.randperm(total, generator=draw)[:count].sort().values
     targets = {"masked": Targets(rows, torch.randint(0, vocab_size, (count,), generator=draw), count)}
@@ -109,23 +111,19 @@ def our_batch(family: str, lengths: Sequence[int], vocab_size: int) -> Batch:
 
 
 def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
-    """The same as the peer takes it: padded to the longest, a label at every position."""
+    """Convert a batch to the peer's inputs: padded to the longest row, with a label at every position."""
     layout = batch.inputs.layout if batch.inputs.source is None else batch.inputs.source.layout
     tokens = batch.inputs.tokens if batch.inputs.source is None else batch.inputs.source.values
     inputs = {"input_ids": layout.pad(tokens, PAD.get(family, 0)), "attention_mask": layout.attention_mask().long()}
     if batch.inputs.source is not None:
         inputs["labels"] = batch.inputs.layout.pad(batch.targets["next"].labels, -100)
     elif batch.inputs.query_stream is not None:
-        order, rows, each = (
-            batch.inputs.query_stream.rank,
-            batch.inputs.query_stream.target_positions,
-            batch.inputs.query_stream.layout,
-        )
-        ranks = layout.pad(order, len(order))
+        stream = batch.inputs.query_stream
+        ranks = layout.pad(stream.rank, len(stream.rank))
         inputs["perm_mask"] = (ranks[:, None, :] >= ranks[:, :, None].clamp(min=0)).float()  # i must not see j
-        places = each.pad(layout.positions[: layout.num_tokens][rows])
+        places = stream.layout.pad(layout.positions[: layout.num_tokens][stream.target_positions])
         inputs["target_mapping"] = torch.nn.functional.one_hot(places, ranks.shape[1]).float()
-        inputs["labels"] = each.pad(batch.targets["masked"].labels, -100)
+        inputs["labels"] = stream.layout.pad(batch.targets["masked"].labels, -100)
     elif "next" in batch.targets:
         inputs["labels"] = layout.pad(tokens, -100)
     else:
@@ -137,3 +135,37 @@ def peer_inputs(family: str, batch: Batch, device: torch.device) -> dict[str, to
         label = "sentence_order_label" if family == "albert" else "next_sentence_label"
         inputs[label] = batch.targets["pair"].labels
     return {name: value.to(device) for name, value in inputs.items()}
+
+
+def our_step(model: Model, batch: Batch, device: torch.device, **options: Any) -> Callable[[], object]:
+    """Return a training step of our loop on one batch; `options` are those of `TrainState`."""
+    optim = OptimizerConfig()
+    optimizer = optim.build(model, model.trunk.layer_groups())
+    state = TrainState(model, optimizer, optim, ScheduleConfig("constant"), 10**6, device, **options)
+    reports = train(state, itertools.repeat(([batch], 0)))
+    return lambda: next(reports)
+
+
+def peer_step(
+    peer: Any,
+    inputs: Iterable[dict[str, Any]],
+    forward: Callable[..., Any] | None = None,
+    loss: Callable[[Any], torch.Tensor] = lambda output: output.loss,
+) -> Callable[[], None]:
+    """Return a usual training step of the peer: bf16 autocast on a GPU, clipping, fused AdamW.
+
+    Each step takes the next inputs. `forward` is the compiled model, if it is compiled.
+    """
+    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, fused=True)
+    batches, forward = iter(inputs), forward or peer
+    device_type = next(peer.parameters()).device.type
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device_type, torch.bfloat16, enabled=device_type == "cuda"):
+            value = loss(forward(**next(batches)))
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimizer.step()
+
+    return step

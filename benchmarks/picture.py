@@ -1,4 +1,4 @@
-"""Pictures of results: bars of `gpu.py --out`, the curve of a run's log, or those of `translation.py`.
+"""Charts of results: bars of `gpu.py --out`, the loss curve of a run, or the curves of `translation.py`.
 
 python benchmarks/picture.py gpu RESULTS.json OUT.svg
 python benchmarks/picture.py curve RUN/log.jsonl OUT.svg
@@ -18,17 +18,17 @@ plt.rcParams |= {"svg.hashsalt": "polyseme", "svg.fonttype": "none"}
 
 
 def gpu(path: Path, out: Path) -> None:
-    """How many times as fast as plain `transformers` each side of each row is."""
+    """Draw the speed of each side of each row, relative to the slowest."""
     rows = json.loads(path.read_text())
     figure, axis = plt.subplots(figsize=(7, 0.4 * sum(map(len, rows.values())) + 0.8))
-    labels, values, colours = [], [], []
+    labels, values, colors = [], [], []
     for name, sides in rows.items():
         slowest = min(side["tokens"] for side in sides.values())
         for who, side in sides.items():
             labels.append(f"{name}\n{who}")
             values.append(side["tokens"] / slowest)
-            colours.append("#2a6f97" if who == "polyseme" else "#b8b8b8")
-    axis.barh(range(len(values)), values, color=colours)
+            colors.append("#2a6f97" if who == "polyseme" else "#b8b8b8")
+    axis.barh(range(len(values)), values, color=colors)
     axis.bar_label(axis.containers[0], [f"{v:.1f}×" for v in values], padding=3, fontsize=8)  # type: ignore[arg-type]
     axis.set_yticks(range(len(labels)), labels, fontsize=7)
     axis.invert_yaxis()
@@ -37,6 +37,7 @@ def gpu(path: Path, out: Path) -> None:
 
 
 def curve(path: Path, out: Path) -> None:
+    """Draw the training loss of a run by step."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows = [row for row in rows if "loss" in row]
     figure, axis = plt.subplots(figsize=(6, 3.5))
@@ -51,7 +52,7 @@ def curve(path: Path, out: Path) -> None:
 
 
 def translation(path: Path, out: Path) -> None:
-    """The loss on held-out pairs by step, the mean of a model's seeds."""
+    """Draw the loss on held-out pairs by step, averaged over the seeds of each model."""
     models: dict[str, list[list[list[float]]]] = {}
     for one in json.loads(path.read_text()):
         models.setdefault(one["model"], []).append(one["curve"])
@@ -61,7 +62,7 @@ def translation(path: Path, out: Path) -> None:
         losses = [sum(loss for _, loss in points) / len(points) for points in zip(*curves)]
         axis.plot(steps, losses, label=name, linewidth=1.2)
     axis.set_xlabel("step")
-    axis.set_ylabel("loss on held-out pairs, nats a token")
+    axis.set_ylabel("loss on held-out pairs, nats per token")
     axis.set_ylim(1.4, 3.5)
     axis.legend(frameon=False, fontsize=8)
     _save(figure, axis, out)

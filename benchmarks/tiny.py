@@ -1,10 +1,10 @@
-"""Every `-tiny` recipe for two minutes on text: the held-out loss against the entropy of single tokens.
+"""Every `-tiny` recipe for two minutes: held-out loss compared with the entropy of the unigram distribution.
 
     python benchmarks/tiny.py --out FOLDER [--text SOURCE] [--minutes 2] [--recipes NAME …] [--vocab-size 6000]
 
-Each is trained by `polyseme pretrain`, on a corpus that `polyseme tokenizer train` and `polyseme prepare` make of the
-text with the family's kind of tokenizer. What is done is in FOLDER and is not done again. A model that knows word
-frequencies alone reaches the entropy; every recipe has to get below it. (Music has its own benchmark.)
+Each is trained with `polyseme pretrain` on a corpus of the text with the family's kind of tokenizer. Finished runs in
+FOLDER are not repeated. The entropy is the loss of a model that knows only word frequencies; every recipe must get
+below it. (Music has its own benchmark.)
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from polyseme.recipes import RECIPES, get_training_recipe
 SENTINELS = {"t5": 100}
 
 
-def polyseme(*given: str) -> None:
-    answer = subprocess.run([sys.executable, "-m", "polyseme.cli.main", *given], capture_output=True, text=True)
-    if answer.returncode:
-        raise SystemExit(f"polyseme {' '.join(given)}: {answer.stderr.strip().splitlines()[-1]}")
+def polyseme(*words: str) -> None:
+    """Run a command of `polyseme`."""
+    process = subprocess.run([sys.executable, "-m", "polyseme.cli.main", *words], capture_output=True, text=True)
+    if process.returncode:
+        raise SystemExit(f"polyseme {' '.join(words)}: {process.stderr.strip().splitlines()[-1]}")
 
 
 def corpus_for(family: str, out: Path, text: str, vocab_size: int) -> Path:
-    kind, marks = FAMILIES[family].tokenizer, SENTINELS.get(family, 0)
-    folder = out / f"corpus-{kind}{'-marked' if marks else ''}"
+    """Prepare the corpus of a family, unless it exists."""
+    kind, num_sentinels = FAMILIES[family].tokenizer, SENTINELS.get(family, 0)
+    folder = out / f"corpus-{kind}{'-sentinels' if num_sentinels else ''}"
     if not (folder / "manifest.json").exists():
         tokenizer = str(out / f"tokenizer-{folder.name}")
-        size = ("--vocab-size", str(vocab_size), "--sentinels", str(marks))
+        size = ("--vocab-size", str(vocab_size), "--num-sentinels", str(num_sentinels))
         polyseme("tokenizer", "train", text, "--out", tokenizer, "--kind", kind, *size)
         polyseme("prepare", text, "--tokenizer", tokenizer, "--out", str(folder))
     return folder
@@ -52,23 +54,23 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--vocab-size", type=int, default=6000)
     parser.add_argument("--recipes", nargs="*", default=names, choices=names)
-    given = parser.parse_args()
-    print(header(f"{given.minutes:g} minutes a recipe"), flush=True)
+    args = parser.parse_args()
+    print(header(f"{args.minutes:g} minutes per recipe"), flush=True)
     lines = []
-    for name in given.recipes:
+    for name in args.recipes:
         family = get_training_recipe(name).family
-        corpus = corpus_for(family, given.out, given.text, given.vocab_size)
-        run = given.out / name
+        corpus = corpus_for(family, args.out, args.text, args.vocab_size)
+        run = args.out / name
         if not (run / "results.json").exists():
-            polyseme("pretrain", name, "--corpus", str(corpus), "--out", str(run), "--budget", f"{given.minutes:g}m")
+            polyseme("pretrain", name, "--corpus", str(corpus), "--out", str(run), "--budget", f"{args.minutes:g}m")
         results = read_json(run / "results.json")
         entropy = compute_statistics(Corpus.open(corpus)).unigram.entropy * math.log(2)
-        held = results["valid"]
-        term = next(key for key in ("masked", "next", "previous") if key in held)
-        verdict = "below" if held[term] < entropy else "NOT below"
-        lines.append((name, f"{held[term]:.2f}", f"{entropy:.2f}", verdict, f"{results['tokens'] / 1e6:.2f} M"))
+        valid = results["valid"]
+        term = next(key for key in ("masked", "next", "previous") if key in valid)
+        verdict = "below" if valid[term] < entropy else "NOT below"
+        lines.append((name, f"{valid[term]:.2f}", f"{entropy:.2f}", verdict, f"{results['tokens'] / 1e6:.2f} M"))
         print(*lines[-1], flush=True)
-    print("\n" + table(["recipe", "held-out nats", "entropy of single tokens", "", "tokens"], lines))
+    print("\n" + table(["recipe", "held-out nats", "unigram entropy", "", "tokens"], lines))
 
 
 if __name__ == "__main__":

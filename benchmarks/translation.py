@@ -1,22 +1,22 @@
-"""Translation: train models on a prepared corpus of pairs and measure sacreBLEU on a test set, over several seeds.
+"""Translation: train models on a prepared corpus of pairs and compute sacreBLEU on a test set, over several seeds.
 
     python benchmarks/translation.py --corpus PAIRS --test SOURCE REFERENCE [--models NAME …] [--seeds 3] [--jobs 1]
         [--set path=value …] [--beams 5] [--penalty 1.0] [--out FOLDER]
 
-A model is one of `MODELS`: recurrent without attention (none), with each kind of it inside the recurrence or after it
-(dot-after, additive-inside …), the Transformer; or the name of a recipe. Without `--models` it is all of `MODELS`.
+A model is one of `MODELS` (by default, all): recurrent without attention (none), with each kind of attention inside the
+recurrence or after it (dot-after, additive-inside …), the Transformer; or the name of a recipe.
 
-The corpus is made before, where there is a network or not: no data but the corpus and the two files of the test set is
-read, and no sentence is split. Multi30k (English to German, test 2016):
+Prepare the corpus first; only the corpus and the two files of the test set are read. Multi30k (English to German, test
+2016):
 
     polyseme tokenizer train train.en train.de --kind bpe --vocab-size 10000 --out tok
     polyseme pairs train.en train.de --tokenizer tok --out pairs
     python benchmarks/translation.py --corpus pairs --test test_2016_flickr.en test_2016_flickr.de --jobs 6
 
-Every model and seed is a process of its own, `--jobs` of them at a time; small models share a GPU well. Each writes
-`MODEL/seed-N/result.json` when it is done, and all that is there is gathered in `results.json` each time: what was cut
-off goes on where it was when the command is given again. At the end a table of the mean and the deviation of BLEU,
-and BLEU by length of the source. `--set model.dropout=0.4` and its like change every recipe; give another `--out` then.
+Each model and seed runs in its own process, `--jobs` of them at a time; small models share a GPU well. Each writes
+`MODEL/seed-N/result.json` at the end, and all results are collected in `results.json`. The same command resumes
+interrupted runs. At the end, BLEU is printed as mean and deviation, and by length of the source. Options such as
+`--set model.dropout=0.4` change every recipe; use another `--out` with them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from report import header, table
+from report import format_mean_std, header, mean_std, table
 
 KINDS = [
     f"{score}-{order}" for order in ("after", "inside") for score in ("dot", "cosine", "multiplicative", "additive")
@@ -48,7 +48,7 @@ MODELS = {
 
 
 def run(model: str, seed: int, args: argparse.Namespace) -> None:
-    """Train with one seed and measure, or measure what an earlier call trained."""
+    """Train with one seed and evaluate, or evaluate an already trained model."""
     import polyseme
     from polyseme.cli.output import apply_overrides
     from polyseme.generation.config import GenerationConfig
@@ -59,20 +59,20 @@ def run(model: str, seed: int, args: argparse.Namespace) -> None:
     name, changes = MODELS.get(model, (model, []))
     recipe = apply_overrides(get_training_recipe(name), [*changes, *args.set]).replace(seed=seed)
     out = args.out / model / f"seed-{seed}"
-    began = time.perf_counter()
+    start = time.perf_counter()
     results = pretrain(recipe, args.corpus, out, resume=(out / "recipe.json").exists())
-    minutes = (time.perf_counter() - began) / 60
+    minutes = (time.perf_counter() - start) / 60
     sources, references = (path.read_text(encoding="utf-8").splitlines() for path in args.test)
-    opened = polyseme.load(out / "model")
-    began = time.perf_counter()
-    found = opened.translate(sources, GenerationConfig(0, num_beams=args.beams, length_penalty=args.penalty))
-    seconds = time.perf_counter() - began
-    lines = [each.text for each in found]
+    loaded = polyseme.load(out / "model")
+    start = time.perf_counter()
+    translations = loaded.translate(sources, GenerationConfig(0, num_beams=args.beams, length_penalty=args.penalty))
+    seconds = time.perf_counter() - start
+    lines = [translation.text for translation in translations]
     (out / "translations.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     log = [json.loads(row) for row in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     facts = {"model": model, "seed": seed, "valid": results["valid"], "minutes": minutes,
              "texts_per_second": len(sources) / seconds, "parameters": results["parameters"],
-             "unfinished": sum(not each.is_finished for each in found), "examples": lines[:5],
+             "unfinished": sum(not translation.is_finished for translation in translations), "examples": lines[:5],
              "curve": [[row["step"], row["valid"]["next"]] for row in log if "valid" in row]}  # fmt: skip
     temporary = out / "result.tmp"
     temporary.write_text(json.dumps(score_translations(lines, references, sources) | facts), encoding="utf-8")
@@ -80,7 +80,7 @@ def run(model: str, seed: int, args: argparse.Namespace) -> None:
 
 
 def run_all(jobs: list[tuple[str, int]], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All jobs, so many at a time; the results that are there at the end."""
+    """Run all jobs, `--jobs` at a time, and return the results."""
     waiting = [job for job in jobs if not _result(args.out, *job).exists()]
     running: dict[tuple[str, int], subprocess.Popen] = {}
     threads = str(max((os.cpu_count() or 1) // args.jobs, 1))
@@ -101,47 +101,47 @@ def run_all(jobs: list[tuple[str, int]], args: argparse.Namespace) -> list[dict[
                 tail = (args.out / job[0] / f"seed-{job[1]}.log").read_text(encoding="utf-8").splitlines()[-1:]
                 print(f"{name} ended with status {status}: {' '.join(tail)}", flush=True)
                 continue
-            one = json.loads(_result(args.out, *job).read_text(encoding="utf-8"))
-            print(f"{name}: BLEU {one['bleu']:.2f}, valid {one['valid']['next']:.3f}, {one['minutes']:.1f} minutes",
-                  flush=True)  # fmt: skip
-            _gathered(jobs, args.out)
-    return _gathered(jobs, args.out)
+            result = json.loads(_result(args.out, *job).read_text(encoding="utf-8"))
+            bleu, loss = result["bleu"], result["valid"]["next"]
+            print(f"{name}: BLEU {bleu:.2f}, valid {loss:.3f}, {result['minutes']:.1f} minutes", flush=True)
+            _collect(jobs, args.out)
+    return _collect(jobs, args.out)
 
 
 def _result(out: Path, model: str, seed: int) -> Path:
     return out / model / f"seed-{seed}" / "result.json"
 
 
-def _gathered(jobs: list[tuple[str, int]], out: Path) -> list[dict[str, Any]]:
+def _collect(jobs: list[tuple[str, int]], out: Path) -> list[dict[str, Any]]:
     paths = [_result(out, *job) for job in jobs]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
-    (out / "results.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return found
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    (out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    return results
 
 
-def show(found: list[dict[str, Any]], args: argparse.Namespace) -> None:
+def show(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Print the tables."""
     models: dict[str, list[dict[str, Any]]] = {}
-    for one in found:
-        models.setdefault(one["model"], []).append(one)
-    print(header(f"translation {' '.join(args.set)}, {found[0]['bleu_signature']}, beam {args.beams}"))
+    for result in results:
+        models.setdefault(result["model"], []).append(result)
+    print(header(f"translation {' '.join(args.set)}, {results[0]['bleu_signature']}, beam {args.beams}"))
 
     def mean(runs: list[dict[str, Any]], key: str) -> float:
         return statistics.mean(r[key] for r in runs)
 
     rows = []
     for name, runs in models.items():
-        values = [r["bleu"] for r in runs]
-        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        bleu = format_mean_std(mean_std([r["bleu"] for r in runs]), 2)
         rows.append([
-            name, f"{runs[0]['parameters'] / 1e6:.1f}", len(runs), f"{statistics.mean(values):.2f}{spread}",
+            name, f"{runs[0]['parameters'] / 1e6:.1f}", len(runs), bleu,
             f"{mean(runs, 'chrf'):.2f}", f"{statistics.mean(r['valid'].get('next', float('nan')) for r in runs):.3f}",
             f"{mean(runs, 'minutes'):.1f}", f"{mean(runs, 'texts_per_second'):,.0f}",
             sum(r["unfinished"] for r in runs),
         ])  # fmt: skip
-    names = ["model", "M parameters", "seeds", "BLEU", "chrF", "valid loss", "minutes", "texts/s", "cut off"]
+    names = ["model", "M parameters", "seeds", "BLEU", "chrF", "valid loss", "minutes", "texts/s", "truncated"]
     print(table(names, rows))
-    print("\nBLEU by words of the source, the mean of the seeds:\n")
-    first = found[0]["by_length"]
+    print("\nBLEU by number of words in the source, mean over seeds:\n")
+    first = results[0]["by_length"]
     lengths = [f"{row['words']} ({row['texts']} texts)" for row in first]
     by_length = [
         [name, *(f"{statistics.mean(r['by_length'][i]['bleu'] for r in runs):.2f}" for i in range(len(first)))]
@@ -166,10 +166,10 @@ def main() -> None:
     if args.one:
         run(args.one[0], int(args.one[1]), args)
         return
-    found = run_all([(model, seed) for seed in range(args.seeds) for model in args.models], args)
-    if not found:
+    results = run_all([(model, seed) for seed in range(args.seeds) for model in args.models], args)
+    if not results:
         raise SystemExit("no model was trained: see the logs")
-    show(found, args)
+    show(results, args)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""ULMFiT on TREC questions, with and without each stage, over seeds; and the speed of AWD-LSTM beside a plain LSTM.
+"""ULMFiT on TREC questions, with and without each stage; and the speed of AWD-LSTM compared with a plain LSTM.
 
     python benchmarks/ulmfit.py trec --trec train_5500.label --work FOLDER (--general MODEL … | --corpus FOLDER)
         [--preset paper] [--budget 20m] [--direction both] [--seeds 3] [--sizes 100,500] [--rows NAME …] [--prepare]
     python benchmarks/ulmfit.py speed [--size paper] [--lanes 80] [--length 70] [--vocab 33278] [--steps 30]
 
-Nothing has to be installed: PYTHONPATH=src:benchmarks is enough. The official 500 test questions may be given with
-`--test`; else 500 questions, the same for all rows and seeds, are held out of the training file. Labels are the six
-coarse ones. Each figure is an error in percent, mean and deviation over seeds. What is done is in WORK/trec.json after
-every run; the same command goes on from there.
+No installation is needed: set PYTHONPATH=src:benchmarks. The official 500 test questions can be passed with `--test`;
+otherwise 500 questions, the same for all rows and seeds, are held out of the training file. Labels are the six coarse
+ones. Scores are errors in percent, mean and deviation over seeds. WORK/trec.json is written after every run, and the
+same command continues from there.
 
-A machine without the sentence splitter needs its corpora prepared: run the same command with `--prepare` where it is,
-which trains no model, and take WORK along. With `--sizes` the low-shot curve is drawn too (WORK/report.html).
+For a machine without the sentence splitter, run the same command with `--prepare` on another machine, which prepares
+the corpora and trains nothing, and copy WORK. `--sizes` adds the low-shot curve (WORK/report.html).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from polyseme.train.schedule import ScheduleConfig
 
 HELD_OUT = 500
 FULL = "three stages"
-ROWS = {  # the stages of each row, and what it changes of the classifier's settings
+ROWS = {  # stages of each row, and changes to the settings of the classifier
     "from scratch": ((), {}),
     "general LM, classifier": (("general",), {}),
     "target LM, classifier": (("target",), {}),
@@ -54,25 +54,27 @@ ROWS = {  # the stages of each row, and what it changes of the classifier's sett
 
 
 def questions(path: Path) -> list[TextExample]:
-    """`COARSE:fine question` a line, in Latin-1."""
-    found = []
+    """Read lines of `COARSE:fine question`, in Latin-1."""
+    examples = []
     for number, line in enumerate(read_lines(path, "latin-1"), 1):
         label, _, text = line.partition(" ")
         if ":" not in label or not text.strip():
-            raise PolysemeError(f"{path}:{number}: expected COARSE:fine and a question, found {line[:40]!r}")
-        found.append(TextExample(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
-    return found
+            raise PolysemeError(f"{path}:{number}: expected COARSE:fine and a question, not {line[:40]!r}")
+        examples.append(TextExample(f"{path.name}:{number}", text.strip(), label=label.partition(":")[0]))
+    return examples
 
 
 def split(options: argparse.Namespace) -> tuple[list[TextExample], list[TextExample]]:
-    found = questions(options.trec)
+    """Return the training and test questions."""
+    train = questions(options.trec)
     if options.test:
-        return found, questions(options.test)
-    held = set(random.Random(0).sample(range(len(found)), min(HELD_OUT, len(found) // 5)))
-    return [e for i, e in enumerate(found) if i not in held], [e for i, e in enumerate(found) if i in held]
+        return train, questions(options.test)
+    test_ids = set(random.Random(0).sample(range(len(train)), min(HELD_OUT, len(train) // 5)))
+    return [e for i, e in enumerate(train) if i not in test_ids], [train[i] for i in sorted(test_ids)]
 
 
 def trec(options: argparse.Namespace) -> None:
+    """Run all rows on TREC."""
     learn, measure = split(options)
     if options.limit:
         learn, measure = learn[: options.limit], measure[: options.limit]
@@ -89,19 +91,19 @@ def trec(options: argparse.Namespace) -> None:
         ulmfit.prepare_target_corpus(work / "alone" / "target-corpus", tokenizer, texts)
         for size in sizes:
             for seed in range(options.seeds):
-                drawn = [e.text for e in ulmfit.stratified_sample(learn, size, seed)]
-                ulmfit.prepare_target_corpus(work / f"few-{size}-{seed}" / "target-corpus", tokenizer, drawn)
+                sample = [e.text for e in ulmfit.stratified_sample(learn, size, seed)]
+                ulmfit.prepare_target_corpus(work / f"few-{size}-{seed}" / "target-corpus", tokenizer, sample)
         print(f"{work}: prepared for {len(learn)} questions")
         return
-    begun = ulmfit.pretrain_general_lm(plan, work, [], options.corpus, options.general)
+    pretrained = ulmfit.pretrain_general_lm(plan, work, [], options.corpus, options.general)
     path = work / "trec.json"
     done: list[dict[str, Any]] = read_json(path) if path.exists() else []
     for name in options.rows:
         stages, changes = ROWS[name]
-        folders = begun.folders
+        folders = {direction: model.folder for direction, model in pretrained.items()}
         if "target" in stages:
             place = work if "general" in stages else work / "alone"
-            folders = ulmfit.finetune_lm(plan, place, begun, texts, from_general="general" in stages)
+            folders = ulmfit.finetune_lm(plan, place, pretrained, texts, from_general="general" in stages)
         settings = plan.classifier_settings(len(learn))
         if changes.get("one_rate"):
             settings = settings.replace(optimizer=settings.optimizer.replace(layer_decay=1.0))
@@ -109,37 +111,37 @@ def trec(options: argparse.Namespace) -> None:
         for seed in range(options.seeds):
             if any((d["row"], d["seed"]) == (name, seed) for d in done):
                 continue
-            began = time.perf_counter()
-            found = ulmfit.finetune_classifier(folders, learn, measure, settings, None, [seed], from_scratch=not stages)
-            seconds = time.perf_counter() - began
-            done.append({"row": name, "seed": seed, "seconds": seconds, **{d: r[0] for d, r in found.items()}})
+            start, scratch = time.perf_counter(), not stages
+            metrics = ulmfit.finetune_classifier(folders, learn, measure, settings, None, [seed], from_scratch=scratch)
+            seconds = time.perf_counter() - start
+            done.append({"row": name, "seed": seed, "seconds": seconds, **{d: m[0] for d, m in metrics.items()}})
             write_json(path, done)
     show(done, learn, measure, options.seeds)
     if sizes:
-        few = ulmfit.low_shot_curve(plan, work, begun, learn, measure, sizes, (), options.seeds)
-        write_text(work / "report.html", ulmfit.build_page(None, few))
-        rows = [[row, *(cell(pair) for pair in line.values())] for row, line in ulmfit.error_curves(few).items()]
+        points = ulmfit.low_shot_curve(plan, work, pretrained, learn, measure, sizes, (), options.seeds)
+        write_text(work / "report.html", ulmfit.build_page(None, points))
+        rows = [[row, *(cell(pair) for pair in line.values())] for row, line in ulmfit.error_curves(points).items()]
         print("\n" + table(["error, %", *map(str, sizes)], rows))
 
 
 def show(done: Sequence[dict[str, Any]], learn: list[TextExample], measure: list[TextExample], seeds: int) -> None:
-    print(header(f"TREC, {len(learn)} questions to learn from, {len(measure)} to measure on, {seeds} seed(s)"))
-    ways = [way for way in ("forward", "backward", "both") if way in done[0]]
+    """Print the table of errors."""
+    print(header(f"TREC, {len(learn)} training questions, {len(measure)} test questions, {seeds} seed(s)"))
+    directions = [d for d in ("forward", "backward", "both") if d in done[0]]
     task = ClassificationTask.from_examples(learn)
     rows = [
-        [name, *[f"{100 * (1 - task.baseline_metrics(baseline, learn, measure)['accuracy']):.1f}"] * len(ways)]
+        [name, *[f"{100 * (1 - task.baseline_metrics(baseline, learn, measure)['accuracy']):.1f}"] * len(directions)]
         for name, baseline in (("majority", "majority"), ("linear, words", "linear"))
     ]
     for name in dict.fromkeys(d["row"] for d in done):
-        own = [d for d in done if d["row"] == name]
-        errors = {
-            way: ulmfit.summarize_seeds([{"error": 1 - d[way]["accuracy"]} for d in own])["error"] for way in ways
-        }
-        rows.append([name, *(cell(errors[way]) for way in ways)])
-    print(table(["error, %", *ways], rows))
+        runs = [d for d in done if d["row"] == name]
+        errors = [[{"error": 1 - run[d]["accuracy"]} for run in runs] for d in directions]
+        rows.append([name, *(cell(ulmfit.summarize_seeds(by_seed)["error"]) for by_seed in errors)])
+    print(table(["error, %", *directions], rows))
 
 
 def cell(pair: Sequence[float | None]) -> str:
+    """Format mean and deviation in percent."""
     mean, deviation = pair
     return f"{100 * (mean or 0):.1f}" + (f" ± {100 * deviation:.1f}" if deviation else "")
 
@@ -148,7 +150,7 @@ def cell(pair: Sequence[float | None]) -> str:
 
 
 def speed(options: argparse.Namespace) -> None:
-    """Tokens/s of training steps: AWD-LSTM with all it has, and torch's `nn.LSTM` with nothing."""
+    """Print tokens/s of training: AWD-LSTM with all regularization, and `nn.LSTM` without any."""
     device = setup_device()
     lanes, length = options.lanes, options.length
     spec = ulmfit.PRESETS[options.size]().replace(precision="auto").model_config(options.vocab)
@@ -171,30 +173,23 @@ def speed(options: argparse.Namespace) -> None:
         for number, part in enumerate(tokens)
     ]
     precision = "bf16" if device.type == "cuda" else "float32"
-    run = TrainState(
-        model,
-        ADAM.build(model, model.trunk.layer_groups()),
-        ADAM,
-        ScheduleConfig("constant", 1),
-        options.steps,
-        device,
-        precision,
-    )
+    optimizer, schedule = ADAM.build(model, model.trunk.layer_groups()), ScheduleConfig("constant", 1)
+    run = TrainState(model, optimizer, ADAM, schedule, options.steps, device, precision)
     ours, theirs = [], []
     for report in train(run, iter([([b], None) for b in batches])):
-        report.metrics  # noqa: B018  # waits for the step
+        report.metrics  # noqa: B018 (waits for the step)
         ours.append(time.perf_counter())
     for _ in plain(spec.trunk, tokens, device, precision):
         theirs.append(time.perf_counter())
     warm = max(options.steps // 3, 1)
-    pace = [lanes * length * (len(t) - 1 - warm) / (t[-1] - t[warm]) for t in (ours, theirs)]
-    print(header(f"AWD-LSTM {options.size}, {lanes} lanes of {length}, vocabulary {options.vocab}, {precision}"))
+    rates = [lanes * length * (len(t) - 1 - warm) / (t[-1] - t[warm]) for t in (ours, theirs)]
+    print(header(f"AWD-LSTM {options.size}, {lanes} streams of {length}, vocabulary {options.vocab}, {precision}"))
     names = ("AWD-LSTM, all dropouts, AR, TAR", "nn.LSTM, none")
-    print(table(["", "tokens/s", "×"], [[n, f"{p:,.0f}", f"{p / pace[1]:.2f}"] for n, p in zip(names, pace)]))
+    print(table(["", "tokens/s", "×"], [[n, f"{r:,.0f}", f"{r / rates[1]:.2f}"] for n, r in zip(names, rates)]))
 
 
 def plain(trunk: Any, tokens: torch.Tensor, device: torch.device, precision: str) -> Any:
-    """The same sizes in torch's own modules: no dropout, no penalties; Adam, clipping, states handed on."""
+    """Train torch's modules of the same sizes without dropout or penalties: Adam, clipping, carried states."""
     torch.manual_seed(0)
     inputs = (trunk.embeddings.dim, *trunk.sizes[:-1])
     table_of = nn.Embedding(trunk.embeddings.vocab_size, trunk.embeddings.dim).to(device)

@@ -14,21 +14,15 @@ Dependencies are imported when a function is first called, so `import polyseme` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
-    from polyseme.errors import (
-        ConfigError,
-        DataError,
-        Interrupted,
-        ModelError,
-        PolysemeError,
-        UnsupportedError,
-    )
+    from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
+    from polyseme.evaluation.api import Comparison
     from polyseme.generation.config import GenerationConfig
     from polyseme.generation.text import GeneratedText, TranslatedText
     from polyseme.inference.base import LanguageModel
@@ -38,70 +32,30 @@ if TYPE_CHECKING:
     from polyseme.inference.ngram_lm import NgramLM
     from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
     from polyseme.inference.word_vectors import WordVectors
-    from polyseme.report.results import FinetuneResult, PretrainResult
+    from polyseme.report.results import EvaluationResult, FinetuneResult, PretrainResult
     from polyseme.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "Corpus": "corpus.store",
-    "Tokenizer": "text.tokenizer",
-    "load": "inference.load",
-    "LanguageModel": "inference.base",
-    "NeuralLM": "inference.neural_lm",
-    "NgramLM": "inference.ngram_lm",
-    "FeatureModel": "inference.feature_model",
-    "WordVectors": "inference.word_vectors",
-    "GenerationConfig": "generation.config",
-    "GeneratedText": "generation.text",
-    "TranslatedText": "generation.text",
-    "ChoiceResult": "inference.results",
-    "EncodedText": "inference.results",
-    "LastWordScore": "inference.results",
-    "MaskPrediction": "inference.results",
-    "TextScore": "inference.results",
-    "PretrainResult": "report.results",
-    "FinetuneResult": "report.results",
-    "PolysemeError": "errors",
-    "ConfigError": "errors",
-    "DataError": "errors",
-    "ModelError": "errors",
-    "UnsupportedError": "errors",
-    "Interrupted": "errors",
+_MODULES = {
+    "corpus.store": ("Corpus",),
+    "errors": ("ConfigError", "DataError", "Interrupted", "ModelError", "PolysemeError", "UnsupportedError"),
+    "evaluation.api": ("Comparison",),
+    "generation.config": ("GenerationConfig",),
+    "generation.text": ("GeneratedText", "TranslatedText"),
+    "inference.base": ("LanguageModel",),
+    "inference.feature_model": ("FeatureModel",),
+    "inference.load": ("load",),
+    "inference.neural_lm": ("NeuralLM",),
+    "inference.ngram_lm": ("NgramLM",),
+    "inference.results": ("ChoiceResult", "EncodedText", "LastWordScore", "MaskPrediction", "TextScore"),
+    "inference.word_vectors": ("WordVectors",),
+    "report.results": ("EvaluationResult", "FinetuneResult", "PretrainResult"),
+    "text.tokenizer": ("Tokenizer",),
 }
-__all__ = [
-    "ChoiceResult",
-    "ConfigError",
-    "Corpus",
-    "DataError",
-    "EncodedText",
-    "FeatureModel",
-    "FinetuneResult",
-    "GeneratedText",
-    "GenerationConfig",
-    "Interrupted",
-    "LanguageModel",
-    "LastWordScore",
-    "MaskPrediction",
-    "ModelError",
-    "NeuralLM",
-    "NgramLM",
-    "PolysemeError",
-    "PretrainResult",
-    "TextScore",
-    "Tokenizer",
-    "TranslatedText",
-    "UnsupportedError",
-    "WordVectors",
-    "evaluate",
-    "finetune",
-    "list_datasets",
-    "list_families",
-    "list_recipes",
-    "load",
-    "prepare",
-    "pretrain",
-]
+_LAZY = {name: module for module, names in _MODULES.items() for name in names}
+_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain")
+__all__ = sorted([*_LAZY, *_FUNCTIONS, "list_datasets", "list_families", "list_recipes"])
 
 
 def __getattr__(name: str) -> Any:
@@ -128,10 +82,13 @@ def prepare(
     >>> corpus.num_tokens > 1000
     True
     """
+    from polyseme.config import override_config
+    from polyseme.corpus.build.prepare import PrepareConfig
     from polyseme.corpus.build.prepare import prepare as run
     from polyseme.corpus.store import Corpus
 
-    run([sources] if isinstance(sources, str | Path) else list(sources), tokenizer, Path(out), **options)
+    source_list = [sources] if isinstance(sources, str | Path) else list(sources)
+    run(source_list, tokenizer, Path(out), override_config(PrepareConfig(), options))
     return Corpus.open(Path(out))
 
 
@@ -183,58 +140,95 @@ def finetune(
     model: Any,
     task: Any,
     *,
-    train: Any,
-    dev: Any,
     out: str | Path,
+    train: Any = None,
+    dev: Any = None,
+    data: Any = None,
     seeds: int = 1,
-    from_scratch: bool = False,
-    **overrides: Any,
+    grid: Mapping[str, Sequence[Any]] | Sequence[str] = (),
+    **options: Any,
 ) -> FinetuneResult:
     """Fine-tune a model on labeled examples, once per seed, and evaluate each on the dev examples.
 
-    `model` is a model folder or a loaded model, which is not changed. `task` is a task such as `classification`;
-    `train` and `dev` are files of examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON) or plain values. Other
-    keywords override fields of the fine-tuning config: `epochs=4`, `optimizer={"lr": 3e-5}`.
+    `model` is a model folder or a loaded model, which is not changed. `task` is a task such as `classification`, with
+    files of `train` and `dev` examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON) or plain values; or a data set of
+    `list_datasets()`, with its folder as `data`. Several tasks share one trunk: `task={"sentiment": "classification",
+    "ner": "tagging"}`, with `train`, `dev` and `data` by the same names. `grid={"lr": [1e-5, 3e-5]}` runs every
+    combination and keeps the best on the dev examples.
+
+    Without a model (None), a small network is trained over frozen features: `features` (folders of models),
+    `word_vectors`, `network`, `layers`, `join_at`, `freeze_word_embeddings`, `cache_dir`. More options: `from_scratch`,
+    `keep_seeds`, `keep_checkpoints`; `baselines` (names of simple models to compare with, or "default"); for files
+    `text_column`, `pair_column`, `label_column`, `header`, `skip_bad`, `strict`; `tag_decoder`; and any field of
+    `FinetuneConfig`, as keywords `epochs=4, optimizer={"lr": 3e-5}` or as `overrides={"optimizer.lr": 3e-5}`.
 
     >>> files = {"train": "train.tsv", "dev": "dev.tsv"}
     >>> result = polyseme.finetune("run/model", "classification", **files, out="task", epochs=1.0)
     >>> sorted(result.mean)[:1], result.model.name
     (['accuracy'], 'model')
     """
-    from polyseme.config import override_config
-    from polyseme.finetuning.config import FinetuneConfig
-    from polyseme.finetuning.experiment import RunOptions, TaskData
-    from polyseme.finetuning.finetune import finetune as run
-    from polyseme.report.results import FinetuneResult
-    from polyseme.tasks import find_task
+    from polyseme.finetuning.api import finetune as run
 
-    config = override_config(FinetuneConfig(), overrides)
-    untrained = find_task(task)() if isinstance(task, str) else task() if isinstance(task, type) else task
-    data = TaskData(untrained, untrained.read(train), untrained.read(dev))
-    options = RunOptions(seeds, from_scratch=from_scratch)
-    return FinetuneResult.from_results(
-        Path(out), run(Path(getattr(model, "path", model)), data, Path(out), config, options)
-    )
+    files = {"train": train, "dev": dev, "data": data}
+    path = None if model is None else Path(getattr(model, "path", model))
+    return run(path, task, Path(out), files, seeds, grid, options)
 
 
-def evaluate(model: Any, data: Any, **options: Any) -> dict[str, float]:
-    """Evaluate a fine-tuned model on labeled examples, a file or plain values; options are those of `TaskConfig.read`.
+def evaluate(
+    model: Any, data: Any, *, task: str = "", ensemble: bool = False, truncate: bool | None = None, **options: Any
+) -> EvaluationResult:
+    """Evaluate a fine-tuned model on labeled examples, a file or plain values.
 
-    >>> sorted(polyseme.evaluate("task/model", "dev.tsv"))[:1]
+    `task` selects one task of a model for several, or names a data set whose dev examples are in the folder `data`.
+    With `ensemble`, the probabilities of a list of models, or of all that a run kept, are averaged. Options for files:
+    `text_column`, `pair_column`, `label_column`, `header`, `skip_bad`, `strict`.
+
+    >>> sorted(polyseme.evaluate("task/model", "dev.tsv").metrics)[:1]
     ['accuracy']
     """
-    from polyseme.evaluation.predict import evaluate as run
-    from polyseme.inference.feature_model import FeatureModel
-    from polyseme.inference.load import load, load_neural
+    from polyseme.evaluation.api import evaluate as run
+    from polyseme.finetuning.api import read_options
 
-    loaded = load(model)
-    if isinstance(loaded, FeatureModel):
-        return loaded.evaluate(loaded.task.read(data, **options))
-    from polyseme.tasks import load_task
+    return run(model, data, task, ensemble, truncate, read_options(options))
 
-    network = load_neural(loaded)
-    task = load_task(network.folder.metadata, network.model.config, network.tasks)
-    return run(network.folder, task.read(data, **options), task)
+
+def predict(
+    model: Any,
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    task: str = "",
+    ensemble: bool = False,
+    truncate: bool | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Predict examples, a file or plain values, in their order; the options are those of `evaluate`.
+
+    `out` is a file to write: .jsonl, .tsv, .conll, .json for SQuAD's script, .props for srl-eval. For a data set of
+    GLUE or SuperGLUE it is a submission for the test examples.
+
+    >>> len(polyseme.predict("task/model", "dev.tsv", out="predictions.jsonl"))
+    8
+    """
+    from polyseme.evaluation.api import predict as run
+    from polyseme.finetuning.api import read_options
+
+    path = None if out is None else Path(out)
+    return run(model, data, path, task, ensemble, truncate, read_options(options))
+
+
+def compare(runs: Sequence[str | Path], *, out: str | Path | None = None, num_resamples: int = 1000) -> Comparison:
+    """Compare fine-tuning runs or benchmarks; two runs of one task with the paired bootstrap test.
+
+    `out` is a plot to write: .png, .svg or .pdf.
+
+    >>> comparison = polyseme.compare(["task", "task"], num_resamples=10)
+    >>> [run.task for run in comparison.runs], comparison.bootstrap["difference"]
+    (['classification', 'classification'], 0.0)
+    """
+    from polyseme.evaluation.api import compare as run
+
+    return run([Path(folder) for folder in runs], None if out is None else Path(out), num_resamples)
 
 
 def list_recipes(family: str | None = None) -> dict[str, str]:

@@ -57,11 +57,8 @@ class Config:
             if key not in hints:
                 raise ConfigError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
             values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key, config_types)
-        required = {
-            f.name
-            for f in dataclasses.fields(cls)
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        }
+        missing_default = (dataclasses.MISSING, dataclasses.MISSING)
+        required = {f.name for f in dataclasses.fields(cls) if (f.default, f.default_factory) == missing_default}
         if missing := sorted(required - values.keys()):
             raise ConfigError(f"{cls.__name__}{suffix}: missing {', '.join(missing)}")
         return cls(**values)
@@ -131,9 +128,8 @@ def _config_types(hint: Any) -> list[type[Config]]:
 def _possible_types(hint: Any, config_types: Sequence[type[Config]]) -> list[type[Config]]:
     """Return the types of a value: those of the annotation, an abstract one replaced by its known subclasses."""
     possible: list[type[Config]] = []
-    for declared in _config_types(hint):
-        known = [t for t in config_types if issubclass(t, declared)]
-        possible += known if inspect.isabstract(declared) else [declared]
+    for base in _config_types(hint):
+        possible += [t for t in config_types if issubclass(t, base)] if inspect.isabstract(base) else [base]
     return possible
 
 
@@ -186,9 +182,8 @@ def parse_value(hint: Any, value: Any, location: str, config_types: Sequence[typ
 def _describe_type(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(hint)))
-    return " or ".join(
-        _describe_type(m) if m is not hint else getattr(m, "__name__", str(m)) for m in _union_members(hint)
-    )
+    members = _union_members(hint)
+    return " or ".join(map(_describe_type, members)) if members != (hint,) else getattr(hint, "__name__", str(hint))
 
 
 def _parse_text(text: str) -> Any:

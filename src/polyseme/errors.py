@@ -1,9 +1,9 @@
 """The exceptions that Polyseme raises for problems that a user can fix."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class PolysemeError(Exception):
@@ -40,15 +40,23 @@ class Interrupted(PolysemeError):
         super().__init__(f"interrupted at step {step}; the run is saved and can be resumed")
         self.signum, self.step = signum, step
 
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, int]]:
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
         return Interrupted, (self.signum, self.step)
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
     """Return the end of an error message: the closest valid name, or the valid names if none is close."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if close:
+    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"valid: {shown}" if names else "there is none"
+
+
+def require_package(module: str, purpose: str, package: str = "") -> Any:
+    """Import a module of an optional package, or raise an `UnsupportedError` that says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        raise UnsupportedError(f"{purpose} needs {name}: pip install {package or name}") from None

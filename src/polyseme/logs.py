@@ -1,7 +1,5 @@
 """Logging for programs. The library logs under the name `polyseme` and installs no handler by itself."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

@@ -1,8 +1,7 @@
 """A progress bar with rate and time left; log messages when standard error is not a terminal."""
 
-from __future__ import annotations
-
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -15,13 +14,11 @@ logger = logging.getLogger(__name__)
 class Progress:
     """Count completed work. `advance(n, note)` is cheap enough for an inner loop."""
 
-    def __init__(self, title: str, total: float | None, unit: str, interval: float = 10.0, show: bool = True):
-        self.title, self.total, self.unit, self.interval = title, total, unit, interval if show else float("inf")
-        self.completed = 0.0
-        self.start = self.last_printed = time.monotonic()
-        self.resumed = 0.0
+    def __init__(self, title: str, total: float | None, unit: str, show: bool = True):
+        self.title, self.total, self.unit, self.interval = title, total, unit, 10.0 if show else math.inf
+        self.completed = self.resumed = 0.0
+        self.start = self.last_logged = time.monotonic()
         self._bar: Any = None
-        self._task: Any = None
         if show and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -32,19 +29,16 @@ class Progress:
             self._task = self._bar.add_task(title, total=total, note="")
             self._bar.start()
 
-    def format_rate(self) -> str:
-        elapsed = max(time.monotonic() - self.start, 1e-9)
-        return f"{_format_number((self.completed - self.resumed) / elapsed)} {self.unit}/s"
-
     def advance(self, amount: float, note: str = "") -> None:
+        """Add completed work and show the progress, with a note at the end."""
         self.completed += amount
         now = time.monotonic()
         if self._bar is not None:
-            text = f"{_format_number(self.completed)} {self.unit}, {self.format_rate()}" + (f", {note}" if note else "")
-            self._bar.update(self._task, completed=self.completed, note=text)
-        elif now - self.last_printed >= self.interval:
-            self.last_printed = now
-            logger.info(self.format_line(note))
+            parts = [f"{_format_number(self.completed)} {self.unit}", self._format_rate(), *([note] if note else [])]
+            self._bar.update(self._task, completed=self.completed, note=", ".join(parts))
+        elif now - self.last_logged >= self.interval:
+            self.last_logged = now
+            logger.info(self._format_line(note))
 
     def set_total(self, total: float) -> None:
         """Change the total amount of work."""
@@ -57,26 +51,28 @@ class Progress:
         self.completed += amount
         self.resumed += amount
 
-    def format_line(self, note: str = "") -> str:
-        total_text = f" of {_format_number(self.total)}" if self.total else ""
-        remaining = ""
-        if self.total and self.completed > self.resumed:
-            seconds_per_unit = (time.monotonic() - self.start) / (self.completed - self.resumed)
-            seconds = seconds_per_unit * max(self.total - self.completed, 0)
-            remaining = f", {_format_duration(seconds)} left"
-        return (
-            f"{self.title}: {_format_number(self.completed)}{total_text} {self.unit}, {self.format_rate()}{remaining}"
-            + (f", {note}" if note else "")
-        )
-
     def close(self) -> None:
+        """Stop the progress bar."""
         if self._bar is not None:
             self._bar.stop()
+
+    def _format_rate(self) -> str:
+        elapsed = max(time.monotonic() - self.start, 1e-9)
+        return f"{_format_number((self.completed - self.resumed) / elapsed)} {self.unit}/s"
+
+    def _format_line(self, note: str) -> str:
+        total = f" of {_format_number(self.total)}" if self.total else ""
+        parts = [f"{self.title}: {_format_number(self.completed)}{total} {self.unit}", self._format_rate()]
+        if self.total and self.completed > self.resumed:
+            seconds_per_unit = (time.monotonic() - self.start) / (self.completed - self.resumed)
+            parts.append(f"{_format_duration(seconds_per_unit * max(self.total - self.completed, 0))} left")
+        return ", ".join([*parts, note] if note else parts)
 
 
 @contextmanager
 def progress(title: str, total: float | None, unit: str, show: bool = True) -> Iterator[Progress]:
-    bar = Progress(title, total, unit, show=show)
+    """Show a progress bar while the context is open."""
+    bar = Progress(title, total, unit, show)
     try:
         yield bar
     finally:

@@ -5,8 +5,6 @@ resumed run and a run on more devices see the same data. Each `RandomStream` is 
 position.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 from functools import lru_cache
 from math import isqrt

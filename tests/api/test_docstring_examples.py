@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the public API run, in the order of the README's story."""
+"""Run the examples in the docstrings of the public API, in the order of the README."""
 
 import doctest
 import random
@@ -27,7 +27,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def namespace(workdir, tiny_folders):
-    """What earlier examples leave for later ones."""
+    """Names that earlier examples define for later ones."""
     return {"polyseme": polyseme, "gpt": polyseme.load(tiny_folders["gpt2"], device="cpu")}
 
 
@@ -44,7 +44,7 @@ def run_examples(item, name, namespace):
 def test_every_public_function_has_an_example_that_runs(workdir, namespace, monkeypatch):
     monkeypatch.chdir(workdir)
     namespace["tokenizer"] = polyseme.Tokenizer.train("wordpiece", "text", vocab_size=120)
-    for name in ("prepare", "pretrain", "load", "finetune", "evaluate"):
+    for name in ("prepare", "pretrain", "load", "finetune", "evaluate", "predict", "compare"):
         run_examples(getattr(polyseme, name), name, namespace)
     for name in [name for name in OPERATIONS if name not in ("translate", "answer")]:
         run_examples(getattr(LanguageModel, name), name, namespace)
@@ -54,7 +54,7 @@ def test_every_public_function_has_an_example_that_runs(workdir, namespace, monk
     run_examples(polyseme.Tokenizer.train, "train", namespace)
 
 
-def test_the_api_is_what_dir_and_help_show():
+def test_dir_and_help_show_the_api():
     assert set(polyseme.__all__) <= set(dir(polyseme))
     assert "__getattr__" not in dir(polyseme) and "annotations" not in dir(polyseme)
     for name in polyseme.__all__:

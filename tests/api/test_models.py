@@ -1,4 +1,4 @@
-"""Loaded models: one text gives one result, unsupported calls are told, threads may share a model."""
+"""Loaded models: one text gives one result, unsupported calls raise an error, threads may share a model."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,7 +47,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "word2vec"])
-def test_a_model_does_what_it_says_and_refuses_the_rest(models, name):
+def test_capabilities_match_the_supported_calls(models, name):
     model = models[name]
     assert set(CALLS) == set(OPERATIONS) and set(model.capabilities) <= set(OPERATIONS)
     for operation, call in CALLS.items():
@@ -61,7 +61,7 @@ def test_a_model_does_what_it_says_and_refuses_the_rest(models, name):
 
 
 def test_threads_share_a_model(models):
-    """Many threads, the same answers as one."""
+    """Several threads give the same results as one."""
     bert, gpt = models["bert"], models["gpt2"]
 
     def ask(number):

@@ -1,4 +1,4 @@
-"""Damaged corpora and model folders, and recipes that cannot be: one line each, and nothing written."""
+"""Damaged corpora and model folders, and invalid recipes: an error of one line, and no output."""
 
 import json
 import pickle
@@ -18,7 +18,7 @@ def corpus(project, tmp_path):
 
 
 def both_refuse(refused, project, corpus, tmp_path, says):
-    """`verify` and `pretrain` say no."""
+    """Check that `verify` and `pretrain` fail."""
     refused("verify", corpus, says=says)
     refused("pretrain", project / "bert.json", "--corpus", corpus, "--out", tmp_path / "run", says=says)
 
@@ -32,7 +32,7 @@ def test_one_flipped_byte(part, refused, project, corpus, tmp_path):
     both_refuse(refused, project, corpus, tmp_path, [file.name, "hash|damaged"])
 
 
-def test_a_shard_cut_short_or_missing(refused, project, corpus, tmp_path):
+def test_truncated_or_missing_shard(refused, project, corpus, tmp_path):
     file = corpus / "shard-00000.tokens.npy"
     file.write_bytes(file.read_bytes()[:-2])
     both_refuse(refused, project, corpus, tmp_path, file.name)
@@ -54,13 +54,13 @@ def test_manifest(how, refused, project, corpus, tmp_path):
     both_refuse(refused, project, corpus, tmp_path, "prepar" if how == "unfinished" else "manifest.json")
 
 
-def test_a_tokenizer_that_is_not_the_corpus_s(refused, project, corpus, tmp_path):
+def test_tokenizer_of_another_corpus(refused, project, corpus, tmp_path):
     shutil.rmtree(corpus / "tokenizer")
     shutil.copytree(project / "tok-gpt2", corpus / "tokenizer")
     both_refuse(refused, project, corpus, tmp_path, "tokenizer")
 
 
-def test_one_edited_piece_in_the_corpus_s_tokenizer(refused, project, corpus, tmp_path):
+def test_edited_tokenizer_of_the_corpus(refused, project, corpus, tmp_path):
     path = corpus / "tokenizer/tokenizer.json"
     path.write_text(path.read_text().replace('"cat"', '"tac"'))
     both_refuse(refused, project, corpus, tmp_path, "tokenizer")
@@ -76,7 +76,7 @@ def test_prepare_again_with_another_tokenizer_or_sources(refused, project, corpu
             says="sources")  # fmt: skip
 
 
-def test_verify_of_neither(refused, tmp_path):
+def test_verify_rejects_other_folders(refused, tmp_path):
     (tmp_path / "folder").mkdir()
     refused("verify", tmp_path / "folder", says="neither")
     refused("verify", tmp_path / "none", says="none")
@@ -158,8 +158,8 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
-def test_configs_of_others(case, refused, model):
-    """A folder without polyseme.json is read by its config.json alone."""
+def test_transformers_configs(case, refused, model):
+    """A folder without polyseme.json is read from its config.json."""
     (model / "polyseme.json").unlink()
     changes, says = PUBLISHED[case]
     edit_config(model, **changes)
@@ -167,7 +167,7 @@ def test_configs_of_others(case, refused, model):
     refused("verify", model, says=says)
 
 
-def test_a_missing_number_in_the_config(refused, model):
+def test_missing_field_in_the_config(refused, model):
     (model / "polyseme.json").unlink()
     config = json.loads((model / "config.json").read_text())
     del config["hidden_size"]
@@ -175,7 +175,7 @@ def test_a_missing_number_in_the_config(refused, model):
     refused("fill", model, "the [MASK]", says="hidden_size")
 
 
-def test_shards_that_are_missing_or_outside(refused, model):
+def test_missing_or_outside_shards(refused, model):
     (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
     index = model / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-00002-of-00002.safetensors"}}))
@@ -184,12 +184,12 @@ def test_shards_that_are_missing_or_outside(refused, model):
     refused("verify", model, says="outside")
 
 
-def test_a_weight_changed_after_saving(refused, model):
+def test_weight_changed_after_saving(refused, model):
     edit_tensors(model, lambda t: t[QUERY].add_(1))
     refused("verify", model, says=["model.safetensors", "hash"])
 
 
-def test_a_tokenizer_larger_than_the_model(refused, project, model):
+def test_tokenizer_larger_than_the_model(refused, project, model):
     for file in model.glob("*tok*"):
         file.unlink()
     (model / "vocab.txt").write_text(
@@ -284,7 +284,7 @@ def test_recipe_files(case, pretrain):
     pretrain(change=change, says=says)
 
 
-def test_recipes_that_are_not_there(pretrain, project, tmp_path):
+def test_missing_recipes(pretrain, project, tmp_path):
     pretrain(recipe=tmp_path / "none.json", says=["none.json", "missing"])
     pretrain(recipe="bert-tini", says=["bert-tini", "'bert-tiny'"])
     (tmp_path / "bad.json").write_text('{\n"name": "a",\n')
@@ -297,7 +297,7 @@ def test_recipes_that_are_not_there(pretrain, project, tmp_path):
     pretrain(recipe=tmp_path / "folder.json", says="folder.json")
 
 
-def test_corpora_that_are_not_there_or_too_small(refused, project, done, tmp_path):
+def test_missing_or_small_corpora(refused, project, done, tmp_path):
     refused("pretrain", project / "bert.json", "--corpus", tmp_path / "none", "--out", tmp_path / "run", says="none")
     (tmp_path / "one.txt").write_text("The cat sees the dog.")
     done("prepare", tmp_path / "one.txt", "--tokenizer", project / "tok-bert", "--out", tmp_path / "one")
@@ -305,7 +305,7 @@ def test_corpora_that_are_not_there_or_too_small(refused, project, done, tmp_pat
             says="two documents")  # fmt: skip
 
 
-def test_an_objective_the_tokenizer_cannot_serve(refused, project, tmp_path):
+def test_objective_that_the_tokenizer_does_not_support(refused, project, tmp_path):
     refused("pretrain", project / "bert.json", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "run",
             says="cls")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A user's mistake is one line on stderr, exit status 2, no traceback, and nothing half written."""
+"""A user error gives one line on stderr, exit status 2, no traceback, and no partial output."""
 
 import gzip
 import json
@@ -71,13 +71,13 @@ def test_lines(case, verb, refused, project, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["score", "embed"])
-def test_one_blank_line_is_named(verb, refused, project, tmp_path):
+def test_blank_line_is_reported(verb, refused, project, tmp_path):
     (tmp_path / "a.txt").write_text("the cat\n\nthe dog\n")
     out = ("--out", tmp_path / "v.npz") if verb == "embed" else ()
     refused(verb, project / "run-bert/model", "--data", tmp_path / "a.txt", *out, says=["a.txt", r"(line |:)2\b"])
 
 
-def test_bad_rows_late_in_a_source_leave_nothing(refused, project, tmp_path):
+def test_late_bad_row_leaves_no_output(refused, project, tmp_path):
     rows = [json.dumps({"text": f"the cat sees the dog {i}."}) for i in range(50)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{"]))
     refused("prepare", tmp_path / "a.jsonl", "--tokenizer", project / "tok-bert", "--out", tmp_path / "out",
@@ -158,14 +158,14 @@ def test_examples(case, refused, finetune, project, tmp_path):
         )
 
 
-def test_a_missing_column_names_those_that_are_there(finetune, tmp_path):
+def test_missing_column_lists_the_others(finetune, tmp_path):
     (tmp_path / "a.tsv").write_text("sentence\tgold\na\tland\n")
     finetune(train=tmp_path / "a.tsv", says=["'text'", "sentence", "gold"])
     (tmp_path / "a.jsonl").write_text('{"sentence": "a", "gold": "land"}\n')
     finetune(train=tmp_path / "a.jsonl", says=["'text'", "sentence", "gold"])
 
 
-def test_labels_never_seen(refused, finetune, project, tmp_path):
+def test_unknown_labels(refused, finetune, project, tmp_path):
     (tmp_path / "odd.tsv").write_text("text\tlabel\nthe cat\tland\nthe fish\twatr\n")
     finetune(dev=tmp_path / "odd.tsv", says=["odd.tsv:3", "'watr'", "'water'"])
     refused(
@@ -199,8 +199,8 @@ def test_finetune_options(case, finetune):
 
 
 NAMED = {
-    "both": (("--task", "glue/cola", "--data", "glue", "--train", "x.tsv"), "--data FOLDER alone"),
-    "columns": (("--task", "glue/cola", "--data", "glue", "--text-column", "3"), "--data FOLDER alone"),
+    "both": (("--task", "glue/cola", "--data", "glue", "--train", "x.tsv"), "pass --data alone"),
+    "columns": (("--task", "glue/cola", "--data", "glue", "--text-column", "3"), "pass --data alone"),
     "no folder": (("--task", "glue/cola"), ["--data is missing", "CoLA"]),
     "missing folder": (("--task", "glue/cola", "--data", "none"), "no folder .*none"),
     "missing file": (("--task", "glue/wnli", "--data", "glue"), r"WNLI/dev\.tsv is missing"),
@@ -226,12 +226,12 @@ def test_named_data_sets(case, refused, project, glue, tmp_path):
     refused("finetune", project / "run-bert/model", *given, "--out", tmp_path / "run", says=says)
 
 
-def test_a_training_set_with_one_label(finetune, tmp_path):
+def test_training_set_with_one_label(finetune, tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\nthe cat\tland\nthe dog\tland\n")
     finetune(train=tmp_path / "a.tsv", says="'land'")
 
 
-def test_models_without_the_head_that_is_asked_for(refused, project, tmp_path):
+def test_models_without_the_required_head(refused, project, tmp_path):
     data = project / "classification-dev.tsv"
     refused("evaluate", project / "run-bert/model", "--data", data, says="fine-tune")
     refused("predict", project / "run-bert/model", "--data", data, "--out", tmp_path / "p.tsv", says="fine-tune")
@@ -252,7 +252,7 @@ def test_models_without_the_head_that_is_asked_for(refused, project, tmp_path):
 
 
 @pytest.mark.parametrize("name,says", [("p.xls", ".jsonl"), ("p", ".jsonl"), ("p.conll", ".jsonl")])
-def test_predict_to_an_unknown_ending(name, says, refused, project, tmp_path):
+def test_predict_to_an_unknown_suffix(name, says, refused, project, tmp_path):
     refused("predict", project / "run-classification/model", "--data", project / "classification-dev.tsv", "--out",
             tmp_path / name, says=says)  # fmt: skip
 
@@ -261,7 +261,7 @@ def test_predict_to_an_unknown_ending(name, says, refused, project, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_longer_than_the_model(family, refused, project, tmp_path):
+def test_texts_longer_than_the_model(family, refused, project, tmp_path):
     model = project / f"run-{family}/model"
     (tmp_path / "long.txt").write_text(f"the cat\n{LONG}\n")
     says = [r"\b32\b", "long"]
@@ -318,7 +318,7 @@ def test_embed_options(options, says, refused, project, tmp_path):
             says=says)  # fmt: skip
 
 
-def test_embed_to_another_ending(refused, project, tmp_path):
+def test_embed_to_an_unknown_suffix(refused, project, tmp_path):
     (tmp_path / "a.txt").write_text("the cat\n")
     refused("embed", project / "run-bert/model", "--data", tmp_path / "a.txt", "--out", tmp_path / "v.npy", says=".npz")
 
@@ -327,7 +327,7 @@ def test_embed_to_another_ending(refused, project, tmp_path):
 
 
 def writers(project, out, ending=""):
-    """Every command that writes, to `out`."""
+    """All commands that write, with the output path `out`."""
     (out.parent.parent / "lines").mkdir(exist_ok=True)
     lines = out.parent.parent / "lines/a.txt"
     lines.write_text("the cat\n")

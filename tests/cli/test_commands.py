@@ -1,4 +1,4 @@
-"""Every command on a tiny project: what it prints and writes is looked at, not only how it ends."""
+"""Every command on a tiny project: exit status, printed output and written files."""
 
 import json
 import os
@@ -318,20 +318,20 @@ def call(*args, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ, **options)
 
 
-def test_a_real_process_answers(project):
+def test_command_in_a_subprocess(project):
     found = call("fill", project / "run-bert/model", "the [MASK] cat", "--json")
     assert found.returncode == 0 and found.stderr == ""
     assert len(json.loads(found.stdout)[0]) == 5
 
 
-def test_a_real_process_errs_in_one_line(tmp_path):
+def test_error_in_a_subprocess_is_one_line(tmp_path):
     found = call("fill", tmp_path / "none", "the [MASK]")
     assert found.returncode == 2 and found.stdout == ""
     assert len(found.stderr.splitlines()) == 1 and found.stderr.startswith("error: there is no model folder")
 
 
-def test_a_reader_that_leaves_is_no_error():
-    """`polyseme … | head`: here the reader has left before the first word."""
+def test_closed_pipe_is_no_error():
+    """As in `polyseme … | head`, with a reader that exits at once."""
     command = f"{sys.executable} -m polyseme.cli.main families | true"
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, env=os.environ)
     assert found.stderr == "" and found.stdout == ""

@@ -1,4 +1,4 @@
-"""A disk that fills up while something is saved: one line, and nothing half written."""
+"""A full disk while saving: an error of one line, and no partial output."""
 
 import re
 import resource
@@ -10,7 +10,7 @@ from tests.conftest import cli
 
 
 def told(status, out, err):
-    """It failed as it should: one line, and that says why."""
+    """Check that a command failed with one line that names the reason."""
     shown = f"status {status}\n{out}\n{err}"
     assert "Traceback" not in err and status == 2, shown
     assert len(err.splitlines()) == 1 and err.startswith("error: "), shown
@@ -18,7 +18,7 @@ def told(status, out, err):
 
 
 def with_small_disk(limit, *args):
-    """The command, which may write no file of more than `limit` bytes, as on a full disk."""
+    """Run a command that cannot write files of more than `limit` bytes, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
@@ -33,7 +33,7 @@ def parts(folder):
 
 
 def test_disk_full_in_a_checkpoint(project, tmp_path):
-    """In a process of its own: what still runs when a command has failed must say nothing more either."""
+    """In a subprocess, because threads that outlive the failed command must not print either."""
     command = [sys.executable, "-m", "polyseme.cli.main", "pretrain", project / "bert.json", "--corpus",
                project / "corpus-bert", "--out", tmp_path / "run"]  # fmt: skip
     limited = f"ulimit -f 60; exec {shlex.join(map(str, command))}"  # in blocks of 1,024 bytes

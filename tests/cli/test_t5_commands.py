@@ -1,4 +1,4 @@
-"""An encoder-decoder from text to vectors by its commands, and what is said where a command makes no sense."""
+"""The commands with an encoder-decoder, and the errors of commands that it does not support."""
 
 import json
 
@@ -24,7 +24,7 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_the_tokenizer_ends_in_sentinels(made):
+def test_tokenizer_ends_with_sentinels(made):
     from polyseme.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(made / "tok")
@@ -36,7 +36,7 @@ def test_the_tokenizer_ends_in_sentinels(made):
     assert not set(tokenizer.encode_corpus(["cat <extra_id_3> </s> dog"]).ids) & set(tokenizer.sentinel_ids)
 
 
-def test_the_folder_opens_elsewhere(made):
+def test_transformers_opens_the_folder(made):
     transformers = pytest.importorskip("transformers")
     theirs, info = transformers.AutoModelForSeq2SeqLM.from_pretrained(made / "run/model", output_loading_info=True)
     assert not any(info.values())
@@ -88,12 +88,12 @@ def test_vectors_and_a_task(made, tmp_path):
     ("gpt2", "SpanCorruption", "SpanCorruption needs an encoder-decoder, and gpt2 is none"),
     ("t5", "MaskedLM", "needs a head 'masked', which t5 does not have"),
 ])  # fmt: skip
-def test_objectives_that_do_not_fit(family, objective, says, made, refused, tmp_path):
+def test_incompatible_objectives(family, objective, says, made, refused, tmp_path):
     (tmp_path / "recipe.json").write_text(json.dumps(recipe(family, objective={"kind": objective})))
     refused("pretrain", tmp_path / "recipe.json", "--corpus", made / "corpus", "--out", tmp_path / "run", says=says)
 
 
-def test_what_makes_no_sense(made, refused, tmp_path):
+def test_unsupported_commands(made, refused, tmp_path):
     (tmp_path / "texts.txt").write_text("the cat\n")
     folder = made / "run/model"
     refused("score", folder, "--data", tmp_path / "texts.txt", says="cannot score texts: it is a t5 model")

@@ -64,10 +64,10 @@ def test_grid_compare_and_ensemble(project, done, tmp_path, refused):
     rest = ["--task", "classification", "--train", files[0], "--dev", files[1], "--set", "steps=1"]
     done("finetune", "--features", "none", *rest, "--out", tmp_path / "over")
     for args, says in (
-        (("evaluate", *models, "--data", files[1]), "several models: say --ensemble"),
+        (("evaluate", *models, "--data", files[1]), "several models are an ensemble: set --ensemble"),
         (("evaluate", models[0], "--data", files[1], "--ensemble"), "--ensemble is for several models"),
         (("evaluate", models[0], project.path / "run-tagging/model", "--data", files[1], "--ensemble"), "another task"),
-        (("predict", *models, "--data", files[1], "--out", both), "several models: say --ensemble"),
+        (("predict", *models, "--data", files[1], "--out", both), "several models are an ensemble: set --ensemble"),
         (
             ("evaluate", models[0], tmp_path / "over/model", "--data", files[1], "--ensemble"),
             "is trained over features",

@@ -10,7 +10,7 @@ import torch
 from polyseme.families import FAMILIES, Family
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.heads.lm import SpanBoundaryHeadConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout

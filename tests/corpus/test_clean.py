@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from polyseme.corpus.clean import language
+from polyseme.corpus.clean import clean as language
 from polyseme.corpus.clean.clean import (
     DEFAULT_STEPS,
     EXCERPT_CHARS,
@@ -18,6 +18,7 @@ from polyseme.corpus.clean.clean import (
     CleaningStats,
     find_repeated_lines,
     hash_distinct_lines,
+    merge_cleaning_stats,
     parse_cleaning_steps,
 )
 from polyseme.errors import PolysemeError
@@ -63,13 +64,13 @@ def noisy_documents(seed, num):
 
 def test_parse_cleaning_steps():
     assert parse_cleaning_steps(DEFAULT_STEPS) == CleaningConfig(nfc=True, control=True)
-    assert parse_cleaning_steps("none") == CleaningConfig() and not parse_cleaning_steps("none").needs_line_counts
+    assert parse_cleaning_steps("none") == CleaningConfig() and not parse_cleaning_steps("none").boilerplate
     steps = parse_cleaning_steps(" min_chars=20, boilerplate ,language=0.9,max_chars=1000,nfc")
     assert (
         steps == CleaningConfig(nfc=True, boilerplate=10, min_chars=20, max_chars=1000, language=0.9)
-        and steps.needs_line_counts
+        and steps.boilerplate
     )
-    assert steps.to_json() == {"nfc": True, "boilerplate": 10, "min_chars": 20, "max_chars": 1000, "language": 0.9}
+    assert str(steps) == "nfc,boilerplate=10,min_chars=20,max_chars=1000,language=0.9"
     for row in (steps, CleaningConfig(), parse_cleaning_steps("nfc,control,boilerplate,min_chars,max_chars,language")):
         assert parse_cleaning_steps(str(row)) == row
 
@@ -226,9 +227,7 @@ def test_statistics_of_groups_add_up(tmp_path, cut):
 
     whole, num_characters = clean_documents(range(300))
     first, second = clean_documents(range(cut))[0], clean_documents(range(cut, 300))[0]
-    merged = CleaningStats.from_json(json.loads(json.dumps(first.to_json())))
-    merged.add(CleaningStats.from_json(second.to_json()))
-    assert merged.to_json() == whole.to_json()
+    assert merge_cleaning_stats([json.loads(json.dumps(first.by_step)), second.by_step]) == whole.by_step
     assert sum(map(len, texts)) == num_characters + sum(row["characters"] for row in whole.by_step.values())
     for name in ("nfc", "control", "boilerplate", "min_chars", "max_chars"):
         row = whole.by_step[name]

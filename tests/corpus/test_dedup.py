@@ -1,6 +1,7 @@
 """MinHash signatures against true similarities, duplicates against brute force, and the external sort."""
 
 import random
+import unicodedata
 from collections import Counter, defaultdict
 from functools import cache
 
@@ -10,7 +11,7 @@ import pytest
 from polyseme.corpus.dedup import lsh, minhash
 from polyseme.corpus.dedup.external_sort import ExternalSorter
 from polyseme.corpus.dedup.lsh import find_duplicates, lsh_bands
-from polyseme.corpus.dedup.minhash import SIGNATURE_SIZE, jaccard_similarity, minhash_signatures, split_words
+from polyseme.corpus.dedup.minhash import SCRIPTS_WITHOUT_SPACES, SHINGLE_WORDS, SIGNATURE_SIZE, minhash_signatures
 from polyseme.errors import PolysemeError
 
 PARTS = ("ka", "mo", "ri", "te", "su", "la", "pen", "dor", "gi", "sta", "vu", "ne")
@@ -45,11 +46,37 @@ def find_in_texts(texts, path, threshold=0.8, memory=LARGE, include=None, use_si
     return duplicate_of, is_exact
 
 
-shingles_of = cache(minhash._shingle_set)
+@cache
+def fold_char(char):
+    """Return a character case-folded (empty if it is not part of words), and whether it is a word by itself."""
+    if not char.isalnum() and unicodedata.category(char)[0] != "M":
+        return "", False
+    is_single = any(low <= ord(char) <= high for low, high in SCRIPTS_WITHOUT_SPACES)
+    return next((variant for variant in (char.casefold(), char.lower()) if len(variant) == 1), char), is_single
 
 
-def true_similarity(a, b):
-    return len(shingles_of(a) & shingles_of(b)) / len(shingles_of(a) | shingles_of(b))
+def split_words(text):
+    """Return the case-folded words of a text that form its shingles."""
+    words = [""]
+    for char in text:
+        folded, is_single = fold_char(char)
+        if is_single or not folded:
+            words += [folded, ""]
+        else:
+            words[-1] += folded
+    return [word for word in words if word]
+
+
+@cache
+def shingles_of(text):
+    words = split_words(text)
+    return {tuple(words[i : i + SHINGLE_WORDS]) for i in range(max(len(words) - SHINGLE_WORDS + 1, min(len(words), 1)))}
+
+
+def jaccard_similarity(a, b):
+    """Compute the Jaccard similarity of the shingles of two texts, which signatures estimate."""
+    shared, union = shingles_of(a) & shingles_of(b), shingles_of(a) | shingles_of(b)
+    return len(shared) / len(union) if shingles_of(a) and shingles_of(b) else 0.0
 
 
 def brute_force(texts, threshold):
@@ -80,7 +107,7 @@ def near_copies(seed, num_documents):
             if rng.random() < 0.2:
                 copy += random_words(rng, 8)  # a footer
             documents.append(copy)
-            similar.append(true_similarity(" ".join(source), " ".join(copy)))
+            similar.append(jaccard_similarity(" ".join(source), " ".join(copy)))
     return tuple(" ".join(words) for words in documents), np.array(similar)
 
 
@@ -147,7 +174,7 @@ def test_words_of_every_script():
 def test_code_point_table_equals_fold_char():
     table = minhash._code_point_table()
     for code in (*range(0x3000), *range(0x3000, 0x110000, 7), *range(0xD700, 0xE000), *range(0xE0100, 0xE01F0)):
-        folded, alone = minhash._fold_char(chr(code))
+        folded, alone = fold_char(chr(code))
         assert table[code] == (ord(folded) | (alone << 31) if folded else 0), hex(code)
 
 
@@ -192,7 +219,7 @@ def test_recall_and_precision_against_brute_force(tmp_path, threshold):
     originals = [text for text, other in zip(texts, duplicate_of) if other < 0]
     assert (brute_force(originals, threshold + margin) >= 0).sum() <= 0.01 * (duplicate_of >= 0).sum()
     for later in np.flatnonzero(duplicate_of >= 0):
-        assert true_similarity(texts[duplicate_of[later]], texts[later]) >= threshold - 2 * margin
+        assert jaccard_similarity(texts[duplicate_of[later]], texts[later]) >= threshold - 2 * margin
         assert is_exact[later] == (texts[duplicate_of[later]] == texts[later])
 
 

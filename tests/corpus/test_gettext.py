@@ -119,7 +119,7 @@ def test_bad_catalogs(tmp_path: Path, content: bytes, message: str) -> None:
     assert message in str(raised.value)
     sources = open_sources([path], skip_bad=True)
     documents = list(sources)
-    assert sources.bad_row_messages == [str(raised.value)]
+    assert sources.skipped.bad_row_messages == [str(raised.value)]
     assert bool(documents) == any(word in message for word in ("message 3", "message 5"))
 
 
@@ -137,4 +137,4 @@ def test_catalogs_of_this_machine() -> None:
         pytest.skip("no catalogs installed")
     assert all(lang and path.is_file() for lang, path in catalogs)
     sources = open_sources([f"gettext::lang={catalogs[0][0]}"], skip_bad=True)
-    assert list(sources) and not sources.num_bad
+    assert list(sources) and not sources.skipped.num_bad

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.documents import Document
 from polyseme.corpus.sources.events import Note, events_to_notes, notes_to_events
 from polyseme.corpus.sources.readers import SourceFile
@@ -24,7 +24,7 @@ from tests.text.test_events import random_performance as random_notes
 def test_missing_mido_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mido", None)
     (tmp_path / "a.mid").write_bytes(b"MThd")
-    with pytest.raises(PolysemeError, match=r"read and written with mido: install polyseme\[music\]"):
+    with pytest.raises(PolysemeError, match=r"needs mido: pip install 'polyseme\[music\]'"):
         open_sources([tmp_path / "a.mid"])
 
 
@@ -161,7 +161,7 @@ def test_midi_files_become_a_corpus(midi, tmp_path: Path) -> None:
     (folder / "0.mid.gz").write_bytes(gzip.compress((folder / "0.mid").read_bytes()))  # a duplicate, which is removed
     (folder / "5.MIDI").write_bytes((folder / "1.mid").read_bytes())
     tokenizer = Tokenizer.load("events")
-    manifest = prepare([folder], tokenizer, tmp_path / "corpus", num_workers=1)
+    manifest = prepare([folder], tokenizer, tmp_path / "corpus", PrepareConfig(num_workers=1))
     assert manifest["counts"]["documents"] == 5 and manifest["removed"]["duplicates"]["exact"] == 2
     corpus = Corpus.open(tmp_path / "corpus")
     starts = corpus.sentence_offsets[corpus.document_offsets]

@@ -7,9 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from polyseme.corpus.build.parallel import prepare_parallel
-from polyseme.corpus.sources.pairs import TextPair, read_pairs
-from polyseme.corpus.sources.po import read_po
+from polyseme.corpus.build.parallel import TextPair, prepare_parallel, read_pairs
+from polyseme.corpus.sources.gettext_catalogs import read_po
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
@@ -65,16 +64,16 @@ def test_po_contexts_plurals_escapes_and_skipped_entries(tmp_path):
         '#, fuzzy\nmsgid "no"\nmsgstr "nein"\n\n#~ msgid "gone"\n#~ msgstr "weg"\n\nmsgid "bare"\nmsgstr ""\n'
     )
     expected = [('open\t"it"\n', "auf!"), ("one file", "eine Datei"), ("%d files", "%d Dateien")]
-    assert read_po(tmp_path / "a.po") == expected
+    assert list(read_po(tmp_path / "a.po")) == expected
     (tmp_path / "b.po").write_text('msgid "a"\nmsgid "b"\n')
     with pytest.raises(PolysemeError, match="line 2: msgid occurs twice"):
-        read_po(tmp_path / "b.po")
+        list(read_po(tmp_path / "b.po"))
     (tmp_path / "c.po").write_text("hello\n")
     with pytest.raises(PolysemeError, match="is not valid in a"):
-        read_po(tmp_path / "c.po")
+        list(read_po(tmp_path / "c.po"))
     (tmp_path / "d.po").write_text('msgid "a"\nmsgstr "unclosed\n\nmsgid "b"\nmsgstr "c"\n')
     with pytest.raises(PolysemeError, match=r"d\.po line 2: .* is not valid in a"):
-        read_po(tmp_path / "d.po")
+        list(read_po(tmp_path / "d.po"))
 
 
 def test_mo_files_of_these_tests_are_valid_for_gettext(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 
 from polyseme.corpus.build import blocks, stages, state
 from polyseme.corpus.build import prepare as prepare_module
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.store import Corpus, token_dtype, verify_corpus
 from polyseme.errors import PolysemeError
@@ -57,7 +57,8 @@ def small_blocks() -> Any:
 
 def run(folder: Path, tokenizer: Tokenizer, out: Path, **options: Any) -> dict[str, Any]:
     plain = {"clean": "none", "dedup": "exact", "num_workers": 1, "shard_characters": SHARD}
-    return prepare([folder / "text.jsonl"], tokenizer, out, **(plain | options))
+    on_progress = options.pop("on_progress", lambda _: None)
+    return prepare([folder / "text.jsonl"], tokenizer, out, PrepareConfig(**(plain | options)), on_progress)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -188,15 +189,9 @@ def test_finished_corpus_is_not_changed(
     with pytest.raises(PolysemeError, match="holds a corpus with lang 'en', not 'de'"):
         run(folder, tokenizer, folder / "whole", lang="de")
     (tmp_path / "other.txt").write_text("Another text.")
+    config = PrepareConfig(clean="none", dedup="exact", shard_characters=SHARD)
     with pytest.raises(PolysemeError, match="other sources"):
-        prepare(
-            [tmp_path / "other.txt"],
-            tokenizer,
-            folder / "whole",
-            clean="none",
-            dedup="exact",
-            shard_characters=SHARD,
-        )
+        prepare([tmp_path / "other.txt"], tokenizer, folder / "whole", config)
     with pytest.raises(PolysemeError, match="is not empty and holds no corpus"):
         run(folder, tokenizer, tmp_path)
     assert tree(folder / "whole") == before
@@ -221,11 +216,10 @@ def test_full_disk_gives_a_one_line_error_and_can_be_resumed(
 def test_bad_rows_stop_the_run_or_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [json.dumps({"text": text}) for text in TEXTS[:4]]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", rows[0]]))
+    config = PrepareConfig(dedup="none", shard_characters=1000)
     with pytest.raises(PolysemeError, match="line 5: malformed JSON"):
-        prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", dedup="none", shard_characters=1000)
-    manifest = prepare(
-        [tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", dedup="none", shard_characters=1000, skip_bad=True
-    )
+        prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", config)
+    manifest = prepare([tmp_path / "a.jsonl"], tokenizer, tmp_path / "out", config.replace(skip_bad=True))
     assert manifest["counts"]["documents"] == 5 and manifest["removed"]["num_bad"] == 1
     assert "line 5" in manifest["removed"]["bad_row_messages"][0]
     verify_corpus(tmp_path / "out")

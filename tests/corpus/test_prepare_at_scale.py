@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from polyseme.corpus.build import blocks
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
@@ -59,7 +59,9 @@ def small_blocks() -> Any:
 
 def make(folder: Path, out: Path, names: str = "ab", **options: Any) -> dict[str, Any]:
     paths = [f"{folder / name}.jsonl::weight={1 + i}" for i, name in enumerate(names)]
-    return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, **({"num_workers": 1} | OPTIONS | options))
+    on_progress = options.pop("on_progress", lambda _: None)
+    config = PrepareConfig(**({"num_workers": 1} | OPTIONS | options))
+    return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, config, on_progress)
 
 
 def test_removed_documents_are_reported(folder: Path) -> None:
@@ -102,7 +104,7 @@ KILLING_SCRIPT = """
 import os, random, shutil, signal, sys, time
 from pathlib import Path
 from polyseme.corpus.build import blocks
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.text.tokenizer import Tokenizer
 blocks.BLOCK_CHARS = 9_000
 folder, out, options, times = Path(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3]), int(sys.argv[4])
@@ -112,7 +114,7 @@ def attempt():
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         paths = [f"{folder / name}.jsonl::weight={1 + i}" for i, name in enumerate("ab")]
-        prepare(paths, Tokenizer.load(folder / "tokenizer"), out, num_workers=2, **options)
+        prepare(paths, Tokenizer.load(folder / "tokenizer"), out, PrepareConfig(num_workers=2, **options))
         os._exit(0)
     return pid
 

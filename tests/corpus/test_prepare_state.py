@@ -13,7 +13,7 @@ import pytest
 
 from polyseme.corpus.build import blocks, stages, state
 from polyseme.corpus.build import prepare as prepare_module
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 def make(source: Path | str, out: Path, **options: Any) -> dict[str, Any]:
-    return prepare([source], TOKENIZER, out, **({"num_workers": 1, "shard_characters": 9000} | options))
+    return prepare([source], TOKENIZER, out, PrepareConfig(**({"num_workers": 1, "shard_characters": 9000} | options)))
 
 
 def tree(folder: Path) -> set[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from polyseme.corpus.sources import python_docs
-from polyseme.corpus.sources.docstrings import extract_prose
+from polyseme.corpus.sources.python_docs import extract_prose
 from polyseme.errors import PolysemeError
 
 REST = """

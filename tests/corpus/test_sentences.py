@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
 import gzip
 import random
+import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 
-from polyseme.corpus.clean import sentences
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
@@ -78,17 +77,8 @@ def test_splitting_does_not_change_ids_of_published_gpt2() -> None:
 
 
 def test_missing_sentencex_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def import_without_sentencex(name: str, *rest: object) -> object:
-        if name == "sentencex":
-            raise ImportError(name)
-        return real_import(name, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", import_without_sentencex)
-    sentences._load_segmenter.cache_clear()
+    monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(PolysemeError, match="pip install sentencex"):
         split_sentences("One. Two.")
     monkeypatch.undo()
-    sentences._load_segmenter.cache_clear()
     assert len(split_sentences("One. Two.")) == 2

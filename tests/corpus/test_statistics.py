@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from stored import store
 
-from polyseme.cli.describe import SMALLEST_RECIPE, render_page, summary_rows
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.inspect import statistics
+from polyseme.corpus.inspect.page import SMALLEST_RECIPE, render_page, summary_rows
 from polyseme.corpus.inspect.statistics import compute_statistics
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
@@ -209,7 +209,7 @@ def test_page_shows_everything_and_escapes_text(corpus: Corpus) -> None:
         *(SCRIPT, "exact duplicates", "1,234", "a.jsonl line 8 repeats a.jsonl line 2", "line 9: <script>", "Hm␀"),
         *(
             "nfc,control",
-            "share read",
+            "weighted share",
             "37.50%",
             "Most frequent inside words",
             "هذا نص عربي قصير جدا",
@@ -230,7 +230,9 @@ def test_page_has_tables_without_matplotlib(corpus: Corpus, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     parsed = parse_page(render_page(compute_statistics(corpus)))
     assert not any(tag == "svg" for tag, _ in parsed.seen)
-    assert "tokens a document" in parsed.text and "256 to 361" in parsed.text and "different tokens seen" in parsed.text
+    assert (
+        "tokens per document" in parsed.text and "256 to 361" in parsed.text and "different tokens seen" in parsed.text
+    )
 
 
 def test_manifest_without_optional_fields(tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_manifest_without_optional_fields(tmp_path: Path) -> None:
         stats.sources == stats.languages == stats.samples == stats.unigram.top_word_initial == ()
         and stats.removed == {}
     )
-    assert "The manifest does not say." in parse_page(render_page(stats)).text
+    assert "The manifest does not list them." in parse_page(render_page(stats)).text
     one = compute_statistics(store(tmp_path / "one", tokenizer, ["the"]))
     assert one.unigram.entropy == 0 and math.copysign(1, one.unigram.entropy) == 1
     assert one.unigram.vocabulary_growth == ((1, 1),) and one.unigram.top_word_internal == ()
@@ -259,10 +261,8 @@ def test_manifest_of_prepare_is_shown(tmp_path: Path) -> None:
     rows = [*DOCUMENTS[:6], DOCUMENTS[2], "cafe\u0301 " * 200, "Hm."]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows) + "{\n")
     tokenizer = Tokenizer.train("bpe", iter(DOCUMENTS), 400)
-    prepare(
-        [f"{tmp_path / 'a.jsonl'}::lang=de,weight=3"], tokenizer, tmp_path / "corpus",
-        clean="nfc,min_chars=20", dedup="exact", skip_bad=True,
-    )  # fmt: skip
+    config = PrepareConfig(clean="nfc,min_chars=20", dedup="exact", skip_bad=True)
+    prepare([f"{tmp_path / 'a.jsonl'}::lang=de,weight=3"], tokenizer, tmp_path / "corpus", config)
     stats = compute_statistics(Corpus.open(tmp_path / "corpus"))
     assert [(row.lang, row.weight, row.token_share, row.weighted_share) for row in stats.sources] == [
         ("de", 3.0, 1.0, 1.0)
@@ -270,7 +270,7 @@ def test_manifest_of_prepare_is_shown(tmp_path: Path) -> None:
     assert stats.counts["documents"] == stats.sources[0].counts["documents"] == 7
     assert ("documents removed", "2") in summary_rows(stats)
     text = parse_page(render_page(stats)).text
-    assert "line 10" in text and "line 7 repeats" in text and "Rows that could not be read: 1." in text
+    assert "line 10" in text and "line 7 repeats" in text and "Bad rows: 1." in text
 
 
 # ------------------------------------------------------------------------------------------------ the command

@@ -1,4 +1,4 @@
-"""Named data sets: rows, labels and characters as they were distributed; real files where they are there."""
+"""Data sets of GLUE: rows, labels and characters as distributed; also real files, if available."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_real_files(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_the_format(name, glue):
+def test_formats(name, glue):
     data = DATASETS[name]
     train, dev = data.read(glue)
     assert (len(train), len(dev)) == ((19, 5) if name == "glue/mrpc" else (12, 12))
@@ -55,7 +55,7 @@ def test_quotes_are_characters(glue):
     assert all(e.pair.startswith('" ') for e in DATASETS["glue/mrpc"].read(glue)[1])
 
 
-def test_mrpc_dev_is_what_its_ids_name(glue):
+def test_mrpc_dev_ids(glue):
     train, dev = DATASETS["glue/mrpc"].read(glue)
     assert [e.location.rpartition(":")[2] for e in dev] == ["2", "3", "4", "5", "6"]
     assert not {e.location for e in train} & {e.location for e in dev}
@@ -73,14 +73,14 @@ def test_mrpc_dev_is_what_its_ids_name(glue):
     assert (len(train), [e.location.rpartition(":")[2] for e in dev]) == (21, ["5", "6"])
 
 
-def test_mrpc_as_glue_has_it(glue):
+def test_mrpc_in_glue_format(glue):
     rows = (glue / "MRPC/msr_paraphrase_train.txt").read_text(encoding="utf-8-sig").split("\n")
     (glue / "MRPC/train.tsv").write_text("\n".join(rows[:9]))
     (glue / "MRPC/dev.tsv").write_text("\n".join([rows[0], *rows[9:]]))
     assert [len(part) for part in DATASETS["glue/mrpc"].read(glue)] == [8, 16]
 
 
-def test_what_is_not_there(glue):
+def test_missing_files(glue):
     with pytest.raises(PolysemeError, match=r"there is no folder .*none$"):
         DATASETS["glue/cola"].read(glue / "none")
     (glue / "CoLA/dev.tsv").unlink()

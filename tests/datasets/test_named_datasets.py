@@ -1,4 +1,4 @@
-"""Named data sets beside the first of GLUE: small files in the published formats, oddities and mistakes included."""
+"""Other named data sets: small files in the published formats, with oddities and errors."""
 
 # ruff: noqa: E501  # rows of tables as they are distributed
 
@@ -144,16 +144,16 @@ def test_texts_pairs_and_choices(name, tmp_path):
     path = tmp_path / data.folder / file
     path.parent.mkdir(parents=True)
     path.write_bytes(content.encode("latin-1" if name.startswith("trec") else "utf-8"))
-    found = data.read_split(tmp_path)
-    first = found[0]
+    examples = data.read_split(tmp_path)
+    first = examples[0]
     assert (first.text, getattr(first, "pair", None), getattr(first, "choices", None), first.label) == expected
-    assert data.read_split(tmp_path / data.folder) == found
-    own = data.extra_metrics(found, [e.label for e in found]) if data.extra_metrics else {}
-    assert data.metric in compute_metrics(data.task, ["0", "1"], ["0", "1"], ("0", "1")) | own
+    assert data.read_split(tmp_path / data.folder) == examples
+    extra = data.extra_metrics(examples, [e.label for e in examples]) if data.extra_metrics else {}
+    assert data.metric in compute_metrics(data.task, ["0", "1"], ["0", "1"], ("0", "1")) | extra
     packed = path.with_name(path.name + ".gz")
     packed.write_bytes(gzip.compress(path.read_bytes()))
     path.unlink()
-    assert [e.text for e in data.read_split(tmp_path)] == [e.text for e in found]
+    assert [e.text for e in data.read_split(tmp_path)] == [e.text for e in examples]
 
 
 @pytest.mark.parametrize("name", TAGS)
@@ -164,7 +164,7 @@ def test_tags(name, tmp_path):
     assert [(e.words, e.tags) for e in data.read_split(tmp_path)] == expected
 
 
-def test_broken_tags_of_a_named_set_are_mended(tmp_path, capsys):
+def test_invalid_tags_of_a_named_dataset_are_repaired(tmp_path, capsys):
     (tmp_path / "dev.conll").write_text("Ann O\nLee I-PER\n\nBo B-PER\n")
     assert [e.tags for e in DATASETS["ner"].read_split(tmp_path)] == [("O", "B-PER"), ("B-PER",)]
     assert "repaired 1 tags in 1 of 2 sentences" in capsys.readouterr().err
@@ -172,7 +172,7 @@ def test_broken_tags_of_a_named_set_are_mended(tmp_path, capsys):
         DATASETS["ner"].read_split(tmp_path, strict=True)
 
 
-def test_every_set_is_read_somewhere():
+def test_every_dataset_is_tested():
     other = {"glue/cola", "glue/sst-2", "glue/mrpc", "glue/sts-b", "glue/wnli"}  # in test_catalogue
     other |= {"conll-2012"}  # in test_coreference_files
     here = {"squad/1.1", "squad/2.0", "squad-shifts", "triviaqa", "imdb", "race", "wic"}
@@ -213,9 +213,9 @@ def test_official_metrics_of_superglue(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "val.jsonl").write_text(lines(record))
     many = DATASETS["superglue/multirc"]
-    found = many.read_split(tmp_path)
-    assert many.extra_metrics(found, ["1", "0", "0"]) == {"exact": 1.0}
-    assert many.extra_metrics(found, ["1", "1", "0"]) == {"exact": 0.5}
+    examples = many.read_split(tmp_path)
+    assert many.extra_metrics(examples, ["1", "0", "0"]) == {"exact": 1.0}
+    assert many.extra_metrics(examples, ["1", "1", "0"]) == {"exact": 0.5}
     record = DATASETS["superglue/record"]
     asked = record.read_split(tmp_path)
     assert (
@@ -225,20 +225,20 @@ def test_official_metrics_of_superglue(tmp_path):
     assert record.read_split(tmp_path, needs_labels=False)[0].accepted_answers == ("Bob",)
 
 
-def test_wic_as_it_was_first_distributed(tmp_path):
+def test_wic_in_its_original_format(tmp_path):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/dev.data.txt").write_text("bed\tN\t1-0\tA bed\tBed of roses\n")
     (tmp_path / "dev/dev.gold.txt").write_text("F\n")
-    (found,) = DATASETS["wic"].read_split(tmp_path)
-    assert (found.text, found.pair, found.label) == ("bed: A bed", "Bed of roses", "F")
+    (example,) = DATASETS["wic"].read_split(tmp_path)
+    assert (example.text, example.pair, example.label) == ("bed: A bed", "Bed of roses", "F")
     (tmp_path / "dev/dev.gold.txt").write_text("F\nT\n")
     with pytest.raises(PolysemeError, match=r"has 1 lines, but .*dev\.gold\.txt has 2"):
         DATASETS["wic"].read_split(tmp_path)
 
 
-def test_mistakes_name_file_and_line(tmp_path, capsys):
+def test_errors_name_file_and_line(tmp_path, capsys):
     cases = {
-        "swag": ("val.csv", commas(SWAG, ["0"] * 12, ["1"]), r"val\.csv:3: another number of columns"),
+        "swag": ("val.csv", commas(SWAG, ["0"] * 12, ["1"]), r"val\.csv:3: 1 columns, but the first line has 12"),
         "superglue/copa": ("val.jsonl", lines({"premise": "x", "question": "why", "choice1": "a", "choice2": "b"}),
                            r"val\.jsonl:1: question is 'why', neither cause nor effect"),
         "superglue/boolq": ("val.jsonl", lines({"passage": "x", "qestion": "y"}),
@@ -272,11 +272,11 @@ def test_test_files_have_no_labels(tmp_path):
                            ("STS-B", ["index", "genre", "sentence1", "sentence2"])):  # fmt: skip
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "test.tsv").write_text(tsv(header, [f"c{i}" for i in range(len(header))]))
-        (found,) = DATASETS[f"glue/{folder.lower()}"].read_split(tmp_path, "test", needs_labels=False)
-        assert found.label is None and found.text in ("c1", "c2")
+        (example,) = DATASETS[f"glue/{folder.lower()}"].read_split(tmp_path, "test", needs_labels=False)
+        assert example.label is None and example.text in ("c1", "c2")
 
 
-def test_the_trap_of_wnli():
+def test_wnli_warnings():
     if not (REAL / "glue/WNLI").is_dir():
         pytest.skip("the real files are not here")
     train, dev = DATASETS["glue/wnli"].read(REAL / "glue")
@@ -306,12 +306,12 @@ def test_real_rows(name):
 def test_real_articles():
     if not (REAL / "race.tar.xz").is_file():
         pytest.skip("the real files are not here")
-    found = DATASETS["race"].read_split(REAL, "dev")
-    assert len({e.location.rpartition(",")[0] for e in found}) == 700 and len(found) == 1383
+    examples = DATASETS["race"].read_split(REAL, "dev")
+    assert len({e.location.rpartition(",")[0] for e in examples}) == 700 and len(examples) == 1383
 
 
 def test_real_trees():
     path = REAL / "ud-ewt/en_ewt-ud-train.rebuilt.conllu.gz"
     if not path.is_file():
         pytest.skip("the real files are not here")
-    assert sum(1 for _ in DATASETS["ud-pos"].reader(path, True)) == 12544
+    assert sum(1 for _ in DATASETS["ud-pos"].iter_rows(path, True)) == 12544

@@ -1,4 +1,4 @@
-"""The published figures, cell by cell against the lectures that show them, where those are at hand."""
+"""Compare published figures, cell by cell, with the lectures that show them, if available."""
 
 import json
 import re
@@ -12,9 +12,9 @@ LECTURES = Path(__file__).parents[2].parent / "shared/seeds"
 TABLES = json.loads((Path(published.__file__).parent / "published.json").read_text(encoding="utf-8"))
 ROWS = [(name, row) for name, table in TABLES.items() for row in table["rows"]]
 FILES = {"Lecture 07": "000", "Session #3": "001", "Advanced": "002", "CS 533": "003", "deep learning": "004"}
-# columns as the lecture has them, where that is another order
+# order of the columns in the lecture, where it differs
 ORDER = {"glue-dev": ["mnli", "qnli", "qqp", "rte", "sst-2", "mrpc", "cola", "sts-b"]}
-PRINTED = {  # how a system is called there, where that is not the beginning of its name here
+PRINTED = {  # names in the lectures, where ours do not begin with them
     "BERT-large (single, TriviaQA first)": "BERT large (Sgl.+TriviaQA)",
     "BERT-large (ensemble, TriviaQA first)": "BERT large (Ens.+TriviaQA)",
     "RoBERTa, books + wiki, 100K": "RoBERTa with books + wiki",
@@ -25,7 +25,7 @@ PRINTED = {  # how a system is called there, where that is not the beginning of 
     "XLNet-large, books + wiki, 1M": "XLNet large with books + wiki",
     "XLNet-large, 126GB, 500K": "XLNet large + additional data",
     "MIR-MRC (F-Net, single)": "#1 Single - MIR-MRC (F-Net)",
-    "Flair": "Elair",  # so it was read off the slide
+    "Flair": "Elair",  # misread from the slide
     "Transformer (base)": "Transformer (base model)",
     "coreference": "Coref",
     "conll-2003": "NER",
@@ -33,7 +33,7 @@ PRINTED = {  # how a system is called there, where that is not the beginning of 
 
 
 def plain(text):
-    """Letters and digits alone; the references behind a system's name and the rank before it are no part of it."""
+    """Reduce a system's name to letters and digits, without the rank before it and the references after it."""
     text = re.sub(r"#\d+ (single|ensemble) - (\w+)", r"\2 (\1)", text, flags=re.IGNORECASE)
     text = re.sub(r"<[^>]+>|\[\d+\]", "", text)
     return re.sub(r"[\W_]+", "", text).lower()
@@ -41,13 +41,13 @@ def plain(text):
 
 def number(cell):
     cell = cell.split("±")[0].strip()
-    found = re.fullmatch(r"(?:<u>)?(\d+(?:\.\d+)?)(?:</u>)?[Mx]?", cell)
-    return None if cell in ("", "-") else float(found[1]) if found else cell
+    match = re.fullmatch(r"(?:<u>)?(\d+(?:\.\d+)?)(?:</u>)?[Mx]?", cell)
+    return None if cell in ("", "-") else float(match[1]) if match else cell
 
 
 def printed_rows(text):
-    """Of every line of a table its texts, those of a group's first line carried down, and its figures."""
-    group, found = "", []
+    """Return the texts of each line of a table, with the name of its group, and its figures."""
+    group, rows = "", []
     for line in text.splitlines():
         cells = re.split(r"\t|/(?=\d)", line.replace("_{BASE}", "base").replace("_{LARGE}", "large"))
         values = [number(cell) for cell in cells]
@@ -56,13 +56,13 @@ def printed_rows(text):
         if heads and (cells[1] or not any(values[1:])):
             group = cells[0]
         if words:
-            found.append(({plain(" ".join(words)), plain(group + " ".join(words))}, values))
+            rows.append(({plain(" ".join(words)), plain(group + " ".join(words))}, values))
             if isinstance(values[0], str):  # the first column may be a label that nothing is carried into
-                found.append(({plain(cells[0])}, values[1:]))
-    return found
+                rows.append(({plain(cells[0])}, values[1:]))
+    return rows
 
 
-def stands(system, wanted, rows, exact):
+def is_printed(system, wanted, rows, exact):
     name = plain(PRINTED.get(system, system).split(" (features of")[0])
     for names, values in rows:
         fits = any(one == name if exact else one.startswith(name) for one in names)
@@ -71,7 +71,7 @@ def stands(system, wanted, rows, exact):
     return False
 
 
-def test_every_row_has_its_source_and_a_value_for_each_column():
+def test_every_row_has_a_source_and_all_values():
     assert len(ROWS) > 30
     for name, row in ROWS:
         assert row["source"].strip(), row
@@ -87,7 +87,7 @@ def lectures():
 
 
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=[f"{name}-{row['system']}" for name, row in ROWS])
-def test_every_figure_stands_in_its_row_of_every_lecture_named(lectures, table, row):
+def test_every_figure_is_in_the_lectures_it_names(lectures, table, row):
     named = re.search(r"slides: (.*?)\)?$", row["source"])[1].split("; ")
     shown = [key for key in FILES for name in named if name.startswith(key)]
     assert shown, row["source"]
@@ -103,12 +103,12 @@ def test_every_figure_stands_in_its_row_of_every_lecture_named(lectures, table, 
                 pairs = [(plain(str(v[i])), v[i + 1]) for _, v in lectures[key] for i in range(len(v) - 1)]
                 assert value is None or any(a.startswith(plain(row["system"])) and b == value for a, b in pairs), side
         else:
-            assert stands(row["system"], wanted, lectures[key], table == "albert"), (key, wanted)
+            assert is_printed(row["system"], wanted, lectures[key], table == "albert"), (key, wanted)
 
 
-def test_a_wrong_figure_or_a_wrong_row_is_found(lectures):
+def test_wrong_figures_and_rows_are_detected(lectures):
     rows = lectures["Session #3"]
     right = [80.6, 80.1, 66.1, 82.3, 93.2, 35.0, 81.0, 86.0, 61.7, 74.0]
-    assert stands("Pre-OpenAI SOTA", right, rows, False)
-    assert not stands("OpenAI GPT", right, rows, False)
-    assert not stands("Pre-OpenAI SOTA", [80.1, 80.6, *right[2:]], rows, False)
+    assert is_printed("Pre-OpenAI SOTA", right, rows, False)
+    assert not is_printed("OpenAI GPT", right, rows, False)
+    assert not is_printed("Pre-OpenAI SOTA", [80.1, 80.6, *right[2:]], rows, False)

@@ -1,4 +1,4 @@
-"""Check the rules of the code base: import order, sizes, what a bare import loads. Pages are in test_pages.py."""
+"""Rules of the code base: import order, no prints, no flags in messages, file length, lazy imports."""
 
 import ast
 import importlib
@@ -7,17 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from polyseme.families import FAMILIES
+from tests.design.sources import PACKAGE, ROOT, TREES
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "polyseme"
-LONGEST = 500
+MAX_FILE_LINES = 500
 
-# Every package and what it may import: whatever stands on a line above its own. There is no exception.
+# Each package may import those on the lines above its own.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "progress", "logs"),
     ("config", "io"),
@@ -62,10 +60,9 @@ HEAVY = {
 # ----------------------------------------------------------------------------------------- imports and code
 
 
-def imports(source: str) -> Iterator[str]:
-    """Modules of ours that a source imports, in functions too; what only a type checker reads is left out."""
-    tree = ast.parse(source)
-    typing_only = {
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Modules of the package that a module imports, also inside functions, except for type checking only."""
+    type_checking_only = {
         id(inner)
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
@@ -73,12 +70,12 @@ def imports(source: str) -> Iterator[str]:
         for inner in ast.walk(statement)
     }
     for node in ast.walk(tree):
-        if id(node) in typing_only:
+        if id(node) in type_checking_only:
             continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "imports are written in full"
+            assert not node.level, "use absolute imports"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
@@ -87,34 +84,30 @@ def imports(source: str) -> Iterator[str]:
                 yield name.removeprefix("polyseme").removeprefix(".")
 
 
-def forbidden(unit: str, source: str) -> list[str]:
-    """Imports that the layer of a unit does not allow; `from polyseme import load` is one of `__init__`."""
-    found = []
-    for name in imports(source):
+def forbidden_imports(unit: str, tree: ast.AST) -> list[str]:
+    """Imports that the layer of a unit does not allow; `from polyseme import load` imports `__init__`."""
+    wrong = []
+    for name in imports(tree):
         target = unit_of_module(name)
         if target not in LEVEL:
             target = "__init__"
         if target != unit and LEVEL[target] >= LEVEL[unit]:
-            found.append(name or "polyseme")
-    return found
-
-
-def unit_of(path: Path) -> str:
-    return unit_of_module(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+            wrong.append(name or "polyseme")
+    return wrong
 
 
 def unit_of_module(name: str) -> str:
-    """The first part of a module's name; the sources of a corpus are below tokenizers, the rest above."""
+    """The first part of a module's name; `corpus.sources` is a unit of its own, below tokenizers."""
     return "corpus.sources" if name.startswith("corpus.sources") else name.split(".")[0]
 
 
-def test_imports_go_one_way():
+def test_imports_follow_the_layers():
     wrong = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        unit = unit_of(path)
+    for path, tree in TREES.items():
+        unit = unit_of_module(path.removesuffix(".py").replace("/", "."))
         assert unit in LEVEL, f"{unit} is new: give it a place in LAYERS"
-        if found := forbidden(unit, path.read_text(encoding="utf-8")):
-            wrong[str(path.relative_to(ROOT))] = found
+        if names := forbidden_imports(unit, tree):
+            wrong[path] = names
     assert not wrong
 
 
@@ -131,18 +124,18 @@ def test_imports_go_one_way():
         ("report", "from polyseme.cli import output"),
     ],
 )
-def test_a_wrong_arrow_is_seen(unit, source):
-    assert forbidden(unit, source)
+def test_a_forbidden_import_is_noticed(unit, source):
+    assert forbidden_imports(unit, ast.parse(source))
 
 
-def test_what_only_a_type_checker_reads_is_no_arrow():
+def test_imports_for_type_checking_are_allowed():
     source = "if TYPE_CHECKING:\n    from polyseme.corpus.store import Corpus\n"
     source += "from polyseme.io.json import write_json"
-    assert not forbidden("text", source)
+    assert not forbidden_imports("text", ast.parse(source))
 
 
-def test_benchmarks_import_what_is_there():
-    """They are not run by tests, so a name that has moved would be noticed late."""
+def test_names_imported_by_benchmarks_exist():
+    """No test runs the benchmarks, so a renamed import would go unnoticed."""
     for path in sorted((ROOT / "benchmarks").glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polyseme"):
@@ -152,37 +145,35 @@ def test_benchmarks_import_what_is_there():
                     assert there, f"{path.name} imports {name.name} from {node.module}"
 
 
-def library_files() -> list[Path]:
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] != "cli"]
+LIBRARY = {path: tree for path, tree in TREES.items() if not path.startswith("cli/")}
 
 
-def test_library_code_logs_and_never_prints():
-    for path in library_files():
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+def test_library_code_never_prints():
+    for path, tree in LIBRARY.items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         assert not [call.lineno for call in calls if ast.unparse(call.func) in ("print", "typer.echo")], path
 
 
-def test_messages_of_the_library_name_no_flag():
-    """An error or a log message speaks of fields; the command line adds its flags."""
-    for path in library_files():
-        for node in ast.walk(ast.parse(path.read_text())):
-            is_message = isinstance(node, ast.Raise) or (
-                isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger.")
-            )
-            texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-            flags = [flag for text in texts if is_message for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", text)]
-            assert not flags, f"{path}:{node.lineno} names {flags}"  # type: ignore[attr-defined]
+def test_library_messages_name_no_flag():
+    """Errors and log messages name fields and keywords; only the command line names its flags."""
+    for path, tree in LIBRARY.items():
+        for node in ast.walk(tree):
+            is_log_call = isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger.")
+            if isinstance(node, ast.Raise) or is_log_call:
+                texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+                flags = [flag for text in texts for flag in re.findall(r"(?<![\w-])--[a-z][\w-]+", text)]
+                assert not flags, f"{path}:{node.lineno} names {flags}"
 
 
 def test_no_file_is_too_long():
     files = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 50
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
-    assert not {path.name: length for path, length in lengths.items() if length > LONGEST}
+    assert not {path.name: length for path, length in lengths.items() if length > MAX_FILE_LINES}
 
 
 def families_named(source: str) -> set[str]:
-    """Families whose name is in the code or its strings; docstrings and comments may cite papers."""
+    """Families named in code or strings; docstrings and comments may cite papers."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
@@ -192,7 +183,7 @@ def families_named(source: str) -> set[str]:
     return families & {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*", bare)}
 
 
-def test_parts_know_no_family_by_name():
+def test_nn_names_no_family():
     for path in sorted((PACKAGE / "nn").rglob("*.py")):
         assert not families_named(path.read_text(encoding="utf-8")), path
 
@@ -207,16 +198,16 @@ def test_parts_know_no_family_by_name():
         "def f(GPT2Norm): pass",
     ],
 )
-def test_a_family_by_name_is_seen(source):
+def test_a_family_name_is_noticed(source):
     assert families_named('"""As in BERT."""\n' + source)
     assert not families_named('"""As in BERT and GPT-2."""\nx = 1  # bert')
 
 
-# ------------------------------------------------------------------------------------------- what is loaded
+# --------------------------------------------------------------------------------------------- lazy imports
 
 
 def loaded(code: str) -> set[str]:
-    """The heavy modules that a fresh interpreter has after some code."""
+    """Heavy modules that a fresh interpreter has loaded after running some code."""
     tail = f"\nimport sys; print('loaded:', *sorted({HEAVY!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code + tail], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split()[1:])

@@ -1,38 +1,44 @@
-"""No code outside `tasks/` checks which task it handles."""
+"""No code outside a task's file checks which task it handles."""
 
 import ast
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import polyseme
 from polyseme.tasks import TASKS
+from tests.design.sources import PACKAGE, TREES
 
-PACKAGE = Path(polyseme.__file__).parent
-SOURCES = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "tasks"]
-CLASSES = {task.__name__ for task in TASKS.values()}
+FILES = {task.__name__: Path(inspect.getfile(task)).relative_to(PACKAGE).as_posix() for task in TASKS.values()}
+LISTS = {"tasks/__init__.py"}  # defines TASKS
 
 
-def task_checks(source: str) -> Iterator[str]:
-    """Comparisons of a task's type with a literal, `isinstance` on task classes, and `match` on a task."""
-    for node in ast.walk(ast.parse(source)):
+def task_checks(tree: ast.AST, classes: set[str]) -> Iterator[str]:
+    """Comparisons, `isinstance`, `match` and tables that tell one task from another."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
             names = {getattr(side, "attr", getattr(side, "id", "")) for side in ast.walk(node)}
-            has_literal = any(isinstance(side, ast.Constant) for side in ast.walk(node))
-            if has_literal and names & {"task_type", "task_name"}:
+            literals = {side.value for side in ast.walk(node) if isinstance(side, ast.Constant)}
+            has_class = any(isinstance(side, ast.Name) and side.id in classes for side in sides)
+            is_task_name = names & {"task", "task_type", "task_name", "kind"} and literals & set(TASKS)
+            if (literals and names & {"task_type", "task_name"}) or is_task_name or has_class:
                 yield ast.unparse(node)
         elif isinstance(node, ast.Match) and "task" in ast.unparse(node.subject):
             yield ast.unparse(node.subject)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
-            names = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
-            if names & CLASSES:
+            if classes & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}:
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Dict):
+            keys = {getattr(key, "id", getattr(key, "value", None)) for key in node.keys if key is not None}
+            if len(keys & (classes | set(TASKS))) > 1:
                 yield ast.unparse(node)
 
 
-def test_only_tasks_know_which_task_they_are():
-    checks = {path.relative_to(PACKAGE).as_posix(): list(task_checks(path.read_text("utf-8"))) for path in SOURCES}
-    assert not {path: lines for path, lines in checks.items() if lines}
+@pytest.mark.parametrize("path", [path for path in TREES if path not in LISTS])
+def test_only_a_task_knows_which_task_it_is(path):
+    assert not list(task_checks(TREES[path], {name for name, file in FILES.items() if file != path}))
 
 
 @pytest.mark.parametrize(
@@ -40,9 +46,12 @@ def test_only_tasks_know_which_task_they_are():
     [
         "task.task_type == 'tagging'",
         "'tagging' in (task_type,)",
+        "kind in ('tagging', 'regression')",
+        "type(task) is TaggingTask",
         "isinstance(task, TaggingTask)",
         "match task.task_type:\n    case 'tagging': ...",
+        "{'tagging': 1, 'regression': 2}",
     ],
 )
 def test_a_task_check_is_noticed(source):
-    assert list(task_checks(source))
+    assert list(task_checks(ast.parse(source), set(FILES)))

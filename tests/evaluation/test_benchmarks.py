@@ -1,4 +1,4 @@
-"""Runs beside runs: seeds, early stopping, grids, chains, ensembles, the bootstrap, a benchmark that goes on."""
+"""Several runs: seeds, early stopping, grids, repeated fine-tuning, ensembles, the bootstrap, benchmarks."""
 
 import dataclasses
 import json
@@ -62,22 +62,22 @@ def folder(tmp_path_factory):
 
 
 def texts(n, seed=0, kind="classification"):
-    draw, found = random.Random(seed), []
+    draw, examples = random.Random(seed), []
     for i in range(n):
         words = tuple(draw.choices(WORDS, k=5))
         if kind == "tagging":
-            found.append(
+            examples.append(
                 TaggingExample(f"d:{i}", words=words, tags=tuple("B-X" if w == "wolf" else "O" for w in words))
             )
         elif kind == "multiple_choice":
             right = draw.randrange(3)
             choices = tuple("wolf" if j == right else draw.choice(WORDS[:4]) for j in range(3))
-            found.append(ChoiceExample(f"d:{i}", " ".join(words), choices=choices, label=str(right)))
+            examples.append(ChoiceExample(f"d:{i}", " ".join(words), choices=choices, label=str(right)))
         elif kind == "regression":
-            found.append(TextExample(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
+            examples.append(TextExample(f"d:{i}", " ".join(words), label=str(words.count("wolf"))))
         else:
-            found.append(TextExample(f"d:{i}", " ".join(words), label=str(int("wolf" in words))))
-    return found
+            examples.append(TextExample(f"d:{i}", " ".join(words), label=str(int("wolf" in words))))
+    return examples
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +95,14 @@ def runs(folder, tmp_path_factory):
     return out
 
 
-def test_a_seed_that_learnt_nothing_is_named(folder):
+def test_failed_seeds_are_reported(folder):
     data = texts(80)
     still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=0.0))
-    found = finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), None, still, RunOptions(seeds=2))
+    results = finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), None, still, RunOptions(seeds=2))
     most = max(np.mean([e.label == label for e in data[60:]]) for label in "01")
-    assert found["majority_score"] == pytest.approx(most)
-    assert found["failed_seeds"] == [run["seed"] for run in found["seeds"] if run["accuracy"] <= most]
-    assert found["failed_seeds"]
+    assert results["majority_score"] == pytest.approx(most)
+    assert results["failed_seeds"] == [run["seed"] for run in results["seeds"] if run["accuracy"] <= most]
+    assert results["failed_seeds"]
 
 
 def test_early_stopping_keeps_the_best_epoch(folder, tmp_path):
@@ -116,19 +116,19 @@ def test_early_stopping_keeps_the_best_epoch(folder, tmp_path):
     best.restore(model)
     assert model.weight.item() == 2
     data = texts(120)
-    found = finetune(
+    results = finetune(
         folder,
         TaskData(ClassificationTask(), data[:80], data[80:]),
         tmp_path / "r",
         QUICK.replace(epochs=40.0, patience=2),
     )
     steps = [json.loads(line)["step"] for line in (tmp_path / "r/log.jsonl").read_text().splitlines()]
-    assert len(steps) < found["steps"] == 200 and len(steps) % 5 == 0 and len(steps) >= 15
+    assert len(steps) < results["steps"] == 200 and len(steps) % 5 == 0 and len(steps) >= 15
     with pytest.raises(PolysemeError, match="patience is -1, expected 0 or more"):
         QUICK.replace(patience=-1).validate()
 
 
-def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
+def test_grid_search_keeps_the_best_and_resumes(folder, tmp_path):
     data = texts(80)
     asked = []
 
@@ -142,12 +142,12 @@ def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
     assert grid[1][1].optimizer.lr == 3e-3 and grid[1][1].batch_size == 8
     first = tmp_path / "r/grid/lr=1e-9_batch_size=8"
     finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), first, grid[0][1])
-    found, rows = grid_search(run, tmp_path / "r", grid)
-    assert asked == [3e-3], "what was done is not done again"
-    values = {name: r["mean"]["accuracy"] for name, r in rows}
-    assert found["mean"]["accuracy"] == max(values.values())
+    results, rows = grid_search(run, tmp_path / "r", grid)
+    assert asked == [3e-3], "finished runs are not repeated"
+    values = {name: r["mean"]["accuracy"] for name, r in rows.items()}
+    assert results["mean"]["accuracy"] == max(values.values())
     assert load_model(tmp_path / "r/model").metadata["task"]["kind"] == "ClassificationTask"
-    assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == found["mean"]
+    assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == results["mean"]
     assert not list((tmp_path / "r/grid").glob("*/model"))
     with pytest.raises(PolysemeError, match="already holds"):
         grid_search(run, tmp_path / "r", grid)
@@ -156,7 +156,7 @@ def test_a_grid_keeps_its_best_and_goes_on(folder, tmp_path):
             expand_grid(QUICK, [task_data], [bad])
 
 
-def test_a_chain_keeps_the_head_of_the_same_answers(folder, tmp_path):
+def test_repeated_finetuning_keeps_the_head_of_the_same_labels(folder, tmp_path):
     data = texts(60)
     still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=0.0))
     finetune(
@@ -194,9 +194,9 @@ def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
             RunOptions(first_seed=seed),
         )
     members = [load_model(tmp_path / str(seed) / "model") for seed in (0, 1)]
-    task, found = predict_ensemble(members, data[40:])
+    task, predictions = predict_ensemble(members, data[40:])
     alone = [predict(member, data[40:]) for member in members]
-    for one, *each in zip(found, *alone):
+    for one, *each in zip(predictions, *alone):
         if kind == "regression":
             assert one.number == pytest.approx(np.mean([p.number for p in each]))
         elif kind == "tagging":
@@ -209,7 +209,7 @@ def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
         predict_ensemble(members[:1], data)
 
 
-def test_runs_in_a_table_and_a_picture(runs, tmp_path):
+def test_comparison_table_and_plot(runs, tmp_path):
     pytest.importorskip("matplotlib")
     good, poor = read_run(runs / "good"), read_run(runs / "poor")
     header, rows = comparison_table([good, poor])
@@ -230,33 +230,44 @@ def test_runs_in_a_table_and_a_picture(runs, tmp_path):
         read_run(tmp_path)
 
 
-def test_the_bootstrap_tells_a_difference_from_chance(runs):
+def test_bootstrap_separates_a_difference_from_chance(runs):
     good, poor = read_run(runs / "good"), read_run(runs / "poor")
-    found = paired_bootstrap(good, poor, 300)
-    assert found["difference"] == pytest.approx(good.mean - poor.mean) and found["low"] <= found["high"]
+    comparison = paired_bootstrap(good, poor, 300)
+    assert comparison["difference"] == pytest.approx(good.mean - poor.mean) and comparison["low"] <= comparison["high"]
     draw = random.Random(0)
     gold = tuple(draw.choice("ab") for _ in range(400))
 
     def run(right):
-        said = tuple(g if draw.random() < right else "ab".replace(g, "") for g in gold)
-        value = sum(a == b for a, b in zip(gold, said)) / len(gold)
+        predictions = tuple(g if draw.random() < right else "ab".replace(g, "") for g in gold)
+        value = sum(a == b for a, b in zip(gold, predictions)) / len(gold)
         return FinetuneRun(
-            runs, "m", "t", "classification", "accuracy", (value,), 1, 1.0, (), gold, (said,), ClassificationTask()
+            runs,
+            "m",
+            "t",
+            "classification",
+            "accuracy",
+            (value,),
+            1,
+            1.0,
+            (),
+            gold,
+            (predictions,),
+            ClassificationTask(),
         )
 
     a, b, c = run(0.9), run(0.7), run(0.9)
     assert paired_bootstrap(a, b, 400)["p"] < 0.01 < 0.05 < paired_bootstrap(a, c, 400)["p"]
     assert paired_bootstrap(b, a, 400)["difference"] < 0
-    # of a difference of proportions the interval is known: 1.96 standard errors of the paired difference
-    both = np.array([(x == g) - (y == g) for x, y, g in zip(a.predictions[0], b.predictions[0], gold)], float)
-    wide = 1.96 * both.std() / np.sqrt(len(both))
-    found = paired_bootstrap(a, b, 2000)
-    assert found["high"] - found["low"] == pytest.approx(2 * wide, rel=0.1)
+    # the interval of a difference of proportions is known: 1.96 standard errors of the paired difference
+    differences = np.array([(x == g) - (y == g) for x, y, g in zip(a.predictions[0], b.predictions[0], gold)], float)
+    wide = 1.96 * differences.std() / np.sqrt(len(differences))
+    comparison = paired_bootstrap(a, b, 2000)
+    assert comparison["high"] - comparison["low"] == pytest.approx(2 * wide, rel=0.1)
     with pytest.raises(PolysemeError, match="not measured on the same examples"):
         paired_bootstrap(a, good)
 
 
-GLUE = {  # small files of every data set that is in the table
+GLUE = {  # small files of every data set in the table
     "MNLI": ("train dev_matched dev_mismatched test_matched test_mismatched",
              "index sentence1 sentence2 gold_label", ("neutral", "entailment", "contradiction")),
     "QQP": ("train dev test", "id question1 question2 is_duplicate", "01"),
@@ -269,7 +280,7 @@ GLUE = {  # small files of every data set that is in the table
 }  # fmt: skip
 
 
-def lay(path):
+def write_glue(path):
     draw = random.Random(0)
     for folder, (parts, names, labels) in GLUE.items():
         for part in parts.split():
@@ -292,30 +303,30 @@ def lay(path):
         (path / "CoLA" / f"{part}.tsv").write_text("".join(f"s\t{i % 2}\t\tcat dog {WORDS[i]}\n" for i in range(12)))
 
 
-def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_path, monkeypatch):
-    lay(tmp_path / "glue")
+def test_benchmark_resumes_and_shows_published_rows(folder, tmp_path, monkeypatch):
+    write_glue(tmp_path / "glue")
     settings = QUICK.replace(steps=1, max_len=32)
     asked = []
     real = benchmark.finetune
 
-    def told(*args, **options):
+    def interrupted_finetune(*args, **options):
         asked.append(args[1].dataset_name)
         if len(asked) == 3:
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(benchmark, "finetune", told)
+    monkeypatch.setattr(benchmark, "finetune", interrupted_finetune)
     with pytest.raises(KeyboardInterrupt):
         run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings)
-    found = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings)
+    summary = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings)
     assert len(asked) == 10 and asked.count("glue/mnli") == 1 and "glue/mnli-mm" not in asked
     nine = BENCHMARKS["glue"].tasks
-    assert found["average"] == pytest.approx(np.mean([found["mean"][column] for column in nine]))
-    assert len(nine) == 9 and "wnli" in found["mean"] and not found["missing"]
-    assert all(len(values) == 1 for values in found["scores"].values())
-    header, rows = benchmark_table("glue", "mine", found)
+    assert summary["average"] == pytest.approx(np.mean([summary["mean"][column] for column in nine]))
+    assert len(nine) == 9 and "wnli" in summary["mean"] and not summary["missing"]
+    assert all(len(values) == 1 for values in summary["scores"].values())
+    header, rows = benchmark_table("glue", "mine", summary)
     assert header[1:3] == ["mnli", "mnli-mm"] and rows[-1][0] == "mine" and rows[4][-4:-1] == ["82.1", "340M", ""]
-    assert rows[-1][-3].endswith("M") and float(rows[-1][-2]) > 0 and found["examples_per_second"] > 0
+    assert rows[-1][-3].endswith("M") and float(rows[-1][-2]) > 0 and summary["examples_per_second"] > 0
     lines = (tmp_path / "out/submission/MNLI-mm.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 13 and lines[1].split("\t")[1] in GLUE["MNLI"][2]
     assert (tmp_path / "out/submission/STS-B.tsv").is_file() and not (tmp_path / "out/submission/SST-2.tsv").exists()
@@ -326,15 +337,15 @@ def test_a_benchmark_runs_all_goes_on_and_shows_the_lectures_table(folder, tmp_p
     for name in GLUE:
         if name not in ("SST-2", "RTE"):
             shutil.rmtree(tmp_path / "glue" / name)
-    found = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 1)
-    assert found["average"] is None and set(found["mean"]) == {"sst-2", "cola"} and "rte" in found["missing"]
+    summary = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 1)
+    assert summary["average"] is None and set(summary["mean"]) == {"sst-2", "cola"} and "rte" in summary["missing"]
     with pytest.raises(PolysemeError, match="holds none of the data sets"):
         run_benchmark("superglue", folder, tmp_path / "glue", tmp_path / "x", settings)
     with pytest.raises(PolysemeError, match="no benchmark 'glu'; did you mean 'glue'"):
         run_benchmark("glu", folder, tmp_path, tmp_path / "x")
 
 
-def test_published_figures_keep_what_disagrees():
+def test_published_figures_keep_conflicting_sources():
     averages = {row.values["average"] for row in published_table("glue").rows if row.system == "BERT-large"}
     assert averages == {82.1, 81.9}
     for row in published_table(
@@ -349,7 +360,7 @@ def test_published_figures_keep_what_disagrees():
         v = row.values
         five = [(v["squad-1.1_f1"] + v["squad-1.1_exact"]) / 2, (v["squad-2.0_f1"] + v["squad-2.0_exact"]) / 2]
         assert v["average"] == pytest.approx(np.mean([*five, v["mnli"], v["sst-2"], v["race"]]), abs=0.11), row
-    assert all(row.source for given in load_published_tables().values() for row in given.rows)
+    assert all(row.source for table in load_published_tables().values() for row in table.rows)
     with pytest.raises(PolysemeError, match="did you mean 'glue'"):
         published_table("glu")
 
@@ -361,8 +372,8 @@ def test_submissions(tmp_path):
         write_submission(tmp_path / "b.tsv", "swag", [])
 
 
-def test_words_cut_off_count_as_wrong(folder, tmp_path):
+def test_truncated_words_count_as_wrong(folder, tmp_path):
     data = [TaggingExample(f"d:{i}", words=("cat",) * 40, tags=("O",) * 39 + ("B-X",)) for i in range(8)]
-    found = finetune(folder, TaskData(TaggingTask(), data, data), None, QUICK.replace(steps=1, max_len=12))
-    assert found["num_truncated"] == {"train": 8, "dev": 8}
-    assert found["mean"]["accuracy"] <= 10 / 40 and TaggingTask.from_examples(data).labels == ("O", "B-X")
+    results = finetune(folder, TaskData(TaggingTask(), data, data), None, QUICK.replace(steps=1, max_len=12))
+    assert results["num_truncated"] == {"train": 8, "dev": 8}
+    assert results["mean"]["accuracy"] <= 10 / 40 and TaggingTask.from_examples(data).labels == ("O", "B-X")

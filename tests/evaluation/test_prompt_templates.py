@@ -1,4 +1,4 @@
-"""Tasks as prompts: what is put, what is measured, and the command."""
+"""Tasks as prompts: templates, metrics and the command."""
 
 import json
 
@@ -20,7 +20,7 @@ from polyseme.evaluation.prompting import (
 )
 
 
-def test_prompts_that_come_along():
+def test_builtin_prompts():
     names = {path.stem for path in PROMPTS_DIR.glob("*.json")}
     assert names == {"question", "cloze", "summary", "translation"}
     for name in names:
@@ -31,19 +31,19 @@ def test_prompts_that_come_along():
         load_prompt_template("sumary")
 
 
-def test_how_a_question_is_put():
+def test_rendering_and_answers():
     prompt = load_prompt_template("question").replace(instruction="Answer.")
     shots = [Question({"question": "1 + 1?"}, ("2", "two"))]
-    said = prompt.render(Question({"question": "who?"}, ("me",)), shots)
-    assert said == "Answer.\n\nQ: 1 + 1?\nA:2\n\nQ: who?\nA:"
+    text = prompt.render(Question({"question": "who?"}, ("me",)), shots)
+    assert text == "Answer.\n\nQ: 1 + 1?\nA:2\n\nQ: who?\nA:"
     tricky = Question({"text": "a {answer} in {text}"}, ("x",))
     assert load_prompt_template("summary").render(tricky) == "a {answer} in {text}\nTL;DR:"
     questions = [Question({"question": q}, ("",)) for q in "abc"]
-    found = answer_questions(lambda prompts, most: [" Paris\nQ: more", "\n", "Rome"], prompt, questions)
-    assert found == ["Paris", "", "Rome"]
+    answers = answer_questions(lambda prompts, most: [" Paris\nQ: more", "\n", "Rome"], prompt, questions)
+    assert answers == ["Paris", "", "Rome"]
 
 
-def test_measures():
+def test_metrics():
     assert exact_match("The Cat.", "cat") == 1 and exact_match("cats", "cat") == 0
     assert token_f1("the black cat", "a black dog") == pytest.approx(0.5)
     assert rouge_l("the cat sat on it", "the cat on it sat") == pytest.approx(0.8)
@@ -56,7 +56,7 @@ def test_measures():
     assert 0 < results["bleu"] <= 100 and "version" in results["bleu_signature"]
 
 
-def test_shots_are_not_asked():
+def test_shots_are_never_questions():
     known = [Question({"text": str(i)}, ("a",)) for i in range(6)]
     drawn = sample_shots(known, 3, 0, known[:3])
     assert not set(q.fields["text"] for q in drawn) & {"0", "1", "2"} and drawn == sample_shots(known, 3, 0, known[:3])
@@ -64,7 +64,7 @@ def test_shots_are_not_asked():
         sample_shots(known, 4, 0, known[:3])
 
 
-def test_the_command(project, done, refused, tmp_path):
+def test_prompt_command(project, done, refused, tmp_path):
     rows = [{"text": f"The old cat sees {i}.", "answer": ["the dog", "a dog"]} for i in range(4)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     (tmp_path / "e.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
@@ -72,13 +72,13 @@ def test_the_command(project, done, refused, tmp_path):
         json.dumps({"name": "mine", "template": "{text}:{answer}", "max_new_tokens": 4})
     )
     model = project / "run-gpt2/model"
-    said = done(
+    output = done(
         "prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl", "--json"
     ).splitlines()
-    assert len(said) == 3 and json.loads(said[-1])["questions"] == 2
-    said = done("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl", "--num-shots", 1,
+    assert len(output) == 3 and json.loads(output[-1])["questions"] == 2
+    output = done("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl", "--num-shots", 1,
                 "--examples", tmp_path / "e.jsonl")  # fmt: skip
-    assert "match: " in said and "1 shots" in said
+    assert "match: " in output and "1 shots" in output
     refused("prompt", model, "--prompt", "question", "--data", tmp_path / "d.jsonl", says="no key 'question'")
     refused("prompt", model, "--prompt", "none", "--data", tmp_path / "d.jsonl", says="no prompt 'none'")
     refused("prompt", model, "--prompt", "summary", "--data", tmp_path / "d.jsonl", "--num-shots", 1, says="--examples")

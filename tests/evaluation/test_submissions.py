@@ -1,4 +1,4 @@
-"""What the servers of GLUE and SuperGLUE get, and the diagnostic set by phenomenon."""
+"""Submission files for GLUE and SuperGLUE, and the diagnostic set by phenomenon."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def said(*labels):
+def predictions_of(*labels):
     return [Classification(label, {}) for label in labels]
 
 
@@ -52,19 +52,21 @@ def said(*labels):
          {"idx": 1, "answers": [{"idx": 2, "label": 0}]}]}},
       {"idx": 5, "passage": {"questions": [{"idx": 2, "answers": [{"idx": 3, "label": 1}]}]}}]),
 ])  # fmt: skip
-def test_superglue_as_its_server_wants_it(tmp_path, name, examples, labels, rows):
-    write_submission(tmp_path / SUBMISSION_FILES[f"superglue/{name}"], f"superglue/{name}", said(*labels), examples)
+def test_superglue_format(tmp_path, name, examples, labels, rows):
+    write_submission(
+        tmp_path / SUBMISSION_FILES[f"superglue/{name}"], f"superglue/{name}", predictions_of(*labels), examples
+    )
     written = (tmp_path / SUBMISSION_FILES[f"superglue/{name}"]).read_text().splitlines()
     assert [json.loads(line) for line in written] == rows
 
 
-def test_examples_without_a_number_are_refused(tmp_path):
+def test_examples_without_an_index_are_rejected(tmp_path):
     for bad, name in (
         (TextExample("val.jsonl:1", "p", "q"), "rte"),
         (TextExample("val.jsonl:1", "p", id="1--2"), "multirc"),
     ):
         with pytest.raises(PolysemeError, match=r"val\.jsonl:1: there is no idx"):
-            write_submission(tmp_path / "x.jsonl", f"superglue/{name}", said("entailment"), [bad])
+            write_submission(tmp_path / "x.jsonl", f"superglue/{name}", predictions_of("entailment"), [bad])
     assert not list(tmp_path.iterdir())
 
 
@@ -72,16 +74,16 @@ def lines(rows):
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
-def test_the_diagnostic_set_by_phenomenon(tmp_path):
+def test_diagnostic_scores_by_phenomenon(tmp_path):
     rows = [["Negation", "", "Double negation", "", "News"], ["", "", "x", "", ""], ["", "", "", "World", ""]]
     rows = [[*row, "A.", "B.", NLI[i]] for i, row in enumerate(rows)]
     (tmp_path / "diagnostic-full.tsv").write_text(lines([HEADER, *rows]))
     named = DATASETS["glue/diagnostic"]
-    found = named.read_split(tmp_path)
-    assert [e.id for e in found] == ["Lexical Semantics; Logic", "Logic", "Knowledge"]
+    examples = named.read_split(tmp_path)
+    assert [e.id for e in examples] == ["Lexical Semantics; Logic", "Logic", "Knowledge"]
     answers = ["contradiction", "neutral", "neutral"]
     expected = classification_metrics(["contradiction", "entailment"], ["contradiction", "neutral"])["matthews"]
-    assert named.extra_metrics(found, answers) == pytest.approx(
+    assert named.extra_metrics(examples, answers) == pytest.approx(
         {"lexical_semantics": 0.0, "logic": expected, "knowledge": 0.0}
     )
     (tmp_path / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tA.\tB.\n")
@@ -91,7 +93,7 @@ def test_the_diagnostic_set_by_phenomenon(tmp_path):
         named.read_split(tmp_path)
 
 
-def test_mnlis_model_answers_the_diagnostic_set(folder, tmp_path, done):
+def test_the_mnli_model_is_evaluated_on_the_diagnostic_set(folder, tmp_path, done):
     draw = random.Random(0)
     data = tmp_path / "glue"
     (data / "MNLI").mkdir(parents=True)
@@ -103,12 +105,12 @@ def test_mnlis_model_answers_the_diagnostic_set(folder, tmp_path, done):
     (data / "diagnostic/diagnostic-full.tsv").write_text(lines([HEADER, *rows]))
     (data / "diagnostic/diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tcat\tdog\n1\tcat\tfish\n")
     settings = FinetuneConfig(steps=1, truncate=True, max_len=32, patience=1)
-    found = run_benchmark("glue", folder, data, tmp_path / "out", settings)
-    assert set(found["diagnostic_scores"]["diagnostic"]) > {"matthews", "logic"} and found["chosen_on_dev"] == [
+    summary = run_benchmark("glue", folder, data, tmp_path / "out", settings)
+    assert set(summary["diagnostic_scores"]["diagnostic"]) > {"matthews", "logic"} and summary["chosen_on_dev"] == [
         "the epoch"
     ]
     assert len((tmp_path / "out/submission/AX.tsv").read_text().splitlines()) == 3
-    said = done(
+    output = done(
         "benchmark",
         "glue",
         folder,
@@ -121,16 +123,17 @@ def test_mnlis_model_answers_the_diagnostic_set(folder, tmp_path, done):
         "--set",
         "patience=1",
     )
-    header, *rows = said.splitlines()
+    header, *rows = output.splitlines()
     assert header.split()[-6:] == ["average", "parameters", "ms", "a", "text", "source"] and rows[4].split()[-1] != ""
     assert (
-        "Scores are optimistic: chosen on the same dev examples: the epoch." in said and "diagnostic: accuracy" in said
+        "Scores are optimistic: chosen on the same dev examples: the epoch." in output
+        and "diagnostic: accuracy" in output
     )
     measured = json.loads(
         done("evaluate", tmp_path / "out/mnli/model", "--task", "glue/diagnostic", "--data", data, "--json")
     )
     assert (
-        measured["logic"] == pytest.approx(found["diagnostic_scores"]["diagnostic"]["logic"])
+        measured["logic"] == pytest.approx(summary["diagnostic_scores"]["diagnostic"]["logic"])
         and measured["examples"] == 6
     )
 
@@ -140,14 +143,14 @@ def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
     (tmp_path / "CB").mkdir()
     for part in ("train", "val", "test"):
         (tmp_path / "CB" / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = run_benchmark("superglue", folder, tmp_path, tmp_path / "out", FinetuneConfig(steps=2, max_len=32))
+    summary = run_benchmark("superglue", folder, tmp_path, tmp_path / "out", FinetuneConfig(steps=2, max_len=32))
     mean = json.loads((tmp_path / "out/cb/results.json").read_text())["mean"]
-    assert found["mean"]["cb"] == pytest.approx(50 * (mean["macro_f1"] + mean["accuracy"]))
+    assert summary["mean"]["cb"] == pytest.approx(50 * (mean["macro_f1"] + mean["accuracy"]))
     sent = [json.loads(line) for line in (tmp_path / "out/submission/CB.jsonl").read_text().splitlines()]
     assert [row["idx"] for row in sent] == list(range(12)) and {row["label"] for row in sent} <= set(NLI)
 
 
-def test_no_bootstrap_of_a_metric_that_needs_more_than_answers(folder, tmp_path, done):
+def test_no_bootstrap_for_metrics_that_need_more_than_predictions(folder, tmp_path, done):
     from polyseme.evaluation.compare import paired_bootstrap, read_run
 
     data = [
@@ -163,6 +166,6 @@ def test_no_bootstrap_of_a_metric_that_needs_more_than_answers(folder, tmp_path,
             tmp_path / run,
             settings,
         )
-    with pytest.raises(PolysemeError, match="f1 cannot be had from its answers alone"):
+    with pytest.raises(PolysemeError, match="f1 needs more than predictions"):
         paired_bootstrap(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
     assert "p =" not in done("compare", tmp_path / "a", tmp_path / "b")

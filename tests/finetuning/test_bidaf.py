@@ -1,4 +1,4 @@
-"""Answers in a text over frozen features: BiDAF's equations one by one, windows of words, and that it learns."""
+"""Extractive question answering over frozen features: the equations of BiDAF, windows of words, training."""
 
 import json
 import random
@@ -59,7 +59,7 @@ def questions(n, seed=0, none=0.0, more=16):
     return found
 
 
-def test_attention_is_a_plain_loop_over_the_equations():
+def test_attention_flow_equals_a_loop():
     sizes, dim = ((3, 1, 5), (2, 4, 1)), 6
     of_h, of_u = (PackedLayout.from_lengths(lengths) for lengths in sizes)
     h, u, w = (torch.randn(n, dim, dtype=torch.float64) for n in (9, 7, 3))
@@ -75,8 +75,8 @@ def test_attention_is_a_plain_loop_over_the_equations():
             torch.testing.assert_close(g[t], torch.cat([row, seen, row * seen, row * whole]), atol=1e-12, rtol=0)
 
 
-def test_the_comparison_of_esim_is_a_plain_loop_over_the_equations():
-    """Chen et al. 2017, (11) to (15): attention, difference and product, one layer; then what the BiLSTM is given."""
+def test_esim_comparison_equals_a_loop():
+    """Chen et al. 2017, (11) to (15): attention, difference, product and projection, the input of the BiLSTM."""
     sizes, part = ((3, 1), (2, 4)), ESIM(3, 0.0).double()
     of_a, of_b = (PackedLayout.from_lengths(lengths) for lengths in sizes)
     a, b = torch.randn(4, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
@@ -94,8 +94,8 @@ def test_the_comparison_of_esim_is_a_plain_loop_over_the_equations():
                 torch.testing.assert_close(next(rows), expected, atol=1e-12, rtol=0)
 
 
-def test_what_is_said_of_a_word_and_of_the_rest():
-    """[G; M; M²] of the context's words; one state for every word of the question."""
+def test_bidaf_output():
+    """The output is [G; M; M²] for the words of the context."""
     part, (of_h, of_u) = BiDAF(3, 0.0).double(), (PackedLayout.from_lengths([4, 2]), PackedLayout.from_lengths([2, 3]))
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter)
@@ -115,7 +115,7 @@ def model_of(folder, data, name, window=12):
 
 
 @pytest.mark.parametrize("name", ["bidaf", "bilstm"])
-def test_together_equals_alone(folder, name):
+def test_batch_equals_single_examples(folder, name):
     data = questions(8, 1, 0.3, 30)
     model, task, encoded = model_of(folder, data, name)
     if name == "bidaf":
@@ -157,7 +157,7 @@ def test_windows_of_words_map_back_to_characters(folder):
 
 
 @pytest.mark.parametrize("source", ["bert", "none"])
-def test_it_learns_is_saved_and_opened(folder, tmp_path, source, done):
+def test_learns_and_round_trips(folder, tmp_path, source, done):
     data = questions(200, 3, 0.25, 8)
     settings = FEATURE_DEFAULTS.replace(epochs=11.0, network=SMALL, max_len=14).with_override("optimizer.lr", "1e-2")
     given = [folder] if source == "bert" else []
@@ -182,7 +182,7 @@ def test_it_learns_is_saved_and_opened(folder, tmp_path, source, done):
     assert done("ask", tmp_path / "run/model", "which colour?", "--context", tmp_path / "c.txt").startswith("green\n")
 
 
-def test_mistakes_are_told(folder):
+def test_errors(folder):
     data = questions(4)
     wrong = [QuestionExample("q9", "so it is", "which colour?", answers=(("blue", 1),))]
     for name, says in (("linear", "linear does not fit extractive_qa"), ("esim", "esim does not fit extractive_qa")):
@@ -213,7 +213,7 @@ def test_mistakes_are_told(folder):
         )
 
 
-def test_by_command(tmp_path, done):
+def test_command(tmp_path, done):
     paragraphs = [
         {"context": e.context, "qas": [{"id": e.id, "question": e.question, "is_impossible": not e.answers,
                                      "answers": [{"text": t, "answer_start": at} for t, at in e.answers]}]}

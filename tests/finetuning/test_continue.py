@@ -38,7 +38,7 @@ def experiment(config, several):
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"unfreeze_every": 0.5}, {"patience": 2}])
-def test_a_seed_continues_bit_for_bit(several, changes):
+def test_resume_is_exact(several, changes):
     config = FinetuneConfig(epochs=3.0, batch_size=8, optimizer=OptimizerConfig(lr=1e-2)).replace(**changes)
     made = experiment(config, several)
     whole = SeedTraining(made, 3)

@@ -1,4 +1,4 @@
-"""Encoders of models that read a source and a target as frozen features, and word vectors to begin them from (CoVe)."""
+"""Encoders of translation models as frozen features, initialized from word vectors (CoVe)."""
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ SENTENCES = [("the", "old", "cat"), ("unseen",), ("dog", "sees", "the", "river",
 
 
 @pytest.mark.parametrize("family", ["seq2seq", "transformer", "t5"])
-def test_words_have_the_states_of_the_encoder(family, tiny_folders):
-    """By their first pieces, read with the end mark that sources have."""
+def test_features_are_encoder_states(family, tiny_folders):
+    """At their first pieces, with the EOS token that sources end with."""
     encoder, folder = FeatureEncoder.load(tiny_folders[family]), load_model(tiny_folders[family])
     tokenizer, trunk = folder.tokenizer, folder.model.trunk.encoder
     assert encoder.num_layers == 4
@@ -39,7 +39,7 @@ def test_words_have_the_states_of_the_encoder(family, tiny_folders):
                 row += 1
 
 
-def test_a_task_over_it(tiny_folders, tmp_path):
+def test_task_over_the_encoder(tiny_folders, tmp_path):
     for seed, part in enumerate(("train", "dev")):
         (tmp_path / f"{part}.tsv").write_text(task_rows("tagging", 12, seed))
     done("finetune", "--features", tiny_folders["seq2seq"], "--task", "tagging", "--train", tmp_path / "train.tsv",
@@ -48,8 +48,8 @@ def test_a_task_over_it(tiny_folders, tmp_path):
     assert (tmp_path / "task/report.html").exists()
 
 
-def test_it_begins_from_word_vectors(tmp_path):
-    """Tokens that are words have their vectors, up to one factor; the others are as they were."""
+def test_init_from_word_vectors(tmp_path):
+    """Tokens that are words get their vectors, up to a common factor; the others are unchanged."""
     words = Tokenizer.train("words", iter([" ".join(ANIMALS)] * 5), 40)
     vectors = FAMILIES["word2vec"].model_config(dim=12, vocab_size=words.vocab_size, with_heads=False).build(3)
     save_model(tmp_path / "vectors", vectors, words)
@@ -73,5 +73,5 @@ def test_it_begins_from_word_vectors(tmp_path):
     done("pretrain", "seq2seq-tiny", "--corpus", tmp_path / "pairs", "--out", tmp_path / "run", "--init-from",
          tmp_path / "vectors", "--budget", "2steps", "--set", "model.dim=16", "--set", "model.embedding_dim=12",
          "--set", "num_averaged=0")  # fmt: skip
-    with pytest.raises(PolysemeError, match="have 12 numbers, but those of seq2seq-tiny 128"):
+    with pytest.raises(PolysemeError, match="have 12 dimensions, but those of seq2seq-tiny 128"):
         init_from_model(tmp_path / "vectors", get_training_recipe("seq2seq-tiny"), tmp_path / "pairs")

@@ -1,4 +1,4 @@
-"""The harness of frozen features: its rows, what it finds, and a run on a few sentences."""
+"""The benchmark of frozen features: its rows, its summary, and a run on a few sentences."""
 
 import dataclasses
 import importlib
@@ -21,7 +21,7 @@ def harness(monkeypatch):
     return importlib.import_module("features")
 
 
-def test_the_rows_are_those_of_the_papers(harness):
+def test_rows_follow_the_papers(harness):
     rows = harness.rows_of(["forward", "backward"])
     assert len({(row.table, row.name) for row in rows}) == len(rows)
     named = {row.name: row for row in rows if row.table == "lineage"}
@@ -32,7 +32,7 @@ def test_the_rows_are_those_of_the_papers(harness):
     assert harness.rows_of(["taglm"])[1].models == ("taglm",)
 
 
-def test_a_mean_of_seeds_on_two_parts(harness):
+def test_mean_over_seeds_on_two_splits(harness):
     def ran(row, seed, dev, test, **more):
         job = harness.Job("lineage", row, "wnut-17", seed, 1.0)
         return {**dataclasses.asdict(job), "primary_metric": "f1", "mean": {"f1": dev}, "test": test, **more}

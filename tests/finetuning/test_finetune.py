@@ -1,4 +1,4 @@
-"""Fine-tuning end to end on tiny models: it learns, repeats itself, and other tools read what it saved."""
+"""Fine-tuning end to end on tiny models: it learns, is reproducible, and `transformers` opens the result."""
 
 import json
 import random
@@ -53,7 +53,7 @@ def examples(kind, n=240):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Models this small wait for their threads longer than they compute."""
+    """Use one thread: models this small spend more time on synchronization than on computation."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -91,7 +91,7 @@ def trained(request, folders, tmp_path_factory):
     return family, kind, data[180:], out, results
 
 
-def test_it_learns(trained):
+def test_learns(trained):
     _, kind, _, out, results = trained
     assert results["mean"][results["primary_metric"]] > 0.95
     assert results["steps"] == 96 and results["task"] == kind and results["std"][results["primary_metric"]] is None
@@ -101,7 +101,7 @@ def test_it_learns(trained):
     assert [row["step"] for row in rows] == list(range(1, 97)) and rows[0]["seed"] == 0
 
 
-def test_a_saved_model_gives_the_same_answers(trained):
+def test_saved_model_gives_the_same_predictions(trained):
     _, kind, dev, out, results = trained
     folder = load_model(out / "model")
     assert load_task(folder.metadata, folder.model.config).task_type == kind and folder.newly_initialized == []
@@ -119,7 +119,7 @@ def test_a_saved_model_gives_the_same_answers(trained):
         assert alone.probabilities == pytest.approx(predictions[7].probabilities, abs=1e-6)
 
 
-def test_transformers_reads_it(trained):
+def test_transformers_opens_it(trained):
     transformers = pytest.importorskip("transformers")
     family, kind, dev, out, _ = trained
     if family == "transformer_xl":
@@ -150,7 +150,7 @@ def test_transformers_reads_it(trained):
     np.testing.assert_allclose(np.concatenate([ours[i] for i in order]), expected.numpy(), atol=1e-5)
 
 
-def test_predictions_are_written_and_read_again(trained, tmp_path):
+def test_written_predictions_can_be_read(trained, tmp_path):
     _, kind, dev, out, _ = trained
     folder = load_model(out / "model")
     found, task = predict(folder, dev), load_task(folder.metadata, folder.model.config)
@@ -171,7 +171,7 @@ def weights(folder):
     return load_model(folder / "model").model.state_dict()
 
 
-def test_a_seed_fixes_everything(folders, tmp_path):
+def test_seed_determines_everything(folders, tmp_path):
     data = examples("tagging", 60)
     short = QUICK.replace(epochs=2.0)
     for name in ("a", "b"):
@@ -200,7 +200,7 @@ def test_several_seeds(folders, tmp_path):
     assert folder.metadata["selection"].startswith(f"seed {found['best_seed']}: the best accuracy")
 
 
-def test_scratch_starts_from_fresh_weights_and_freezing_keeps_them(folders, tmp_path):
+def test_from_scratch_and_frozen_groups(folders, tmp_path):
     data = examples("classification", 40)
     still = QUICK.replace(steps=2, num_frozen_groups=2)
     for name, scratch in (("old", False), ("new", True)):
@@ -234,7 +234,7 @@ def test_every_epoch_reads_every_example_once(folders):
     assert first != second
 
 
-def test_bad_settings_and_data_are_one_line(folders, tmp_path):
+def test_errors_in_config_and_data(folders, tmp_path):
     data = examples("classification", 20)
 
     def go(
@@ -259,8 +259,8 @@ def test_bad_settings_and_data_are_one_line(folders, tmp_path):
         "cannot freeze 9 groups: the model has 4": {"num_frozen_groups": 9},
         "batch_size is 0": {"batch_size": 0},
         "nothing to do": {"steps": 0, "epochs": 0.0},
-        "0 seeds is no run": {"seeds": 0},
-        "there is no metric 'acuracy' here; did you mean 'accuracy'": {"primary": "acuracy"},
+        "seeds is 0, expected 1 or more": {"seeds": 0},
+        "there is no metric 'acuracy'; did you mean 'accuracy'": {"primary": "acuracy"},
         "d:0: the label 'no' is not a number": {"kind": "regression"},
         "there is no model folder at": {"folder": tmp_path / "none"},
         "not finite": {"optimizer": OptimizerConfig(lr=1e30), "steps": 9},
@@ -276,7 +276,7 @@ def long(example):
     return TextExample(example.location, example.text + " cat dog fish bird wolf bear", label=example.label)
 
 
-def test_what_was_cut_in_training_is_cut_in_use(folders, tmp_path):
+def test_truncation_is_the_same_in_training_and_prediction(folders, tmp_path):
     data = [long(e) for e in examples("classification", 30)]
     settings = FinetuneConfig(steps=1, max_len=8, truncate=True)
     finetune(folders["bert"], TaskData(ClassificationTask(), data, data), tmp_path / "r", settings)

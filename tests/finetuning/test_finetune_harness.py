@@ -1,4 +1,4 @@
-"""The harness that fine-tunes on both sides: they read the same, and what is done is not done again."""
+"""The benchmark against `transformers`: both sides read the same input, and finished runs are not repeated."""
 
 import importlib
 import json
@@ -44,7 +44,7 @@ def examples(kind, n=24):
 
 
 @pytest.mark.parametrize("kind", ["pair_classification", "regression", "tagging"])
-def test_both_sides_read_the_same(harness, tiny_folders, kind):
+def test_both_sides_encode_the_same(harness, tiny_folders, kind):
     peer, data = harness[1], examples(kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folders["bert"])
     task, settings = TASKS[kind].from_examples(data), peer.Settings(max_len=32)
@@ -63,8 +63,8 @@ def test_both_sides_read_the_same(harness, tiny_folders, kind):
             assert a.target == b["labels"]
 
 
-def test_both_sides_look_for_the_same_answers(harness, tiny_folders):
-    """Windows may begin elsewhere, but each target covers the answer's characters, or there is none in its window."""
+def test_both_sides_have_the_same_targets(harness, tiny_folders):
+    """Windows may differ, but each target covers the characters of the answer, or the window has no answer."""
     peer, data = harness[1], examples("span")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folders["bert"])
     settings = peer.Settings(max_len=32, overlap=10)
@@ -91,18 +91,18 @@ def test_both_sides_look_for_the_same_answers(harness, tiny_folders):
 
 
 @pytest.mark.parametrize(("way", "more"), [("Trainer", []), ("plain PyTorch loop", ["--by-length"])])
-def test_a_few_rows_and_no_run_twice(harness, tiny_folders, glue, tmp_path, monkeypatch, capsys, way, more):
+def test_finished_runs_are_not_repeated(harness, tiny_folders, glue, tmp_path, monkeypatch, capsys, way, more):
     if way == "Trainer":
         pytest.importorskip("accelerate")
-    monkeypatch.setattr(harness[0], "way", lambda: way)
-    monkeypatch.setattr(harness[1], "way", lambda: way)
+    monkeypatch.setattr(harness[0], "peer_name", lambda: way)
+    monkeypatch.setattr(harness[1], "peer_name", lambda: way)
     out = tmp_path / "found.json"
     given = [glue, "--out", out, "--tasks", "sts-b", "--epochs", "1", "--model", tiny_folders["bert"], "--limit", "8"]
     monkeypatch.setattr(sys, "argv", ["finetune_cpu", *map(str, given), "--seeds", "1", *more])
     harness[0].main()
     said = capsys.readouterr().out
     assert (
-        f"beside transformers ({way}{', batches of like length' if more else ''})" in said
+        f"compared with transformers ({way}{', grouped by length' if more else ''})" in said
         and "sts-b, seed 0, polyseme: " in said
     )
     assert said.splitlines()[-1].startswith("| sts-b (spearman) | 1 | ")
@@ -113,7 +113,7 @@ def test_a_few_rows_and_no_run_twice(harness, tiny_folders, glue, tmp_path, monk
     assert "seed 0" not in capsys.readouterr().out and json.loads(out.read_text())["runs"] == runs
 
 
-def test_batches_of_like_length_hold_every_row_once(harness):
+def test_length_batches_contain_every_row_once(harness):
     draw = random.Random(0)
     rows = [{"input_ids": [0] * draw.randint(1, 60)} for _ in range(333)]
     batches = harness[1]._ByLength(rows, 4, 0)
@@ -125,7 +125,7 @@ def test_batches_of_like_length_hold_every_row_once(harness):
     assert sum(spread) / len(spread) < 5
 
 
-def test_a_table_of_what_both_have_done(harness):
+def test_table_of_both_sides(harness):
     def ran(side, seed, score, seconds):
         return {"task": "cola", "side": side, "seed": seed, "score": score, "train_s": seconds, "examples": 100}
 

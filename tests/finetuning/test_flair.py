@@ -1,10 +1,10 @@
-"""Flair: what is trained on characters, and a word's features against a plain loop over them."""
+"""Flair: character language models, and the features of words compared with a loop over characters."""
 
 import numpy as np
 import pytest
 import torch
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features
@@ -31,7 +31,7 @@ def folder_of(path, tokenizer, **given):
 
 
 def by_hand(encoder, words, depth):
-    """The cells step by step over the characters of a sentence; the state at the space or mark next to each word."""
+    """Run the cells over the characters of a sentence; return the state at the boundary of each word."""
     model, vocabulary = encoder.model, {piece: i for i, piece in enumerate(encoder.tokenizer.vocabulary)}
     text = ["[CLS]", *" ".join(words), "[SEP]"]
     ids = torch.tensor([vocabulary.get(c, vocabulary["[UNK]"]) for c in text])
@@ -59,7 +59,7 @@ def by_hand(encoder, words, depth):
 
 @pytest.mark.parametrize("direction", ["both", "forward", "backward"])
 @pytest.mark.parametrize("num_layers,layers", [(1, "scalar_mix"), (2, "last"), (2, "scalar_mix")])
-def test_a_word_by_a_plain_loop(tokenizer, tmp_path, direction, num_layers, layers):
+def test_features_equal_a_loop(tokenizer, tmp_path, direction, num_layers, layers):
     encoder = folder_of(tmp_path, tokenizer, direction=direction, num_layers=num_layers)
     found = extract_features(encoder, SENTENCES, layers, None)
     depths = [num_layers] if layers == "last" else range(1, num_layers + 1)
@@ -68,8 +68,8 @@ def test_a_word_by_a_plain_loop(tokenizer, tmp_path, direction, num_layers, laye
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_long_sentence_is_read_in_stretches(tokenizer, tmp_path):
-    """The first stretch ends with the space behind its last word; each begins anew."""
+def test_long_sentence_is_split(tokenizer, tmp_path):
+    """The first part ends with the space after its last word; each part starts from a new state."""
     words = ("cat", "sees", "dog", "fish")
     encoder = folder_of(tmp_path, tokenizer, max_len=12)
     found = extract_features(encoder, [words], "last", None)
@@ -83,8 +83,8 @@ def test_a_long_sentence_is_read_in_stretches(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("direction,row", [("forward", -1), ("backward", 0)])
-def test_one_way_over_pieces(tmp_path, direction, row):
-    """A model over pieces that reads one way has read a word at its last piece, or at its first."""
+def test_unidirectional_model_over_pieces(tmp_path, direction, row):
+    """A forward model has read a word at its last piece, a backward model at its first."""
     pieces = Tokenizer.train("bpe", iter(documents(60)), 270)
     spec = FAMILIES["rnn_lm"].model_config(num_layers=1, dim=8, vocab_size=pieces.vocab_size, direction=direction)
     save_model(tmp_path, spec.build(0), pieces)
@@ -97,7 +97,7 @@ def test_one_way_over_pieces(tmp_path, direction, row):
     np.testing.assert_allclose(extract_features(encoder, [words], "last", None)[:, 0], expected, atol=1e-6)
 
 
-def test_choices_that_are_not_there(tokenizer, tmp_path):
+def test_unsupported_layers(tokenizer, tmp_path):
     encoder = folder_of(tmp_path / "a", tokenizer)
     with pytest.raises(PolysemeError, match="reads characters, so words have no embeddings"):
         encoder.resolve_layers("embeddings")
@@ -112,9 +112,9 @@ def test_choices_that_are_not_there(tokenizer, tmp_path):
         uneven.resolve_layers("scalar_mix")
 
 
-def test_it_learns_both_directions_of_characters(tokenizer, tmp_path, done):
+def test_trains_both_character_directions(tokenizer, tmp_path, done):
     (tmp_path / "text.txt").write_text("\n".join(documents(150)) + "\n")
-    prepare([tmp_path / "text.txt"], tokenizer, tmp_path / "corpus", split="line", num_workers=1)
+    prepare([tmp_path / "text.txt"], tokenizer, tmp_path / "corpus", PrepareConfig(split="line", num_workers=1))
     recipe = get_training_recipe("flair-tiny").replace(size="", model={"dim": 48, "char_dim": 16, "dropout": 0.0})
     for path, value in (("budget.steps", "60"), ("optimizer.lr", "0.02"), ("schedule.warmup", "5"),
                         ("valid_fraction", "0.1"), ("batch_tokens", "1024"),

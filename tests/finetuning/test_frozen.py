@@ -1,4 +1,4 @@
-"""Task models over frozen features: what is read, kept and mixed, that every network learns, and what is refused."""
+"""Task models over frozen features: extraction, cache, scalar mix, training of every network, errors."""
 
 import json
 import random
@@ -86,7 +86,7 @@ def examples(kind, n=80):
 @pytest.mark.parametrize("layers", [*FEATURE_SELECTIONS, "3"])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "elmo"])
 def test_features_are_the_layers_of_the_model(folders, family, layers):
-    """In any company, of long sentences too, against one reading of each sentence."""
+    """In any batch, and for long sentences, compared with each sentence alone."""
     encoder = FeatureEncoder.load(folders[family])
     sentences = [("cat", "dog"), ("wolf",), tuple(WORDS[:5]), ("\u200b", "cat"), ("cat", "dog")]
     found = extract_features(encoder, sentences, layers, None)
@@ -123,7 +123,7 @@ def test_features_are_read_once(folders, tmp_path, monkeypatch):
     assert np.array_equal(extract_features(encoder, sentences, "scalar_mix", tmp_path), first)
 
 
-def test_an_epoch_asks_no_encoder(folders, tmp_path, monkeypatch):
+def test_training_does_not_run_the_encoder(folders, tmp_path, monkeypatch):
     data = examples("tagging", 20)
     asked = []
     monkeypatch.setattr(FeatureEncoder, "extract", lambda *a, read=FeatureEncoder.extract: asked.append(1) or read(*a))
@@ -138,7 +138,7 @@ def test_an_epoch_asks_no_encoder(folders, tmp_path, monkeypatch):
     assert len(asked) == 2  # once for each of two sets, in two runs of three epochs
 
 
-def test_the_mix_by_hand():
+def test_scalar_mix_by_hand():
     mix = ScalarMix(3).double()
     layers = torch.randn(5, 3, 4, dtype=torch.float64)
     torch.testing.assert_close(mix(layers), layers.mean(1))
@@ -151,7 +151,7 @@ def test_the_mix_by_hand():
 
 
 @pytest.mark.parametrize("where", ["input", "output", "both"])
-def test_where_features_enter(where):
+def test_join_positions(where):
     spec = FrozenFeaturesConfig((FeatureSourceConfig(2, 3),), where=where, vocab_size=4, word_dim=5)
     bottom = FrozenFeatures(spec)
     draw = np.random.default_rng(0)
@@ -165,7 +165,7 @@ def test_where_features_enter(where):
     assert len(bottom.scalar_mixes) == (2 if where == "both" else 1)
 
 
-def test_attention_across_by_hand():
+def test_cross_attention_by_hand():
     sizes = (3, 1, 2), (2, 4, 1)
     of_a, of_b = (PackedLayout.from_lengths(lengths) for lengths in sizes)
     a, b = torch.randn(6, 5, dtype=torch.float64), torch.randn(7, 5, dtype=torch.float64)
@@ -194,7 +194,7 @@ def model_of(folders, kind, name, where="input", n=12):
 
 
 @pytest.mark.parametrize("kind,name", CASES)
-def test_together_equals_alone(folders, kind, name):
+def test_batch_equals_single_examples(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name, where="both")
     model.double()
     for one, (scores, best) in zip(encoded, score_encoded(model, task, encoded, max_batch_tokens=20)):
@@ -206,7 +206,7 @@ def test_together_equals_alone(folders, kind, name):
 @pytest.mark.parametrize(
     "kind,name", [("tagging", "bilstm"), ("pair_classification", "esim"), ("classification", "biattentive")]
 )
-def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
+def test_micro_batches_sum_with_the_penalty(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name)
     model.double()
     with torch.no_grad():
@@ -230,7 +230,7 @@ def test_micro_batches_add_up_with_the_penalty(folders, kind, name):
 @pytest.mark.parametrize(
     "kind,name", [("tagging", "bilstm"), ("pair_classification", "esim"), ("classification", "biattentive")]
 )
-def test_it_learns_is_saved_and_opened(folders, tmp_path, kind, name, done):
+def test_learns_and_round_trips(folders, tmp_path, kind, name, done):
     data = examples(kind, 64)
     settings = FEATURE_DEFAULTS.replace(epochs=8.0, network=SMALL)
     settings = settings.with_override("optimizer.lr", "1e-2")
@@ -255,7 +255,7 @@ def test_it_learns_is_saved_and_opened(folders, tmp_path, kind, name, done):
         assert (tmp_path / "found.conll").read_text() == "cat\tB-A\nwolf\tO\n\nbear\tO\n"
 
 
-def test_by_command(folders, tmp_path, done):
+def test_command(folders, tmp_path, done):
     rows = "\n\n".join("\n".join(f"{w}\t{t}" for w, t in zip(e.words, e.tags)) for e in examples("tagging", 12))
     (tmp_path / "t.conll").write_text(rows + "\n")
     files = ("--train", tmp_path / "t.conll", "--dev", tmp_path / "t.conll", "--set", "epochs=1")
@@ -274,12 +274,15 @@ def test_by_command(folders, tmp_path, done):
 @pytest.mark.parametrize(
     "args,says",
     [
-        (["M", "--features", "F"], "give a model folder to fine-tune, or --features with one to freeze"),
-        ([], "give a model folder to fine-tune, or --features with one to freeze"),
-        (["M", "--layers", "last"], "--layers, --join-at and --cache-dir go with --features"),
+        (
+            ["M", "--features", "F"],
+            "a model to fine-tune, or a network over frozen features .--features, --word-vectors, --network",
+        ),
+        ([], "a model to fine-tune, or a network over frozen features .--features, --word-vectors, --network"),
+        (["M", "--layers", "last"], "--layers, --join-at and --cache-dir apply to frozen models"),
         (
             ["--features", "F", "--from-scratch"],
-            "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints are for",
+            "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints apply to fine-tuning",
         ),
         (["--features", "F", "--layers", "lst"], "unknown layers 'lst': a layer number or a name; did you mean 'last'"),
         (["--features", "F", "--network", "esim"], "esim does not fit tagging"),
@@ -288,7 +291,7 @@ def test_by_command(folders, tmp_path, done):
         (["--features", "nowhere"], "there is no model folder at nowhere"),
     ],
 )
-def test_mistakes_are_told(folders, tmp_path, refused, args, says):
+def test_errors(folders, tmp_path, refused, args, says):
     (tmp_path / "t.conll").write_text("cat\tO\ndog\tX\n")
     given = [str(folders["bert"]) if a in "MF" and len(a) == 1 else a for a in args]
     files = ("--train", tmp_path / "t.conll", "--dev", tmp_path / "t.conll", "--out", tmp_path / "x")
@@ -296,7 +299,7 @@ def test_mistakes_are_told(folders, tmp_path, refused, args, says):
 
 
 def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
-    """Early stopping, other examples, further metrics, what was said, and which seeds failed."""
+    """Early stopping, extra evaluation sets and metrics, predictions, and failed seeds."""
     data, out = examples("classification", 60), tmp_path / "run"
     settings = FEATURE_DEFAULTS.replace(epochs=30.0, patience=1, network=SMALL.replace(name="linear"))
     given = {"extra_metrics": lambda examples, said: {"number": float(len(said))}, "extra_eval": {"more": data[50:]}}
@@ -320,7 +323,7 @@ def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):
     assert len(steps) < 2 * found["steps"], "neither seed stopped before its last epoch"
 
 
-def test_words_and_layers_that_are_not_there(folders, tmp_path):
+def test_missing_words_and_layers(folders, tmp_path):
     encoder = FeatureEncoder.load(folders["bert"])
     with pytest.raises(PolysemeError, match=r"sentence 2 has no words"):
         extract_features(encoder, [("a",), ()], "last", tmp_path)
@@ -336,7 +339,7 @@ def test_words_and_layers_that_are_not_there(folders, tmp_path):
         train_on_features(FeatureInputs([small]), TaskData(ClassificationTask(), data, data), None)
 
 
-def test_another_encoder_is_refused(folders, tmp_path):
+def test_changed_encoder_is_rejected(folders, tmp_path):
     tokenizer, data = Tokenizer.load(folders["bert"]), examples("tagging", 6)
     for seed in range(2):
         spec = FAMILIES["bert"].model_config(num_layers=1, dim=8, num_heads=1, vocab_size=tokenizer.vocab_size)
@@ -352,7 +355,7 @@ def test_another_encoder_is_refused(folders, tmp_path):
         FeatureModel.load(tmp_path / "run" / "model")
 
 
-def test_the_choices_are_those_of_the_papers():
+def test_layer_choices_follow_the_papers():
     assert set(FEATURE_SELECTIONS) == {"embeddings", "last", "second_to_last", "sum_last_4", "sum_all", "scalar_mix",
                            "scalar_mix_last_4", "concat_last_4"}  # fmt: skip
     assert split_words("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")

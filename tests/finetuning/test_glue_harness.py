@@ -1,4 +1,4 @@
-"""The GLUE harness: which runs it makes, and what it says of them. The runs themselves are `finetune`'s."""
+"""The GLUE benchmark: its list of runs and its summary. The runs themselves are those of `finetune`."""
 
 import argparse
 import dataclasses
@@ -14,7 +14,7 @@ def harness(monkeypatch):
     return importlib.import_module("glue")
 
 
-def test_every_combination_once_and_the_longest_first(harness):
+def test_all_combinations_longest_first(harness):
     asked = argparse.Namespace(
         models=["a", "b"], tasks=["mrpc", "sst-2"], seeds=3, rates=[1e-5, 2e-5], epochs=0.0, scratch=True, limit=0
     )
@@ -26,7 +26,7 @@ def test_every_combination_once_and_the_longest_first(harness):
     assert {(job.scratch, job.epochs) for job in harness.jobs_of(asked)} == {(False, 1.0)}
 
 
-def test_the_best_rate_by_mean_with_its_deviation(harness):
+def test_best_learning_rate_by_mean(harness):
     def ran(rate, seed, value, **more):
         job = harness.Job("m", "cola", seed, rate, 5.0)
         return {**dataclasses.asdict(job), "primary_metric": "matthews", "mean": {"matthews": value}, **more}
@@ -40,7 +40,7 @@ def test_the_best_rate_by_mean_with_its_deviation(harness):
     assert shown[2] == "| m | 35.0 ± 7.1 (rate 5e-05, n=2) |  |  |"
 
 
-def test_a_run_on_a_few_rows_and_one_that_fails(harness, tiny_folders, glue):
+def test_small_run_and_failed_run(harness, tiny_folders, glue):
     job = harness.Job(str(tiny_folders["bert"]), "sts-b", 1, 1e-3, 1.0, limit=8)
     found = harness.run(job, str(glue))
     assert found["primary_metric"] == "spearman" and found["steps"] == 1 and "spearman" in found["mean"]

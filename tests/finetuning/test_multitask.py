@@ -1,4 +1,4 @@
-"""Several tasks over one trunk: what is drawn, that all are learnt and told apart; one alone is what it was."""
+"""Several tasks over one trunk: sampling of tasks, training of all, and one named task equals a single task."""
 
 import itertools
 import json
@@ -73,7 +73,7 @@ def run(folder, tmp_path_factory):
     return out, finetune(folder, jobs(), out, FAST.replace(steps=200))
 
 
-def test_all_are_learnt_and_each_is_told_from_the_others(run):
+def test_all_tasks_are_learned(run):
     out, found = run
     assert found["primary_metric"] == "mean" and list(found["tasks"]) == ["wolves", "bears", "tagging"]
     values = [found["mean"][name] for name in ("wolves", "bears", "tagging")]
@@ -99,8 +99,8 @@ def test_all_are_learnt_and_each_is_told_from_the_others(run):
     assert (out / "report.html").stat().st_size > 1000
 
 
-def test_a_step_changes_its_own_head_and_the_trunk_alone(folder, tmp_path):
-    """A head that waits has no gradient, so that neither decay nor momentum moves it."""
+def test_step_changes_one_head_and_the_trunk(folder, tmp_path):
+    """Other heads have no gradient, so neither weight decay nor momentum changes them."""
     settings = FAST.replace(steps=1, optimizer=OptimizerConfig(lr=1e-2, weight_decay=0.1))
     finetune(folder, jobs(), tmp_path / "run", settings)
     (chosen,) = sample_tasks([160, 80, 120], 1.0, 1, 0)
@@ -114,7 +114,7 @@ def test_a_step_changes_its_own_head_and_the_trunk_alone(folder, tmp_path):
     assert not torch.equal(after.trunk.token_embeddings, before["trunk.embeddings.tokens.weight"])
 
 
-def test_one_task_together_is_that_task_alone(folder, tmp_path):
+def test_single_named_task_equals_single_task(folder, tmp_path):
     """Bit for bit: the same head, order and weights, under another name."""
     train, dev = texts(60, 0), texts(30, 1)
     settings = FAST.replace(steps=12)
@@ -138,7 +138,7 @@ def test_one_task_together_is_that_task_alone(folder, tmp_path):
     assert all(torch.equal(t, theirs_now[n]) for n, t in mine.state_dict().items())
 
 
-def test_tasks_are_drawn_by_size_to_a_power():
+def test_tasks_are_sampled_by_size_to_a_power():
     for alpha, share in ((1.0, 0.9), (0.0, 0.5), (0.5, 0.75)):
         drawn = sample_tasks([900, 100], alpha, 20000, 0)
         assert (drawn == 0).mean() == pytest.approx(share, abs=0.01)
@@ -146,7 +146,7 @@ def test_tasks_are_drawn_by_size_to_a_power():
     assert (sample_tasks([9, 1], 1.0, 50, 3) != sample_tasks([9, 1], 1.0, 50, 4)).any()
 
 
-def test_steps_can_go_on_anywhere(folder):
+def test_batches_continue_from_any_step(folder):
     opened = load_model(folder)
     works = []
     for job in jobs():
@@ -167,7 +167,7 @@ def test_steps_can_go_on_anywhere(folder):
     assert firsts[:10] == [(0, 8 * (i + 1)) for i in range(10)] and firsts[10][0] == 1
 
 
-def test_patience_unfreezing_and_a_crf_go_with_it(folder, tmp_path):
+def test_early_stopping_unfreezing_and_crf(folder, tmp_path):
     settings = FAST.replace(steps=0, epochs=2.0, patience=1, sampling_alpha=0.5, batch_size=16)
     small = [replace(j, train=j.train[:32], dev=j.dev[:10]) for j in jobs()]
     with_crf = [*small[:2], replace(small[2], task=TaggingTask(decoder="crf"))]
@@ -185,7 +185,7 @@ def written(path, examples):
     return path
 
 
-def test_the_commands(folder, tmp_path, run):
+def test_commands(folder, tmp_path, run):
     wolves, bears, tags = jobs()
     files = list(itertools.chain.from_iterable(
         ("--task", f"{job.name}=classification", "--train", written(tmp_path / f"{job.name}.tsv", job.train),
@@ -230,7 +230,7 @@ def test_the_commands(folder, tmp_path, run):
         assert not (tmp_path / "never").exists()
 
 
-def test_what_is_refused(folder, run):
+def test_multitask_errors(folder, run):
     some = jobs()
     with pytest.raises(PolysemeError, match="two tasks are called 'wolves'"):
         finetune(folder, [some[0], some[0]], None)

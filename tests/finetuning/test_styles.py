@@ -1,6 +1,6 @@
-"""Every task kind is learnt by a family of every style: BERT-like, GPT-like, T5, and a recurrent one, by its frozen
-features. What BERT and GPT-2 learn of most kinds is in `test_finetune.py`, `test_gpt_tasks.py`, `test_span_answers.py`,
-what T5 answers in text in `test_text_to_text.py`; the rest is here."""
+"""Every task is learned by a model of every style: BERT, GPT, T5, and a recurrent one by its frozen features.
+
+Most combinations are in `test_finetune.py` and `tests/tasks/`; the rest is here."""
 
 import random
 
@@ -30,7 +30,7 @@ FEATURES = FEATURE_DEFAULTS.replace(
 
 
 def examples(kind, n=240):
-    """What has to be found is one word, in a text, in the second of two, or in one of the choices."""
+    """Return examples whose label depends on one word: of the text, of the second text, or of a choice."""
     draw, found = random.Random(SHORT.get(kind, kind)), []
     for i in range(n):
         words = draw.choices(WORDS, k=draw.randint(3, 6))

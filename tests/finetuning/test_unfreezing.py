@@ -1,4 +1,4 @@
-"""Gradual unfreezing: the head first, then the groups from the top, the schedule anew each time; in every family."""
+"""Gradual unfreezing in every family: the head first, then the groups from the top; the schedule restarts."""
 
 from itertools import islice
 
@@ -52,8 +52,8 @@ def begun(path, settings, seed=0):
 
 
 @pytest.mark.parametrize("family", READS_TEXT)
-def test_groups_join_one_by_one(family, tmp_path):
-    """A group stays as it was, bit for bit, until its epoch has come, and changes from then on."""
+def test_groups_are_unfrozen_one_by_one(family, tmp_path):
+    """A group is unchanged, bit for bit, until its phase, and changes from then on."""
     path = make(family, tmp_path / "model")
     rates = OptimizerConfig(lr=0.01, layer_decay=0.5)
     settings = FinetuneConfig(
@@ -77,7 +77,7 @@ def test_groups_join_one_by_one(family, tmp_path):
     assert sum(moved) >= len(groups) - 1  # some poolers are read by no head
 
 
-def test_each_phase_has_a_triangle_of_its_own_and_each_group_its_rate(tmp_path):
+def test_schedule_restarts_and_groups_have_their_rates(tmp_path):
     path = make("bert", tmp_path / "model")
     schedule = ScheduleConfig("slanted", 0.25, slanted_ratio=8)
     settings = FinetuneConfig(
@@ -99,7 +99,7 @@ def test_each_phase_has_a_triangle_of_its_own_and_each_group_its_rate(tmp_path):
         assert len(below) == 1 and group["lr_scale"] == pytest.approx(2.6 ** -below.pop())
 
 
-def test_phases_are_runs_of_epochs():
+def test_phases():
     settings = FinetuneConfig(epochs=5, batch_size=10, unfreeze_every=1)
     assert settings.unfreezing_phases(95, 3) == [(0, 10, 3), (10, 20, 2), (20, 30, 1), (30, 50, 0)]
     assert settings.replace(num_frozen_groups=1).unfreezing_phases(95, 3) == [(0, 10, 3), (10, 20, 2), (20, 50, 1)]
@@ -115,7 +115,7 @@ def test_phases_are_runs_of_epochs():
 
 
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 10])
-def test_a_phase_goes_on_where_the_one_before_ended(done, tmp_path):
+def test_phases_continue_the_order_of_examples(done, tmp_path):
     settings = FinetuneConfig(batch_size=3)
     experiment, data, _ = begun(make("bert", tmp_path / "model"), settings)
     task = experiment.runs[0].task
@@ -124,7 +124,7 @@ def test_a_phase_goes_on_where_the_one_before_ended(done, tmp_path):
         assert np.array_equal(a[0].inputs.tokens, b[0].inputs.tokens)
 
 
-def test_bad_settings_are_one_line(tmp_path):
+def test_unfreezing_errors(tmp_path):
     path = make("bert", tmp_path / "model")
     for settings, said in (
         (FinetuneConfig(unfreeze_every=-1.0), "unfreeze_every is -1.0, expected 0 or more"),

@@ -1,4 +1,4 @@
-"""A task and a data set of a user's own, passed as objects: fine-tuned, loaded, asked and evaluated."""
+"""A user-defined task and data set, passed as objects: fine-tune, load, predict and evaluate."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def lay(folder):
     return folder
 
 
-def test_one_file_each_and_no_registration(tmp_path):
+def test_user_task_without_registration(tmp_path):
     tokenizer = Tokenizer.train("wordpiece", iter([" ".join([*FILLER, *WORDS.values()])] * 30), 120)
     config = FAMILIES["bert"].model_config(
         num_layers=1, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24, dropout=0.0

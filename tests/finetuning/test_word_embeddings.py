@@ -1,4 +1,4 @@
-"""Networks with given word vectors, several sources of features, and features between their layers."""
+"""Networks with pre-trained word vectors, several sources of features, and features between layers."""
 
 import json
 
@@ -70,7 +70,7 @@ def models(tmp_path_factory):
     return made
 
 
-def test_the_vocabulary_and_where_it_begins(vectors):
+def test_vocabulary_and_initial_vectors(vectors):
     path, known = vectors
     given = WordVectors.load(path)
     words = ["Cat", "cat", "DOG", "mole", "mole", "newt", "Newt", "seal"]
@@ -89,7 +89,7 @@ def test_the_vocabulary_and_where_it_begins(vectors):
         torch.testing.assert_close(table[number], expected)
 
 
-def test_given_and_learned_words_by_hand():
+def test_pretrained_and_learned_words_by_hand():
     bottom = FrozenFeatures(FrozenFeaturesConfig(vocab_size=3, word_dim=4))
     given = np.arange(8, dtype=np.float32).reshape(2, 4)
     known = np.array([0, 4, 1, 3, 2])
@@ -110,7 +110,7 @@ def store_of(sources, places=7):
 
 
 @pytest.mark.parametrize("where", ["input", "output", "both", "between"])
-def test_sources_side_by_side(where, monkeypatch):
+def test_concatenated_sources(where, monkeypatch):
     sources = (FeatureSourceConfig(2, 3), FeatureSourceConfig(2, 5, "side"), FeatureSourceConfig(1, 4))
     bottom = FrozenFeatures(FrozenFeaturesConfig(sources, where, word_dim=2))
     store = store_of(sources)
@@ -139,7 +139,7 @@ def test_sources_side_by_side(where, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_store_moves_to_the_gpu():
+def test_store_moves_to_the_gpu():
     sources = (FeatureSourceConfig(2, 3), FeatureSourceConfig(1, 4))
     bottom = FrozenFeatures(FrozenFeaturesConfig(sources, "both", word_dim=2))
     store, tokens = store_of(sources), torch.tensor([6, 0, 3, 3])
@@ -151,7 +151,7 @@ def test_the_store_moves_to_the_gpu():
 
 
 def test_features_join_between_two_layers():
-    """Against torch's own LSTM, layer by layer, sequence by sequence."""
+    """Compared with torch's LSTM, layer by layer and sequence by sequence."""
     torch.manual_seed(0)
     network = BiLSTM(5, 4, num_layers=3, extra_dim=2)
     for part in network.layers.modules():
@@ -182,7 +182,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
+def test_learns_and_round_trips(case, models, vectors, tmp_path):
     sources, network, words = CASES[case]
     train, dev = tagged(60), tagged(20, seed=1)
     epochs = 40.0 if "freeze_word_embeddings" in network else 12.0
@@ -208,7 +208,7 @@ def test_it_learns_is_saved_and_opened(case, models, vectors, tmp_path):
 
 
 @pytest.mark.parametrize("layers", FEATURE_SELECTIONS)
-def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
+def test_every_layer_selection(layers, models, tmp_path):
     """The rows of BERT's table 7: two BiLSTM layers over features alone."""
     data = tagged(6)
     network = SMALL.replace(layers=layers, word_dim=0, use_char_cnn=False, num_layers=2)
@@ -226,8 +226,8 @@ def test_every_choice_of_layers_makes_a_model(layers, models, tmp_path):
     assert 0 <= opened.evaluate(data)["f1"] <= 1
 
 
-def test_a_word_never_seen_has_its_vector(vectors, tmp_path):
-    """Tags follow the vectors, so a word that only the vectors know is tagged by them."""
+def test_unseen_word_has_its_vector(vectors, tmp_path):
+    """Tags depend on the vectors, so an unseen word is tagged by its vector."""
     path = tmp_path / "named.bin"
     table = np.random.default_rng(3).normal(size=(40, 4)).astype(np.float32)
     table[:, 0] = np.where(np.arange(40) % 2, 1.0, -1.0)
@@ -269,7 +269,7 @@ def conll(path, data):
     return path
 
 
-def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
+def test_command_with_all_options(models, vectors, tmp_path, done):
     train, dev = conll(tmp_path / "t.conll", tagged(12)), conll(tmp_path / "d.conll", tagged(8, 1))
     files = ("--task", "tagging", "--train", train, "--dev", dev, "--set", "epochs=1", "--set", "network.lstm_dim=8")
     ways = ("--features", models["forward"], "--features", models["backward"])
@@ -294,7 +294,7 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
     [
         (["--word-vectors", "nowhere"], "there are no word vectors at nowhere: neither a file nor a model folder"),
         (["--word-vectors", "V", "--set", "network.word_dim=50"], "network.word_dim is 50, but the vectors of"),
-        (["--word-vectors", "short.txt"], "line 2: 2 numbers behind the word where 3 are expected"),
+        (["--word-vectors", "short.txt"], "line 2: 2 numbers after the word, expected 3"),
         (["--word-vectors", "other.txt"], "has a vector for none of the 10 words of the training examples"),
         (["--word-vectors", "bert"], "is a bert model: its vectors depend on the context; use `embed`"),
         (
@@ -303,15 +303,18 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
         ),
         (["--features", "flair", "--join-at", "between", "--network", "linear"], "not in linear with num_layers 2"),
         (["--features", "flair", "--join-at", "betwen"], "network.join_at is 'betwen', expected one of"),
-        (["--word-vectors", "V", "--join-at", "between"], "--layers, --join-at and --cache-dir go with --features"),
+        (["--word-vectors", "V", "--join-at", "between"], "--layers, --join-at and --cache-dir apply to frozen models"),
         (
             ["--word-vectors", "V", "--set", 'network.join_at="between"'],
             "there are no features to join between the layers",
         ),
-        (["--features", "flair", "--freeze-word-embeddings"], "--freeze-word-embeddings goes with --word-vectors"),
+        (
+            ["--features", "flair", "--freeze-word-embeddings"],
+            "--freeze-word-embeddings has no effect without --word-vectors",
+        ),
         (
             ["bert", "--word-vectors", "V"],
-            "give a model folder to fine-tune, or --features with one to freeze, --word-vectors",
+            "a model to fine-tune, or a network over frozen features .--features, --word-vectors",
         ),
         (["--network", "linear"], "a linear model needs features to stand on: name a model, or word vectors"),
         (
@@ -324,7 +327,7 @@ def test_by_command_with_all_of_it(models, vectors, tmp_path, done):
         ),
     ],
 )
-def test_mistakes_with_words_and_places(models, vectors, tmp_path, refused, monkeypatch, args, says):
+def test_option_errors(models, vectors, tmp_path, refused, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("cat 1 2 3\ndog 1 2\n")
     (tmp_path / "other.txt").write_text("chat 1 2 3\nchien 1 2 4\n")

@@ -49,7 +49,7 @@ def test_frequencies_follow_counts(temperature, tmp_path):
     """Of n-grams the distribution is known from elsewhere: a bigram that was seen, and the start of a sentence."""
     model = toy.estimate_toy(toy.random_sentences(0), 3, tmp_path)
     for prompt in ([toy.BOS], toy.random_sentences(0)[0][:2]):
-        shares = model.next_token_probs(np.array([[-1, *prompt][-2:]]))[0] ** (1 / temperature)
+        shares = toy.next_token_probs(model, np.array([[-1, *prompt][-2:]]))[0] ** (1 / temperature)
         found = generate_tokens(
             model, [prompt] * 4000, 1, SamplingConfig(temperature, seed=2), sample_indices=range(4000)
         )

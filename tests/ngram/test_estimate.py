@@ -12,7 +12,17 @@ from polyseme.ngram import count
 from polyseme.ngram.count import count_ngrams
 from polyseme.ngram.estimate import FALLBACK_DISCOUNTS, estimate_discounts, estimate_kneser_ney
 from tests.ngram.reference import ReferenceKneserNey
-from tests.ngram.toy import BOS, EOS, IS_PREDICTED, SIZE, VOCAB, estimate_toy, random_sentences, to_stream
+from tests.ngram.toy import (
+    BOS,
+    EOS,
+    IS_PREDICTED,
+    SIZE,
+    VOCAB,
+    estimate_toy,
+    next_token_probs,
+    random_sentences,
+    to_stream,
+)
 
 
 def sample_histories(sentences: list[list[int]], order: int, seed: int = 0) -> list[list[int]]:
@@ -43,7 +53,7 @@ def test_probabilities_equal_the_reference(order, tmp_path):
     )
     assert np.allclose(discounts, reference.discounts[1:], atol=1e-12)
     rows = sample_histories(sentences, order)
-    next_probs = model.next_token_probs(pad_left(rows, max(order - 1, 1)))
+    next_probs = next_token_probs(model, pad_left(rows, max(order - 1, 1)))
     for row, probs in zip(rows, next_probs):
         expected = [reference.prob(word, row) if IS_PREDICTED[word] else 0.0 for word in range(SIZE)]
         assert np.allclose(probs, expected, rtol=2e-6, atol=0), row
@@ -63,7 +73,7 @@ def test_probabilities_equal_the_reference(order, tmp_path):
 def test_probabilities_sum_to_one(seed, cutoffs, tmp_path):
     sentences = random_sentences(seed, 20 * 4**seed)
     model = estimate_toy(sentences, 5, tmp_path, cutoffs=cutoffs)
-    probs = model.next_token_probs(pad_left(sample_histories(sentences, 5, seed), 4))
+    probs = next_token_probs(model, pad_left(sample_histories(sentences, 5, seed), 4))
     assert np.allclose(probs.sum(1), 1, atol=1e-6)
     assert (probs[:, IS_PREDICTED] > 0).all() and not probs[:, ~IS_PREDICTED].any()
 
@@ -76,7 +86,7 @@ def test_score_and_distribution_agree(tmp_path):
     for row in windows:  # a history ends at the last BOS
         if (starts := np.flatnonzero(row == BOS)).size:
             row[: starts[-1]] = -1
-    probs = model.next_token_probs(windows)
+    probs = next_token_probs(model, windows)
     rows = np.flatnonzero(stream[1:] != BOS)
     assert np.allclose(model.log10_probs(stream)[1:][rows], np.log10(probs[rows, stream[1:][rows]]), atol=1e-6)
 
@@ -115,7 +125,7 @@ def test_counts_do_not_depend_on_block_size_or_memory(tmp_path, monkeypatch):
 def test_sentences_shorter_than_the_order(tmp_path):
     model = estimate_toy([[5], [6], [5]], 5, tmp_path)
     assert model.sizes[2:] == [2, 0, 0]
-    assert np.allclose(model.next_token_probs(pad_left([[BOS], [BOS, 5], [7, 8, 9, 4]], 4)).sum(1), 1, atol=1e-6)
+    assert np.allclose(next_token_probs(model, pad_left([[BOS], [BOS, 5], [7, 8, 9, 4]], 4)).sum(1), 1, atol=1e-6)
     assert np.isfinite(model.log10_probs(to_stream([[5, 5, 5, 5, 5, 5]]))).all()
 
 

@@ -29,6 +29,7 @@ from polyseme.text.tokenizer import Tokenizer
 from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
 from tests.corpus.stored import store
 from tests.ngram.reference import ReferenceKneserNey
+from tests.ngram.toy import next_token_probs
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
 
@@ -304,13 +305,11 @@ def test_nltk_gives_the_same_probabilities(tmp_path):
     stream = vocab.add_bos_eos(np.concatenate(sentences), np.array(list(map(len, sentences))))
     discounts = [(0.0,) * 3, (discount,) * 3, (discount,) * 3]
     with np.errstate(divide="ignore"):
-        model, _ = estimate_kneser_ney(
-            count_ngrams([stream], vocab, 3, tmp_path), vocab, tmp_path, fixed_discounts=discounts
-        )
+        model, _ = estimate_kneser_ney(count_ngrams([stream], vocab, 3, tmp_path), vocab, tmp_path, discounts=discounts)
     seen = {word for sentence in sentences for word in sentence}
     histories = [sentence[i - 2 : i] for sentence in sentences[:12] for i in range(2, len(sentence))]
     histories += [[start, sentence[0]] for sentence in sentences[:5]]
-    probs = model.next_token_probs(np.array(histories))
+    probs = next_token_probs(model, np.array(histories))
     for history, row in zip(histories, probs):
         for word in [*sorted(seen)[::4], end]:
             expected = nltk_model.score(str(word), [str(w) for w in history])

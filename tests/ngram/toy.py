@@ -45,3 +45,8 @@ def estimate_toy(
     return estimate_kneser_ney(
         count_ngrams([to_stream(sentences, vocab)], vocab, order, work_dir), vocab, work_dir, **options
     )[0]
+
+
+def next_token_probs(ngrams: NgramTrie, histories: np.ndarray) -> np.ndarray:
+    """Return probabilities of every id, float64 [rows, size], after histories [rows, length] padded with -1."""
+    return 10.0 ** ngrams.next_log10_probs(ngrams.lookup_state(histories))

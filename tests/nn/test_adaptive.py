@@ -32,9 +32,9 @@ def test_both_lookups_agree_with_their_gradients(div_value: int, low: int) -> No
     embeddings, _ = build_embeddings_and_head(div_value)
     tokens, weight = draw_tokens(low), torch.randn(NUM_ROWS, DIM)
     outputs = []
-    for lookup in (embeddings._lookup_per_band, embeddings._lookup_masked):
+    for is_masked in (False, True):
         embeddings.zero_grad()
-        vectors = lookup(tokens)
+        vectors = embeddings._look_up(tokens, is_masked)
         (vectors * weight).sum().backward()
         outputs.append(
             [vectors.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad for p in embeddings.parameters())]

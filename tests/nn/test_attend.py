@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from polyseme.nn.attention.attend import attend_bucketed, attend_eager, attend_varlen, attention_weights
+from polyseme.nn.attention.attend import (
+    AttentionOptions,
+    attend_bucketed,
+    attend_eager,
+    attend_varlen,
+    attention_weights,
+)
 from polyseme.nn.packing import PackedLayout
 
 CASES = {
@@ -31,8 +37,8 @@ def make_inputs(case: str, device: str = "cpu", dtype: torch.dtype = torch.float
 @pytest.mark.parametrize("case", CASES)
 def test_bucketed_attention_matches_eager(case, causal):
     q, k, v, q_layout, k_layout = make_inputs(case)
-    expected = attend_eager(q, k, v, q_layout, k_layout, causal)
-    output = attend_bucketed(q, k, v, q_layout, k_layout, causal)
+    expected = attend_eager(q, k, v, q_layout, k_layout, AttentionOptions(causal))
+    output = attend_bucketed(q, k, v, q_layout, k_layout, AttentionOptions(causal))
     torch.testing.assert_close(output, expected, atol=1e-12, rtol=0)
     weight = torch.randn_like(expected)
     for a, b in zip(*(torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (expected, output))):
@@ -43,7 +49,7 @@ def test_bucketed_attention_matches_eager(case, causal):
 def test_weights_are_probabilities_inside_each_sequence(causal):
     q, k, _, q_layout, k_layout = make_inputs("queries shorter than keys")
     for weights, num_queries, num_keys in zip(
-        attention_weights(q, k, q_layout, k_layout, causal), *CASES["queries shorter than keys"]
+        attention_weights(q, k, q_layout, k_layout, AttentionOptions(causal)), *CASES["queries shorter than keys"]
     ):
         assert weights.shape == (2, num_queries, num_keys)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, num_queries, dtype=torch.float64))
@@ -56,7 +62,7 @@ def test_dropout_preserves_the_mean():
     layout = PackedLayout.from_lengths([64])
     q = torch.zeros(64, 1, 8)
     v = torch.ones(64, 1, 8)
-    output = attend_bucketed(q, q, v, layout, layout, False, dropout=0.5)
+    output = attend_bucketed(q, q, v, layout, layout, AttentionOptions(dropout=0.5))
     assert output.std() > 0.01
     assert abs(output.mean().item() - 1) < 0.05
 
@@ -68,8 +74,8 @@ def test_dropout_preserves_the_mean():
 def test_varlen_attention_matches_eager(case, causal):
     q, k, v, q_layout, k_layout = make_inputs(case, "cuda", torch.bfloat16)
     exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    expected = attend_eager(*exact, q_layout, k_layout, causal)
-    output = attend_varlen(q, k, v, q_layout, k_layout, causal)
+    expected = attend_eager(*exact, q_layout, k_layout, AttentionOptions(causal))
+    output = attend_varlen(q, k, v, q_layout, k_layout, AttentionOptions(causal))
     assert (output - expected).norm() / expected.norm() < 1e-2
     weight = torch.randn_like(expected)
     expected_grads = torch.autograd.grad((expected * weight).sum(), exact)
@@ -84,6 +90,6 @@ def test_varlen_with_dropout_and_empty_slots():
     layout = PackedLayout.from_lengths([64, 64], num_slots=5, max_seqlen=80, device="cuda")
     torch.manual_seed(0)
     q = torch.zeros(128, 2, 64, device="cuda", dtype=torch.bfloat16)
-    output = attend_varlen(q, q, torch.ones_like(q), layout, layout, False, dropout=0.5)
+    output = attend_varlen(q, q, torch.ones_like(q), layout, layout, AttentionOptions(dropout=0.5))
     assert output.float().std() > 0.01
     assert abs(output.float().mean().item() - 1) < 0.05

@@ -16,7 +16,7 @@ from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
-from tests.objectives.test_specs import GPT2, Pages
+from tests.support.corpora import GPT2, MemoryCorpus
 
 NO_DROPOUT = dict.fromkeys(
     ["embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout"], 0.0
@@ -35,7 +35,7 @@ def make_batch(seed=0):
 
 
 def make_corpus():
-    return Pages([[60, 40], [90]], tokens=np.random.default_rng(0).integers(1, 120, 190))
+    return MemoryCorpus([[60, 40], [90]], tokens=np.random.default_rng(0).integers(1, 120, 190))
 
 
 def split_streams(states):

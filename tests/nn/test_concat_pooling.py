@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from polyseme.families import FAMILIES
-from polyseme.nn.chunking import forward_chunked
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import BatchNormConfig
 from polyseme.nn.packing import PackedLayout
-from polyseme.train.mixed_precision import BF16WorkingCopy
+from polyseme.nn.trunks.base import forward_chunked
+from polyseme.train.step import BF16WorkingCopy
 
 HEAD = ClassificationHeadConfig(
     ("no", "yes"), "concat", 0.1, dense=True, hidden_dim=50, activation="relu", norm=BatchNormConfig(),

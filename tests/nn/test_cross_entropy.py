@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.nn.losses import cross_entropy as module
-from polyseme.nn.losses.cross_entropy import chunked_cross_entropy
+from polyseme.nn import losses as module
+from polyseme.nn.losses import chunked_cross_entropy
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])

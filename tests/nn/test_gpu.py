@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.nn.attention.attend import attend_eager, attend_varlen
+from polyseme.nn.attention.attend import AttentionOptions, attend_eager, attend_self, attend_varlen
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
@@ -37,10 +37,10 @@ def test_flash_matches_eager_attention(lengths: list[int], heads: int, dim: int,
     output = flash(qkv, layout.cu_seqlens, layout.max_seqlen, causal, window=window)
     (grad,) = torch.autograd.grad(output, qkv, grad_output)
     exact = qkv.detach().double().requires_grad_()
-    expected = attend_eager(*exact.unbind(1), layout, layout, causal, window)
+    expected = attend_eager(*exact.unbind(1), layout, layout, AttentionOptions(causal, window))
     (expected_grad,) = torch.autograd.grad(expected, exact, grad_output.double())
     varlen_qkv = qkv.detach().clone().requires_grad_()
-    varlen_output = attend_varlen(*varlen_qkv.unbind(1), layout, layout, causal, 0.0, window)
+    varlen_output = attend_varlen(*varlen_qkv.unbind(1), layout, layout, AttentionOptions(causal, window))
     (varlen_grad,) = torch.autograd.grad(varlen_output, varlen_qkv, grad_output)
     assert relative_error(output, expected) < max(1.5 * relative_error(varlen_output, expected), 1e-4)
     assert relative_error(grad, expected_grad) < max(1.5 * relative_error(varlen_grad, expected_grad), 1e-4)
@@ -50,17 +50,17 @@ def test_flash_matches_eager_attention(lengths: list[int], heads: int, dim: int,
 @pytest.mark.parametrize("dim", [64, 32, 128])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_flash_matches_eager_attention_with_rotary_positions(lengths: list[int], dim: int, causal: bool) -> None:
-    from polyseme.nn.attention.attend import attend_self
     from polyseme.nn.layers.positions import apply_rotary
 
     torch.manual_seed(0)
     layout = PackedLayout.from_lengths(lengths, num_slots=len(lengths) + 2, max_seqlen=max(lengths) + 9, device="cuda")
     qkv = torch.randn(layout.num_tokens, 3, 2, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     grad_output = torch.randn(layout.num_tokens, 2, dim, device="cuda", dtype=torch.bfloat16)
-    output = attend_self(qkv, layout, causal, rope_theta=1e4)
+    output = attend_self(qkv, layout, AttentionOptions(causal), rope_theta=1e4)
     (grad,) = torch.autograd.grad(output, qkv, grad_output)
     exact = qkv.detach().double().requires_grad_()
-    expected = attend_eager(*apply_rotary(exact, layout.positions, 1e4).unbind(1), layout, layout, causal)
+    rotated = apply_rotary(exact, layout.positions, 1e4).unbind(1)
+    expected = attend_eager(*rotated, layout, layout, AttentionOptions(causal))
     (expected_grad,) = torch.autograd.grad(expected, exact, grad_output.double())
     assert relative_error(output, expected) < 0.01 and relative_error(grad, expected_grad) < 0.015
 

@@ -202,11 +202,12 @@ def test_embedding_row_dropout_drops_all_occurrences_of_a_word():
     )
     tokens = torch.arange(VOCAB).repeat(3)
     table = embeddings.token_embeddings.detach().clone()
-    output = embeddings(tokens, tokens, None, 60).view(3, VOCAB, DIM)
+    inputs = Inputs(tokens, PackedLayout.from_lengths([len(tokens)]))
+    output = embeddings(inputs).view(3, VOCAB, DIM)
     ratio = output / table
     assert torch.equal(ratio[0], ratio[1]) and set(ratio.detach().round(decimals=4).unique().tolist()) == {0.0, 2.0}
     assert (ratio == ratio[..., :1]).all() and torch.equal(embeddings.token_embeddings, table)
-    assert torch.equal(embeddings.eval()(tokens, tokens, None, 60)[:VOCAB], table)
+    assert torch.equal(embeddings.eval()(inputs)[:VOCAB], table)
 
 
 @pytest.mark.parametrize("changes,message", [

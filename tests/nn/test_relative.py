@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
-from polyseme.nn.attention.relative import (
-    NoPositionBiasConfig,
-    QueryStream,
-    RelativeAttentionConfig,
-    RelativePositionConfig,
-)
+from polyseme.nn.attention.relative import QueryStream, RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.score_bias import NoPositionBiasConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
+from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.feedforward import FeedForwardConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
-from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
+from polyseme.nn.memory import Memory
 from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 DIM = 12
 
@@ -92,9 +93,9 @@ def test_attention_matches_the_definition(
     segments = torch.randint(0, 3, (layout.num_tokens,)) if has_segments else None
     memory_states = torch.randn(sum(past), DIM).double()
     memory = Memory(PackedLayout.from_lengths(past), ((memory_states,),), past) if any(past) else None
-    cache = create_layer_caches(memory, layout, 1)[0] if memory else None
-    _, position_info = position_layer(x, layout, segments, None, cache)
-    output = attention(x, layout, layout.positions, cache, position_info=position_info)
+    cache = memory.create_caches(layout, 1)[0] if memory else None
+    _, position_info = position_layer(x, Inputs(x, layout, segments), cache)
+    output = attention(x, layout, layout.positions, cache, position_info)
     for i, (states, past_states) in enumerate(zip(x.split(lengths), memory_states.split(past))):
         source = torch.cat([past_states, states])
         segment_pair = None
@@ -130,11 +131,9 @@ def test_learned_distances_pass_gradcheck(causal):
     x = torch.randn(layout.num_tokens, DIM).double().requires_grad_()
 
     def forward(x, table, qkv):
-        position_info = position_layer(x, layout, None, None, None)[1]
+        position_info = position_layer(x, Inputs(x, layout), None)[1]
         params = {"distance.weight": table, "qkv.weight": qkv, "out.weight": attention.out.weight}
-        return torch.func.functional_call(
-            attention, params, (x, layout, layout.positions), {"position_info": position_info}
-        )
+        return torch.func.functional_call(attention, params, (x, layout, layout.positions, None, position_info))
 
     assert torch.autograd.gradcheck(forward, (x, attention.distance.weight, attention.qkv.weight))
     table = attention.distance.weight
@@ -143,7 +142,8 @@ def test_learned_distances_pass_gradcheck(causal):
         x[:4],
         short_layout,
         short_layout.positions,
-        position_info=position_layer(x[:4], short_layout, None, None, None)[1],
+        None,
+        position_layer(x[:4], Inputs(x[:4], short_layout), None)[1],
     )
     (gradient,) = torch.autograd.grad(output.square().sum(), table)
     has_grad = (gradient != 0).any(-1).tolist()
@@ -153,9 +153,10 @@ def test_learned_distances_pass_gradcheck(causal):
 def test_missing_distance_embeddings_are_rejected():
     attention, position_layer = build_attention(RelativeAttentionConfig(3), RelativePositionConfig(has_sinusoids=False))
     layout = PackedLayout.from_lengths([2])
-    position_info = position_layer(torch.zeros(2, DIM).double(), layout, None, None, None)[1]
+    x = torch.zeros(2, DIM).double()
+    position_info = position_layer(x, Inputs(x, layout), None)[1]
     with pytest.raises(PolysemeError, match="provide distance embeddings"):
-        attention(torch.zeros(2, DIM).double(), layout, layout.positions, position_info=position_info)
+        attention(x, layout, layout.positions, None, position_info)
 
 
 @pytest.mark.parametrize("past", [(0, 0, 0, 0), (2, 2, 1, 0)])
@@ -172,11 +173,11 @@ def test_two_stream_attention_matches_the_definition(past):
     x, memory_states = torch.randn(layout.num_tokens, DIM).double(), torch.randn(sum(past), DIM).double()
     segments = torch.randint(0, 2, (layout.num_tokens,))
     memory = Memory(PackedLayout.from_lengths(past), ((memory_states,),), past) if any(past) else None
-    cache = create_layer_caches(memory, layout, 1)[0] if memory else None
-    states, position_info = position_layer(x, layout, segments, query_stream, cache)
+    cache = memory.create_caches(layout, 1)[0] if memory else None
+    states, position_info = position_layer(x, Inputs(x, layout, segments, None, query_stream), cache)
     assert torch.equal(states[layout.num_tokens :], position_layer.mask_emb.view(1, -1).expand(7, -1))
     states = torch.cat([x, torch.randn(7, DIM).double()])
-    output = attention(states, layout, layout.positions, cache, position_info=position_info)
+    output = attention(states, layout, layout.positions, cache, position_info)
     starts = layout.cu_seqlens.tolist()
     for i, (tokens, past_states, sequence_targets) in enumerate(
         zip(x.split(lengths), memory_states.split(past), targets.split(counts))
@@ -211,27 +212,30 @@ def test_two_stream_attention_matches_the_definition(past):
 def test_query_stream_without_two_streams_is_rejected():
     layout = PackedLayout.from_lengths([2])
     query_stream = QueryStream(torch.zeros(2, dtype=torch.long), torch.tensor([0]), PackedLayout.from_lengths([1]))
+    inputs = Inputs(torch.zeros(2, dtype=torch.long), layout, query_stream=query_stream)
     for config in (NoPositionBiasConfig(), RelativePositionConfig()):
-        with pytest.raises(PolysemeError, match="no query stream"):
-            config.build(4)(torch.zeros(2, 4), layout, None, query_stream, None)
+        block = TransformerBlockConfig(RelativeAttentionConfig(2), FeedForwardConfig(8))
+        trunk = TransformerConfig(EmbeddingsConfig(10, 4, 4), block, (0,), position_bias=config).build()
+        with pytest.raises(PolysemeError, match="does not support a query stream"):
+            trunk(inputs)
 
 
 def test_memory_truncation_and_tensor_round_trip():
     layout = PackedLayout.from_lengths([3, 1, 5])
-    caches = create_layer_caches(None, layout, 2)
+    caches = Memory.empty(layout).create_caches(layout, 2)
     for i, cache in enumerate(caches):
         cache.extend(torch.arange(9.0)[:, None] + 10 * i)
-    memory = memory_from_caches(caches, layout, None)
+    memory = Memory.empty(layout).update(caches, layout)
     truncated = memory.truncate(2)
     assert truncated.layout.lengths == (2, 1, 2) and truncated.num_seen == (3, 1, 5)
     assert truncated.states[1][0][:, 0].tolist() == [11, 12, 13, 17, 18] and memory.truncate(5) is memory
     restored = Memory.from_tensors({k: t.clone() for k, t in truncated.to_tensors().items()})
     assert restored.layout.lengths == truncated.layout.lengths and restored.num_seen == truncated.num_seen
     assert all(torch.equal(a, b) for one, two in zip(restored.states, truncated.states) for a, b in zip(one, two))
-    caches = create_layer_caches(truncated, PackedLayout.from_lengths([1, 2, 0]), 2)
+    caches = truncated.create_caches(PackedLayout.from_lengths([1, 2, 0]), 2)
     states, full_layout = caches[0].extend(torch.tensor([[100.0], [101.0], [102.0]]))
     assert states[:, 0].tolist() == [1, 2, 100, 3, 101, 102, 7, 8] and full_layout.lengths == (3, 3, 2)
-    assert memory_from_caches(caches, PackedLayout.from_lengths([1, 2, 0]), truncated).num_seen == (4, 3, 5)
+    assert truncated.update(caches, PackedLayout.from_lengths([1, 2, 0])).num_seen == (4, 3, 5)
 
 
 @pytest.mark.parametrize("div_value", [1, 2, 4])
@@ -276,7 +280,7 @@ def test_adaptive_embeddings_match_their_definition():
     config = AdaptiveEmbeddingsConfig(20, 8, (4, 9), 2)
     embeddings = config.build()
     tokens = torch.tensor([3, 19, 4, 0, 8, 9, 3])
-    vectors = embeddings(tokens, tokens, None, 7)
+    vectors = embeddings(Inputs(tokens, PackedLayout.from_lengths([7])))
     for token, distance_vector in zip(tokens.tolist(), vectors):
         band = sum(token >= cut for cut in config.cutoffs)
         row = embeddings.tables[band].weight[token - config.boundaries[band]]

@@ -14,7 +14,8 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.tree import tree_map
-from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
+from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig
+from polyseme.objectives.batch import NO_EXTRA
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.translation import ParallelText, Translation
@@ -193,7 +194,7 @@ def test_scheduled_sampling_rate_increases_by_epoch():
     assert Translation.from_json(objective.to_json()) == objective
     bound_objective = objective.bind(make_parallel_text(3000), SPECIAL_IDS, 16, seed=3)
     ids = np.arange(3000)
-    assert bound_objective.batch(ids, 0).extra is None, "no sampling in the first epoch"
+    assert bound_objective.batch(ids, 0).extra is NO_EXTRA, "no sampling in the first epoch"
     for epoch, expected in ((1, 0.1), (2, 0.2), (4, 0.4), (9, 0.4)):
         batch = bound_objective.batch(ids, epoch)
         is_first = batch.inputs.layout.positions == 0

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polyseme.nn.attention.attend import ScoreModifier, attend, attend_eager, expand_relative_bias
+from polyseme.nn.attention.attend import AttentionOptions, attend, attend_eager, expand_relative_bias
 from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
 from polyseme.nn.packing import PackedLayout
 
@@ -25,9 +25,8 @@ def test_attend_with_bias_matches_eager_with_gradients(causal, window, cached):
     outputs = []
     for attend_fn in (attend, attend_eager):
         leaves = [t.clone().requires_grad_() for t in (*inputs, bias)]
-        output = attend_fn(
-            *leaves[:3], q_layout, k_layout, causal=causal, window=window, score_modifier=ScoreModifier(0.7, leaves[3])
-        )
+        options = AttentionOptions(causal, window, scale=0.7, bias=leaves[3])
+        output = attend_fn(*leaves[:3], q_layout, k_layout, options)
         (output * torch.arange(1.0, 5.0)).sum().backward()
         outputs.append([output.detach(), *(leaf.grad for leaf in leaves)])
     for actual, expected in zip(*outputs):

@@ -12,10 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.glove import CooccurrenceBatch
-from polyseme.nn.heads.word2vec import WindowBatch, build_huffman_paths, overlap_add, overlapping_blocks
+from polyseme.nn.heads.word_vectors import (
+    CooccurrenceBatch,
+    WindowBatch,
+    build_huffman_paths,
+    overlap_add,
+    overlapping_blocks,
+)
+from polyseme.nn.layers.embeddings import SparseRowGrad
 from polyseme.nn.model import Model
-from polyseme.nn.sparse import SparseRowGrad
 
 VOCAB, DIM, BLOCK, WINDOW = 40, 6, 8, 3
 WORDS = [f"word{i}" for i in range(VOCAB)]

@@ -1,9 +1,10 @@
-"""Masking has its rates, spares specials, keeps words whole, and remembers the truth."""
+"""Masking: rates, special tokens, whole words, and labels."""
 
 import numpy as np
 import pytest
 
-from polyseme.objectives.masking import mask_tokens
+from polyseme.objectives.masked_lm import MaskedLM, mask_tokens
+from polyseme.objectives.packing import SpecialIds
 from polyseme.rng import derive_sample_keys
 
 VOCAB, SPECIALS, MASK = 1000, 5, 4
@@ -11,7 +12,7 @@ IDS = np.arange(SPECIALS, VOCAB)
 
 
 def packed(samples=1500, length=100, seed=0):
-    """Sequences that begin and end with a special; a word has 1 to 4 pieces."""
+    """Return sequences between special tokens, with words of 1 to 4 pieces, and their word starts."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(SPECIALS, VOCAB, (samples, length))
     tokens[:, 0], tokens[:, -1] = 2, 3
@@ -25,16 +26,8 @@ def run(tokens, words, ids=None, epoch=0, **options):
     ids = np.arange(count) if ids is None else ids
     positions = np.tile(np.arange(length), count)
     flat, sample_keys = tokens.ravel(), np.repeat(derive_sample_keys(7, epoch, ids), length)
-    return mask_tokens(
-        flat,
-        sample_keys,
-        positions,
-        flat >= SPECIALS,
-        words.ravel(),
-        mask_id=MASK,
-        replacement_ids=IDS,
-        **options,
-    )
+    special_ids = SpecialIds(VOCAB, frozenset(range(SPECIALS)), mask=MASK)
+    return mask_tokens(MaskedLM(**options), flat, sample_keys, positions, words.ravel(), special_ids)
 
 
 def close(share, p, n, clumps=1.0):

@@ -16,9 +16,10 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.flops import count_training_flops
+from polyseme.train.loop import count_training_flops
 from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.folder import load_model, save_model
+from tests.support.hf_models import convert_model, randomize
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -34,20 +35,7 @@ def build_hf_model(head: str, **changes):
         intermediate_size=56, max_position_embeddings=40, **changes,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = getattr(transformers, head)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
-
-
-def convert_model(hf_model, *heads: str) -> Model:
-    trunk = ALBERT.from_hf_config(hf_model.config.to_dict())
-    config = ModelConfig("albert", trunk, {name: ALBERT.pretraining_heads(trunk)[name] for name in heads})
-    model = config.build().eval()
-    shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(from_published(ALBERT, config, shapes, hf_model.state_dict(), "test"))
-    return model
+    return randomize(getattr(transformers, head)(config).eval())
 
 
 def make_batch():
@@ -60,7 +48,7 @@ def make_batch():
 @pytest.mark.parametrize("num_groups", [1, 3], ids=["one group", "one group per layer"])
 def test_states_logits_and_gradients_match(num_groups):
     hf_model = build_hf_model("AlbertForPreTraining", num_hidden_groups=num_groups)
-    model = convert_model(hf_model, "masked", "pair")
+    model = convert_model(hf_model, "albert", ("masked", "pair"))
     assert len(model.trunk.blocks) == num_groups
     tokens, layout, segments = make_batch()
     rows, order = torch.arange(0, layout.num_tokens, 3), torch.tensor([0, 1, 1, 0, 1])

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.families.family import FIXED_LABELS
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
@@ -21,6 +20,7 @@ from polyseme.weights.folder import load_model, save_model
 from tests.contracts import cases
 from tests.contracts.test_laws import LENGTHS as LAW_LENGTHS
 from tests.contracts.test_laws import gradients
+from tests.support.hf_models import convert_model, randomize
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -36,25 +36,7 @@ def build_hf_model(head: str):
         **({"attn_implementation": "eager"} if is_gpt2 else {}),
     )  # fmt: skip
     torch.manual_seed(0)
-    model = getattr(transformers, head)(config).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(torch.randn_like(p) * 0.1)
-    return model
-
-
-def convert_model(hf_model, family: str, head_names: tuple[str, ...]) -> Model:
-    family_spec = FAMILIES[family]
-    trunk = family_spec.from_hf_config(hf_model.config.to_dict())
-    pretraining_heads = family_spec.pretraining_heads(trunk)
-    labels = ("LABEL_0", "LABEL_1")
-    heads = {
-        h: pretraining_heads.get(h) or family_spec.task_head(h, FIXED_LABELS.get(h, labels), trunk) for h in head_names
-    }
-    model = ModelConfig(family, trunk, heads).build().eval()
-    shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(from_published(family_spec, model.config, shapes, hf_model.state_dict(), "test"))
-    return model
+    return randomize(getattr(transformers, head)(config).eval())
 
 
 @pytest.mark.parametrize("family,head,head_names", [
@@ -191,11 +173,11 @@ def test_window_limits_attention():
     x = torch.randn(10, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     layout = PackedLayout.from_lengths([10])
     with torch.no_grad():
-        before = attention(x, layout, layout.positions)
+        before = attention(x, layout, layout.positions, None, None)
         for distance, is_attended in ((2, True), (3, False)):
             y = x.clone()
             y[9 - distance] += 1
-            assert bool((attention(y, layout, layout.positions)[9] != before[9]).any()) == is_attended
+            assert bool((attention(y, layout, layout.positions, None, None)[9] != before[9]).any()) == is_attended
 
 
 def test_banded_folder_is_rejected_by_transformers(tmp_path):

@@ -11,12 +11,14 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
-from polyseme.weights.convert import expand_weight_maps, from_published, to_published
+from polyseme.weights.convert import expand_weight_maps, to_published
+from tests.support.hf_models import convert_model, randomize
 
 transformers = pytest.importorskip("transformers")
 
 LENGTHS = (7, 3, 12, 12, 1)
 VOCAB = 99
+LABELS = ("a", "b", "c")
 
 
 def build_hf_model(family: str, head: str):
@@ -31,26 +33,7 @@ def build_hf_model(family: str, head: str):
         )
     if head.endswith("QuestionAnswering"):
         config.num_labels = 2
-    hf_model = getattr(transformers, head)(config).eval()
-    with torch.no_grad():
-        for parameter in hf_model.parameters():  # random biases and norms, so that a swapped one is noticed
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return hf_model
-
-
-def convert_model(hf_model, family: str, heads: tuple[str, ...]) -> Model:
-    family_spec = FAMILIES[family]
-    trunk = family_spec.from_hf_config(hf_model.config.to_dict())
-    pretraining_heads, labels = family_spec.pretraining_heads(trunk), ("a", "b", "c")
-    head_configs = {
-        h: pretraining_heads.get(h) or family_spec.task_head(h, FIXED_LABELS.get(h, labels), trunk) for h in heads
-    }
-    model = ModelConfig(family, trunk, head_configs).build().eval()
-    shapes = {n: t.shape for n, t in model.state_dict().items()}
-    converted = from_published(family_spec, model.config, shapes, hf_model.state_dict(), "test")
-    assert all(name.startswith("trunk.pooler.") for name in shapes.keys() - converted.keys())
-    model.load_state_dict(converted, strict=False)
-    return model
+    return randomize(getattr(transformers, head)(config).eval())
 
 
 def make_batch():
@@ -97,7 +80,7 @@ TASK_CLASSES = ("SequenceClassification", "TokenClassification", "QuestionAnswer
 def test_task_heads_match(family, prefix, task_class, name):
     torch.manual_seed(0)
     hf_model = build_hf_model(family, f"{prefix}For{task_class}")
-    model = convert_model(hf_model, family, (name,))
+    model = convert_model(hf_model, family, (name,), LABELS)
     tokens, layout = make_batch()
     inputs = make_hf_inputs(tokens, layout)
     with torch.no_grad():

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.heads.lm import SpanBoundaryHeadConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.packing import PackedLayout

@@ -8,12 +8,13 @@ from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.weights.convert import from_published
 from polyseme.weights.folder import load_model, save_model
+from tests.support import hf_models
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -44,12 +45,7 @@ def convert_model(hf_model) -> Model:
     tensors = hf_model.state_dict()
     if hf_model.config.scale_decoder_outputs:
         tensors = {k: t for k, t in tensors.items() if k != "lm_head.weight"}
-    trunk = T5.from_hf_config({**hf_model.config.to_dict(), "tensors": list(tensors)})
-    config = ModelConfig("t5", trunk, T5.pretraining_heads(trunk))
-    model = config.build().eval()
-    shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(from_published(T5, config, shapes, tensors, "test"))
-    return model
+    return hf_models.convert_model(hf_model, "t5", tensors=tensors)
 
 
 def make_source_and_target():

@@ -5,9 +5,10 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.convert import from_published
+from tests.support.hf_models import convert_model, randomize
 
 transformers = pytest.importorskip("transformers")
 
@@ -43,27 +44,6 @@ def build_hf_modernbert(head: str, **changes):
 
 def build_hf_modernbert_mean(head: str):
     return build_hf_modernbert(head, classifier_pooling="mean")
-
-
-def randomize(model: torch.nn.Module) -> None:
-    """Add noise to all parameters, so that a swapped or missing bias or norm is noticed."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-
-
-def convert_model(hf_model, family: str, heads: tuple[str, ...]) -> Model:
-    family_spec = FAMILIES[family]
-    trunk = family_spec.from_hf_config(hf_model.config.to_dict())
-    pretraining_heads = family_spec.pretraining_heads(trunk)
-    labels = ("LABEL_0", "LABEL_1")
-    config = ModelConfig(
-        family, trunk, {h: pretraining_heads.get(h) or family_spec.task_head(h, labels, trunk) for h in heads}
-    )
-    model = config.build().eval()
-    shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(from_published(family_spec, config, shapes, hf_model.state_dict(), "test"), strict=False)
-    return model
 
 
 def make_batch(vocab_size: int = 99):

@@ -7,9 +7,9 @@ import polyseme
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.weights.convert import expand_weight_maps, from_published
+from tests.support.hf_models import convert_model, randomize
 
 transformers = pytest.importorskip("transformers")
 
@@ -22,26 +22,7 @@ def build_hf_model(head: str, **changes):
     config = transformers.XLNetConfig(
         vocab_size=99, d_model=32, n_layer=3, n_head=4, d_inner=56, mem_len=changes.pop("mem_len", None), **changes
     )
-    hf_model = getattr(transformers, head)(config).eval()
-    with torch.no_grad():
-        for parameter in hf_model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return hf_model
-
-
-def convert_model(hf_model, *heads: str) -> Model:
-    trunk = XLNET.from_hf_config(hf_model.config.to_dict())
-    pretraining_heads, labels = XLNET.pretraining_heads(trunk), ("LABEL_0", "LABEL_1")
-    fixed_labels = {"choice": ("score",)}
-    config = ModelConfig(
-        "xlnet",
-        trunk,
-        {h: pretraining_heads.get(h) or XLNET.task_head(h, fixed_labels.get(h, labels), trunk) for h in heads},
-    )
-    model = config.build().eval()
-    shapes = {n: t.shape for n, t in model.state_dict().items()}
-    model.load_state_dict(from_published(XLNET, config, shapes, hf_model.state_dict(), "test"))
-    return model
+    return randomize(getattr(transformers, head)(config).eval())
 
 
 def pad_left(packed: torch.Tensor, layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +53,7 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize("with_segments", [True, False])
 def test_content_stream_matches(with_segments, changes):
     hf_model = build_hf_model("XLNetLMHeadModel", **changes)
-    model = convert_model(hf_model, "masked")
+    model = convert_model(hf_model, "xlnet")
     tokens, layout, segments = make_batch(with_segments)
     ids, mask = pad_left(tokens, layout)
     extra_inputs = {"token_type_ids": pad_left(segments, layout)[0]} if with_segments else {}
@@ -88,7 +69,7 @@ def test_content_stream_matches(with_segments, changes):
 def test_both_streams_and_gradients_match(memory):
     """A random factorization order per sequence, 3 of 9 tokens predicted, with a preceding chunk in memory."""
     hf_model = build_hf_model("XLNetLMHeadModel", mem_len=memory or None)
-    model = convert_model(hf_model, "masked")
+    model = convert_model(hf_model, "xlnet")
     torch.manual_seed(2)
     tokens, past = torch.randint(1, 99, (3, 9)), torch.randint(1, 99, (3, 6))
     segments = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 2]).expand(3, 9).contiguous()
@@ -145,7 +126,7 @@ def test_both_streams_and_gradients_match(memory):
 ])  # fmt: skip
 def test_task_heads_match(head, name):
     hf_model = build_hf_model(head)
-    model = convert_model(hf_model, name)
+    model = convert_model(hf_model, "xlnet", (name,))
     tokens, layout, segments = make_batch()
     (ids, mask), (types, _) = pad_left(tokens, layout), pad_left(segments, layout)
     if name == "choice":
@@ -161,7 +142,7 @@ def test_task_heads_match(head, name):
 
 def test_weight_maps_are_a_bijection():
     hf_model = build_hf_model("XLNetLMHeadModel")
-    weight_maps = list(expand_weight_maps(XLNET, convert_model(hf_model, "masked").config))
+    weight_maps = list(expand_weight_maps(XLNET, convert_model(hf_model, "xlnet").config))
     names, published_names = [r.name for r in weight_maps], [name for r in weight_maps for name in r.published_names]
     assert len(names) == len(set(names)) and len(published_names) == len(set(published_names))
     assert set(published_names) | set(XLNET.tied_weights) == set(hf_model.state_dict())

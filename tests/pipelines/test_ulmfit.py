@@ -139,7 +139,7 @@ def test_invalid_input_gives_one_line(files, tmp_path, monkeypatch, capsys):
     with pytest.raises(PolysemeError, match="general_models has no backward model"):
         ulmfit.pretrain_general_lm(ulmfit.UlmfitConfig("tiny", "both"), tmp_path, [], None, [tmp_path / "lm"])
     pretrained = ulmfit.pretrain_general_lm(ulmfit.UlmfitConfig("tiny"), tmp_path, [], None, [tmp_path / "lm"])
-    config = pretrained.recipes["forward"].model_config(tokenizer.vocab_size)
+    config = pretrained["forward"].recipe.model_config(tokenizer.vocab_size)
     assert config.trunk == spec.trunk
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import ConfigError, PolysemeError
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
@@ -28,7 +28,7 @@ def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plugins")
     (folder / "text.txt").write_text("\n\n".join(DOCUMENTS * 10))
     tokenizer = Tokenizer.train("wordpiece", iter(DOCUMENTS), 80)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="blank", dedup="none")
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", PrepareConfig(split="blank", dedup="none"))
     return folder / "corpus"
 
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from polyseme.families.family import Family, all_same_names, native_architectures
+from polyseme.families import hf
+from polyseme.families.family import Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
 
@@ -45,8 +45,7 @@ class BagTrunk(Trunk):
         self.pooler = config.pooler.build(config.dim)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        layout = inputs.layout
-        x = self.embeddings(inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen)
+        layout, x = inputs.layout, self.embeddings(inputs)
         sums = torch.cat([sequence.cumsum(0) for sequence in x.split(list(layout.lengths))])
         hidden = torch.tanh(self.linear(sums))
         return TrunkOutput(hidden, {depth: each for depth, each in enumerate((x, hidden)) if depth in layers})
@@ -66,18 +65,7 @@ def pretraining_heads(trunk: BagTrunkConfig) -> dict[str, HeadConfig]:
     return {"next": LMHeadConfig(trunk.embeddings.vocab_size)}
 
 
-def task_head(name: str, labels: tuple[str, ...], trunk: BagTrunkConfig) -> HeadConfig:
-    raise NotImplementedError
-
-
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    embeddings = config.trunk.embeddings
-    return {"model_type": "bag", "dim": embeddings.dim, "vocab_size": embeddings.vocab_size}
-
-
-def from_hf_config(hf_config: dict[str, Any]) -> BagTrunkConfig:
-    return trunk_config(hf_config["dim"], hf_config["vocab_size"])
-
+HF_CONFIG = hf.ConfigTable("bag", trunk_config, hf.required("dim", "vocab_size"))
 
 BAG = Family(
     name="bag",
@@ -86,14 +74,10 @@ BAG = Family(
     objective="causal LM",
     trunk_config=trunk_config,
     sizes={},
-    num_params={},
     pretraining_heads=pretraining_heads,
-    task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
-    architectures=native_architectures("Bag", {"LMHeadModel": ("next",)}),
+    hf_config=HF_CONFIG,
+    architectures=hf.architectures("Bag", LMHeadModel=("next",)),
     base_model_prefix="",
-    weight_maps=all_same_names,
     head_weight_maps={"next": ()},
     config_types=(BagTrunkConfig,),
 )

@@ -1,6 +1,7 @@
 """A data set of a user's own, in one file outside the package."""
 
-from polyseme.datasets.base import NamedDataset, task_reader
+from polyseme.datasets.base import NamedDataset
+from polyseme.tasks.readers.rows import Columns
 from tests.support.toy_task import StarTask
 
 
@@ -8,12 +9,5 @@ def share_of_best(examples, predictions):
     return {"best": sum(p == 3 for p in predictions) / len(examples)}
 
 
-REVIEWS = NamedDataset(
-    StarTask,
-    "closeness",
-    "how many stars?",
-    "reviews",
-    task_reader(StarTask),
-    {"train": "train.txt", "dev": "dev.txt"},
-    share_of_best,
-)
+SPLITS = {"train": "train.txt", "dev": "dev.txt"}
+REVIEWS = NamedDataset(StarTask, "closeness", "how many stars?", "reviews", Columns(), SPLITS, share_of_best)

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from polyseme.tasks.base import Example, Prediction
+from polyseme.tasks.encoded import softmax
 from polyseme.tasks.readers.rows import Columns, RowReader
-from polyseme.tasks.sequence import SequenceTask, softmax
+from polyseme.tasks.sequence import SequenceTask
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Documents in the columns of CoNLL-2012, there and back; and what clusters are worth."""
+"""Documents in the columns of CoNLL-2012, and coreference metrics."""
 
 import itertools
 import random
@@ -11,7 +11,7 @@ from polyseme.tasks.coreference import CoreferenceTask, make_document
 from polyseme.tasks.metrics.coreference import ceaf_phi4, coreference_metrics
 from polyseme.tasks.readers.conll2012 import format_conll
 
-# two parts of a document, as OntoNotes has them: columns lined up by spaces, a predicate's own columns before the last
+# two parts of an OntoNotes document: columns aligned by spaces, predicate columns before the last
 FILE = """\
 #begin document (bc/cctv/00/cctv_0000); part 000
 bc/cctv/00/cctv_0000   0    0       Ann   NNP  (TOP(S(NP*)    -    -   -   Speaker#1   (PERSON)   (ARG0*)     (3)
@@ -33,31 +33,31 @@ bc/cctv/00/cctv_0000   1    0      Rain    NN     (TOP*)     -    -   -   -     
 """
 
 
-def written(tmp_path, text, name="a.v4_gold_conll"):
+def write_file(tmp_path, text, name="a.v4_gold_conll"):
     (tmp_path / name).write_text(text)
     return tmp_path / name
 
 
-def test_columns_are_read_and_written_back_to_the_character(tmp_path, capsys):
-    first, second = CoreferenceTask.read(written(tmp_path, FILE))
+def test_columns_round_trip_exactly(tmp_path, capsys):
+    first, second = CoreferenceTask.read(write_file(tmp_path, FILE))
     assert first.words == ("Ann", "saw", "the", "man", "(", "her", "brother", ".", "he")
     assert first.document.sentence_lengths == (8, 1) and first.document.genre == "bc"
     assert first.document.speakers == ("Speaker#1",) * 8 + ("Speaker#2",)
-    # 4 and 7 share "he": what stands in both chains is one
+    # chains 4 and 7 share "he", so they are merged
     assert first.clusters == (((0, 0), (5, 5)), ((2, 6), (5, 6), (8, 8)))
-    assert "1 chains share a mention" in capsys.readouterr().err
+    assert "merged 1 chains" in capsys.readouterr().err
     assert (second.words, second.clusters, second.id) == (("Rain",), (), "bc/cctv/00/cctv_0000;001")
     back = "".join(format_conll(e.document, e.clusters) for e in (first, second))
     assert [line[:90] for line in back.splitlines()] == [line[:90] for line in FILE.splitlines()]
-    again = CoreferenceTask.read(written(tmp_path, back))
+    again = CoreferenceTask.read(write_file(tmp_path, back))
     assert [e.clusters for e in again] == [e.clusters for e in (first, second)]
     assert "".join(format_conll(e.document, e.clusters) for e in again) == back
-    (unread, _) = CoreferenceTask.read(written(tmp_path, FILE.replace("4)|7)", "junk")), needs_labels=False)
+    (unread, _) = CoreferenceTask.read(write_file(tmp_path, FILE.replace("4)|7)", "junk")), needs_labels=False)
     assert unread.clusters is None
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, message",
     [
         (("(3)", "3)"), ":2: '3)' closes a mention of 3 that was never opened"),
         (("4)|7)", "7)"), ":4: '(4' opens a mention that is not closed"),
@@ -73,26 +73,26 @@ def test_columns_are_read_and_written_back_to_the_character(tmp_path, capsys):
         ),
     ],
 )
-def test_what_is_wrong_is_named_by_file_and_line(tmp_path, changed, said):
+def test_errors_name_file_and_line(tmp_path, changed, message):
     assert changed[0] in FILE
-    path = written(tmp_path, FILE.replace(*changed, 1))
+    path = write_file(tmp_path, FILE.replace(*changed, 1))
     with pytest.raises(PolysemeError) as caught:
         CoreferenceTask.read(path)
-    assert f"{path}{said}" in str(caught.value)
+    assert f"{path}{message}" in str(caught.value)
 
 
-def test_a_bad_document_can_be_passed_over(tmp_path, capsys):
-    path = written(tmp_path, FILE.replace("(3)", "3)", 1))
+def test_bad_documents_can_be_skipped(tmp_path, capsys):
+    path = write_file(tmp_path, FILE.replace("(3)", "3)", 1))
     assert [e.words for e in CoreferenceTask.read(path, skip_bad=True)] == [("Rain",)]
     assert "skipped 1 bad of 2 rows" in capsys.readouterr().err
 
 
-def test_the_named_set_reads_the_tree_of_files(tmp_path):
+def test_named_dataset_reads_a_folder_tree(tmp_path):
     for part, name in (("train", "a"), ("development", "b")):
         folder = tmp_path / "conll-2012" / "v4" / "data" / part / "data" / "english" / "annotations" / "bc" / "cctv"
         folder.mkdir(parents=True)
-        written(folder, FILE, f"{name}.v4_gold_conll")
-        written(folder, "not this one", "a.v4_auto_skel")
+        write_file(folder, FILE, f"{name}.v4_gold_conll")
+        write_file(folder, "not this one", "a.v4_auto_skel")
     train, dev = DATASETS["conll-2012"].read(tmp_path)
     assert [len(e.words) for e in train] == [len(e.words) for e in dev] == [9, 1]
     (tmp_path / "empty").mkdir()
@@ -102,7 +102,7 @@ def test_the_named_set_reads_the_tree_of_files(tmp_path):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nested_mentions_survive_the_round_trip(tmp_path, seed):
-    """Any mentions of which no two cross, several of one cluster nested in each other too."""
+    """Mentions that do not cross, including nested ones of the same cluster."""
     draw = random.Random(seed)
     sizes = [draw.randint(1, 6) for _ in range(4)]
     number = sum(sizes)
@@ -118,9 +118,9 @@ def test_nested_mentions_survive_the_round_trip(tmp_path, seed):
     words = iter(f"w{i}" for i in range(number))
     example = make_document([[next(words) for _ in range(size)] for size in sizes], "here")
     truth = tuple(sorted(tuple(sorted(cluster)) for cluster in clusters if cluster))
-    path = written(tmp_path, format_conll(example.document, clusters))
-    (found,) = CoreferenceTask.read(path)
-    assert (found.words, found.clusters, found.document.sentence_lengths) == (example.words, truth, tuple(sizes))
+    path = write_file(tmp_path, format_conll(example.document, clusters))
+    (reread,) = CoreferenceTask.read(path)
+    assert (reread.words, reread.clusters, reread.document.sentence_lengths) == (example.words, truth, tuple(sizes))
 
 
 def letters(*clusters):
@@ -153,35 +153,35 @@ NAMES = [f"{metric}_{side}" for metric in ("muc", "b_cubed", "ceaf") for side in
         (TWELVE, ("abcdehijkl", "fg"), (1, 9 / 10, 1, 7 / 12, None, None)),
     ],
 )
-def test_scores_are_those_of_the_official_scorers_tests(key, response, expected):
-    found = coreference_metrics([letters(*key)], [letters(*response)])
-    assert [found[name] for name, value in zip(NAMES, expected) if value is not None] == pytest.approx(
+def test_scores_match_the_official_scorer(key, response, expected):
+    metrics = coreference_metrics([letters(*key)], [letters(*response)])
+    assert [metrics[name] for name, value in zip(NAMES, expected) if value is not None] == pytest.approx(
         [value for value in expected if value is not None], abs=1e-12
     )
-    means = [found[f"{name}_f1"] for name in ("muc", "b_cubed", "ceaf")]
-    assert found["f1"] == pytest.approx(sum(means) / 3, abs=1e-12)
+    means = [metrics[f"{name}_f1"] for name in ("muc", "b_cubed", "ceaf")]
+    assert metrics["f1"] == pytest.approx(sum(means) / 3, abs=1e-12)
 
 
-def some_clusters(draw, mentions):
+def random_clusters(draw, mentions):
     drawn = [m for m in mentions if draw.random() < 0.8]
     draw.shuffle(drawn)
     cuts = sorted(draw.choices(range(len(drawn) + 1), k=2))
     return [part for part in (drawn[: cuts[0]], drawn[cuts[0] : cuts[1]], drawn[cuts[1] :]) if part]
 
 
-def test_scores_do_not_depend_on_order_and_are_shares():
+def test_scores_are_order_invariant_and_between_0_and_1():
     draw = random.Random(0)
     for _ in range(200):
         mentions = [(i, i + draw.randint(0, 2)) for i in range(draw.randint(2, 9))]
-        key, response = [[some_clusters(draw, mentions) for _ in range(2)] for _ in range(2)]
-        found = coreference_metrics(key, response)
-        assert all(0 <= value <= 1 + 1e-12 for value in found.values())
+        key, response = [[random_clusters(draw, mentions) for _ in range(2)] for _ in range(2)]
+        metrics = coreference_metrics(key, response)
+        assert all(0 <= value <= 1 + 1e-12 for value in metrics.values())
         shuffled = [[draw.sample(c, len(c)) for c in draw.sample(d, len(d))] for d in response]
-        assert coreference_metrics(key, shuffled) == pytest.approx(found, abs=1e-12)
-        assert coreference_metrics(key[::-1], response[::-1]) == pytest.approx(found, abs=1e-12)
+        assert coreference_metrics(key, shuffled) == pytest.approx(metrics, abs=1e-12)
+        assert coreference_metrics(key[::-1], response[::-1]) == pytest.approx(metrics, abs=1e-12)
         turned = coreference_metrics(response, key)
-        assert turned["ceaf_f1"] == pytest.approx(found["ceaf_f1"], abs=1e-12)
-        assert turned["muc_precision"] == pytest.approx(found["muc_recall"], abs=1e-12)
+        assert turned["ceaf_f1"] == pytest.approx(metrics["ceaf_f1"], abs=1e-12)
+        assert turned["muc_precision"] == pytest.approx(metrics["muc_recall"], abs=1e-12)
         perfect = coreference_metrics(key, key)
         if any(key):
             assert [perfect[f"{name}_f1"] for name in ("b_cubed", "mentions", "ceaf")] == pytest.approx([1.0] * 3)
@@ -189,14 +189,14 @@ def test_scores_do_not_depend_on_order_and_are_shares():
     assert coreference_metrics([()], [()])["f1"] == 0.0 == coreference_metrics([letters("ab")], [()])["f1"]
 
 
-def test_documents_are_summed_before_they_are_divided():
+def test_scores_are_summed_over_documents_before_division():
     key, response = [letters("abcd"), letters("ab")], [letters("ab", "cd"), letters("ab")]
-    found = coreference_metrics(key, response)
-    assert found["muc_recall"] == (2 + 1) / (3 + 1) and found["b_cubed_recall"] == (4 * 2 / 4 + 2) / 6
+    metrics = coreference_metrics(key, response)
+    assert metrics["muc_recall"] == (2 + 1) / (3 + 1) and metrics["b_cubed_recall"] == (4 * 2 / 4 + 2) / 6
 
 
-def test_alignment_is_the_best_there_is():
-    """CEAF by scipy's assignment, against every one-to-one alignment of a few clusters."""
+def test_ceaf_alignment_is_optimal():
+    """Compare CEAF with every one-to-one alignment of a few clusters."""
     draw = random.Random(0)
     for _ in range(60):
         mentions = [(i, i) for i in range(draw.randint(1, 9))]

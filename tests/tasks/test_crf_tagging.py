@@ -1,4 +1,4 @@
-"""Tags chosen together: `finetune` with a CRF, for every family; broken tags in files."""
+"""Fine-tuning with a CRF for every family; invalid tags in files."""
 
 import random
 from inspect import signature
@@ -26,22 +26,22 @@ WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
 
 
 def examples(n=120):
-    """Words in pairs are entities; what a word is inside one, its neighbours alone tell."""
+    """Sentences whose entities are pairs of words; only the context tells the first word from the second."""
     draw = random.Random(3)
-    found = []
+    sentences = []
     for i in range(n):
         words, tags = [], []
         for _ in range(draw.randint(1, 3)):
-            plain, both = draw.choices(WORDS[:4], k=draw.randint(0, 2)), draw.choices(WORDS[4:], k=2)
-            words += [*plain, *both]
+            plain, entity = draw.choices(WORDS[:4], k=draw.randint(0, 2)), draw.choices(WORDS[4:], k=2)
+            words += [*plain, *entity]
             tags += ["O"] * len(plain) + ["B-A", "I-A"]
-        found.append(TaggingExample(f"d:{i}", words=tuple(words), tags=tuple(tags)))
-    return found
+        sentences.append(TaggingExample(f"d:{i}", words=tuple(words), tags=tuple(tags)))
+    return sentences
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
+    folders_by_family = {}
     for name, family in FAMILIES.items():
         kind = family.tokenizer.replace("events", "bpe")
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).with_cls_position(
@@ -50,9 +50,9 @@ def folders(tmp_path_factory):
         usual = {"num_layers": 1, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 96,
                  "dropout": 0.0, "attention_dropout": 0.0}  # fmt: skip
         spec = family.model_config(**{k: v for k, v in usual.items() if k in signature(family.trunk_config).parameters})
-        made[name] = tmp_path_factory.mktemp(name)
-        save_model(made[name], spec.build(0), tokenizer)
-    return made
+        folders_by_family[name] = tmp_path_factory.mktemp(name)
+        save_model(folders_by_family[name], spec.build(0), tokenizer)
+    return folders_by_family
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -71,18 +71,18 @@ def test_every_family(folders, tmp_path, family):
         np.testing.assert_allclose(np.exp(scores).sum(-1), 1, atol=1e-5)
 
 
-def test_it_learns_and_says_how_sure_it_is(folders, tmp_path):
+def test_crf_learns_and_gives_probabilities(folders, tmp_path):
     data = examples()
     settings = FinetuneConfig(epochs=12, batch_size=8, optimizer=OptimizerConfig(lr=1e-2))
     results = finetune(
         folders["bert"], TaskData(TaggingTask(decoder="crf"), data[:90], data[90:]), tmp_path / "run", settings
     )
     assert results["mean"]["f1"] > 0.95
-    found = predict(load_model(tmp_path / "run" / "model"), data[90:])
-    assert all(0.2 < share <= 1 for p in found for share in p.probabilities)
+    predictions = predict(load_model(tmp_path / "run" / "model"), data[90:])
+    assert all(0.2 < share <= 1 for p in predictions for share in p.probabilities)
 
 
-def test_tags_that_break_the_rules_in_training_are_not_barred(folders, tmp_path):
+def test_invalid_transitions_in_training_are_allowed(folders, tmp_path):
     data = [
         TaggingExample("d:1", words=("cat", "dog"), tags=("O", "I-A")),
         TaggingExample("d:2", words=("cat",), tags=("I-A",)),
@@ -92,20 +92,21 @@ def test_tags_that_break_the_rules_in_training_are_not_barred(folders, tmp_path)
     assert not load_model(tmp_path / "run" / "model").model.config.heads["tag"].crf.constrained
 
 
-def test_a_crf_is_for_tags(folders):
+def test_only_tagging_has_a_decoder_setting(folders):
     data = [TextExample(f"d:{i}", "cat dog", label="ab"[i % 2]) for i in range(4)]
     with pytest.raises(PolysemeError, match=r"classification has no setting 'decoder'"):
         ClassificationTask.from_examples(data, decoder="crf")
 
 
-def test_broken_tags_are_mended_and_counted_or_refused(tmp_path, capsys, cli):
+def test_invalid_tags_are_repaired_or_rejected(tmp_path, capsys, cli):
     path = tmp_path / "t.conll"
     path.write_text("New B-P\nYork I-P\n\nin O\nParis I-P\nTexas I-P\n\nDell B-Q\nRome I-P\n", encoding="utf-8")
-    found = TaggingTask.read(path)
-    assert [e.tags for e in found] == [("B-P", "I-P"), ("O", "B-P", "I-P"), ("B-Q", "B-P")]
-    said = capsys.readouterr().err
+    examples = TaggingTask.read(path)
+    assert [e.tags for e in examples] == [("B-P", "I-P"), ("O", "B-P", "I-P"), ("B-Q", "B-P")]
+    output = capsys.readouterr().err
     assert (
-        said == f"{path}: repaired 2 tags in 2 of 3 sentences with invalid tags, the first: {path}:4: 'I-P' at word 2\n"
+        output
+        == f"{path}: repaired 2 tags in 2 of 3 sentences with invalid tags, the first: {path}:4: 'I-P' at word 2\n"
     )
     with pytest.raises(
         PolysemeError, match=r"t\.conll:4: 'I-P' at word 2 cannot stand there; 2 of 3 sentences have such"

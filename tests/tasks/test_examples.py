@@ -1,4 +1,4 @@
-"""Readers: every format, plain and compressed, and every bad input with its one line."""
+"""Readers of examples: all formats, plain and compressed, and the errors for bad input."""
 
 import gzip
 import json
@@ -30,29 +30,29 @@ def write(path, content, encoding="utf-8"):
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
 def test_table(tmp_path, ending):
     path = write(tmp_path / f"d.tsv{ending}", TABLE)
-    found = ClassificationTask.read(path, Columns(text="sentence"))
-    assert [(e.location, e.text, e.label) for e in found] == [
+    examples = ClassificationTask.read(path, Columns(text="sentence"))
+    assert [(e.location, e.text, e.label) for e in examples] == [
         (f"{path}:2", 'a "good film', "1"),
         (f"{path}:3", "a bad one", "0"),
     ]
 
 
-def test_table_without_header_and_windows_ends_and_byte_order_mark(tmp_path):
+def test_table_without_header_with_crlf_and_byte_order_mark(tmp_path):
     path = write(tmp_path / "cola.tsv", "\ufeffgj04\t1\t\tThe sailors rode.\r\nc-05\t0\t*\tThe rode.\r\n\r\n")
-    found = ClassificationTask.read(path, Columns(text="4", label="2", has_header=False))
-    assert [(e.text, e.label) for e in found] == [("The sailors rode.", "1"), ("The rode.", "0")]
+    examples = ClassificationTask.read(path, Columns(text="4", label="2", has_header=False))
+    assert [(e.text, e.label) for e in examples] == [("The sailors rode.", "1"), ("The rode.", "0")]
 
 
 def test_pair_and_missing_labels(tmp_path):
     path = write(tmp_path / "t.txt", "a\tb\nfirst\tsecond\n")
-    (found,) = PairClassificationTask.read(path, Columns(text="a", pair="b"), needs_labels=False)
-    assert (found.text, found.pair, found.label) == ("first", "second", None)
+    (example,) = PairClassificationTask.read(path, Columns(text="a", pair="b"), needs_labels=False)
+    assert (example.text, example.pair, example.label) == ("first", "second", None)
 
 
 def test_numbers_with_one_text_or_two(tmp_path):
     path = write(tmp_path / "t.tsv", "text\tpair\tscore\na\tb\t-2.50\nc\td\t3e1\n")
-    found = RegressionTask.read(path, Columns(label="score"))
-    assert [(e.text, e.pair, e.label, e.gold) for e in found] == [
+    examples = RegressionTask.read(path, Columns(label="score"))
+    assert [(e.text, e.pair, e.label, e.gold) for e in examples] == [
         ("a", "b", "-2.50", "-2.50"),
         ("c", "d", "3e1", "3e1"),
     ]
@@ -68,8 +68,8 @@ def test_a_csv_has_tabs_or_quoted_commas(tmp_path):
     tabs = write(tmp_path / "t.csv", "text\tlabel\na, b\tx\n")
     commas = write(tmp_path / "c.csv", 'text,label\n"a, ""b""\nc",x\nd,y\n')
     assert ClassificationTask.read(tabs)[0].text == "a, b"
-    found = ClassificationTask.read(commas)
-    assert [(e.text, e.label, e.location) for e in found] == [
+    examples = ClassificationTask.read(commas)
+    assert [(e.text, e.label, e.location) for e in examples] == [
         ('a, "b"\nc', "x", f"{commas}:2"),
         ("d", "y", f"{commas}:4"),
     ]
@@ -85,8 +85,8 @@ def test_json_lines(tmp_path):
     assert [e.label for e in ClassificationTask.read(path)] == ["1", "true"]
     rows = [{"words": ["A", "b"], "tags": ["B-X", "O"]}, {"words": ["c"], "tags": ["O"]}]
     path = write(tmp_path / "w.jsonl.gz", "".join(json.dumps(r) + "\n" for r in rows))
-    found = TaggingTask.read(path)
-    assert [(e.words, e.tags) for e in found] == [(("A", "b"), ("B-X", "O")), (("c",), ("O",))]
+    examples = TaggingTask.read(path)
+    assert [(e.words, e.tags) for e in examples] == [(("A", "b"), ("B-X", "O")), (("c",), ("O",))]
 
 
 @pytest.mark.parametrize("name", ["t.conll", "t.iob", "t.bio", "t.txt", "t.tsv", "t", "t.conll.xz"])
@@ -95,20 +95,20 @@ def test_columns(tmp_path, name):
         tmp_path / name,
         "# sent_id = 3\n-DOCSTART- -X- O O\n\nEU NNP I-NP B-ORG\nrejects VBZ I-VP O\n\n\n# NN I-NP O\n1 CD I-NP O\n",
     )
-    found = TaggingTask.read(path)
-    assert [(e.words, e.tags) for e in found] == [
+    examples = TaggingTask.read(path)
+    assert [(e.words, e.tags) for e in examples] == [
         (("EU", "rejects"), ("B-ORG", "O")),
         (("#", "1"), ("O", "O")),
     ]
-    assert found[1].location == f"{path}:8"
+    assert examples[1].location == f"{path}:8"
 
 
-def test_columns_with_tabs_keep_spaces_and_words_alone_are_enough_to_predict(tmp_path):
+def test_tab_columns_keep_spaces_and_tags_are_optional(tmp_path):
     path = write(tmp_path / "t.conll", "New York\tB\n\u00a0\tO\n")
     assert TaggingTask.read(path)[0].words == ("New York", "\u00a0")
     path = write(tmp_path / "w.conll", "# said so\n#tag\nb\n\nc\n")
-    found = TaggingTask.read(path, needs_labels=False)
-    assert [(e.words, e.tags) for e in found] == [(("#tag", "b"), None), (("c",), None)]
+    examples = TaggingTask.read(path, needs_labels=False)
+    assert [(e.words, e.tags) for e in examples] == [(("#tag", "b"), None), (("c",), None)]
 
 
 BAD = [
@@ -131,7 +131,7 @@ BAD = [
     ("t.tsv", "text\tlabel\n \tb\n", "classification", r"t\.tsv:2: text is an empty text$"),
     ("t.tsv", "text\tlabel\na\t\n", "classification", r"t\.tsv:2: the label \(label\) is missing$"),
     ("t.tsv", "text\tpair\tlabel\na\t\tb\n", "pair_classification", r"t\.tsv:2: pair is an empty text$"),
-    ("t.csv", 'text,label\n"a" b,c\n', "classification", r"t\.csv:2: not valid CSV"),
+    ("t.csv", 'text,label\n"a" b,c\n', "classification", r"t\.csv:2: unexpected ' b,c' after a closing quote$"),
     ("t.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', "classification", r"t\.jsonl:2: malformed JSON"),
     ("t.jsonl", "[1]\n", "classification", r"t\.jsonl:1: expected a JSON object, found '\[1\]'$"),
     (
@@ -185,7 +185,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("name,content,kind,message", BAD)
-def test_bad_input_is_one_line(tmp_path, name, content, kind, message):
+def test_bad_input_gives_a_one_line_error(tmp_path, name, content, kind, message):
     path = write(tmp_path / name, content)
     with pytest.raises(PolysemeError, match=message) as caught:
         find_task(kind).read(path)
@@ -221,12 +221,27 @@ def test_column_numbers(tmp_path):
 
 def test_skip_bad_counts_and_reports(tmp_path, capsys):
     path = write(tmp_path / "t.tsv", "text\tlabel\na\tb\nc\n\tb\nd\te\n")
-    found = ClassificationTask.read(path, skip_bad=True)
-    assert [e.text for e in found] == ["a", "d"]
-    said = capsys.readouterr().err
-    assert said == f"{path}: skipped 2 bad of 4 rows, the first: {path}:3: 1 columns, but the first line has 2\n"
+    examples = ClassificationTask.read(path, skip_bad=True)
+    assert [e.text for e in examples] == ["a", "d"]
+    output = capsys.readouterr().err
+    assert output == f"{path}: skipped 2 bad of 4 rows, the first: {path}:3: 1 columns, but the first line has 2\n"
     path = write(tmp_path / "t.conll", "a O\nb\n\nc O\n")
     assert [e.words for e in TaggingTask.read(path, skip_bad=True)] == [("c",)]
     path = write(tmp_path / "b.tsv", "text\tlabel\na\n")
     with pytest.raises(PolysemeError, match=r"holds no examples but 1 bad rows$"):
         ClassificationTask.read(path, skip_bad=True)
+
+
+def test_a_bad_quote_costs_one_row(tmp_path, capsys):
+    rows = ['"one, ""quoted""",a', '"two" x,a', "three,b", '"four', 'lines",b', '"unclosed,a', "five,b"]
+    path = write(tmp_path / "t.csv", "\n".join(["text,label", *rows]) + "\n")
+    with pytest.raises(PolysemeError, match=r"t\.csv:3: unexpected ' x,a' after a closing quote$"):
+        ClassificationTask.read(path)
+    examples = ClassificationTask.read(path, skip_bad=True)
+    assert [(e.text, e.label, e.location) for e in examples] == [
+        ('one, "quoted"', "a", f"{path}:2"),
+        ("three", "b", f"{path}:4"),
+        ("four\nlines", "b", f"{path}:5"),
+        ("five", "b", f"{path}:8"),
+    ]
+    assert "skipped 2 bad of 6 rows" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Choices, both orders of a pair, marks around texts, and the language model's loss beside the task's."""
+"""Multiple choice, symmetric pairs, special tokens around texts, and the auxiliary language-model loss of GPT."""
 
 import json
 import random
@@ -39,42 +39,42 @@ CHOICE = MultipleChoiceTask()
 
 
 def questions(n=200, seed=0):
-    """Which of the choices holds the wolf? There are two to four."""
+    """Questions with two to four choices; the one with the wolf is correct."""
     draw = random.Random(seed)
-    found = []
+    examples = []
     for i in range(n):
         size = draw.randint(2, 4)
         right = draw.randrange(size)
         others = [w for w in WORDS if w != "wolf"]
         choices = [" ".join(draw.choices(others, k=draw.randint(1, 4))) for _ in range(size)]
         choices[right] += " wolf"
-        found.append(ChoiceExample(f"q:{i}", draw.choice(WORDS), label=str(right), choices=tuple(choices)))
-    return found
+        examples.append(ChoiceExample(f"q:{i}", draw.choice(WORDS), label=str(right), choices=tuple(choices)))
+    return examples
 
 
 def pairs(n=120, seed=1):
     draw = random.Random(seed)
-    found = []
+    examples = []
     for i in range(n):
         first, second = (" ".join(draw.choices(WORDS, k=3)) for _ in range(2))
         alike = "yes" if ("wolf" in first) == ("wolf" in second) else "no"
-        found.append(TextExample(f"p:{i}", first, second, label=alike))
-    return found
+        examples.append(TextExample(f"p:{i}", first, second, label=alike))
+    return examples
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
+    folders_by_family = {}
     for family, kind in {"bert": "wordpiece", "gpt": "bpe", "gpt2": "bpe"}.items():
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 300)
         spec = FAMILIES[family].model_config(vocab_size=tokenizer.vocab_size, **SMALL)
-        made[family] = tmp_path_factory.mktemp(family)
-        save_model(made[family], spec.build(0), tokenizer)
-    return made
+        folders_by_family[family] = tmp_path_factory.mktemp(family)
+        save_model(folders_by_family[family], spec.build(0), tokenizer)
+    return folders_by_family
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
-def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path):
+def test_choices_are_learned_and_transformers_loads_the_model(family, folders, tmp_path):
     data = questions()
     settings = QUICK.replace(lm_loss_weight=0.0 if family == "bert" else 0.1)
     results = finetune(
@@ -91,12 +91,12 @@ def test_choices_are_learnt_and_others_read_the_model(family, folders, tmp_path)
     for one, scores in zip(encoded, compute_logits(folder.model, task, encoded)):
         ends = np.cumsum(one.sequence_lengths)[:-1]
         for ids, segments, score in zip(*(np.split(a, ends) for a in (one.ids, one.segments)), scores[:, 0]):
-            given = {"input_ids": torch.tensor(ids)[None, None]}
+            inputs = {"input_ids": torch.tensor(ids)[None, None]}
             if family == "bert":
-                given["token_type_ids"] = torch.tensor(segments)[None, None]
+                inputs["token_type_ids"] = torch.tensor(segments)[None, None]
             with torch.no_grad():
-                found = theirs.eval()(**given)
-            expected = found.logits if family == "bert" else found.mc_logits
+                output = theirs.eval()(**inputs)
+            expected = output.logits if family == "bert" else output.mc_logits
             assert expected.item() == pytest.approx(float(score), abs=1e-5)
     CHOICE.write(tmp_path / "p.jsonl", data[160:], predict(folder, data[160:]))
     again = MultipleChoiceTask.read(tmp_path / "p.jsonl")
@@ -134,26 +134,26 @@ def test_sequences_of_choices(folders):
     assert max(CHOICE.encode([example], tokenizer, 6, truncate=True)[0].sequence_lengths) == 6
 
 
-def test_the_loss_of_choices_is_cross_entropy_over_each_question():
-    """Questions of unlike size, one unlabelled, scores far apart: against torch, one question at a time."""
+def test_choice_loss_is_cross_entropy_per_question():
+    """Compare with torch, question by question: different sizes, one unlabeled, large scores."""
     head = ClassificationHeadConfig(("score",)).build(3).double()
     states = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     scale = torch.tensor([1.0, 1, 1, 1, 1, 900, 900, 1, 1])[:, None]
     values = torch.tensor([1, 1, 1, -100, -100, 6, 6, 8, 8])
-    found = head.loss(states * scale, torch.zeros(0), values, -100)
+    loss_sum = head.loss(states * scale, torch.zeros(0), values, -100)
     scores = head(states * scale, torch.zeros(0))[:, 0].float()
     groups = (slice(0, 3), 1), (slice(5, 7), 1), (slice(7, 9), 1)
     expected = sum(torch.nn.functional.cross_entropy(scores[None, s], torch.tensor([i])) for s, i in groups)
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad(loss, states, retain_graph=True)[0] for loss in (found, expected)]
+    torch.testing.assert_close(loss_sum, expected)
+    gradients = [torch.autograd.grad(loss, states, retain_graph=True)[0] for loss in (loss_sum, expected)]
     torch.testing.assert_close(*gradients)
     assert (gradients[0][3:5] == 0).all()
 
 
-# --- marks -----------------------------------------------------------------------------------------------------------
+# --- special tokens --------------------------------------------------------------------------------------------------
 
 
-def test_marks_get_ids_behind_the_vocabulary(folders, tmp_path):
+def test_new_special_tokens_get_ids_after_the_vocabulary(folders, tmp_path):
     before = load_model(folders["gpt"])
     size = before.tokenizer.vocab_size
     data = pairs()
@@ -176,7 +176,7 @@ def test_marks_get_ids_behind_the_vocabulary(folders, tmp_path):
     assert (
         theirs("cat")["input_ids"] == after.tokenizer.build_inputs_with_special_tokens(cat)[0] == [size, *cat, size + 2]
     )
-    # what is fine-tuned once more has its marks already
+    # a second fine-tuning adds no tokens
     finetune(
         tmp_path / "r/model",
         TaskData(PairClassificationTask(), data[:80], data[80:]),
@@ -187,7 +187,7 @@ def test_marks_get_ids_behind_the_vocabulary(folders, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
-def test_both_orders_are_added(family, folders, tmp_path):
+def test_symmetric_pairs_add_both_orders(family, folders, tmp_path):
     data = pairs()
     settings = QUICK.replace(steps=30)
     finetune(
@@ -205,11 +205,11 @@ def test_both_orders_are_added(family, folders, tmp_path):
     plain = PairClassificationTask(task.labels)
     sides = [compute_logits(folder.model, plain, plain.encode(d, folder.tokenizer, 48)) for d in (data[:9], turned[:9])]
     assert np.abs(np.array(sides[0]) - np.array(sides[1])).max() > 1e-4
-    found = compute_logits(folder.model, task, task.encode(data[:9], folder.tokenizer, 48))
+    logits = compute_logits(folder.model, task, task.encode(data[:9], folder.tokenizer, 48))
     linear_head = folder.model.heads["classify"].linear
     bias = 0.0 if linear_head.bias is None else linear_head.bias.detach().numpy()
-    expected = np.array(sides).sum(0) - bias  # the head is linear: states added are scores added
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    expected = np.array(sides).sum(0) - bias  # the head is linear, so adding states adds scores
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
     with pytest.raises(PolysemeError, match="multiple_choice has no setting 'symmetric_pairs'"):
         MultipleChoiceTask.from_examples(questions(5), symmetric_pairs=True)
     with pytest.raises(PolysemeError, match="there is no second text"):
@@ -219,7 +219,7 @@ def test_both_orders_are_added(family, folders, tmp_path):
 # --- the auxiliary loss ----------------------------------------------------------------------------------------------
 
 
-def stepped(model, batches):
+def run_step(model, batches):
     optim = OptimizerConfig(lr=0.0, max_grad_norm=0.0)
     run = TrainState(
         model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig(), 1, torch.device("cpu")
@@ -235,8 +235,8 @@ def double_model(folder, task, *extra):
 
 
 @pytest.mark.parametrize("kind", ["pair", "both", "choice"])
-def test_weights_and_the_law_of_sums(kind, folders):
-    """The gradient is the task's plus λ times the language model's, however the step is cut."""
+def test_auxiliary_loss_weight_and_sum_law(kind, folders):
+    """The gradient is the task's plus λ times the language model's, for any micro-batches."""
     folder = load_model(folders["gpt2"])
     task = CHOICE if kind == "choice" else PairClassificationTask(("no", "yes"), symmetric_pairs=kind == "both")
     data = task.encode(questions(12) if kind == "choice" else pairs(12), folder.tokenizer, 48)
@@ -244,7 +244,7 @@ def test_weights_and_the_law_of_sums(kind, folders):
     settings = FinetuneConfig(batch_size=12, lm_loss_weight=0.5)
     (whole,), _ = next(epoch_batches(task, data, settings, 0))
     whole = whole.for_trunk(model.config.trunk)
-    report, gradient = stepped(model, [whole])
+    report, gradient = run_step(model, [whole])
     targets = whole.targets["next"]
     assert targets.weight == 0.5 and targets.count == whole.inputs.layout.num_tokens - len(whole.inputs.layout.lengths)
     model.zero_grad()
@@ -256,9 +256,9 @@ def test_weights_and_the_law_of_sums(kind, folders):
     cut, _ = next(epoch_batches(task, data, settings.replace(micro_batch_tokens=40), 0))
     cut = [batch.for_trunk(model.config.trunk) for batch in cut]
     assert len(cut) > 2
-    filled = [pad_to_bucket(batch.to("cpu"), 48) for batch in cut]  # as for a GPU that records its kernels
-    for name, found in [*stepped(model, cut)[1].items(), *stepped(model, filled)[1].items()]:
-        torch.testing.assert_close(found, gradient[name], atol=1e-7, rtol=1e-6)
+    filled = [pad_to_bucket(batch.to("cpu"), 48) for batch in cut]  # as for CUDA graphs
+    for name, other_gradient in [*run_step(model, cut)[1].items(), *run_step(model, filled)[1].items()]:
+        torch.testing.assert_close(other_gradient, gradient[name], atol=1e-7, rtol=1e-6)
 
 
 def test_every_token_but_the_first_is_predicted(folders):
@@ -295,7 +295,7 @@ def test_a_classifier_with_auxiliary_loss_is_still_a_classifier(folders, tmp_pat
     assert evaluate(load_model(tmp_path / "r/model"), data[80:])["accuracy"] == results["mean"]["accuracy"]
 
 
-def test_one_batch_is_learnt_by_heart(folders):
+def test_one_batch_can_be_overfitted(folders):
     folder = load_model(folders["gpt"])
     data = CHOICE.encode(questions(8, seed=4), folder.tokenizer, 48)
     model = folder.model.config.replace(
@@ -306,7 +306,7 @@ def test_one_batch_is_learnt_by_heart(folders):
     optim = OptimizerConfig(lr=3e-3, weight_decay=0.0)
     run = TrainState(model, optim.build(model, []), optim, ScheduleConfig("constant"), 150, torch.device("cpu"))
     last = list(train(run, [([batch], None)] * 150))[-1]
-    assert last.loss["choice"] < 0.05 and last.loss["next"] < 1.6  # the first word of a text cannot be known
+    assert last.loss["choice"] < 0.05 and last.loss["next"] < 1.6  # the first word of a text is unpredictable
 
 
 def test_bad_settings(folders, tmp_path):
@@ -331,8 +331,8 @@ def test_reading_choices(tmp_path):
         {"text": "d", "choices": ["2", "0", "1"], "label": "0"}, {"text": "e", "choices": ["x", "y"], "label": "0"},
     ]  # fmt: skip
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = MultipleChoiceTask.read(tmp_path / "q.jsonl")
-    assert [(e.text, e.label) for e in found] == [("a b", "1"), ("c", "2"), ("d", "1"), ("e", "0")]
+    examples = MultipleChoiceTask.read(tmp_path / "q.jsonl")
+    assert [(e.text, e.label) for e in examples] == [("a b", "1"), ("c", "2"), ("d", "1"), ("e", "0")]
     for row, message in {
         '{"text": "a", "choices": ["x"], "label": 0}': "there is one choice",
         '{"text": "a", "choices": ["x", "y"]}': "there is no key 'label'",

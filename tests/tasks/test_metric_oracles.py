@@ -1,4 +1,4 @@
-"""Metrics against libraries and published rules, on random predictions, to 1e-9."""
+"""Compare metrics with libraries and published definitions on random predictions, to 1e-9."""
 
 import itertools
 import random
@@ -20,7 +20,7 @@ from polyseme.tasks.metrics.standard import (
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_classification_as_scikit_learn_has_it():
+def test_classification_matches_scikit_learn():
     metrics = pytest.importorskip("sklearn.metrics")
     draw = random.Random(0)
     for trial in range(150):
@@ -28,30 +28,30 @@ def test_classification_as_scikit_learn_has_it():
         size = draw.choice([1, 2, 5, 40])
         weights = [draw.random() ** 3 for _ in names]
         gold, guess = draw.choices(names, weights, k=size), draw.choices(names, k=size)
-        found = classification_metrics(gold, guess, names if trial % 2 else ())
-        assert found["accuracy"] == pytest.approx(metrics.accuracy_score(gold, guess), abs=1e-9)
+        scores = classification_metrics(gold, guess, names if trial % 2 else ())
+        assert scores["accuracy"] == pytest.approx(metrics.accuracy_score(gold, guess), abs=1e-9)
         expected = metrics.f1_score(gold, guess, average="macro", zero_division=0)
-        assert found["macro_f1"] == pytest.approx(expected, abs=1e-9)
-        assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(gold, guess), abs=1e-9)
+        assert scores["macro_f1"] == pytest.approx(expected, abs=1e-9)
+        assert scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(gold, guess), abs=1e-9)
         if len(names) == 2 and trial % 2:
             expected = metrics.f1_score(gold, guess, labels=["1"], average="macro", zero_division=0)
-            assert found["f1"] == pytest.approx(expected, abs=1e-9)
+            assert scores["f1"] == pytest.approx(expected, abs=1e-9)
 
 
-def test_regression_as_scipy_has_it():
+def test_regression_matches_scipy():
     stats = pytest.importorskip("scipy.stats")
     draw = np.random.default_rng(0)
     for _ in range(300):
         size = int(draw.integers(2, 40))
         gold, guess = draw.normal(size=(2, size)).round(int(draw.integers(0, 3)))  # with ties
-        found = regression_metrics([str(g) for g in gold], guess.tolist())
+        metrics = regression_metrics([str(g) for g in gold], guess.tolist())
         if np.ptp(gold) and np.ptp(guess):
-            assert found["pearson"] == pytest.approx(stats.pearsonr(gold, guess)[0], abs=1e-9)
-            assert found["spearman"] == pytest.approx(stats.spearmanr(gold, guess)[0], abs=1e-9)
-        assert found["mse"] == pytest.approx(np.mean((gold - guess) ** 2), abs=1e-9)
+            assert metrics["pearson"] == pytest.approx(stats.pearsonr(gold, guess)[0], abs=1e-9)
+            assert metrics["spearman"] == pytest.approx(stats.spearmanr(gold, guess)[0], abs=1e-9)
+        assert metrics["mse"] == pytest.approx(np.mean((gold - guess) ** 2), abs=1e-9)
 
 
-# --- conlleval, by its published definition of where a chunk ends and begins ------------------------------------------
+# --- conlleval, by its definition of where an entity ends and begins -------------------------------------------------
 
 
 def chunk_ended(before, tag, before_type, type_):
@@ -67,7 +67,7 @@ def chunk_started(before, tag, before_type, type_):
 
 
 def conlleval(gold, guess):
-    """Counts as the Perl script keeps them, tag by tag; a sentence ends in a line without a word."""
+    """Count as the Perl script does, tag by tag; a sentence ends with an empty line."""
     right = found_gold = found_guess = 0
     inside = False
     last = {"gold": ("O", ""), "guess": ("O", "")}
@@ -88,8 +88,8 @@ def conlleval(gold, guess):
     return right, found_gold, found_guess
 
 
-def test_chunks_as_conlleval_counts_them_on_every_pattern():
-    """Every sequence of up to four IOB tags of two types, legal or not, against every other; IOBES at random."""
+def test_entities_match_conlleval_on_every_pattern():
+    """All pairs of sequences of up to three IOB tags of two types, valid or not; longer ones and IOBES at random."""
     tags = ["O", "B-X", "I-X", "B-Y", "I-Y"]
     for size in (1, 2, 3):
         every = list(itertools.product(tags, repeat=size))
@@ -102,24 +102,24 @@ def test_chunks_as_conlleval_counts_them_on_every_pattern():
         gold, guess = draw.choices(names, k=size), draw.choices(names, k=size)
         a, b = extract_entities(gold), extract_entities(guess)
         assert (len(a & b), len(a), len(b)) == conlleval(gold, guess), (gold, guess)
-        right, true, said = conlleval(gold, guess)
-        found = tagging_metrics([gold], [guess])
+        right, true, predicted = conlleval(gold, guess)
+        metrics = tagging_metrics([gold], [guess])
         if {*gold, *guess} != {"O"}:
-            assert found["f1"] == pytest.approx(2 * right / (true + said), abs=1e-9)
-            assert found["precision"] == pytest.approx(right / said if said else 0, abs=1e-9)
+            assert metrics["f1"] == pytest.approx(2 * right / (true + predicted), abs=1e-9)
+            assert metrics["precision"] == pytest.approx(right / predicted if predicted else 0, abs=1e-9)
 
 
 # --- SQuAD's published rules ------------------------------------------------------------------------------------------
 
 
 def normal(text):
-    """Lower case, no punctuation, no articles, one space."""
+    """Normalize to lower case, without punctuation and articles, with single spaces."""
     text = text.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def squad_f1(gold, said, second):
-    a, b = normal(gold).split(), normal(said).split()
+def squad_f1(gold, prediction, second):
+    a, b = normal(gold).split(), normal(prediction).split()
     if second and (not a or not b):
         return int(a == b)
     same = sum((Counter(a) & Counter(b)).values())
@@ -129,7 +129,7 @@ def squad_f1(gold, said, second):
     return 2 * precision * recall / (precision + recall)
 
 
-def test_spans_by_squads_rules():
+def test_spans_match_the_squad_scripts():
     draw = random.Random(0)
     words = ["The", "a", "an", "cat", "Cat!", "cat's", "—", "dog", "the-dog", "3,000", "theory", "...", "U.S.", "éA"]
     for _ in range(1500):
@@ -139,22 +139,22 @@ def test_spans_by_squads_rules():
         ]
         if second:
             golds[0] = []
-        said = [draw.choice([*draw.choice(golds[1:]), "", " ".join(draw.choices(words, k=3))]) for _ in golds]
+        predictions = [draw.choice([*draw.choice(golds[1:]), "", " ".join(draw.choices(words, k=3))]) for _ in golds]
         exact, f1 = [], []
-        for given, text in zip(golds, said):
-            given = ([g for g in given if normal(g)] or [""]) if second else given
-            exact.append(max(normal(g) == normal(text) for g in given))
-            f1.append(max(squad_f1(g, text, second) for g in given))
-        found = span_metrics(golds, said)
-        assert found["exact"] == pytest.approx(np.mean(exact), abs=1e-9)
-        assert found["f1"] == pytest.approx(np.mean(f1), abs=1e-9)
+        for answers, text in zip(golds, predictions):
+            answers = ([g for g in answers if normal(g)] or [""]) if second else answers
+            exact.append(max(normal(g) == normal(text) for g in answers))
+            f1.append(max(squad_f1(g, text, second) for g in answers))
+        metrics = span_metrics(golds, predictions)
+        assert metrics["exact"] == pytest.approx(np.mean(exact), abs=1e-9)
+        assert metrics["f1"] == pytest.approx(np.mean(f1), abs=1e-9)
         if second:
-            assert found["no_answer_accuracy"] == exact[0]
-            assert found["has_answer_f1"] == pytest.approx(np.mean(f1[1:]), abs=1e-9)
+            assert metrics["no_answer_accuracy"] == exact[0]
+            assert metrics["has_answer_f1"] == pytest.approx(np.mean(f1[1:]), abs=1e-9)
 
 
 def test_spans_by_hand():
     exact, f1 = squad_scores([["Denver Broncos", "the Broncos"], ["10 February"]], ["Broncos!", "February 7"])
     assert exact.tolist() == [1, 0] and f1.tolist() == [1, 0.5]
-    assert span_metrics([["the"]], ["a"]) == {"exact": 1.0, "f1": 0.0}, "as 1.1's script has it"
-    assert span_metrics([["the"], []], ["a", ""])["f1"] == 1.0, "as 2.0's script has it"
+    assert span_metrics([["the"]], ["a"]) == {"exact": 1.0, "f1": 0.0}, "as the script of SQuAD 1.1"
+    assert span_metrics([["the"], []], ["a", ""])["f1"] == 1.0, "as the script of SQuAD 2.0"

@@ -1,4 +1,4 @@
-"""Metrics against numbers worked out by hand, against seqeval, and baselines on tasks they must solve."""
+"""Metrics computed by hand and by seqeval, and baselines on data that they can solve."""
 
 import random
 import sys
@@ -18,10 +18,10 @@ from tests.support.tasks import baseline_metrics, compute_metrics
 
 def test_classification_by_hand():
     gold, guess = list("aaaabbbc"), list("aaabbbac")
-    found = classification_metrics(gold, guess)
-    assert found["accuracy"] == 6 / 8
+    metrics = classification_metrics(gold, guess)
+    assert metrics["accuracy"] == 6 / 8
     f1 = [2 * 3 / (4 + 4), 2 * 2 / (3 + 3), 1.0]  # of a, b and c
-    assert found["macro_f1"] == pytest.approx(sum(f1) / 3)
+    assert metrics["macro_f1"] == pytest.approx(sum(f1) / 3)
     assert classification_metrics(["0", "1"] * 5, ["1", "0"] * 5)["matthews"] == pytest.approx(-1)
     assert classification_metrics(["0", "1"], ["0", "0"]) == {
         "accuracy": 0.5,
@@ -30,14 +30,14 @@ def test_classification_by_hand():
         "f1": 0,
     }
     assert classification_metrics(["0", "1", "1", "1"], ["1", "1", "1", "0"])["f1"] == pytest.approx(2 / 3)
-    assert "f1" not in found and "f1" not in classification_metrics(["1"], ["1"])
+    assert "f1" not in metrics and "f1" not in classification_metrics(["1"], ["1"])
     assert classification_metrics(["1"], ["1"], ("0", "1"))["f1"] == 1  # two labels, though one occurs
 
 
 def test_regression_by_hand():
-    found = regression_metrics(["1", "2", "3", "4"], [1.0, 3.0, 2.0, 9.0])
-    assert found["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # one pair of neighbours changed places
-    assert found["mse"] == pytest.approx((1 + 1 + 25) / 4)
+    metrics = regression_metrics(["1", "2", "3", "4"], [1.0, 3.0, 2.0, 9.0])
+    assert metrics["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # one pair of neighbors is swapped
+    assert metrics["mse"] == pytest.approx((1 + 1 + 25) / 4)
     draw = np.random.default_rng(0)
     gold, guess = draw.normal(size=(2, 50))
     assert regression_metrics(gold, guess)["pearson"] == pytest.approx(np.corrcoef(gold, guess)[0, 1], abs=1e-12)
@@ -49,7 +49,7 @@ def test_regression_by_hand():
         }
 
 
-def test_without_scikit_learn_one_line(monkeypatch):
+def test_missing_scikit_learn_gives_a_one_line_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert classification_metrics(["a"], ["a"])["accuracy"] == 1
     with pytest.raises(PolysemeError, match=r"scikit-learn is needed"):
@@ -58,7 +58,7 @@ def test_without_scikit_learn_one_line(monkeypatch):
         )
 
 
-def test_chunks():
+def test_extract_entities():
     assert extract_entities(["I-X", "I-X", "B-X", "O", "I-Y", "I-X"]) == {
         ("X", 0, 1),
         ("X", 2, 2),
@@ -73,26 +73,26 @@ def test_chunks():
 
 
 @pytest.mark.parametrize("marks", ["BI", "I", "BIES"])
-def test_entities_as_seqeval_counts_them(marks):
+def test_entities_match_seqeval(marks):
     metrics = pytest.importorskip("seqeval.metrics")
     draw = random.Random(marks)
     names = ["O", *(f"{mark}-{kind}" for mark in marks for kind in ("PER", "LOC"))]
     for _ in range(200):
         lengths = [draw.randint(1, 9) for _ in range(draw.randint(1, 6))]
         gold, guess = ([draw.choices(names, k=n) for n in lengths] for _ in range(2))
-        found = tagging_metrics(gold, guess)
+        scores = tagging_metrics(gold, guess)
         for name in ("precision", "recall", "f1", "accuracy"):
             options = {} if name == "accuracy" else {"zero_division": 0}
-            assert found[name] == pytest.approx(getattr(metrics, f"{name}_score")(gold, guess, **options)), name
+            assert scores[name] == pytest.approx(getattr(metrics, f"{name}_score")(gold, guess, **options)), name
 
 
-def test_other_tags_are_counted_by_word():
-    found = tagging_metrics([["C", "O", "C"], ["O"]], [["C", "C", "O"], ["O"]])
-    assert found == {"accuracy": 0.5, "precision": 0.5, "recall": 0.5, "f1": 0.5}
+def test_other_tags_are_scored_by_word():
+    metrics = tagging_metrics([["C", "O", "C"], ["O"]], [["C", "C", "O"], ["O"]])
+    assert metrics == {"accuracy": 0.5, "precision": 0.5, "recall": 0.5, "f1": 0.5}
     assert tagging_metrics([["O"]], [["O"]]) == {"accuracy": 1.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
 
 
-def test_every_kind_has_its_headline():
+def test_every_task_reports_its_default_metric():
     assert TaggingTask.default_metric in compute_metrics(TaggingTask, [("O",)], [("O",)])
     assert PairClassificationTask.default_metric in compute_metrics(PairClassificationTask, ["a", "b"], ["a", "b"])
     assert RegressionTask.default_metric in compute_metrics(RegressionTask, ["1", "2.5"], [1.0, 2.0])
@@ -113,22 +113,24 @@ def test_majority():
         baseline_metrics(ClassificationTask, "majority", texts, [TextExample("2", text="x")])
 
 
-def test_linear_learns_what_lies_on_the_surface():
+def test_linear_baselines_learn_surface_features():
     draw = random.Random(0)
     words = [f"word{i}" for i in range(40)]
-    made = [(draw.sample(words, 6), draw.sample(words, 6)) for _ in range(300)]
-    texts = [TextExample("", " ".join(a), label=str("word7" in a or "word9" in a)) for a, _ in made]
+    samples = [(draw.sample(words, 6), draw.sample(words, 6)) for _ in range(300)]
+    texts = [TextExample("", " ".join(a), label=str("word7" in a or "word9" in a)) for a, _ in samples]
     assert baseline_metrics(ClassificationTask, "linear", texts[:200], texts[200:])["accuracy"] > 0.9
-    seconds = [a[:5] + b[:1] if i % 2 else b for i, (a, b) in enumerate(made)]
+    seconds = [a[:5] + b[:1] if i % 2 else b for i, (a, b) in enumerate(samples)]
     pairs = [
-        TextExample("", " ".join(a), " ".join(b), label=str(i % 2)) for i, ((a, _), b) in enumerate(zip(made, seconds))
+        TextExample("", " ".join(a), " ".join(b), label=str(i % 2))
+        for i, ((a, _), b) in enumerate(zip(samples, seconds))
     ]
     assert baseline_metrics(PairClassificationTask, "linear", pairs[:200], pairs[200:])["accuracy"] > 0.95
     shared = [TextExample("", e.text, e.pair, label=str(len({*e.text.split()} & {*e.pair.split()}))) for e in pairs]
     assert baseline_metrics(RegressionTask, "linear", shared[:200], shared[200:])["pearson"] > 0.95
-    counts = [TextExample("", " ".join(a), label=str(sum(w < "word2" for w in a))) for a, _ in made]
+    counts = [TextExample("", " ".join(a), label=str(sum(w < "word2" for w in a))) for a, _ in samples]
     assert baseline_metrics(RegressionTask, "linear", counts[:200], counts[200:])["spearman"] > 0.9
     tags = [
-        TaggingExample("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1]))) for a, _ in made
+        TaggingExample("", words=tuple(a), tags=("O", *("C" if w < "word2" else "O" for w in a[:-1])))
+        for a, _ in samples
     ]
     assert baseline_metrics(TaggingTask, "linear", tags[:200], tags[200:])["f1"] > 0.95

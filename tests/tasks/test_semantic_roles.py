@@ -1,4 +1,4 @@
-"""Semantic roles: columns of both shared tasks, arguments as srl-eval counts them, and models that learn them."""
+"""Semantic roles: columns of both shared tasks, scores of srl-eval, and models that learn the task."""
 
 import gzip
 import random
@@ -8,7 +8,6 @@ import pytest
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
-from polyseme.evaluation import compare
 from polyseme.evaluation.compare import paired_bootstrap, read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
@@ -27,7 +26,7 @@ from tests.contracts.cases import fitting
 from tests.support.tasks import compute_logits
 
 # words, names, parts of speech, chunks, clauses, parse, sense, targets, props: two predicates, one discontinuous
-# argument, a currency sign in front, a sentence without a predicate
+# argument, a currency sign first, a sentence without a predicate
 SET_2005 = """\
 #           *  #    (NP*   (S*   (S(NP*    -   -       *       *
 1.4         *  CD      *     *        *    -   -    (A0*    (A0*
@@ -65,7 +64,7 @@ bc/cctv/00/cctv_0001   1   0       Yes    UH  (TOP(INTJ*))        -    -   -   S
 """
 
 
-def lay_2005(path, packed=True):
+def write_conll_2005(path, packed=True):
     for kind, content in (("words", WORDS_2005), ("props", PROPS_2005)):
         (path / "devel" / kind).mkdir(parents=True)
         with gzip.open(path / "devel" / kind / f"devel.24.{kind}.gz", "wt") as file:
@@ -74,16 +73,16 @@ def lay_2005(path, packed=True):
 
 @pytest.mark.parametrize("form", ["folders", "set", "file"])
 def test_conll_2005(tmp_path, form):
-    name, given = "srl/conll-2005", tmp_path
+    name, path = "srl/conll-2005", tmp_path
     if form == "folders":
-        lay_2005(tmp_path / "conll05st-release")
+        write_conll_2005(tmp_path / "conll05st-release")
     elif form == "set":
         with gzip.open(tmp_path / "devel-set.gz", "wt") as file:
             file.write(SET_2005)
     else:
-        name, given = "srl", tmp_path / "any.txt"
-        given.write_text(SET_2005)
-    first, second = DATASETS[name].read_split(given)
+        name, path = "srl", tmp_path / "any.txt"
+        path.write_text(SET_2005)
+    first, second = DATASETS[name].read_split(path)
     assert first.words == second.words == WORDS and first.location == second.location
     assert first.tags == FACES and first.predicate == (4, "face")
     assert second.predicate == (8, "explore") and extract_arguments(second.tags) == {
@@ -91,36 +90,36 @@ def test_conll_2005(tmp_path, form):
         ("A1", ((9, 9),)),
     }
     assert extract_arguments(first.tags) == {("A0", ((1, 3),)), ("A1", ((5, 6), (9, 9)))}
-    third = DATASETS[name].read_split(given, needs_labels=False)[2]
+    third = DATASETS[name].read_split(path, needs_labels=False)[2]
     assert (third.words, third.predicate, third.tags) == (("Yes",), None, None)
 
 
 @pytest.mark.parametrize("form", ["folders", "file"])
 def test_conll_2012(tmp_path, form):
-    given = tmp_path / "one.v4_gold_conll"
+    path = tmp_path / "one.v4_gold_conll"
     if form == "folders":
-        given = tmp_path / "conll-2012/v4/data/development/data/english/annotations/bc/cctv/00/cctv_0001.v4_gold_conll"
-        given.parent.mkdir(parents=True)
-    given.write_text(GOLD_2012)
+        path = tmp_path / "conll-2012/v4/data/development/data/english/annotations/bc/cctv/00/cctv_0001.v4_gold_conll"
+        path.parent.mkdir(parents=True)
+    path.write_text(GOLD_2012)
     first, second = DATASETS["srl/conll-2012" if form == "folders" else "srl"].read_split(
-        tmp_path if form == "folders" else given
+        tmp_path if form == "folders" else path
     )
     assert first.words == ("The", "campaign", "began", "to", "grow", ".")
     assert first.predicate == (2, "begin") and first.tags == ("B-ARG0", "I-ARG0", "B-V", "B-ARG1", "I-ARG1", "O")
     assert second.predicate == (4, "grow") and second.tags == ("B-ARG0", "I-ARG0", "O", "O", "B-V", "O")
     bare = "\n".join(" ".join([*r.split()[:11], "-"]) if r[:2] == "bc" else r for r in GOLD_2012.split("\n"))
-    given.write_text(bare)  # as the test set is given out: predicates, but no arguments
-    found = DATASETS["srl/conll-2012"].read_split(given, needs_labels=False)
-    assert [(e.predicate, e.tags) for e in found] == [((2, "begin"), None), ((4, "grow"), None), (None, None)]
+    path.write_text(bare)  # as the test set is distributed: predicates, but no arguments
+    examples = DATASETS["srl/conll-2012"].read_split(path, needs_labels=False)
+    assert [(e.predicate, e.tags) for e in examples] == [((2, "begin"), None), ((4, "grow"), None), (None, None)]
 
 
-def test_predicates_that_framesets_do_not_tell_stand_where_v_is(tmp_path):
+def test_predicates_without_frameset_are_found_by_their_v_tag(tmp_path):
     path = tmp_path / "x.conll"
     path.write_text(GOLD_2012.replace("grow   01", "grow    -"))
     assert DATASETS["srl"].read_split(path)[1].predicate == (4, "grow")
 
 
-def test_columns_there_and_back():
+def test_brackets_round_trip():
     draw = random.Random(0)
     for _ in range(300):
         cells = []
@@ -147,19 +146,19 @@ def test_columns_there_and_back():
         (["O"], r"f:0: 'O' is no argument"),
     ],
 )
-def test_broken_brackets(cells, says):
+def test_malformed_brackets(cells, says):
     with pytest.raises(PolysemeError, match=says):
         brackets_to_tags(cells, [f"f:{i}" for i in range(len(cells))])
 
 
-def test_broken_files_name_the_line(tmp_path):
+def test_malformed_files_name_the_line(tmp_path):
     path, base = tmp_path / "x.conll", "He - *\nruns run (V*)\n\nHe - (A0*)\nruns run (V*)\n\n"
     cases = {
         base + "He - *\nruns run (V*) *\n": r"x\.conll:8: 4 columns, but 3 are needed here",
         base + "He -\nruns run\n": r"x\.conll:7: 1 predicates, but 0 columns of arguments",
         base + "He - *\nruns run (V)\n": r"x\.conll:8: '\(V\)' is no argument",
         base + "He it *\nruns run *\n": r"x\.conll:7: 2 predicates, but 1 columns of arguments",
-        "- *\nrun (V*)\n": r"x\.conll:1: no column of words, then one of predicates",
+        "- *\nrun (V*)\n": r"x\.conll:1: there are no columns of words and predicates",
     }
     for content, says in cases.items():
         path.write_text(content)
@@ -169,7 +168,7 @@ def test_broken_files_name_the_line(tmp_path):
     assert len(DATASETS["srl"].read_split(path, skip_bad=True)) == 2
     with pytest.raises(PolysemeError, match="there is no folder"):
         DATASETS["srl"].read(path)
-    lay_2005(tmp_path)
+    write_conll_2005(tmp_path)
     (tmp_path / "devel/words/devel.25.words").write_text("a\n")
     (tmp_path / "devel/props/devel.25.props").write_text("-\n\n-\n")
     with pytest.raises(PolysemeError, match=r"devel\.25\.words and .*devel\.25\.props do not have the same sentences"):
@@ -181,8 +180,8 @@ def test_broken_files_name_the_line(tmp_path):
         SemanticRolesTask.read(tmp_path / "r.jsonl")
 
 
-def counts_by_the_rules(gold, said):
-    """srl-eval's rules, arguments as lists: right, over, missed."""
+def srl_eval_counts(gold, predicted):
+    """Count correct, excess and missed arguments by the rules of srl-eval."""
 
     def read(cells):
         phrases, begun = [], None
@@ -191,22 +190,22 @@ def counts_by_the_rules(gold, said):
                 begun = (i, cell[1 : cell.index("*")])
             if cell.endswith(")"):
                 phrases.append([begun[1], begun[0], i])
-        made, by_type = [], {}
+        arguments, by_type = [], {}
         for role, first, last in phrases:
             kind = role[2:] if role.startswith("C-") else role
             if role.startswith("C-") and kind in by_type:
                 by_type[kind][1].append((first, last))
             else:
                 by_type[kind] = [kind, [(first, last)]]
-                made.append(by_type[kind])
-        return [each for each in made if each[0] != "V"]
+                arguments.append(by_type[kind])
+        return [each for each in arguments if each[0] != "V"]
 
-    true, guess = read(gold), read(said)
+    true, guess = read(gold), read(predicted)
     right = sum(each in true for each in guess)
     return right, len(guess) - right, len(true) - right
 
 
-def test_scores_are_those_of_the_rules():
+def test_scores_match_srl_eval():
     draw, columns = random.Random(1), []
     for _ in range(400):
         pair = []
@@ -217,12 +216,12 @@ def test_scores_are_those_of_the_rules():
                 tags[i] = tag if tag != "I" else "O" if before == "O" else f"I{before[1:]}"
             pair.append(tags)
         columns.append([tags[: min(map(len, pair))] for tags in pair])
-    totals = np.sum([counts_by_the_rules(*map(tags_to_brackets, pair)) for pair in columns], axis=0)
-    found = srl_scores([tuple(gold) for gold, _ in columns], [said for _, said in columns])
+    totals = np.sum([srl_eval_counts(*map(tags_to_brackets, pair)) for pair in columns], axis=0)
+    metrics = srl_scores([tuple(gold) for gold, _ in columns], [predicted for _, predicted in columns])
     right, over, missed = totals
-    assert right > 40 and found["precision"] == pytest.approx(right / (right + over), abs=1e-12)
-    assert found["recall"] == pytest.approx(right / (right + missed), abs=1e-12)
-    assert found["f1"] == pytest.approx(2 * right / (2 * right + over + missed), abs=1e-12)
+    assert right > 40 and metrics["precision"] == pytest.approx(right / (right + over), abs=1e-12)
+    assert metrics["recall"] == pytest.approx(right / (right + missed), abs=1e-12)
+    assert metrics["f1"] == pytest.approx(2 * right / (2 * right + over + missed), abs=1e-12)
     assert srl_scores([("B-A0", "B-V")], [(None, "B-V")])["f1"] == 0  # cut off: wrong
 
 
@@ -230,8 +229,8 @@ VERBS, NOUNS = ["chases", "sees", "pleases", "scares"], ["cat", "dog", "fish", "
 
 
 def clauses(n, seed=0, most=3):
-    """Verb and two nouns; what the nouns are, the verb tells; of other clauses nothing is to be said."""
-    draw, found = random.Random(seed), []
+    """Clauses of a verb and two nouns, whose roles depend on the verb; only the clause of the predicate has roles."""
+    draw, examples = random.Random(seed), []
     for i in range(n):
         verbs = draw.choices(VERBS, k=draw.randint(1, most))
         words = [w for verb in verbs for w in (verb, *draw.choices(NOUNS, k=2))]
@@ -239,15 +238,15 @@ def clauses(n, seed=0, most=3):
         roles = ["B-A0", "B-A1"] if verbs[place] in VERBS[:2] else ["B-A1", "B-A0"]
         tags = ["O"] * len(words)
         tags[3 * place : 3 * place + 3] = ["B-V", *roles]
-        found.append(
+        examples.append(
             PredicateExample(f"d:{i}", words=tuple(words), tags=tuple(tags), predicate=(3 * place, verbs[place]))
         )
-    return found
+    return examples
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
+    folders_by_family = {}
     for name in ("bert", "roberta", "gpt2", "t5", "elmo"):
         family = FAMILIES[name]
         kind = family.tokenizer.replace("events", "bpe")
@@ -256,15 +255,17 @@ def folders(tmp_path_factory):
         tokenizer = tokenizer.with_cls_position(family.cls_position)
         sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 48}
         usual = fitting(family, **sizes, dropout=0.0, attention_dropout=0.0)
-        made[name] = tmp_path_factory.mktemp(name)
+        folders_by_family[name] = tmp_path_factory.mktemp(name)
         save_model(
-            made[name], family.model_config(**usual | ({"init_std": 0.1} if name == "bert" else {})).build(0), tokenizer
+            folders_by_family[name],
+            family.model_config(**usual | ({"init_std": 0.1} if name == "bert" else {})).build(0),
+            tokenizer,
         )
-    return made
+    return folders_by_family
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "t5", "elmo"])
-def test_the_marked_word_is_seen_and_company_changes_nothing(folders, name):
+def test_the_predicate_matters_and_batching_does_not(folders, name):
     trunk = read_model_config(folders[name])[0].trunk
     folder = load_model(folders[name], heads={"tag": FAMILIES[name].task_head("tag", ("O", "B-A0"), trunk)}, seed=1)
     task = SemanticRolesTask(("O", "B-A0"))
@@ -273,22 +274,24 @@ def test_the_marked_word_is_seen_and_company_changes_nothing(folders, name):
     encoded = task.encode([*data, PredicateExample("e", words=words)], folder.tokenizer, 40, use_labels=False)
     assert all(len(e.positions) == 5 for e in encoded)
     assert all(np.array_equal(e.ids[e.positions], encoded[2].ids[encoded[2].positions]) for e in encoded)
-    found = compute_logits(folder.model.double().eval(), task, encoded)
-    for one, scores in zip(encoded, found):
+    logits = compute_logits(folder.model.double().eval(), task, encoded)
+    for one, scores in zip(encoded, logits):
         np.testing.assert_allclose(compute_logits(folder.model, task, [one])[0], scores, atol=1e-9)
-    assert all(np.abs(found[0] - found[1]).max(1)[3:] > 1e-9), "which of two equal words is meant makes a difference"
+    assert all(np.abs(logits[0] - logits[1]).max(1)[3:] > 1e-9), (
+        "the scores depend on which of two equal words is the predicate"
+    )
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_it_learns(folders, tmp_path, name, done):
+def test_semantic_roles_are_learned(folders, tmp_path, name, done):
     data = clauses(460, most=2)
     size = 16 if name == "bert" else 8  # the others learn more slowly
     settings = FinetuneConfig(epochs=12, batch_size=size, optimizer=OptimizerConfig(lr=5e-3))
     task_data = TaskData(SemanticRolesTask(), data[:400], data[400:], dataset_name="srl")
-    found = finetune(folders[name], task_data, tmp_path / "run", settings)
-    assert found["mean"]["f1"] > 0.95 and found["mean"]["perfect"] > 0.9
+    results = finetune(folders[name], task_data, tmp_path / "run", settings)
+    assert results["mean"]["f1"] > 0.95 and results["mean"]["perfect"] > 0.9
     folder = load_model(tmp_path / "run/model")
-    assert evaluate(folder, data[400:])["f1"] == pytest.approx(found["mean"]["f1"])
+    assert evaluate(folder, data[400:])["f1"] == pytest.approx(results["mean"]["f1"])
     if name == "bert":
         asked = "sees see\ncat -\ndog -\nscares scare\nbear -\nfish -\n\nYes -\n"
         (tmp_path / "test.conll").write_text(asked)
@@ -301,49 +304,46 @@ def test_it_learns(folders, tmp_path, name, done):
         assert [row[2] for row in rows[:6]] == ["*", "*", "*", "(V*)", "(A1*)", "(A0*)"]
         again = DATASETS["srl"].read_split(tmp_path / "said.conll")
         assert [e.predicate for e in again] == [(0, "see"), (3, "scare")]
-        kept = predict(folder, DATASETS["srl"].read_split(tmp_path / "test.conll", needs_labels=False))
-        assert [e.tags for e in again] == [p.tags for p in kept[:2]]
+        predictions = predict(folder, DATASETS["srl"].read_split(tmp_path / "test.conll", needs_labels=False))
+        assert [e.tags for e in again] == [p.tags for p in predictions[:2]]
         assert SemanticRolesTask.read(tmp_path / "said.jsonl")[1].predicate == (3, "scares")
 
 
 @pytest.mark.parametrize("source", ["elmo", "none"])
-def test_a_network_over_features_learns(folders, tmp_path, source):
+def test_network_over_frozen_features_learns_roles(folders, tmp_path, source):
     data = clauses(460, 1)
     settings = FEATURE_DEFAULTS.replace(
         epochs=12.0, network=FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
     )
     settings = settings.with_override("optimizer.lr", "5e-3")
-    given = [folders[source]] if source in folders else []
-    found = train_on_features(
-        FeatureInputs(given),
+    encoders = [folders[source]] if source in folders else []
+    results = train_on_features(
+        FeatureInputs(encoders),
         TaskData(SemanticRolesTask(decoder="crf"), data[:400], data[400:]),
         tmp_path / "run",
         settings,
     )
-    assert found["mean"]["f1"] > 0.95
+    assert results["mean"]["f1"] > 0.95
     opened = FeatureModel.load(tmp_path / "run/model")
     assert opened.model.config.trunk.features.indicator_dim == 100
-    assert opened.evaluate(data[400:])["f1"] == pytest.approx(found["mean"]["f1"])
+    assert opened.evaluate(data[400:])["f1"] == pytest.approx(results["mean"]["f1"])
     plain = [PredicateExample(e.location, words=e.words, tags=e.tags) for e in data[400:]]
     assert opened.evaluate(plain)["f1"] < 0.6
 
 
-def test_by_command(folders, tmp_path, done):
+def test_commands(folders, tmp_path, done):
     rows = ["\n".join(f"{w}\t-\tsee\t(V*)" if t == "B-V" else f"{w}\t-\t-\t{'*' if t == 'O' else f'({t[2:]}*)'}"
                       for w, t in zip(e.words, e.tags)) for e in clauses(20)]  # fmt: skip
     for name in ("train", "dev"):
         (tmp_path / f"{name}.conll").write_text("\n\n".join(rows) + "\n")
-    given = ("--task", "srl", "--data", tmp_path, "--set", "steps=1")
-    said = done("finetune", folders["bert"], *given, "--out", tmp_path / "run")
-    assert "perfect" in said
+    options = ("--task", "srl", "--data", tmp_path, "--set", "steps=1")
+    output = done("finetune", folders["bert"], *options, "--out", tmp_path / "run")
+    assert "perfect" in output
     run = read_run(tmp_path / "run")
-    found = paired_bootstrap(run, run, num_resamples=5)
-    assert run.metric == "f1" and found["difference"] == found["low"] == 0
-    assert (
-        run.mean
-        == srl_scores(run.gold, run.predictions[0])["f1"]
-        == compare._score_run(run, run.gold, run.predictions[0])
-    )
-    said = done("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)
-    assert said.startswith("20 examples") and "perfect: " in said
+    comparison = paired_bootstrap(run, run, num_resamples=5)
+    assert run.metric == "f1" and comparison["difference"] == comparison["low"] == 0
+    assert run.mean == srl_scores(run.gold, run.predictions[0])["f1"]
+    assert run.mean == run.task_config.score(run.gold, run.predictions[0])["f1"]
+    output = done("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)
+    assert output.startswith("20 examples") and "perfect: " in output
     assert "srl/conll-2012" in done("tasks")

@@ -1,4 +1,4 @@
-"""SQuAD's files, 1.1 and 2.0, with their oddities; real ones where they are there."""
+"""Files of SQuAD 1.1 and 2.0 with their oddities; also real files, if available."""
 
 import gzip
 import json
@@ -17,9 +17,9 @@ def squad(*questions, context=CONTEXT):
     return {"version": "v2.0", "data": [{"title": "A", "paragraphs": [{"context": context, "qas": list(questions)}]}]}
 
 
-def asked(id_, *answers, **more):
-    given = [{"text": text, "answer_start": start} for text, start in answers]
-    return {"id": id_, "question": f" What about {id_}? ", "answers": given, **more}
+def question_record(id_, *answers, **more):
+    answer_records = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": id_, "question": f" What about {id_}? ", "answers": answer_records, **more}
 
 
 def write(path, content):
@@ -29,35 +29,37 @@ def write(path, content):
 
 
 @pytest.mark.parametrize("name", ["dev-v2.0.json", "dev-v2.0.json.gz"])
-def test_a_file_as_it_is_distributed(tmp_path, name):
+def test_distributed_format(tmp_path, name):
     at = CONTEXT.index("notes")
     plausible = {"plausible_answers": [{"text": "Ada", "answer_start": 2}]}
     content = squad(
-        asked("a", ("notes", at), ("wrote \U0001f600 notes", at - 8), is_impossible=False),
-        asked("b", is_impossible=True, **plausible),
-        asked("c", ("notes", at - 1), ("Ada", 2)),
-        asked("d", ("Engine", 0), ("", 3), ("1815", -5)),
+        question_record("a", ("notes", at), ("wrote \U0001f600 notes", at - 8), is_impossible=False),
+        question_record("b", is_impossible=True, **plausible),
+        question_record("c", ("notes", at - 1), ("Ada", 2)),
+        question_record("d", ("Engine", 0), ("", 3), ("1815", -5)),
     )
-    found = ExtractiveQATask.read(write(tmp_path / name, content))
-    assert [e.id for e in found] == list("abcd") and all(e.context == CONTEXT for e in found)
-    assert found[0].gold == ("notes", "wrote \U0001f600 notes") and found[1].gold == ()
-    assert found[0].question == " What about a? "
-    assert found[2].valid_answers == [("Ada", 2)] and found[3].valid_answers == []
-    assert count_bad_offsets(found) == (4, 1)
-    assert [e.id for e in ExtractiveQATask().trainable(found)] == ["a", "b", "c"]
+    examples = ExtractiveQATask.read(write(tmp_path / name, content))
+    assert [e.id for e in examples] == list("abcd") and all(e.context == CONTEXT for e in examples)
+    assert examples[0].gold == ("notes", "wrote \U0001f600 notes") and examples[1].gold == ()
+    assert examples[0].question == " What about a? "
+    assert examples[2].valid_answers == [("Ada", 2)] and examples[3].valid_answers == []
+    assert count_bad_offsets(examples) == (4, 1)
+    assert [e.id for e in ExtractiveQATask().trainable(examples)] == ["a", "b", "c"]
 
 
-def test_mistakes_are_named(tmp_path, capsys):
-    good = asked("a", ("notes", CONTEXT.index("notes")))
+def test_errors_name_the_location(tmp_path, capsys):
+    good = question_record("a", ("notes", CONTEXT.index("notes")))
     cases = {
         r"f\.json:1: malformed JSON": "{",
         r"f\.json: there is no key 'data'; did you mean 'date'\?": {"date": []},
         r"data 0: paragraphs is 'x', not a list": {"data": [{"paragraphs": "x"}]},
         r"data 0, paragraph 0: there is no key 'qas'": {"data": [{"paragraphs": [{"context": "x"}]}]},
         r"paragraph 0: the context is ' ', not a text": squad(good, context=" "),
-        r"paragraph 0, question b: there is no answer, and nothing says that there is none": squad(asked("b")),
-        r"paragraph 0, question c: the answer is \"\{'text'": squad(asked("c", ("x", "1"))),
-        r"paragraph 0, question d is '', not a text": squad(asked("d", ("x", 1)) | {"question": ""}),
+        r"paragraph 0, question b: it has no answer and is not marked as impossible": squad(question_record("b")),
+        r"paragraph 0, question c: the answer is \"\{'text'": squad(question_record("c", ("x", "1"))),
+        r"paragraph 0, question d: the question is '', not a text": squad(
+            question_record("d", ("x", 1)) | {"question": ""}
+        ),
         r"holds no examples": {"data": []},
     }
     for message, content in cases.items():
@@ -65,11 +67,11 @@ def test_mistakes_are_named(tmp_path, capsys):
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(PolysemeError, match=message):
             ExtractiveQATask.read(path)
-    write(tmp_path / "f.json", squad(good, asked("b")))
+    write(tmp_path / "f.json", squad(good, question_record("b")))
     assert [e.id for e in ExtractiveQATask.read(tmp_path / "f.json", skip_bad=True)] == ["a"]
     assert "skipped 1 bad of 2 rows" in capsys.readouterr().err
-    found = ExtractiveQATask.read(tmp_path / "f.json", needs_labels=False)
-    assert [e.answers is None for e in found] == [False, True]
+    examples = ExtractiveQATask.read(tmp_path / "f.json", needs_labels=False)
+    assert [e.answers is None for e in examples] == [False, True]
 
 
 @pytest.mark.parametrize("name,rows", [("new_wiki", 7936), ("nyt", 10056), ("amazon_reviews", 9877)])
@@ -77,12 +79,12 @@ def test_real_files(name, rows):
     path = REAL / f"{name}_v1.0.json.gz"
     if not path.is_file():
         pytest.skip("the real files are not here")
-    found = ExtractiveQATask.read(path)
-    assert len(found) == rows and len({e.id for e in found}) == rows
-    said = sum(len(e.answers) for e in found)
-    wrong, lost = count_bad_offsets(found)
-    assert wrong <= 0.04 * said and lost <= 0.04 * rows
-    assert (wrong > 0.01 * said) == (name == "amazon_reviews")
-    for example in ExtractiveQATask().trainable(found)[::97]:
+    examples = ExtractiveQATask.read(path)
+    assert len(examples) == rows and len({e.id for e in examples}) == rows
+    num_answers = sum(len(e.answers) for e in examples)
+    wrong, lost = count_bad_offsets(examples)
+    assert wrong <= 0.04 * num_answers and lost <= 0.04 * rows
+    assert (wrong > 0.01 * num_answers) == (name == "amazon_reviews")
+    for example in ExtractiveQATask().trainable(examples)[::97]:
         for text, at in example.valid_answers:
             assert example.context[at : at + len(text)] == text

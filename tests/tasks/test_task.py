@@ -80,11 +80,11 @@ def test_texts_and_pairs(wordpiece):
     assert one.ids.tolist() == wordpiece.build_inputs_with_special_tokens(cat)[0] and one.target == 0
     ids, segments = wordpiece.build_inputs_with_special_tokens(cat, dog)
     assert (two.ids.tolist(), two.segments.tolist(), two.target) == (ids, segments, 1)
-    with pytest.raises(PolysemeError, match=r"f\.tsv:1: there is no second text, which this task reads"):
+    with pytest.raises(PolysemeError, match=r"f\.tsv:1: this task reads pairs, and there is no second text"):
         PairClassificationTask(("a", "b")).encode([text(1, "redcat")], wordpiece, 64)
 
 
-def test_a_causal_pair_is_parted(tokenizers):
+def test_a_causal_pair_is_separated(tokenizers):
     bpe = tokenizers["bpe"]
     (one,) = SINGLE.encode([text(1, "redcat", "a", "bluedog")], bpe, 64)
     assert one.ids.tolist() == [*bpe.encode("redcat"), bpe.special_token_ids.eos, *bpe.encode("bluedog")]
@@ -103,7 +103,7 @@ def test_words_are_predicted_at_their_first_pieces(tokenizers):
     assert one.target is None
 
 
-def test_too_long_is_an_error_that_counts(wordpiece):
+def test_long_examples_are_counted_in_the_error(wordpiece):
     examples = [text(1, "red"), text(2, "redcat " * 30), text(3, "bluedog " * 30)]
     size = len(wordpiece.encode(examples[1].text)) + 2
     message = rf"^2 of 3 examples are longer than 16 tokens, the first at f\.tsv:2 with {size}: truncate"
@@ -125,17 +125,17 @@ def test_a_pair_loses_tokens_on_its_longer_side(wordpiece):
     assert one.ids.tolist() == wordpiece.build_inputs_with_special_tokens(first[:9], first[:8])[0]
 
 
-def test_words_that_were_cut_are_still_answered(wordpiece):
+def test_truncated_words_get_a_tag(wordpiece):
     example = TaggingExample("", words=("redcat",) * 10, tags=("X",) * 10)
     (one,) = TAGS.encode([example], wordpiece, 8, truncate=True)
     assert len(one.ids) == 8 and len(one.positions) == len(one.target) < 10
-    found = TAGS.decode_one(np.tile([[0.0, 9.0]], (len(one.positions), 1)), example)
-    assert found.tags == ("X",) * len(one.positions) + ("O",) * (10 - len(one.positions))
-    assert found.probabilities[-1] is None and found.probabilities[0] > 0.99
+    prediction = TAGS.decode_one(np.tile([[0.0, 9.0]], (len(one.positions), 1)), example)
+    assert prediction.tags == ("X",) * len(one.positions) + ("O",) * (10 - len(one.positions))
+    assert prediction.probabilities[-1] is None and prediction.probabilities[0] > 0.99
     assert TaggingTask(("N", "V")).decode_one(np.zeros((0, 2)).reshape(0, 2), example).tags == ("N",) * 10
 
 
-def test_a_label_never_seen(wordpiece):
+def test_unseen_label(wordpiece):
     message = r"^f\.tsv:4: the label 'bb' was never seen in training; did you mean 'b'\?$"
     with pytest.raises(PolysemeError, match=message):
         SINGLE.encode([text(4, "red", "bb")], wordpiece, 16)
@@ -144,7 +144,7 @@ def test_a_label_never_seen(wordpiece):
     assert SINGLE.encode([text(4, "red", "bb")], wordpiece, 16, use_labels=False)[0].target is None
 
 
-def test_a_batch_is_sorted_by_length_and_says_so(wordpiece):
+def test_a_batch_is_sorted_by_length(wordpiece):
     sizes = (3, 1, 2, 1)
     examples = [TaggingExample("", words=("redcat",) * n, tags=("X",) + ("O",) * (n - 1)) for n in sizes]
     encoded = TAGS.encode(examples, wordpiece, 64)
@@ -159,22 +159,22 @@ def test_a_batch_is_sorted_by_length_and_says_so(wordpiece):
 
 
 def test_decoding_gives_every_probability():
-    found = SINGLE.decode_one(np.array([[1000.0, 1001.0]]), text(1, "x"))
-    assert found.label == "b" and sum(found.probabilities.values()) == pytest.approx(1)
-    assert found.probabilities["a"] == pytest.approx(1 / (1 + np.e))
+    prediction = SINGLE.decode_one(np.array([[1000.0, 1001.0]]), text(1, "x"))
+    assert prediction.label == "b" and sum(prediction.probabilities.values()) == pytest.approx(1)
+    assert prediction.probabilities["a"] == pytest.approx(1 / (1 + np.e))
 
 
-def test_bins_hold_every_place_once():
+def test_batches_hold_every_example_once():
     lengths = [5, 1, 9, 3, 3, 30]
-    found = list(token_budget_batches(lengths, 9))
-    assert sorted(i for part in found for i in part) == list(range(6))
-    assert all(sum(lengths[i] for i in part) <= 9 or len(part) == 1 for part in found)
+    batches = list(token_budget_batches(lengths, 9))
+    assert sorted(i for part in batches for i in part) == list(range(6))
+    assert all(sum(lengths[i] for i in part) <= 9 or len(part) == 1 for part in batches)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging"])
-def test_together_equals_alone(tokenizers, family, kind):
-    """The law of packing, as a user meets it."""
+def test_batched_equals_single(tokenizers, family, kind):
+    """The packing law for task models."""
     tokenizer = tokenizers[KINDS[family]].with_cls_position(FAMILIES[family].cls_position)
     task = {task.task_type: task for task in (SINGLE, TAGS, NUMBER)}[kind]
     draw = np.random.default_rng(0)
@@ -190,13 +190,13 @@ def test_together_equals_alone(tokenizers, family, kind):
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
     encoded = task.encode(examples, tokenizer, 80)
     together = compute_logits(model, task, encoded, max_batch_tokens=50)
-    for one, found in zip(encoded, together):
-        np.testing.assert_allclose(compute_logits(model, task, [one])[0], found, atol=1e-6)
-        assert len(found) == task.num_rows(one)
+    for one, logits in zip(encoded, together):
+        np.testing.assert_allclose(compute_logits(model, task, [one])[0], logits, atol=1e-6)
+        assert len(logits) == task.num_rows(one)
 
 
-def test_numbers_are_learnt_by_squared_error(wordpiece):
-    """A sum with a count, whatever the micro-batches; what has no number does not count."""
+def test_regression_loss_is_squared_error(wordpiece):
+    """The loss is a sum with a count for any micro-batches; unlabeled examples do not count."""
     spec = FAMILIES["bert"].model_config(num_layers=1, dim=16, num_heads=2, vocab_size=wordpiece.vocab_size, max_len=64)
     head = FAMILIES["bert"].task_head("classify", (), spec.trunk)
     model = spec.replace(heads={"classify": head}).build(0).double().eval()
@@ -204,16 +204,16 @@ def test_numbers_are_learnt_by_squared_error(wordpiece):
     encoded = NUMBER.encode(examples, wordpiece, 64)
     batch, _ = NUMBER.collate(encoded)
     assert batch.targets["classify"].count == 4 and batch.targets["classify"].labels.dtype == torch.float32
-    found = compute_losses(model, batch)["classify"]
+    total = compute_losses(model, batch)["classify"]
     guesses = [compute_logits(model, NUMBER, [e])[0][0, 0] for e in encoded]
     expected = sum((g - float(e.label)) ** 2 for g, e in zip(guesses, examples) if e.label is not None)
-    assert found.item() == pytest.approx(expected, rel=1e-5)
+    assert total.item() == pytest.approx(expected, rel=1e-5)
     parts = [NUMBER.collate(encoded[:2])[0], NUMBER.collate(encoded[2:])[0]]
     whole, split = [], []
-    for made, batches in ((whole, [batch]), (split, parts)):
+    for gradients, batches in ((whole, [batch]), (split, parts)):
         model.zero_grad()
         sum(compute_losses(model, b)["classify"] for b in batches).backward()
-        made += [p.grad for p in model.parameters() if p.grad is not None]
+        gradients += [p.grad for p in model.parameters() if p.grad is not None]
     assert all(g.isfinite().all() for g in whole)
     for a, b in zip(whole, split, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-5)
@@ -226,8 +226,8 @@ def test_plain_values_as_examples():
     spec = FAMILIES["bert"].model_config(num_layers=1, dim=8, num_heads=1, vocab_size=20)
     single = spec.replace(heads={"classify": ClassificationHeadConfig(("a", "b"))}).build()
     tags = spec.replace(heads={"tag": ClassificationHeadConfig(("a", "b"), "tokens")}).build()
-    found = to_examples(["a b", ("c", "d")], single)
-    assert [(e.text, e.pair) for e in found] == [("a b", None), ("c", "d")]
+    examples = to_examples(["a b", ("c", "d")], single)
+    assert [(e.text, e.pair) for e in examples] == [("a b", None), ("c", "d")]
     assert [e.words for e in to_examples(["a b", ["c", "d"]], tags)] == [("a", "b"), ("c", "d")]
     for bad in ("", 3, [], ["a", ""], ["a", "b", "c"]):
         with pytest.raises(PolysemeError, match=r"^example 1 "):

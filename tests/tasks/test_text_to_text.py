@@ -1,4 +1,4 @@
-"""Tasks in text, as T5 has them: what is read and written, what it learns, and that nothing else can be answered."""
+"""Text-to-text tasks of T5: sources and targets, constrained answers, learning, model folders."""
 
 import dataclasses
 import json
@@ -46,29 +46,33 @@ T5 = FAMILIES["t5"]
 
 
 def examples(kind, n):
-    """One word decides: in a text, as one of the choices, or as the answer itself; of a pair, a word of each."""
-    draw, found = random.Random(SHORT.get(kind, kind)), []
+    """Examples that one word decides: in a text, as a choice or as the answer; in a pair, one word of each text."""
+    draw, examples_of_kind = random.Random(SHORT.get(kind, kind)), []
     for i in range(n):
         one = draw.choice(WORDS)
         text = " ".join([*["so", "it"][: draw.randint(0, 2)], one, *["is"][: draw.randint(0, 1)]])
         if kind == "classification":
-            found.append(TextExample(f"d:{i}", text, label="yes" if one < "d" else "no"))
+            examples_of_kind.append(TextExample(f"d:{i}", text, label="yes" if one < "d" else "no"))
         elif kind == "pair_classification":
             first = draw.choice(["so", "it"])
-            found.append(TextExample(f"d:{i}", first, one, label="yes" if first == "so" and one < "d" else "no"))
+            examples_of_kind.append(
+                TextExample(f"d:{i}", first, one, label="yes" if first == "so" and one < "d" else "no")
+            )
         elif kind == "regression":
-            found.append(TextExample(f"d:{i}", text, label=str(WORDS.index(one) / 2)))
+            examples_of_kind.append(TextExample(f"d:{i}", text, label=str(WORDS.index(one) / 2)))
         elif kind == "multiple_choice":
             right = draw.randrange(2)
             choices = draw.choices(["cat", "dog"], k=2)
             choices[right] = "wolf"
-            found.append(ChoiceExample(f"d:{i}", "it", label=str(right), choices=tuple(choices)))
+            examples_of_kind.append(ChoiceExample(f"d:{i}", "it", label=str(right), choices=tuple(choices)))
         else:
-            found.append(QuestionExample(f"d:{i}", text, "which", answers=((one, text.index(one)),), id=str(i)))
-    return found
+            examples_of_kind.append(
+                QuestionExample(f"d:{i}", text, "which", answers=((one, text.index(one)),), id=str(i))
+            )
+    return examples_of_kind
 
 
-def made(path, dim):
+def build_folder(path, dim):
     tokenizer = Tokenizer.train("unigram", iter([" ".join(WORDS), *WORDS, SPOKEN] * 30), 200).with_cls_position(
         T5.cls_position
     )
@@ -79,12 +83,12 @@ def made(path, dim):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return made(tmp_path_factory.mktemp("t5") / "m", 32)
+    return build_folder(tmp_path_factory.mktemp("t5") / "m", 32)
 
 
 @pytest.fixture(scope="module")
 def run(base, tmp_path_factory):
-    """A run of two seeds, of which all models and the last two epochs are kept."""
+    """A run of two seeds that keeps all models and the checkpoints of the last two epochs."""
     data, out = examples("classification", 140), tmp_path_factory.mktemp("run") / "r"
     train = data[:100] * 3
     settings = QUICK.replace(epochs=3.0)
@@ -102,10 +106,10 @@ def text_task(kind, data, name=""):
     return TASKS[kind].from_examples(data).with_text_template(name, data)
 
 
-# --- what is read and written ----------------------------------------------------------------------------------------
+# --- sources and targets ---------------------------------------------------------------------------------------------
 
 
-def written(task, example, tokenizer):
+def render(task, example, tokenizer):
     (one,) = task.codec.encode([example], tokenizer, 100)
     return tokenizer.decode(one.ids), tokenizer.decode(encode_text_target(one)), one
 
@@ -125,19 +129,19 @@ def written(task, example, tokenizer):
      "question: which context: so red it", "red"),
 ])  # fmt: skip
 def test_examples_as_text(base, name, kind, example, source, target):
-    """As in appendix D of the paper; a user's own task has its name or its kind in front."""
+    """Texts are those of appendix D of the paper; other tasks are preceded by their name or type."""
     texts = iter([source, target, "premise: hypothesis 0.123456789 True False a b"] * 30)
     tokenizer = Tokenizer.train("unigram", texts, 90)
     other = {"regression": "0.0", "multiple_choice": "0"}.get(kind, "other")
     more = {} if kind == "extractive_qa" else {"label": "1" if kind == "classification" else other}
     labels = [dataclasses.replace(example, **more)]
-    found, said, one = written(text_task(kind, [example, *labels], name), example, tokenizer)
-    assert (found, said) == (source, target)
+    source_text, target_text, one = render(text_task(kind, [example, *labels], name), example, tokenizer)
+    assert (source_text, target_text) == (source, target)
     assert one.ids.tolist() == [*tokenizer.encode(source), one.text_targets.end_id] and not one.is_truncated
 
 
-def test_choices_that_are_answered_by_their_text():
-    """ReCoRD's: which of the entities; they are listed without names."""
+def test_choices_answered_by_their_text():
+    """ReCoRD lists the entities without names, and the answer is one of them."""
     form, example = (
         T5_TEMPLATES["superglue/record"],
         ChoiceExample("", "so it is", label="1", choices=("cat", "dog", "cat fish")),
@@ -152,7 +156,7 @@ def test_choices_that_are_answered_by_their_text():
 
 
 def test_numbers_are_rounded():
-    """To 0.2 for STS-B as the paper has it; else to about 25 steps of the range in the training data."""
+    """Numbers are rounded to 0.2 for STS-B as in the paper, else to about 25 steps of the training range."""
     sts = T5_TEMPLATES["glue/sts-b"]
     assert (
         sts.number_texts[:3] == ["0.0", "0.2", "0.4"] and sts.number_texts[-1] == "5.0" and len(sts.number_texts) == 26
@@ -171,8 +175,8 @@ def test_numbers_are_rounded():
         assert TextToTextTemplate.from_json(form.to_json(), "") == form
 
 
-def test_who_answers_in_text():
-    """Tags and chains keep a head, and so does a T5 without its decoder."""
+def test_which_models_answer_in_text():
+    """Tagging, coreference and a T5 without decoder use heads."""
     spec = T5.model_config("tiny")
     bert = FAMILIES["bert"]
     assert not any(answers_in_text(T5, spec.trunk, task) for task in (TaggingTask(), CoreferenceTask()))
@@ -181,7 +185,7 @@ def test_who_answers_in_text():
     assert not answers_in_text(bert, bert.model_config("tiny").trunk, ClassificationTask())
 
 
-def test_too_long_is_said_or_cut(base):
+def test_long_examples_are_rejected_or_truncated(base):
     tokenizer = load_model(base).tokenizer
     data = [TextExample("f:1", "cat " * 40, "dog fish", label="yes"), TextExample("f:2", "cat", "dog", label="no")]
     task = text_task("pair_classification", data).codec
@@ -189,18 +193,18 @@ def test_too_long_is_said_or_cut(base):
         task.encode(data, tokenizer, 20)
     cut, whole = task.encode(data, tokenizer, 20, truncate=True)
     assert cut.is_truncated and not whole.is_truncated and len(cut.ids) == 20
-    assert tokenizer.decode(cut.ids).endswith("text2: dog fish")  # the longer text gives way
+    assert tokenizer.decode(cut.ids).endswith("text2: dog fish")  # the longer text is truncated
     with pytest.raises(PolysemeError, match="max_len 7 leaves no room for text beside the words of 'pair text1:"):
         task.encode(data, tokenizer, 7, truncate=True)
 
 
-def test_mistakes(base, tmp_path):
+def test_errors(base, tmp_path):
     tokenizer, data = load_model(base).tokenizer, examples("pair_classification", 8)
     with pytest.raises(PolysemeError, match="the answers 'Ω' and 'Ж' are the same tokens to this tokenizer"):
         text_task("classification", [TextExample("", "a", label=x) for x in "ΩЖ"]).codec.encode(
             [TextExample("", "a")], tokenizer, 48
         )
-    with pytest.raises(PolysemeError, match="x:1: there is no second text"):
+    with pytest.raises(PolysemeError, match="x:1: this task reads pairs, and there is no second text"):
         text_task("pair_classification", data).codec.encode([TextExample("x:1", "cat", label="yes")], tokenizer, 48)
     with pytest.raises(PolysemeError, match="symmetric_pairs adds two states, and a model that answers in text"):
         finetune(base, TaskData(PairClassificationTask(symmetric_pairs=True), data, data), None, QUICK)
@@ -212,11 +216,11 @@ def test_mistakes(base, tmp_path):
         text_task("pair_classification", data).codec.encode([TextExample("", "a", "b", label="maybe")], tokenizer, 48)
 
 
-# --- what is answered ------------------------------------------------------------------------------------------------
+# --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_chances_are_those_of_reading_everything_anew(base):
-    """Answers of unlike number and length, some of which begin alike; against the definition, and by hand."""
+def test_cached_scores_match_uncached_ones(base):
+    """Answers differ in number and length, and some share prefixes; compare with uncached and single scores."""
     folder = load_model(base)
     model, end, start = (
         folder.model.double(),
@@ -226,12 +230,12 @@ def test_chances_are_those_of_reading_everything_anew(base):
     sources = [folder.tokenizer.encode(text) for text in ("cat", "dog it is", "so it is wolf")]
     answers = [[[5, 6, end], [5, 7, 8, end], [end]], [[9, end]], [[5, 6, 7, 8, end], [5, 6, 7, end], [6, end]]]
     prompts = [[start]] * 3
-    found = score_answers(model, prompts, answers, sources)
-    for mine, afresh in zip(found, score_answers(model, prompts, answers, sources, use_cache=False)):
+    log_probs = score_answers(model, prompts, answers, sources)
+    for mine, afresh in zip(log_probs, score_answers(model, prompts, answers, sources, use_cache=False)):
         np.testing.assert_allclose(mine, afresh, atol=1e-10)
-    for i, own in enumerate(answers):
-        (alone,) = score_answers(model, [[start]], [own], [sources[i]])
-        np.testing.assert_allclose(found[i], alone, atol=1e-10)
+    for i, candidates in enumerate(answers):
+        (alone,) = score_answers(model, [[start]], [candidates], [sources[i]])
+        np.testing.assert_allclose(log_probs[i], alone, atol=1e-10)
     texts = [[7, 5, 6, 5, 8], [9], [10, 11, 10, 12]]
     stretched = extract_spans(model, prompts, texts, 3, end, sources)
     np.testing.assert_allclose(
@@ -246,19 +250,19 @@ def test_chances_are_those_of_reading_everything_anew(base):
 
 
 @pytest.mark.parametrize("kind", ["classification", "multiple_choice", "regression", "extractive_qa"])
-def test_nothing_but_an_answer_can_be_said(base, kind):
-    """By a model that has learnt nothing, whose own text is none of the labels."""
+def test_only_candidate_answers_are_predicted(base, kind):
+    """Even an untrained model, which would write something else, predicts candidate answers only."""
     folder, data = load_model(base), examples(kind, 12)
     task = text_task(kind, data)
     encoded = list(task.codec.encode(data, folder.tokenizer, 48, use_labels=False))
-    said = predict_encoded(folder.model, task, data, encoded)
+    predictions = predict_encoded(folder.model, task, data, encoded)
     if kind == "extractive_qa":
-        assert all(p.text and p.text == e.context[p.start : p.end] for p, e in zip(said, data))
+        assert all(p.text and p.text == e.context[p.start : p.end] for p, e in zip(predictions, data))
     elif kind == "regression":
-        assert {p.number for p in said} <= {float(n) for n in task.text_template.number_texts}
+        assert {p.number for p in predictions} <= {float(n) for n in task.text_template.number_texts}
     else:
         labels = set(task.labels) if kind == "classification" else {"0", "1"}
-        assert {p.label for p in said} <= labels and all(set(p.probabilities) == labels for p in said)
+        assert {p.label for p in predictions} <= labels and all(set(p.probabilities) == labels for p in predictions)
         free = generate_tokens(
             folder.model,
             [[0]] * 12,
@@ -271,18 +275,20 @@ def test_nothing_but_an_answer_can_be_said(base, kind):
     alone = [
         predict_encoded(folder.model, task, [e], task.codec.encode([e], folder.tokenizer, 48))[0] for e in data[:3]
     ]
-    assert [p.value for p in alone] == [p.value for p in said[:3]]
+    assert [p.value for p in alone] == [p.value for p in predictions[:3]]
 
 
-# which choice a word stands behind, a narrower model learns more surely
+# a narrower model learns multiple choice more reliably
 @pytest.mark.parametrize(
     ("kind", "dim", "epochs"), [("pair_classification", 32, 12), ("regression", 32, 12), ("multiple_choice", 16, 18)]
 )
-def test_it_learns(tmp_path, kind, dim, epochs):
-    """Of classification see `run`; of answers in a text, `test_span_answers.py`."""
+def test_text_tasks_are_learned(tmp_path, kind, dim, epochs):
+    """Classification is learned in `run`, extractive question answering in `test_extractive_qa.py`."""
     data = examples(kind, 160)
     settings = QUICK.replace(epochs=float(epochs))
-    results = finetune(made(tmp_path / "m", dim), TaskData(TASKS[kind](), data[:120], data[120:]), None, settings)
+    results = finetune(
+        build_folder(tmp_path / "m", dim), TaskData(TASKS[kind](), data[:120], data[120:]), None, settings
+    )
     assert results["mean"][results["primary_metric"]] > 0.95
 
 
@@ -302,8 +308,8 @@ def test_any_micro_batches_give_the_same_loss(base):
 # --- the folder ------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_is_a_t5_to_others(run):
-    """Its scores of whole labels are those of `transformers`, and so is what it predicts."""
+def test_transformers_gives_the_same_scores(run):
+    """The scores of labels and the predictions equal those of `transformers`."""
     transformers = pytest.importorskip("transformers")
     out, dev, results = run
     assert min(row["accuracy"] for row in results["seeds"]) > 0.95
@@ -319,7 +325,7 @@ def test_the_folder_is_a_t5_to_others(run):
     )
     best = next(row for row in results["seeds"] if row["seed"] == results["best_seed"])
     assert evaluate(folder, dev) == {name: value for name, value in best.items() if name != "seed"}
-    for one, said in zip(task.codec.encode(dev[:6], folder.tokenizer, 48), predict(folder, dev[:6])):
+    for one, prediction in zip(task.codec.encode(dev[:6], folder.tokenizer, 48), predict(folder, dev[:6])):
         sums = []
         for answer in one.text_targets.answer_ids:
             read = torch.tensor([one.text_targets.start_id, *answer[:-1]])[None]
@@ -327,7 +333,7 @@ def test_the_folder_is_a_t5_to_others(run):
                 scores = theirs.eval()(input_ids=torch.tensor(one.ids)[None], decoder_input_ids=read).logits[0]
             sums.append(scores.log_softmax(-1)[torch.arange(len(answer)), torch.tensor(answer)].sum().item())
         shares = np.exp(sums) / np.exp(sums).sum()
-        assert list(said.probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-4)
+        assert list(prediction.probabilities.values()) == pytest.approx(shares.tolist(), abs=1e-4)
     (plain,) = polyseme.load(out / "model").predict(["so it bear"])
     assert plain.label == "yes"
     (free,) = polyseme.load(out / "model").generate(
@@ -338,27 +344,28 @@ def test_the_folder_is_a_t5_to_others(run):
 
 def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
     out, dev, results = run
-    kept = find_models(out)
+    models = find_models(out)
     step = results["steps"] // 3
-    assert kept == [out / f"checkpoints/seed-{s}/step-{n * step}" for s in (0, 1) for n in (2, 3)]
-    assert find_models(out / "checkpoints/seed-1") == kept[2:] and find_models(kept[0]) == [kept[0]]
-    assert sorted(p.name for p in (out / "checkpoints/seed-0").iterdir()) == sorted(p.name for p in kept[:2])
-    last, whole = load_model(kept[1]), load_model(out / "seeds/0")
+    assert models == [out / f"checkpoints/seed-{s}/step-{n * step}" for s in (0, 1) for n in (2, 3)]
+    assert find_models(out / "checkpoints/seed-1") == models[2:] and find_models(models[0]) == [models[0]]
+    assert sorted(p.name for p in (out / "checkpoints/seed-0").iterdir()) == sorted(p.name for p in models[:2])
+    last, whole = load_model(models[1]), load_model(out / "seeds/0")
     assert all(torch.equal(a, b) for a, b in zip(last.model.state_dict().values(), whole.model.state_dict().values()))
     assert last.metadata["step"] == 3 * step and last.metadata["dev"]["accuracy"] == results["seeds"][0]["accuracy"]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": e.text, "label": e.label}) + "\n" for e in dev))
-    found = json.loads(done("evaluate", out, "--ensemble", "--data", tmp_path / "d.jsonl", "--json"))
-    assert found["accuracy"] > 0.95 and found["parameters"] == 4 * results["parameters"]
-    _, together = predict_ensemble([load_model(path) for path in kept], dev)
-    shares = [predict(load_model(path), dev[:1])[0].probabilities["yes"] for path in kept]
+    record = json.loads(done("evaluate", out, "--ensemble", "--data", tmp_path / "d.jsonl", "--json"))
+    assert record["accuracy"] > 0.95 and record["parameters"] == 4 * results["parameters"]
+    _, together = predict_ensemble([load_model(path) for path in models], dev)
+    shares = [predict(load_model(path), dev[:1])[0].probabilities["yes"] for path in models]
     assert together[0].probabilities["yes"] == pytest.approx(np.mean(shares), abs=1e-6)
     refused("evaluate", base, "--ensemble", "--data", tmp_path / "d.jsonl", says="--ensemble is for several models")
-    refused("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification",
+    files = ("--train", tmp_path / "d.jsonl", "--dev", tmp_path / "d.jsonl") * 2
+    refused("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification", *files,
             "--keep-checkpoints", 1, "--out", tmp_path / "x",
             says="--keep-checkpoints are for one task")  # fmt: skip
 
 
-def test_an_ensemble_of_answers(base, tmp_path):
+def test_ensemble_of_text_answers(base, tmp_path):
     data = examples("extractive_qa", 20)
     finetune(
         base,
@@ -368,16 +375,16 @@ def test_an_ensemble_of_answers(base, tmp_path):
         RunOptions(seeds=2, keep_seeds=True),
     )
     folders = [load_model(path) for path in find_models(tmp_path / "r")]
-    _, found = predict_ensemble(folders, data)
+    _, predictions = predict_ensemble(folders, data)
     each = [predict(folder, data) for folder in folders]
-    for both, *own in zip(found, *each):
-        assert both.text in {one.text for one in own}
+    for joint, *members in zip(predictions, *each):
+        assert joint.text in {one.text for one in members}
     _, twice = predict_ensemble([folders[0], folders[0]], data)
     assert [p.text for p in twice] == [p.text for p in each[0]]
     assert twice[0].null_score_diff == pytest.approx(each[0][0].null_score_diff, abs=1e-6)
 
 
-def test_several_tasks_are_written_by_one_head(base, tmp_path):
+def test_several_tasks_share_one_head(base, tmp_path):
     kinds = ("classification", "regression")
     jobs = [TaskData(TASKS[kind](), examples(kind, 20), examples(kind, 6), f"my-{kind}") for kind in kinds]
     tags = [TaggingExample(f"t:{i}", words=("cat", "dog"), tags=("A", "B")) for i in range(6)]
@@ -393,8 +400,8 @@ def test_several_tasks_are_written_by_one_head(base, tmp_path):
     assert predict(select_task(folder, "tags"), tags)[0].tags
 
 
-def test_layers_join_one_by_one(base):
-    """There is no new head to begin with: the last layer of the decoder is what learns first."""
+def test_gradual_unfreezing(base):
+    """Without a new head, unfreezing starts at the last layer of the decoder."""
     data = examples("pair_classification", 32)
     results = finetune(
         base,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.text.tokenizer import Tokenizer, TokenizerKind
+from polyseme.text.pipelines import TokenizerKind
+from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = ["The café, the Café: it's 3.14!", "The cat saw the other cat.", "the mat"]
 

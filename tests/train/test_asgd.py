@@ -1,4 +1,4 @@
-"""NT-ASGD: SGD until the loss on held-out text stops falling, then the mean of all weights since."""
+"""NT-ASGD: SGD until the validation loss stops falling, then an average of the weights."""
 
 import random
 
@@ -6,18 +6,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.recipes import RECIPES
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
-from polyseme.train.asgd import swap_averaged_weights
-from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
+from polyseme.train.optimizer import (
+    OptimizerConfig,
+    load_optimizer_state_dict,
+    optimizer_state_dict,
+    set_lr,
+    swap_averaged_weights,
+)
 from polyseme.train.pretrain import pretrain
-from tests.train.test_resume import STEPS, Killed, assert_same, recipe
-from tests.train.test_resume import weights as everything
+from tests.support.runs import STEPS, Killed, assert_same, checkpoint_tensors, tiny_recipe
 
 
 def model_and_optimizer(**changes):
@@ -50,7 +54,7 @@ def test_a_step_is_sgd_with_decay_of_matrices():
 
 @pytest.mark.parametrize("patience", [0, 2, 5])
 def test_the_trigger_is_that_of_the_paper(patience):
-    """Algorithm 1, written out again: measures are numbered from 0, and only those before the last n count."""
+    """Compare with a plain version of algorithm 1: validations count from 0; only those before the last n matter."""
     draw = torch.Generator().manual_seed(patience)
     for _ in range(30):
         losses = torch.rand(20, generator=draw).tolist()
@@ -90,7 +94,7 @@ def test_the_mean_of_all_weights_since_the_trigger():
 
 @pytest.mark.parametrize("late", [False, True])
 def test_state_there_and_back(late):
-    """Before the trigger and after it, an optimizer that goes on is as one that never stopped."""
+    """A restored optimizer continues like one that was never saved, before the trigger and after it."""
     found = []
     for stops in (False, True):
         model, optimizer = model_and_optimizer(patience=1)
@@ -125,7 +129,10 @@ def corpus(tmp_path_factory):
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(sentences[i : i + 12]) for i in range(0, 480, 12)))
     prepare(
-        [text], Tokenizer.train("bpe", iter([text.read_text()]), 330), folder / "corpus", split="blank", num_workers=1
+        [text],
+        Tokenizer.train("bpe", iter([text.read_text()]), 330),
+        folder / "corpus",
+        PrepareConfig(split="blank", num_workers=1),
     )
     return folder / "corpus"
 
@@ -135,7 +142,7 @@ def test_killed_in_the_middle_of_a_stream(corpus, tmp_path, monkeypatch):
 
     The rate is so high that the loss gets worse at once; a stretch's length, and with it the rate, is drawn.
     """
-    plain = recipe("ulmfit")
+    plain = tiny_recipe("ulmfit")
     optim = plain.optimizer.replace(name="nt_asgd", lr=1000.0, patience=1)
     averaging = plain.replace(optimizer=optim, eval_every=1, batch_tokens=256)
     pretrain(averaging, corpus, tmp_path / "whole")
@@ -154,7 +161,7 @@ def test_killed_in_the_middle_of_a_stream(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "train", real)
     pretrain(averaging, corpus, tmp_path / "killed", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "killed")
-    state = everything(tmp_path / "whole")
+    state = checkpoint_tensors(tmp_path / "whole")
     measured, count = state["optimizer//valid_losses"], int(state["optimizer//num_averaged"])
     assert 3 <= len(measured) < 7 and count == STEPS - len(measured) + 1
     assert any(name.startswith("memory/") for name in state)

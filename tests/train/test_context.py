@@ -1,4 +1,4 @@
-"""Long texts read with a memory, against windows read anew."""
+"""Long texts processed with a memory, compared with sliding windows."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_with_all_in_sight_every_way_of_reading_is_one(segment):
 
 
 def test_a_shorter_memory_sees_less_and_is_the_same_for_any_segment():
-    """With a memory of n and an even view, what a token sees does not depend on where segments are cut, at depth 1."""
+    """With one layer and a memory of n, the context of a token does not depend on segment boundaries."""
     model = cases.tiny_model("transformer_xl")
     shallow = model.config.replace(trunk=model.config.trunk.replace(layer_to_block=(0,))).build(seed=1).double().eval()
     found = [evaluate_segments(shallow, TEXT, segment, memory_len=5).loss for segment in (1, 3, 25)]

@@ -1,14 +1,14 @@
-"""ELMo from text: characters of the vocabulary, both directions, a sampled softmax that is fair."""
+"""ELMo runs: characters of the vocabulary, both directions, an unbiased sampled softmax."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import polyseme
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.families import FAMILIES
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, CharCNN, CharCNNConfig, words_to_char_ids
-from polyseme.nn.losses.sampled_softmax import sampled_softmax_loss
+from polyseme.nn.losses import sampled_softmax_loss
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
@@ -20,7 +20,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elmo")
     (folder / "text.txt").write_text("\n".join(documents(120)) + "\n")
     tokenizer = Tokenizer.train("bpe", iter(documents(120)), 330)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="line", num_workers=1)
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", PrepareConfig(split="line", num_workers=1))
     recipe = get_training_recipe("elmo-tiny").replace(
         size="", model={"dim": 32, "ffn_dim": 48, "num_highway": 1, "char_dim": 8}
     )
@@ -51,7 +51,7 @@ def test_it_knows_how_its_tokens_are_written(run):
 
 
 def test_the_law_of_distinct_words():
-    """A token by its number or by its characters is the same word, and words are read once each."""
+    """A token id and its characters give the same embedding, and each distinct word is processed once."""
     torch.manual_seed(0)
     bottom = CharCNN(CharCNNConfig(9, 6, 32, ((1, 4), (3, 5)), 4)).eval()
     words = ["cat", "dog", "猫", "a" * 70, "cat", BOS_CHARACTER]

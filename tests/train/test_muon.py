@@ -1,16 +1,22 @@
-"""Muon: orthogonal updates of the size of AdamW's, for the matrices of the blocks alone."""
+"""Muon: orthogonal updates of the size of AdamW's, for the matrices of blocks only."""
 
 import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.train.muon import NS_COEFFICIENTS, newton_schulz
-from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
+from polyseme.train.optimizer import (
+    NS_COEFFICIENTS,
+    OptimizerConfig,
+    load_optimizer_state_dict,
+    newton_schulz,
+    optimizer_state_dict,
+    set_lr,
+)
 
 
 @pytest.mark.parametrize("shape", [(2, 30, 50), (3, 50, 30), (1, 40, 40)])
 def test_singular_values_follow_the_polynomial(shape):
-    """Newton and Schulz's steps change singular values and nothing else: by the polynomial, five times."""
+    """Newton-Schulz iterations apply the polynomial to the singular values, five times, and change nothing else."""
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)
     u, s, v = torch.linalg.svd(x, full_matrices=False)
@@ -45,7 +51,7 @@ def test_matrices_of_the_blocks_and_no_others(family, fused_counts):
 
 
 def test_each_part_of_a_stack_moves_on_its_own():
-    """Query, key and value are three matrices in one: each is made orthogonal, and the step has AdamW's size."""
+    """A fused query, key and value matrix is orthogonalized in three parts, and the step has AdamW's size."""
     model, optimizer = model_and_optimizer(weight_decay=0.0)
     weight = model.trunk.blocks[0].attention.qkv.weight
     before = weight.detach().clone()

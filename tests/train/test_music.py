@@ -1,4 +1,4 @@
-"""Music through the corpus, the loop and the heads that texts use; places beyond training; a model that plays."""
+"""Music: the same corpus, loop and heads as for text; positions beyond training; generated music."""
 
 import importlib
 import json
@@ -9,7 +9,7 @@ import torch
 
 import polyseme
 from polyseme.cli.music import sample_events
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.inputs import Inputs
@@ -32,13 +32,15 @@ def harness():
 
 @pytest.fixture(scope="module")
 def runs(harness, tmp_path_factory):
-    """Two models of pieces that repeat a motif of three notes, by `prepare` and `pretrain`: events are words."""
+    """Train two models on pieces that repeat a motif of three notes, with events as words."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("music")
     lines = [" ".join(harness.compose(seed, LENGTH - 1, 3, (0,))) for seed in range(400)]
     (folder / "pieces.txt").write_text("\n".join(lines) + "\n")
-    prepare([folder / "pieces.txt"], Tokenizer.load("events"), folder / "corpus", split="line", num_workers=1)
+    prepare(
+        [folder / "pieces.txt"], Tokenizer.load("events"), folder / "corpus", PrepareConfig(split="line", num_workers=1)
+    )
     for positions in ("relative", "learned"):
         recipe = get_training_recipe("music-tiny").replace(
             size="", max_len=LENGTH, batch_tokens=1536, micro_batch_tokens=1536,
@@ -53,21 +55,21 @@ def runs(harness, tmp_path_factory):
 
 
 def test_relative_places_reach_beyond_training(runs, harness):
-    """Loss by place: as good at two and four times the length of training as at it, where absolute places are lost."""
+    """Relative positions keep their loss at two and four times the training length; absolute positions do not."""
     tokenizer = Tokenizer.load("events")
     pieces = [tokenizer.encode(" ".join(harness.compose(9000 + seed, 4 * LENGTH, 3, (0,)))) for seed in range(16)]
     borders = [0, 12, LENGTH, 2 * LENGTH, 4 * LENGTH]
     found = {}
     for positions in ("relative", "learned"):
         model = load_model(runs / positions / "model").model
-        found[positions] = harness.by_place(model, pieces, tokenizer.special_token_ids.bos, borders)
+        found[positions] = harness.loss_by_position(model, pieces, tokenizer.special_token_ids.bos, borders)
     relative, learned = found["relative"], found["learned"]
     assert relative[1] < 1 < relative[0] and max(relative[2:]) < relative[1] + 0.25
     assert min(learned[2:]) > learned[1] + 1.5
 
 
 def test_a_piece_by_heart(runs, harness):
-    """The model goes on with a motif; longer than it reads, the same at each call, and read at once or in turn."""
+    """The model continues a motif, beyond its maximum length, reproducibly, with and without a cache."""
     opened = polyseme.load(runs / "relative/model", device="cpu")
     begun = harness.compose(9100, 24, 3, (0,))
     long = opened.max_len + 40
@@ -86,7 +88,7 @@ def test_a_piece_by_heart(runs, harness):
 
 
 def test_an_lstm_on_the_same_events_plays_too(runs, harness):
-    """By the same corpus, loop and command; what it has played so far is a state, so a piece has no end of its own."""
+    """The same corpus, loop and command; the memory is a recurrent state, so the length of a piece is not limited."""
     recipe = get_training_recipe("performance_rnn-tiny").replace(
         max_len=LENGTH, batch_tokens=768, micro_batch_tokens=768, eval_every=1000, save_every=1000,
         model={"num_layers": 1, "dim": 48, "dropout": 0.0, "max_len": 64},
@@ -111,16 +113,16 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
 def test_what_cannot_be_played(runs, harness):
     learned = polyseme.load(runs / "learned/model", device="cpu")
     assert len(sample_events(learned, [], learned.max_len, 0.0)) <= learned.max_len
-    with pytest.raises(PolysemeError, match="max_len is 193, and the model has places for 192 events"):
+    with pytest.raises(PolysemeError, match="max_len is 193, and the model has positions for 192 events"):
         sample_events(learned, [], 193)
-    with pytest.raises(PolysemeError, match="20 events: --max-len 20 leaves nothing"):
+    with pytest.raises(PolysemeError, match="20 events, which leaves none to add up to max_len 20"):
         sample_events(learned, harness.compose(0, 20), 20)
     with pytest.raises(PolysemeError, match="temperature is -1"):
         sample_events(learned, [], 20, -1)
 
 
 def test_both_places_are_one_family(tmp_path):
-    """A folder without `polyseme.json` is read from its config, which says which places it has."""
+    """A folder without `polyseme.json` is loaded from `config.json`, which names its kind of positions."""
     for positions in ("relative", "learned"):
         spec = FAMILIES["music"].model_config("tiny", positions=positions, max_len=64)
         assert ModelConfig.from_json(spec.to_json()) == spec
@@ -160,4 +162,4 @@ def test_the_command(runs, harness, done, refused, tmp_path):
 
 def test_a_model_of_text_does_not_play(tiny_folders, refused, tmp_path):
     pytest.importorskip("mido")
-    refused("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", says="writes text and not music")
+    refused("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", says="generates text, not music")

@@ -1,4 +1,4 @@
-"""The pieces of training one by one: schedules, optimizer, loop, prefetch, cost, checkpoints."""
+"""The parts of training: schedules, optimizer, loop, prefetch, cost, checkpoints, budgets."""
 
 import json
 import math
@@ -17,14 +17,12 @@ from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.budget import Deadline, count_fitting_steps
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from polyseme.train.flops import count_parameters, count_training_flops
-from polyseme.train.loop import TrainState, train
-from polyseme.train.mixed_precision import BF16WorkingCopy
+from polyseme.train.loop import TrainState, count_parameters, count_training_flops, prefetch, train
 from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
-from polyseme.train.prefetch import prefetch
 from polyseme.train.pretrain import pretrain, try_compile
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.step import BF16WorkingCopy
 from tests.contracts.cases import fitting
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -204,7 +202,7 @@ def test_a_loss_that_is_not_finite_changes_nothing():
 
 @pytest.mark.parametrize("tokens", [1, 1300, 4000])
 def test_a_budget_in_tokens(tokens, project, tmp_path):
-    """Bins are not quite full, so the steps that a budget takes are a few more than tokens / batch_tokens."""
+    """Bins are not quite full, so a budget in tokens takes a few more steps than tokens / batch_tokens."""
     recipe = Recipe.from_json(json.loads((project / "bert.json").read_text()) | {"budget": {"tokens": tokens}})
     found = pretrain(recipe, project / "corpus-bert", tmp_path / "run")
     assert load_checkpoint(tmp_path / "run/checkpoints").step == found["steps"] >= math.ceil(tokens / 512)
@@ -263,7 +261,7 @@ def test_prefetch_left_early_ends_its_thread_and_runs_only_a_little_ahead():
 
 
 def test_training_flops_by_hand():
-    """L2 H8 F16 V11, sequences of 3 and 5, two masked words, two pairs; each weight costs 6 a row."""
+    """2 layers, dim 8, ffn 16, vocabulary 11, sequences of 3 and 5, two masked tokens, two pairs: 6 per weight."""
     model = tiny("bert")
     matrices = 2 * (3 * 8 * 8 + 8 * 8 + 8 * 16 + 16 * 8)  # query, key, value; out; up; down
     attention = 2 * 3 * (2 * 8 * 3 * 3 + 2 * 8 * 3 * 3 + 2 * 8 * 5 * 5 + 2 * 8 * 5 * 5)  # scores, sums; thrice
@@ -280,7 +278,7 @@ def test_training_flops_of_a_causal_model():
 
 
 def test_training_flops_of_blocks_that_differ():
-    """A gated layer has three matrices; in the second block a query sees its neighbours, 3 tokens of 5."""
+    """A gated layer has three matrices; in the second block a query attends to 3 of 5 tokens."""
     model = tiny("modernbert", global_every=2, window=1)
     matrices = 2 * (4 * 8 * 8 + 3 * 8 * 16)
     attention = 3 * 4 * 8 * (3 * 3 + 5 * 5) + 3 * 4 * 8 * (3 * 3 + 5 * 3)
@@ -382,7 +380,7 @@ def test_a_budget_that_is_none(text):
         ("valid_fraction", "1", r"valid_fraction is 1\.0, expected at least 0 and less than 1"),
         ("budget.steps", "-1", r"budget\.steps is -1, expected 0 or more"),
         ("budget.steps", "0", "the budget is empty"),
-        ("optimizer.lr", "0", r"optimizer\.lr is 0\.0, which is not above 0"),
+        ("optimizer.lr", "0", r"optimizer\.lr is 0\.0, expected more than 0"),
         ("micro_batch_tokens", "8", "micro_batch_tokens 8 is smaller than max_len 128"),
         ("batch_tokens", "20000", "batch_tokens 20000 is not a multiple of micro_batch_tokens 16384"),
     ],
@@ -391,6 +389,18 @@ def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
     recipe = Recipe("r", "bert").check()
     with pytest.raises(PolysemeError, match=f"^{told}"):
         recipe.with_override(path, value).check()
+
+
+def test_a_later_budget_setting_replaces_the_earlier_one(capsys):
+    recipe = Recipe("r", "bert", budget=BudgetConfig(steps=1000, tokens=5000))
+    timed = recipe.with_override("budget.minutes", "7")
+    assert timed.budget == BudgetConfig(minutes=7) and timed.check().budget.is_wall_clock
+    assert capsys.readouterr().err == "budget.minutes=7 replaces budget.steps=1000, budget.tokens=5000\n"
+    assert timed.with_override("budget.steps", "30").budget == BudgetConfig(steps=30)
+    assert capsys.readouterr().err == "budget.steps=30 replaces budget.minutes=7\n"
+    assert timed.with_override("budget.minutes", "8").budget == BudgetConfig(minutes=8)
+    assert timed.with_override("budget.steps", "0").budget == BudgetConfig(minutes=7)
+    assert capsys.readouterr().err == "", "nothing was replaced"
 
 
 @pytest.mark.parametrize("seconds,each,others", [(60, 0.5, []), (100, 0.1, [(2, 50), (5, 200)]), (7, 0.3, [(1, 4)])])
@@ -404,7 +414,7 @@ def test_steps_fill_the_time_and_no_more(seconds, each, others):
 
 
 def test_gradients_of_the_copy_replace_or_add():
-    """What a micro-batch does not reach has no gradient of an earlier step left."""
+    """A parameter that a micro-batch does not use keeps no gradient of an earlier step."""
     model = FAMILIES["bert"].model_config("tiny", vocab_size=50).build(seed=0)
     half = BF16WorkingCopy(model)
     weights = list(zip(model.parameters(), half.copy_weights_from_master().parameters()))
@@ -420,7 +430,7 @@ def test_gradients_of_the_copy_replace_or_add():
 
 @pytest.mark.parametrize("each,total", [(1.0, 100), (1.015, 100), (0.97, 100), (2.0, 50), (0.5, 200), (30.0, 10)])
 def test_a_deadline_counts_the_steps_that_fit(each, total, monkeypatch):
-    """A hundred steps of a second, looked at after ten: a pace that nearly fits changes nothing."""
+    """A hundred steps of a second, checked after ten: a speed that nearly fits changes nothing."""
     clock = [0.0]
     monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
     deadline = Deadline(end_time=100.0, start_step=0, total_steps=200)
@@ -431,7 +441,7 @@ def test_a_deadline_counts_the_steps_that_fit(each, total, monkeypatch):
 
 
 def test_measuring_and_saving_are_no_part_of_the_pace(monkeypatch):
-    """Ten steps of a second and 30 s of measuring: a step to come takes a second, and measuring its own time."""
+    """Ten steps of a second and 30 s of validation: later steps take a second each, and validation its own time."""
     clock = [0.0]
     monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
     deadline = Deadline(end_time=200.0, start_step=0, total_steps=200, overheads=[(30.0, 50)])

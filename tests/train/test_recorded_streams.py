@@ -1,4 +1,4 @@
-"""On a GPU, steps over sequences of one length are replayed, with a memory too, and come out as if they were not."""
+"""On a GPU, CUDA graphs of steps with sequences of one length give the results of eager steps, also with a memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyseme.nn.attention.relative import QueryStream
-from polyseme.nn.heads.word2vec import WindowBatch
+from polyseme.nn.heads.word_vectors import WindowBatch
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
@@ -25,7 +25,7 @@ LANES, VOCABULARY, STEPS = 8, 500, 24
 
 
 def stream(lengths: list[int]) -> list[Batch]:
-    """Segments of many lanes, the ninth of which begins anew."""
+    """Return segments of many lanes; every ninth starts without memory."""
     draw, carry, found = torch.Generator().manual_seed(0), SegmentState(), []
     for number, length in enumerate(lengths):
         tokens = torch.randint(0, VOCABULARY // 10, (LANES, length + 1), generator=draw)
@@ -37,7 +37,7 @@ def stream(lengths: list[int]) -> list[Batch]:
 
 
 def permuted() -> list[Batch]:
-    """Sequences with the last third of an order to be predicted in a query stream."""
+    """Return sequences whose last third of a permutation is predicted by a query stream."""
     draw, found, length, each = torch.Generator().manual_seed(0), [], 24, 8
     for _ in range(STEPS):
         tokens = torch.randint(0, VOCABULARY // 10, (LANES * length,), generator=draw)
@@ -54,7 +54,7 @@ def permuted() -> list[Batch]:
 
 
 def windows(output: str, mean: bool) -> list[SparseUpdateBatch]:
-    """Blocks of words for heads that learn by rows, more of them than are learnt from at once."""
+    """Return blocks of words for sparse updates, more than one update uses."""
     draw, found, size = torch.Generator().manual_seed(0), [], 40 * 16
     for _ in range(STEPS):
         tokens = torch.randint(0, VOCABULARY // 10, (size + 10,), generator=draw)

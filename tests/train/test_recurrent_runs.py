@@ -1,4 +1,4 @@
-"""Recurrent and window models from end to end: trained, resumed, scored, embedded, fine-tuned, and looked into."""
+"""Recurrent and window models end to end: trained, resumed, scored, embedded, fine-tuned, explained."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.store import Corpus
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import (
@@ -47,11 +47,11 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def runs(done, tmp_path_factory):
-    """A little text, a corpus of it, and each run by its command."""
+    """Prepare a small corpus and run each recipe by its command."""
     folder = tmp_path_factory.mktemp("recurrent")
     (folder / "text.txt").write_text("\n\n".join(documents()))
     tokenizer = Tokenizer.train("bpe", iter(documents()), 320)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="blank", num_workers=1)
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", PrepareConfig(split="blank", num_workers=1))
     usual = ["budget.steps=60", "batch_tokens=512", "micro_batch_tokens=512", "max_len=16", "valid_fraction=0.1",
              "schedule.warmup=5", "optimizer.lr=0.03", "save_every=100", "eval_every=100"]  # fmt: skip
     for name, (recipe, changes) in RUNS.items():
@@ -64,7 +64,7 @@ def runs(done, tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_it_learns_more_than_frequencies(name, runs):
-    """Held-out loss is below the unigram entropy of the text."""
+    """The validation loss is below the unigram entropy of the text."""
     counts = np.bincount(Corpus.open(runs / "corpus").gather_tokens(np.array([0]), np.array([1500])))
     shares = counts[counts > 0] / counts.sum()
     results = json.loads((runs / name / "results.json").read_text())
@@ -75,7 +75,7 @@ def test_it_learns_more_than_frequencies(name, runs):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_commands_read_it(name, runs, done, tmp_path):
-    """A likely text is likelier than its words in disorder, also read backwards; vectors; a task."""
+    """A text scores higher than its shuffled words, also backward; embeddings; a fine-tuned task."""
     model = runs / name / "model"
     (tmp_path / "texts.txt").write_text("The old cat sees the grey dog in the river.\nCat the old sees dog river.\n")
     rows = [json.loads(row) for row in done("score", model, "--data", tmp_path / "texts.txt", "--json").splitlines()]
@@ -109,14 +109,14 @@ def test_gradients_by_distance(runs, done, refused, tmp_path):
     assert (curves["nnlm"][:5] > 0).all() and (curves["nnlm"][5:] == 0).all(), "the window has five tokens"
     assert curves["rnn"][20] < 0.05 * curves["rnn"][0] and curves["lstm"][20] > 0
     args = ("--data", tmp_path / "texts.txt", "--out")
-    refused("gradients", runs / "backward/model", *args, tmp_path / "p.svg", says="does not predict what comes next")
+    refused("gradients", runs / "backward/model", *args, tmp_path / "p.svg", says="is not a causal language model")
     refused("gradients", runs / "rnn/model", *args, tmp_path / "p.png", says="does not end in .svg")
     refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 10**6, says="tokens")
     refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 0, says="max_distance is 0")
 
 
 def test_gradients_are_those_of_the_last_prediction(runs):
-    """Against autograd by hand on one window."""
+    """Compare with autograd on one window."""
     opened = polyseme.load(runs / "gru/model", "cpu")
     text = documents(3, seed=9)
     ids = torch.tensor([token for each in text for token in opened.tokenizer.encode(each)])
@@ -136,7 +136,7 @@ def test_no_attention_to_show(runs):
 
 
 def test_both_directions_are_the_mean_of_two(tmp_path, tiny_folders):
-    """A model of both directions scores as its two halves alone do."""
+    """A bidirectional model scores like its two directions alone."""
     tokenizer = load_model(tiny_folders["rnn_lm"]).tokenizer
     spec = FAMILIES["rnn_lm"].model_config(num_layers=2, dim=12, vocab_size=tokenizer.vocab_size, direction="both")
     save_model(tmp_path / "both", spec.build(seed=3), tokenizer)
@@ -181,7 +181,7 @@ def test_a_state_reads_a_text_in_segments_of_any_size():
 
 
 def test_losses_by_context():
-    """A window model gains nothing beyond its window; one that reads no further stays where it is."""
+    """A window model gains nothing from context beyond its window."""
     places = torch.arange(40, 100, 7)
     found = losses_by_context(cases.tiny_model("nnlm"), TEXT, places, [2, 5, 9, 40], max_batch_tokens=64)
     assert torch.allclose(found[1], found[2]) and not torch.equal(*found[:2])
@@ -192,7 +192,7 @@ def test_losses_by_context():
 
 
 def test_effective_contexts_by_hand():
-    """Steps of ten; a gain is over the best of the group, on the hardest tokens."""
+    """The context grows by ten tokens; a gain is relative to the best of the group, on the hardest tokens."""
     even = torch.ones(10)
     losses = {
         "far": torch.stack([3.0 * even, 2.0 * even, 1.5 * even, 1.0 * even]),

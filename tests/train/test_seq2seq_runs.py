@@ -1,4 +1,4 @@
-"""Recurrent translation by its commands: a toy language, every kind of attention, resumed, explained, as features."""
+"""Recurrent translation by its commands: a toy language, every kind of attention, resuming, explanations, features."""
 
 import importlib
 import json
@@ -76,7 +76,7 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
 
 @pytest.mark.parametrize("kind", ["multiplicative", "additive"])
 def test_resumed_it_ends_with_the_same_weights(kind, made, tmp_path, monkeypatch):
-    """The first with scheduled sampling."""
+    """The first run uses scheduled sampling."""
     recipe = get_training_recipe(str(made / kind / "recipe.json"))
     recipe = recipe.replace(budget=BudgetConfig(steps=16), save_every=4, model=recipe.model | {"dropout": 0.2})
     recipe = recipe.replace(objective=recipe.objective.replace(scheduled_sampling_epochs=0))
@@ -105,12 +105,12 @@ def test_what_it_cannot_be(made, refused, tmp_path):
     run("model.attention=hard", says=["model.attention is 'hard'", "'cosine'"])
     run("model.context_order=before", says="'inside_recurrence', 'after_recurrence'")
     run("model.dim=33", says="dim is 33")
-    run("compile=true", says=["compile is true", "kernels of seq2seq depend on lengths", "set it to false"])
+    run("compile=true", says=["compile is true", "seq2seq does not support", "set it to false"])
     run("objective.scheduled_sampling=2", says="scheduled_sampling is 2")
 
 
 def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):
-    """Models side by side, in processes of their own; what was measured is not measured again."""
+    """The benchmark runs models in separate processes and does not repeat what it has measured."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     benchmark = importlib.import_module("translation")
     out = tmp_path / "out"
@@ -120,7 +120,7 @@ def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):
     asked = []
 
     def process(command, stdout, stderr, env):
-        """In this process: it is the same function."""
+        """Run the command in this process."""
         asked.append(command[-2:])
         monkeypatch.setattr(sys, "argv", command[1:])
         benchmark.main()

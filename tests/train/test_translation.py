@@ -1,4 +1,4 @@
-"""Translation from pairs to measured translations, by its commands: a toy language whose words are known."""
+"""Translation by its commands, from pairs to scores, on a toy language with a known dictionary."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def pairs(number, seed):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Both kinds of vocabulary, a run of each, and texts to translate."""
+    """Prepare one and two vocabularies, run a recipe with each, and write texts to translate."""
     folder = tmp_path_factory.mktemp("translation")
     for name, number, seed in (("train", 1500, 1), ("test", 30, 2)):
         rows = pairs(number, seed)
@@ -152,7 +152,7 @@ def test_what_cannot_be_translated(made, project, refused, tmp_path):
     refused("translate", model, "--data", tmp_path / "one.txt", "--report", tmp_path / "x.html", says="--reference")
     refused("translate", model, "--data", tmp_path / "none.txt", says="none.txt")
     refused("pretrain", made / "toy.json", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "r",
-            says="no corpus of pairs")  # fmt: skip
+            says="not a corpus of pairs")  # fmt: skip
     refused("pairs", made / "train.en", made / "train.xx", "--tokenizer", made / "joint", "--out", tmp_path / "p",
             "--keys", "en", says="two sides")  # fmt: skip
 

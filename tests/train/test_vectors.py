@@ -1,4 +1,4 @@
-"""Word vectors from text to use: words that stand in the same places come near each other, in every family."""
+"""Word vectors of every family: words in the same contexts have similar vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import polyseme
 from polyseme.cli.main import app
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
@@ -31,7 +31,7 @@ ANIMALS, TOOLS = ("cat", "dog", "fox", "hen", "cow", "pig"), ("saw", "axe", "ham
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    """Animals eat and sleep, tools cut and lie; nothing else tells them apart."""
+    """Write a text in which animals eat and sleep, and tools cut and lie; nothing else distinguishes them."""
     folder = tmp_path_factory.mktemp("vectors")
     draw = np.random.default_rng(0)
     lines = []
@@ -44,7 +44,7 @@ def corpus(tmp_path_factory) -> Path:
         lines.append(f"the {one} {draw.choice(verbs)} and {draw.choice(verbs)} in the {draw.choice(place)}")
     (folder / "text.txt").write_text("\n".join(lines))
     tokenizer = Tokenizer.train("words", lines, 100)
-    prepare([folder / "text.txt"], tokenizer, folder / "corpus", split="line", dedup="none")
+    prepare([folder / "text.txt"], tokenizer, folder / "corpus", PrepareConfig(split="line", dedup="none"))
     return folder / "corpus"
 
 
@@ -68,7 +68,7 @@ def small(name: str, **objective: object) -> Recipe:
 
 
 def apart(vectors: WordVectors) -> bool:
-    """Whether each word is nearer to the mean of its own kind than to that of the other."""
+    """Return whether each word is nearer to the mean of its own group than to that of the other."""
     kinds = [np.stack([vectors.vector(word) for word in kind]) for kind in (ANIMALS, TOOLS)]
     means = [kind.mean(0) for kind in kinds]
     return all((kind @ means[i] > kind @ means[1 - i]).all() for i, kind in enumerate(kinds))
@@ -95,7 +95,7 @@ def test_words_of_a_kind_come_together(name: str, objective: dict, corpus: Path,
 
 
 def test_similarity_does_not_look_for_words_near_those_it_lacks(monkeypatch) -> None:
-    """Which for one word takes as long as thousands of pairs."""
+    """Looking for close matches of one word takes as long as thousands of pairs."""
     monkeypatch.setattr("difflib.get_close_matches", lambda *_, **__: pytest.fail("looked"))
     vectors = WordVectors(["a", "b", "c"], np.eye(3, dtype=np.float32) + 0.1)
     found = vectors.evaluate_similarity([("a", "b", 1.0), ("b", "c", 2.0), ("a", "spoon", 3.0)])
@@ -140,8 +140,8 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
 
 
 def test_many_terms_of_a_row_count_less() -> None:
-    """The rule of `count_damping`: a sum of n terms is divided by 1 + n · lr · count_damping."""
-    from polyseme.nn.sparse import SparseRowGrad
+    """With `count_damping`, a sum of n gradients is divided by 1 + n · lr · count_damping."""
+    from polyseme.nn.layers.embeddings import SparseRowGrad
     from polyseme.train.loop import TrainState
     from polyseme.train.schedule import ScheduleConfig
     from polyseme.train.sparse_step import SparseStepExecutor
@@ -162,7 +162,7 @@ def test_many_terms_of_a_row_count_less() -> None:
 
 
 def test_threads_come_back_when_a_run_ends_or_is_left() -> None:
-    """Word vectors learn on one thread; what comes after has those it had."""
+    """Word vectors are trained on one thread; the number of threads is restored afterwards."""
     from polyseme.train.loop import TrainState, train
     from polyseme.train.schedule import ScheduleConfig
     from polyseme.train.sparse_step import SparseStepExecutor
@@ -192,7 +192,7 @@ def test_threads_come_back_when_a_run_ends_or_is_left() -> None:
 @pytest.mark.parametrize("change,said", [
     (("optimizer.name", "adamw"),
      "optimizer.name is 'adamw', but Word2Vec is trained by 'sparse_sgd' or 'sparse_adagrad'"),
-    (("compile", "true"), "compile is true, but the kernels of word2vec depend on lengths: set it to false"),
+    (("compile", "true"), "compile is true, which word2vec does not support: set it to false"),
     (("family", "bert"), "needs a head 'negative_sampling', which bert does not have"),
     (("objective.window", "0"), "window is 0"),
 ])  # fmt: skip

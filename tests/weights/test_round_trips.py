@@ -1,6 +1,7 @@
 """Round trips of folders with unusual heads, of configs, and of recipes."""
 
 import json
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -80,6 +81,14 @@ def test_config_round_trip(family):
         config = family_spec.model_config(size)
         assert family_spec.from_hf_config(json.loads(json.dumps(family_spec.to_hf_config(config)))) == config.trunk
         assert ModelConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize("line", (Path(__file__).parent / "hf_configs.json").read_text().splitlines()[1:-1])
+def test_config_json_is_as_recorded(line):
+    """Keys, values and order of `config.json` are those of earlier versions."""
+    name, recorded = line.removesuffix(",").split(": ", 1)
+    family, _, size = json.loads(name).partition("-")
+    assert json.dumps(FAMILIES[family].to_hf_config(FAMILIES[family].model_config(size))) == recorded
 
 
 @pytest.mark.parametrize("name", list(RECIPES))

@@ -55,11 +55,11 @@ def test_binary_without_newlines_and_with_duplicates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text,message",
     [
-        ("3 2\na 1 2\nb 1\nc 1 2\n", "line 3: 1 numbers behind the word where 2 are expected"),
-        ("a 1 2\nb 1 2\nc 1 2 3\n", "line 3: 3 numbers behind the word where 2 are expected"),
-        ("2 2\na 1 2\nb 1 x\n", "line 3: 'x' is no number"),
-        ("3 2\na 1 2\nb 1 2\n", "promises 3 words, but 2 follow"),
-        ("a 1 2\n\nb 1 2\n", "line 2: 0 numbers behind the word"),
+        ("3 2\na 1 2\nb 1\nc 1 2\n", "line 3: 1 numbers after the word, expected 2"),
+        ("a 1 2\nb 1 2\nc 1 2 3\n", "line 3: 3 numbers after the word, expected 2"),
+        ("2 2\na 1 2\nb 1 x\n", "line 3: 'x' is not a number"),
+        ("3 2\na 1 2\nb 1 2\n", "declares 3 words, but there are 2"),
+        ("a 1 2\n\nb 1 2\n", "line 2: 0 numbers after the word"),
         ("word\n", "line 1 has no vector"),
         ("", "is empty"),
     ],
@@ -77,16 +77,16 @@ def test_truncated_binary_files_are_rejected(num_missing: int, tmp_path: Path) -
     contents = (tmp_path / "v").read_bytes()
     size = max(len(contents) - 1 - num_missing, 10)  # the last newline is optional
     (tmp_path / "v").write_bytes(contents[:size])
-    with pytest.raises(PolysemeError, match=r"is cut off at word \d of 8"):
+    with pytest.raises(PolysemeError, match=r"is truncated at word \d of 8"):
         read_vectors(tmp_path / "v")
     (tmp_path / "v").write_bytes(contents + b"more of it")
-    with pytest.raises(PolysemeError, match="goes on behind its 8 words"):
+    with pytest.raises(PolysemeError, match="continues after its 8 words"):
         read_vectors(tmp_path / "v")
 
 
 def test_invalid_words_and_formats_are_rejected(tmp_path: Path) -> None:
     for word in ("two words", "", "tab\t"):
-        with pytest.raises(PolysemeError, match="cannot stand in a file of vectors"):
+        with pytest.raises(PolysemeError, match="cannot be empty or contain white space"):
             write_vectors(tmp_path / "v", [word], VECTORS[:1])
     with pytest.raises(PolysemeError, match="did you mean 'binary'"):
         write_vectors(tmp_path / "v", WORDS, VECTORS, "binar")  # type: ignore[arg-type]

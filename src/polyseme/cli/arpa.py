@@ -1,21 +1,20 @@
 """`polyseme arpa`: export n-gram models to ARPA files, and import them."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from polyseme.errors import UnsupportedError
 
-app = typer.Typer(help="Export and import ARPA files of n-gram models.", no_args_is_help=True, rich_markup_mode=None)
+app = Typer(help="Export and import ARPA files of n-gram models.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("export")
 def export_arpa(
-    model: Annotated[Path, typer.Argument(help="model folder of an n-gram model")],
-    out: Annotated[Path, typer.Option(help="output file: .arpa or .arpa.gz")],
+    model: Annotated[Path, Argument(help="Folder of an n-gram model.")],
+    out: Annotated[Path, Option(help="Output file: .arpa or .arpa.gz.")],
 ) -> None:
     """Export an n-gram model to an ARPA file."""
     from polyseme.io.atomic import ensure_new_file
@@ -25,18 +24,16 @@ def export_arpa(
     if not is_ngram(model):
         raise UnsupportedError(f"{model} is not an n-gram model, and only these can be exported to ARPA")
     ensure_new_file(out)
-    ngram_model = NgramFolder.load(model)
-    write_arpa(out, ngram_model.ngrams, ngram_model.tokenizer)
-    print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(ngram_model.ngrams.sizes, start=1)))
+    folder = NgramFolder.load(model)
+    write_arpa(out, folder.ngrams, folder.tokenizer)
+    _print_sizes(out, folder.ngrams.sizes)
 
 
 @app.command("import")
 def import_arpa(
-    file: Annotated[Path, typer.Argument(help="ARPA file, plain or compressed (.gz .xz .bz2 .zst)")],
-    out: Annotated[Path, typer.Option(help="output model folder")],
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="folder of the tokenizer whose tokens the words are; default: whitespace")
-    ] = None,
+    file: Annotated[Path, Argument(help="ARPA file, plain or compressed (.gz .xz .bz2 .zst).")],
+    out: Annotated[Path, Option(help="Output model folder.")],
+    tokenizer: Annotated[Path | None, Option(help="Tokenizer whose tokens the words are; default: whitespace.")] = None,
 ) -> None:
     """Import an ARPA file as a model folder."""
     from polyseme.io.atomic import ensure_new_directory
@@ -47,4 +44,8 @@ def import_arpa(
     ensure_new_directory(out)
     ngrams, loaded_tokenizer = read_arpa(file, Tokenizer.load(tokenizer) if tokenizer else None)
     NgramFolder(out, ngrams, loaded_tokenizer).save(out, {"arpa": file.name})
-    print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(ngrams.sizes, start=1)))
+    _print_sizes(out, ngrams.sizes)
+
+
+def _print_sizes(out: Path, sizes: Sequence[int]) -> None:
+    print(f"{out}: " + ", ".join(f"{size:,} {n}-grams" for n, size in enumerate(sizes, start=1)))

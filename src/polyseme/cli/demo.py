@@ -1,27 +1,26 @@
 """`polyseme demo`: the whole pipeline on text that comes with Python."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
+
+from polyseme.errors import ConfigError
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="output folder")] = Path("runs/demo"),
-    minutes: Annotated[float, typer.Option(help="minutes of pre-training", min=0.01)] = 4.0,
-    seeds: Annotated[int, typer.Option(help="number of fine-tuning runs per row", min=1)] = 3,
+    out: Annotated[Path, Option(help="Output folder.")] = Path("runs/demo"),
+    minutes: Annotated[float, Option(help="Minutes of pre-training.", min=0.01)] = 4.0,
+    seeds: Annotated[int, Option(help="Number of fine-tuning runs per row.", min=1)] = 3,
 ) -> None:
     """Pre-train a small BERT on Python's documentation, fine-tune it, and write a report, in under six minutes."""
     import shutil
 
-    from polyseme.errors import ConfigError
     from polyseme.io.atomic import is_occupied
     from polyseme.pipelines.demo import MARKER_FILE, run_demo
 
     if is_occupied(out):
         if not (out / MARKER_FILE).is_file():
-            raise ConfigError(f"{out} holds something that is not a demo: choose another --out")
+            raise ConfigError(f"{out} contains something other than a demo: choose another --out")
         shutil.rmtree(out)
     print(f"see {run_demo(out, minutes, seeds)}")

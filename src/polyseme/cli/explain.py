@@ -1,21 +1,23 @@
-"""`polyseme explain`: alignment, beam, and attention of a translation."""
-
-from __future__ import annotations
+"""`polyseme explain` and `polyseme gradients`."""
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
+
+from polyseme.cli import options
+from polyseme.cli.output import print_table, read_texts
+from polyseme.errors import ConfigError, UnsupportedError
+
+DISTANCES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 def explain(
-    model: Annotated[Path, typer.Argument(help="folder of a sequence-to-sequence model")],
-    text: Annotated[str, typer.Option(help="text to translate and explain")],
-    out: Annotated[Path, typer.Option(help="output HTML page")],
-    num_beams: Annotated[int, typer.Option(help="width of the beam search", min=1)] = 4,
-    length_penalty: Annotated[
-        float, typer.Option(help="beam search: scores are divided by length to this power")
-    ] = 1.0,
+    model: Annotated[Path, Argument(help="Folder of a sequence-to-sequence model.")],
+    text: Annotated[str, Option(help="Text to translate and explain.")],
+    out: Annotated[Path, Option(help="Output HTML page.")],
+    num_beams: Annotated[int, Option(help="Width of the beam search.", min=1)] = 4,
+    length_penalty: options.LengthPenaltyOption = 1.0,
 ) -> None:
     """Write a page about one translation: alignment, beam search tree, cross attention by layer and head."""
     from polyseme.explain.translation import explain_translation
@@ -25,3 +27,34 @@ def explain(
     ensure_new_file(out)
     write_text(out, explain_translation(load_neural(model), text, num_beams, length_penalty))
     print(f"{out}: the translation of {text!r}")
+
+
+def gradients(
+    models: Annotated[list[Path], Argument(help="Folders of causal language models.")],
+    data: options.LinesOption,
+    out: Annotated[Path, Option(help="Output .svg file.")],
+    max_distance: Annotated[int, Option(help="Maximum distance in tokens.")] = 50,
+) -> None:
+    """Plot the gradient norm of a prediction by distance, one line per model: vanishing gradients of RNNs."""
+    from polyseme.explain.gradients import gradients_by_distance, plot_gradients
+    from polyseme.inference.load import load_neural
+    from polyseme.io.atomic import atomic_write
+
+    if out.suffix != ".svg":
+        raise ConfigError(f"--out {out} does not end in .svg")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UnsupportedError('a plot needs matplotlib: pip install "polyseme[report]"') from None
+    texts = read_texts(data)
+    curves = {}
+    for folder in models:
+        language_model = load_neural(folder)
+        config = language_model.model.config
+        name = " ".join(part for part in (config.family, getattr(config.trunk, "cell", "")) if part)
+        label = name if name not in curves else f"{name} ({folder})"
+        curves[label] = gradients_by_distance(language_model, texts, max_distance)
+    atomic_write(out, lambda path: plot_gradients(curves, path))
+    distances = [distance for distance in DISTANCES if distance <= max_distance]
+    print_table(["model", *map(str, distances)], [[n, *(f"{c[d]:.2e}" for d in distances)] for n, c in curves.items()])
+    print(f"{out}: gradient norm by distance, {len(curves)} models")

@@ -1,159 +1,160 @@
-"""`polyseme finetune`."""
-
-from __future__ import annotations
+"""`polyseme finetune` and `polyseme tasks`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
+
+from polyseme.cli import options
+from polyseme.cli.output import parse_overrides, print_table
+from polyseme.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyseme.report.results import FinetuneResult
+
+TASK_HELP = (
+    "classification, pair_classification, regression, multiple_choice, tagging, semantic_roles, extractive_qa, "
+    "coreference, or a data set of `polyseme tasks`. Repeat it as [NAME=]TASK to train several tasks over one trunk, "
+    "with --train and --dev, or --data, in the same order."
+)
+FEATURES_HELP = "Folder of a model to freeze; a small network is trained on its word vectors. Repeat it to concatenate "
+FEATURES_HELP += "several models; none: words alone."
+LAYERS_HELP = (
+    "Layers of --features: embeddings, last, second_to_last, sum_all, scalar_mix (default), scalar_mix_last_4, "
+    "concat_last_4; once, or once for each --features."
+)
+TaskOption = Annotated[list[str], Option("--task", help=TASK_HELP)]
+TrainOption = Annotated[list[Path], Option(help="Training examples: TSV, JSON lines, CoNLL columns or SQuAD's JSON.")]
+UnfreezeOption = Annotated[float | None, Option(help="Gradual unfreezing: epochs before the next layer is trained.")]
+GridOption = Annotated[list[str], Option(help="Grid search: name=value,value…; the best on the dev examples is kept.")]
+KeepOption = Annotated[int, Option(help="Keep the models of the last N epochs, for an ensemble.", min=0)]
+BaselineOption = Annotated[
+    list[str], Option(help="Add one baseline: majority, linear; for tags also memm, crf (slow).")
+]
+TagOption = Annotated[str | None, Option(help="How tags are decoded: softmax, or crf (the default over features).")]
+JoinOption = Annotated[str, Option(help="Where features enter the network: input (default), output, both, between.")]
+VectorsOption = Annotated[Path | None, Option(help="Word vectors that initialize the word embeddings of the network.")]
+NetworkOption = Annotated[str, Option(help="Network over features: auto, linear, bilstm, biattentive, esim or bidaf.")]
 
 
 def finetune(
-    model: Annotated[
-        Path | None, typer.Argument(help="a pre-trained model folder; none with --features or --word-vectors")
-    ] = None,
+    model: Annotated[Path | None, Argument(help="Folder of a pre-trained model; none with frozen features.")] = None,
     *,
-    tasks: Annotated[
-        list[str],
-        typer.Option(
-            "--task",
-            help="classification, pair_classification, regression, multiple_choice, tagging, semantic_roles, "
-            "extractive_qa or coreference; "
-            "or a data set of `polyseme tasks`. Several share one trunk: [NAME=]KIND for each, with its --train and "
-            "--dev, or its --data, in the same order",
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="the run folder to write")],
-    train_paths: Annotated[
-        list[Path], typer.Option("--train", help="TSV, JSON lines, CoNLL columns or SQuAD's JSON; plain, .gz or .xz")
-    ] = [],  # noqa: B006
-    dev_paths: Annotated[list[Path], typer.Option("--dev", help="the examples to measure on")] = [],  # noqa: B006
-    data_paths: Annotated[
-        list[Path], typer.Option("--data", help="the folder of a named data set, as it is distributed")
-    ] = [],  # noqa: B006
-    seeds: Annotated[int, typer.Option(help="how many runs; mean and standard deviation are reported", min=1)] = 1,
-    overrides: Annotated[list[str], typer.Option("--set", help="path=value, e.g. epochs=4, optimizer.lr=3e-5")] = [],  # noqa: B006
+    task: TaskOption,
+    out: Annotated[Path, Option(help="Run folder to write.")],
+    train: TrainOption = [],
+    dev: Annotated[list[Path], Option(help="Dev examples for evaluation.")] = [],
+    data: Annotated[list[Path], Option(help="Folder of a named data set, as distributed.")] = [],
+    seeds: options.NumSeedsOption = 1,
+    overrides: options.SetOption = [],
     layer_decay: Annotated[
-        float | None, typer.Option(help="the rate of each layer is that of the one above it times this; ULMFiT: 0.385")
+        float | None, Option(help="Factor of the learning rate from each layer to the next.")
     ] = None,
-    unfreeze_every: Annotated[
-        float | None, typer.Option(help="train the head alone; after so many epochs each, the layers join from the top")
-    ] = None,
-    grid: Annotated[
-        list[str],
-        typer.Option(help="name=value,value… (lr, epochs, batch_size, any path of --set); the best on dev is kept"),
-    ] = [],  # noqa: B006
-    from_scratch: Annotated[bool, typer.Option(help="fresh weights: what is pre-training worth?")] = False,
-    keep_seeds: Annotated[bool, typer.Option(help="keep the model of every seed, in seeds/N: for an ensemble")] = False,
-    keep_checkpoints: Annotated[
-        int,
-        typer.Option(help="keep the models of the last N epochs, in checkpoints/seed-S/step-N: for an ensemble", min=0),
-    ] = 0,
-    baselines: Annotated[bool, typer.Option(help="majority (or mean) and linear rows beside the result")] = False,
-    baseline: Annotated[
-        list[str], typer.Option(help="one such row: majority, linear; for tags memm and crf, which take minutes")
-    ] = [],  # noqa: B006
-    text_column: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
-    pair_column: Annotated[str, typer.Option(help="the column or key of the second text")] = "pair",
-    label_column: Annotated[str, typer.Option(help="the column or key of the label")] = "label",
-    header: Annotated[bool, typer.Option(help="TSV has a header; without, columns are numbers from 1")] = True,
-    skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
-    tag_decoder: Annotated[
-        str, typer.Option(help="how tags are chosen: softmax (each alone) or crf (together); over features, crf")
-    ] = "",
-    features: Annotated[
-        list[str],
-        typer.Option(
-            help="a model to freeze: a small network learns from its vectors of words; several stand side by side; "
-            "none for none"
-        ),
-    ] = [],  # noqa: B006
-    layers: Annotated[
-        list[str],
-        typer.Option(
-            help="of that model: embeddings, last, second_to_last, sum_all, scalar_mix (default; its λ is "
-            "--set network.mix_penalty), scalar_mix_last_4, concat_last_4; once, or once for each --features"
-        ),
-    ] = [],  # noqa: B006
-    join_at: Annotated[
-        str,
-        typer.Option(help="features enter at the network's input (default), output, both, or between its two layers"),
-    ] = "",
-    word_vectors: Annotated[
-        Path | None,
-        typer.Option(help="where the network's own word vectors begin: a model folder, or word2vec's or GloVe's file"),
-    ] = None,
-    freeze_word_embeddings: Annotated[
-        bool, typer.Option(help="leave the vectors of --word-vectors as they are")
-    ] = False,
-    network: Annotated[
-        str, typer.Option(help="over features: auto, linear, bilstm, biattentive, esim or bidaf")
-    ] = "auto",
-    cache_dir: Annotated[
-        Path | None, typer.Option(help="where vectors are kept; default: features beside --out")
-    ] = None,
-    strict: Annotated[bool, typer.Option(help="refuse broken IOB tags, which are mended otherwise")] = False,
+    unfreeze_every: UnfreezeOption = None,
+    grid: GridOption = [],
+    from_scratch: Annotated[bool, Option(help="Start from random weights, to measure the pre-training.")] = False,
+    keep_seeds: Annotated[bool, Option(help="Keep the model of every seed, for an ensemble.")] = False,
+    keep_checkpoints: KeepOption = 0,
+    baselines: Annotated[bool, Option(help="Add a majority (or mean) baseline and a linear one.")] = False,
+    baseline: BaselineOption = [],
+    text_column: options.TextColumnOption = "text",
+    pair_column: options.PairColumnOption = "pair",
+    label_column: options.LabelColumnOption = "label",
+    header: options.HeaderOption = True,
+    skip_bad: options.SkipBadOption = False,
+    strict: Annotated[bool, Option(help="Reject malformed IOB tags instead of repairing them.")] = False,
+    tag_decoder: TagOption = None,
+    features: Annotated[list[str], Option(help=FEATURES_HELP)] = [],
+    layers: Annotated[list[str], Option(help=LAYERS_HELP)] = [],
+    join_at: JoinOption = "",
+    word_vectors: VectorsOption = None,
+    freeze_word_embeddings: Annotated[bool, Option(help="Do not train the vectors of --word-vectors.")] = False,
+    network: NetworkOption = "auto",
+    cache_dir: Annotated[Path | None, Option(help="Cache of features; default: features next to --out.")] = None,
 ) -> None:
-    """Fine-tune a model on labelled examples, or train a network over its frozen features, and measure it."""
-    from polyseme.cli import together
-    from polyseme.errors import ConfigError
-    from polyseme.finetuning.config import FinetuneConfig
-    from polyseme.finetuning.experiment import RunOptions
-    from polyseme.finetuning.finetune import finetune as run
-    from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
-    from polyseme.tasks.readers.rows import Columns
+    """Fine-tune a model on labeled examples, or train a network over frozen features, and evaluate it."""
+    import polyseme
 
-    is_single_task = len(tasks) == 1 and "=" not in tasks[0]
-    if not is_single_task and (baseline or keep_seeds or keep_checkpoints):
-        raise ConfigError("--baseline, --keep-seeds and --keep-checkpoints are for one task")
-    has_feature_network = bool(features or word_vectors or network != "auto")  # a network is laid over something
-    if (model is None) != has_feature_network:
-        raise ConfigError(
-            "give a model folder to fine-tune, or --features with one to freeze, --word-vectors or --network"
+    folders = [path for path in features if path != "none"]
+    result = polyseme.finetune(
+        model, **_assign_files(task, train, dev, data), out=out, seeds=seeds, grid=grid, from_scratch=from_scratch,
+        keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints, baselines=["default"] * baselines + baseline,
+        text_column=text_column, pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
+        strict=strict, layer_decay=layer_decay, unfreeze_every=unfreeze_every, tag_decoder=tag_decoder,
+        features=folders if features else None, layers=layers, join_at=join_at, word_vectors=word_vectors,
+        freeze_word_embeddings=freeze_word_embeddings, network=network, cache_dir=cache_dir,
+        overrides=parse_overrides(overrides),
+    )  # fmt: skip
+    if result.grid:
+        print_table(
+            [result.primary_metric, "settings"], [[f"{score:.4f}", name] for name, score in result.grid.items()]
         )
-    feature_paths = [path for path in features if path != "none"]
-    if not feature_paths and (layers or join_at or cache_dir):
-        raise ConfigError("--layers, --join-at and --cache-dir go with --features")
-    if freeze_word_embeddings and word_vectors is None:
-        raise ConfigError("--freeze-word-embeddings goes with --word-vectors")
-    if has_feature_network and (from_scratch or layer_decay or unfreeze_every or keep_checkpoints):
-        flags = "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints"
-        raise ConfigError(f"{flags} are for fine-tuning: features stay as they are")
-    flag_values: dict[str, Any] = {"optimizer.layer_decay": layer_decay, "unfreeze_every": unfreeze_every}
-    if has_feature_network:
-        flag_values |= {
-            "network.name": network,
-            "network.layers": ",".join(layers) or None,
-            "network.join_at": join_at or None,
-            "network.num_layers": 2 if join_at == "between" else None,
-            "network.freeze_word_embeddings": "true" if freeze_word_embeddings else None,
-        }
-    flag_values["task.decoder"] = tag_decoder or None
-    flag_overrides = [f"{name}={value}" for name, value in flag_values.items() if value is not None]
-    defaults = FEATURE_DEFAULTS if has_feature_network else FinetuneConfig()
-    files = together.TaskFiles(data_paths, train_paths, dev_paths, skip_bad, strict)
-    columns = Columns(text_column, pair_column, label_column, header)
-    data = together.list_tasks(tasks, is_single_task, has_feature_network)
-    config, data = together.apply_overrides(defaults, data, [*flag_overrides, *overrides])
-    if is_single_task:
-        baseline_names = together.baseline_names(data[0].task, baselines, baseline)
-        data = [together.read_single(tasks[0], data[0], files, columns)]
+    if result.tasks:
+        _print_tasks(result)
     else:
-        data = together.read_several(tasks, data, files, columns)
-        if model is None:
-            raise ConfigError("several tasks share a trunk that learns: give a model folder, not --features")
-    options = RunOptions(seeds, from_scratch=from_scratch, keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints)
+        frozen = "over features" if folders else "words alone"
+        _print_task(result, frozen if model is None else "from scratch" if from_scratch else "fine-tuned")
 
-    def run_point(config: FinetuneConfig, data: Any, folder: Path) -> dict[str, Any]:
-        if model is not None:
-            return run(model, data[0] if is_single_task else data, folder, config, options)
-        inputs = FeatureInputs(list(map(Path, feature_paths)), word_vectors, cache_dir or out.parent / "features")
-        return train_on_features(inputs, data[0], folder, config, options)
 
-    results = together.run_or_search(run_point, config, data, out, grid)
-    if not is_single_task:
-        together.print_tasks(results, data, out, seeds, baselines)
-        return
-    row_name = "over features" if feature_paths else "words alone"
-    row_name = row_name if has_feature_network else "from scratch" if from_scratch else "fine-tuned"
-    together.print_single(results, data[0], out, baseline_names, row_name)
+def tasks() -> None:
+    """List the named data sets: `polyseme finetune MODEL --task NAME --data FOLDER --out RUN`."""
+    from polyseme.datasets.catalog import DATASETS
+
+    rows = [[name, d.task.task_type, d.metric, d.folder, d.description] for name, d in DATASETS.items()]
+    print_table(["dataset", "task", "metric", "folder", "description"], rows)
+
+
+def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: list[Path]) -> dict[str, Any]:
+    """Assign files to tasks in their order: data sets take --data, or all the same one; others --train and --dev."""
+    from polyseme.datasets.catalog import DATASETS
+    from polyseme.finetuning.api import find_task_type
+
+    if len(tasks) == 1 and "=" not in tasks[0]:
+        for flag, paths in (("--train", train), ("--dev", dev), ("--data", data)):
+            if len(paths) > 1:
+                raise ConfigError(f"{len(paths)} {flag} for one task; to train several tasks, repeat --task")
+        files = {"train": train, "dev": dev, "data": data}
+        return {"task": tasks[0], **{name: paths[0] if paths else None for name, paths in files.items()}}
+    pairs = [(name, source or name) for name, _, source in (text.partition("=") for text in tasks)]
+    for _, source in pairs:
+        find_task_type(source)  # a wrong name is reported before a wrong number of files
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        raise ConfigError(f"two tasks are called {pairs[-1][0]!r}: give each a name, NAME=TASK")
+    datasets = [name for name, source in pairs if source in DATASETS]
+    others = [name for name, source in pairs if source not in DATASETS]
+    if (datasets and len(data) not in (1, len(datasets))) or (data and not datasets):
+        raise ConfigError(f"{len(data)} --data for {len(datasets)} named data sets: give one for each, or one for all")
+    if len(train) != len(others) or len(dev) != len(others):
+        counts = f"{len(train)} --train and {len(dev)} --dev"
+        raise ConfigError(f"{counts} for {len(others)} tasks that read files: give one for each")
+    folders = dict(zip(datasets, data * len(datasets) if len(data) == 1 else data))
+    return {"task": named, "train": dict(zip(others, train)), "dev": dict(zip(others, dev)), "data": folders}
+
+
+def _print_task(result: "FinetuneResult", row_name: str) -> None:
+    from polyseme.report.run_page import dev_selection_note
+
+    rows = [[name, *(f"{metrics[n]:.4f}" for n in result.mean)] for name, metrics in result.baselines.items()]
+    rows.append([row_name, *(_format_mean(result, name) for name in result.mean)])
+    print_table([f"{len(result.seeds)} seed(s)", *result.mean], rows)
+    if choices := result.details["chosen_on_dev"]:
+        print(dev_selection_note(choices))
+    print(f"{result.model}: seed {result.best_seed}; see {result.report}")
+
+
+def _print_tasks(result: "FinetuneResult") -> None:
+    rows = []
+    for name, each in result.tasks.items():
+        scores = [f"{metrics[each.primary_metric]:.4f}" for metrics in each.baselines.values()]
+        mean = _format_mean(each, each.primary_metric)
+        rows.append([name, each.details["task"], each.primary_metric, *scores, mean])
+    baselines = ["majority", "linear"] if next(iter(result.tasks.values())).baselines else []
+    print_table(["task", "type", "metric", *baselines, f"{len(result.seeds)} seed(s)"], rows)
+    print(f"mean: {result.mean['mean']:.4f}")
+    print(f"{result.model}: seed {result.best_seed}; select a task with --task NAME; see {result.report}")
+
+
+def _format_mean(result: "FinetuneResult", metric: str) -> str:
+    std = result.std[metric]
+    return f"{result.mean[metric]:.4f}" + (f" ± {std:.4f}" if std is not None else "")

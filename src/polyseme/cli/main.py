@@ -1,37 +1,26 @@
-"""The command line: one small file per verb; a mistake is one line and exit status 2."""
+"""The command line. A user error is reported in one line with exit status 2."""
 
-from __future__ import annotations
-
+import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
 
 from polyseme.cli import (
     arpa,
-    ask,
-    compare,
     corpus,
     demo,
-    describe,
-    distill,
-    embed,
-    encode,
+    evaluate,
     explain,
-    families,
-    fill,
     finetune,
     generate,
-    gradients,
     music,
-    next_sentence,
     overlap,
-    pairs,
-    predict,
     pretrain,
     prompt,
+    query,
     score,
-    tasks,
     tokenizer,
     translate,
     ulmfit,
@@ -41,7 +30,7 @@ from polyseme.errors import ConfigError, Interrupted, PolysemeError
 from polyseme.logs import log_to_stderr
 
 app = typer.Typer(
-    help="From a folder of text to a pre-trained language model, and from that model to a measured task model.",
+    help="From a folder of text to a pre-trained language model, and from that model to an evaluated task model.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -50,52 +39,62 @@ app = typer.Typer(
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(arpa.app, name="arpa")
 app.add_typer(vectors.app, name="vectors")
-app.command("prepare")(corpus.prepare)
-app.command("pairs")(pairs.pairs)
-app.command("verify")(corpus.verify)
-app.command("describe")(describe.describe)
-app.command("overlap")(overlap.overlap)
-app.command("pretrain")(pretrain.pretrain)
-app.command("distill")(distill.distill)
-app.command("recipes")(pretrain.recipes)
-app.command("families")(families.families)
-app.command("tasks")(tasks.tasks)
-app.command("finetune")(finetune.finetune)
-app.command("ulmfit")(ulmfit.ulmfit)
-app.command("evaluate")(predict.evaluate)
-app.command("predict")(predict.predict)
-app.command("compare")(compare.compare)
-app.command("benchmark")(compare.benchmark)
-app.command("ask")(ask.ask)
-app.command("fill")(fill.fill)
-app.command("next")(next_sentence.next_sentence)
-app.command("score")(score.score)
-app.command("prompt")(prompt.prompt)
-app.command("generate")(generate.generate)
-app.command("translate")(translate.translate)
-app.command("music")(music.music)
-app.command("gradients")(gradients.gradients)
-app.command("embed")(embed.embed)
-app.command("explain")(explain.explain)
-app.command("encode")(encode.encode)
-app.command("neighbors")(vectors.neighbors)
-app.command("analogy")(vectors.analogy)
-app.command("similarity")(vectors.similarity)
-app.command("demo")(demo.demo)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "prepare": corpus.prepare,
+    "pairs": corpus.pairs,
+    "verify": corpus.verify,
+    "describe": corpus.describe,
+    "overlap": overlap.overlap,
+    "pretrain": pretrain.pretrain,
+    "distill": pretrain.distill,
+    "recipes": pretrain.recipes,
+    "families": pretrain.families,
+    "tasks": finetune.tasks,
+    "finetune": finetune.finetune,
+    "ulmfit": ulmfit.ulmfit,
+    "evaluate": evaluate.evaluate,
+    "predict": evaluate.predict,
+    "compare": evaluate.compare,
+    "benchmark": evaluate.benchmark,
+    "ask": query.ask,
+    "fill": query.fill,
+    "next": query.next_sentence,
+    "score": score.score,
+    "prompt": prompt.prompt,
+    "generate": generate.generate,
+    "translate": translate.translate,
+    "music": music.music,
+    "gradients": explain.gradients,
+    "embed": query.embed,
+    "explain": explain.explain,
+    "encode": query.encode,
+    "neighbors": vectors.neighbors,
+    "analogy": vectors.analogy,
+    "similarity": vectors.similarity,
+    "demo": demo.demo,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
-
-ClickException: Any = next(
-    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
-)  # typer may carry its own click
+# typer may bundle its own click
+ClickException: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+# Phrases of library messages, and the flag that does it.
+_FLAGS = {
+    "resume the run": "--resume",
+    "choose another folder": "--out",
+    "prepare it with the tokenizer of": "--tokenizer",
+    "train a tokenizer of kind": "--kind",
+}
 
 
 def main() -> None:
+    """Run a command and exit."""
     log_to_stderr()
     try:
         for argument in sys.argv:
             _check_utf8(argument)
         status = app(standalone_mode=False)
-        if status == 130:  # how typer tells of Ctrl-C
+        if status == 130:  # typer's status after Ctrl-C
             raise KeyboardInterrupt
     except ClickException as error:
         message = error.format_message()
@@ -111,7 +110,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         status = 130
-    except BrokenPipeError:  # the reader of our output left: not an error
+    except BrokenPipeError:  # the reader of our output has exited, which is not an error
         sys.stderr.close()
         status = 0
     except OSError as error:
@@ -121,18 +120,17 @@ def main() -> None:
     sys.exit(status or 0)
 
 
-# What library messages say, and the flag that does it.
-_FLAGS = {
-    "resume the run": "--resume",
-    "choose another folder": "--out",
-    "prepare it with the tokenizer of": "--tokenizer",
-    "train a tokenizer of kind": "--kind",
-}
-
-
 def _with_flags(message: str) -> str:
-    """Add the command-line flags that a message of the library speaks of."""
+    """Replace `keywords` in a message of the library by the flags of this command, and add flags for known phrases."""
     flags = [flag for phrase, flag in _FLAGS.items() if phrase in message]
+    if "`" in message:
+        command = typer.main.get_command(app)
+        for word in sys.argv[1:]:
+            command = getattr(command, "commands", {}).get(word, command)
+        known = {flag for parameter in command.params for flag in parameter.opts}
+        replacements = {name: f"--{name.replace('_', '-')}" for name in re.findall(r"`(\w+)`", message)}
+        for name, flag in replacements.items():
+            message = message.replace(f"`{name}`", flag) if flag in known else message
     return f"{message} ({', '.join(flags)})" if flags else message
 
 

@@ -1,11 +1,9 @@
 """`polyseme music`: generate a piece of music."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from polyseme.errors import ConfigError, UnsupportedError
 
@@ -14,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def music(
-    model: Annotated[Path, typer.Argument(help="folder of a model trained on MIDI files")],
-    out: Annotated[Path, typer.Option(help="output MIDI file")],
-    max_len: Annotated[int, typer.Option(help="maximum number of events, including those of --primer", min=1)] = 1024,
-    temperature: Annotated[float, typer.Option(help="sampling temperature; 0: greedy decoding")] = 1,
-    seed: Annotated[int, typer.Option(help="random seed")] = 0,
-    primer: Annotated[Path | None, typer.Option(help="MIDI file to continue")] = None,
+    model: Annotated[Path, Argument(help="Folder of a model trained on MIDI files.")],
+    out: Annotated[Path, Option(help="Output MIDI file.")],
+    max_len: Annotated[int, Option(help="Maximum number of events, including those of --primer.", min=1)] = 1024,
+    temperature: Annotated[float, Option(help="Sampling temperature; 0: greedy decoding.")] = 1,
+    seed: Annotated[int, Option(help="Random seed.")] = 0,
+    primer: Annotated[Path | None, Option(help="MIDI file to continue.")] = None,
 ) -> None:
     """Generate a piece event by event and write it as MIDI."""
     from polyseme.corpus.sources.events import events_to_notes, notes_to_events
@@ -29,55 +27,43 @@ def music(
 
     require_mido()
     ensure_new_file(out)
-    language_model = load_neural(model)
-    if language_model.tokenizer.kind != "events":
-        raise UnsupportedError(
-            f"{model} writes text and not music: its tokenizer is of kind {language_model.tokenizer.kind}"
-        )
+    loaded = load_neural(model)
+    if loaded.tokenizer.kind != "events":
+        raise UnsupportedError(f"{model} generates text, not music: its tokenizer is of kind {loaded.tokenizer.kind}")
     primer_events = notes_to_events(read_notes(primer)) if primer else []
-    events = language_model.tokenizer.convert_ids_to_tokens(
-        sample_events(language_model, primer_events, max_len, temperature, seed)
-    )
+    events = loaded.tokenizer.convert_ids_to_tokens(sample_events(loaded, primer_events, max_len, temperature, seed))
     notes = events_to_notes(events)
     write_notes(out, notes)
     print(f"{out}: {len(events):,} events, {len(notes):,} notes, {max((n.end for n in notes), default=0):.1f} seconds")
 
 
 def sample_events(
-    language_model: NeuralLM, primer_events: list[str], max_len: int, temperature: float = 1.0, seed: int = 0
+    loaded: "NeuralLM", primer_events: list[str], max_len: int, temperature: float = 1.0, seed: int = 0
 ) -> list[int]:
-    """The ids of a piece of at most `max_len` events that begins as given; it ends where the model ends it.
+    """Return the ids of a piece of at most `max_len` events that starts with the primer.
 
-    Where places are relative, a piece may be longer than the model reads: it remembers as much as that.
+    With relative positions, a piece may be longer than the model's maximum length, which then limits its memory.
     """
     from polyseme.generation.config import SamplingConfig
     from polyseme.generation.sample import generate_tokens
     from polyseme.generation.session import is_unbounded
 
-    model, specials = language_model.model, language_model.tokenizer.special_token_ids
+    model, specials = loaded.model, loaded.tokenizer.special_token_ids
     if "next" not in model.heads or specials.bos is None:
-        raise UnsupportedError(f"{language_model.path} cannot go on with a piece: it has no head 'next'")
-    sampling_config = SamplingConfig(temperature, seed=seed)
-    if max_len > language_model.max_len and not is_unbounded(model):
-        raise ConfigError(f"max_len is {max_len}, and the model has places for {language_model.max_len} events")
-    primer_ids = language_model.tokenizer.encode(" ".join(primer_events))
-    if len(primer_ids) >= max_len or len(primer_ids) >= language_model.max_len:
-        raise ConfigError(
-            f"the piece to go on with has {len(primer_ids)} events: --max-len {max_len} leaves nothing to add"
-        )
+        raise UnsupportedError(f"{loaded.path} cannot continue a piece: it has no head 'next'")
+    config = SamplingConfig(temperature, seed=seed)
+    if max_len > loaded.max_len and not is_unbounded(model):
+        raise ConfigError(f"max_len is {max_len}, and the model has positions for {loaded.max_len} events")
+    primer_ids = loaded.tokenizer.encode(" ".join(primer_events))
+    if len(primer_ids) >= min(max_len, loaded.max_len):
+        raise ConfigError(f"the primer has {len(primer_ids)} events, which leaves none to add up to max_len {max_len}")
     max_new_tokens = max_len - len(primer_ids)
     if not is_unbounded(model):
-        max_new_tokens = min(
-            max_new_tokens, language_model.max_len - 1 - len(primer_ids)
-        )  # the opening mark has a place too
+        max_new_tokens = min(max_new_tokens, loaded.max_len - 1 - len(primer_ids))  # one position is for BOS
     eos_ids = set() if specials.eos is None else {specials.eos}
-    banned_ids = language_model.tokenizer.all_special_ids - eos_ids
+    banned_ids = loaded.tokenizer.all_special_ids - eos_ids
+    prompts = [[specials.bos, *primer_ids]]
     (hypothesis,) = generate_tokens(
-        model,
-        [[specials.bos, *primer_ids]],
-        max_new_tokens,
-        sampling_config,
-        eos_token_ids=eos_ids,
-        suppress_tokens=banned_ids,
+        model, prompts, max_new_tokens, config, eos_token_ids=eos_ids, suppress_tokens=banned_ids
     )
     return [*primer_ids, *hypothesis.tokens]

@@ -1,32 +1,23 @@
-"""How verbs speak: tables and JSON; and what they are told."""
-
-from __future__ import annotations
+"""Print tables and JSON; read what several commands read."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from polyseme.errors import ConfigError, suggest
+from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
-    from polyseme.config import Config
-    from polyseme.tasks.base import TaskConfig
-
-ConfigT = TypeVar("ConfigT", bound="Config")
-SOURCES_HELP = (
-    "files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI; plain, .gz .xz .zst or .bz2; "
-    "- for standard input (say --format); python-docs or gettext. "
-    "Each may end in ::lang=de,weight=2,key=body,format=jsonl"
-)
+    from polyseme.config import ConfigT
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=2))
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print a value as JSON; without an indent on one line."""
+    print(json.dumps(value, ensure_ascii=False, indent=indent))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns lined up; numbers to the right."""
+    """Print aligned columns, numbers to the right."""
     cells = [list(header)] + [[f"{c:,}" if type(c) is int else str(c) for c in row] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     right_align = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
@@ -35,33 +26,26 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def read_texts(path: Path) -> list[str]:
-    """One text a line; an empty line is an error that names it, so that answers stand beside their lines."""
+    """Read one text per line; an empty line is an error, because each line gets one result."""
     from polyseme.tasks.readers.rows import read_lines
 
     lines = read_lines(path)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
-            raise ConfigError(f"{path}, line {number} is empty: every line has to hold a text")
+            raise ConfigError(f"{path}, line {number} is empty: every line must contain a text")
     return lines
 
 
-def apply_overrides(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
-    """The spec with each `--set path=value` applied."""
+def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
+    """Split each `--set path=value`."""
     for override in overrides:
-        path, equals, value = override.partition("=")
-        if not equals:
+        if "=" not in override:
             raise ConfigError(f"--set {override!r} is not path=value")
+    return dict(override.split("=", 1) for override in overrides)
+
+
+def apply_overrides(config: "ConfigT", overrides: Sequence[str]) -> "ConfigT":
+    """Return the config with each `--set path=value` applied."""
+    for path, value in parse_overrides(overrides).items():
         config = config.with_override(path, value)
     return config
-
-
-def find_task(name: str) -> type[TaskConfig]:
-    """Return the task of this name, or that of the data set of this name."""
-    from polyseme.datasets.catalog import DATASETS
-    from polyseme.tasks import TASKS
-
-    if name in DATASETS:
-        return DATASETS[name].task
-    if name not in TASKS:
-        raise ConfigError(f"there is no task {name!r}; {suggest(name, [*TASKS, *DATASETS])}")
-    return TASKS[name]

@@ -1,110 +1,90 @@
 """`polyseme overlap`: contamination of evaluation sets by a corpus."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
+
+from polyseme.cli import options
+from polyseme.cli.output import print_json, print_table
+from polyseme.errors import DataError
 
 if TYPE_CHECKING:
     from polyseme.corpus.inspect.contamination import ContaminatedExample, ContaminationResult
     from polyseme.corpus.sources.sources import SourceReader
 
+MAX_EXCERPT_CHARS = 240
+SetsOption = Annotated[
+    list[str], Option("--evaluation-set", help="Evaluation set, in any format that prepare reads; may be repeated.")
+]
+
 
 def overlap(
-    corpus: Annotated[Path, typer.Argument(help="corpus folder made by `polyseme prepare`")],
-    evaluation_sets: Annotated[
-        list[str],
-        typer.Option("--evaluation-set", help="evaluation set, in any format that prepare reads; may be repeated"),
-    ],
-    more_evaluation_sets: Annotated[list[str] | None, typer.Argument(help="more evaluation sets")] = None,
-    n: Annotated[int, typer.Option(help="n-gram length in words: 8 as GPT-2, 13 as GPT-3")] = 8,
-    key: Annotated[str, typer.Option(help="key or column of the text")] = "text",
-    num_shown: Annotated[int, typer.Option(help="number of examples shown per set", min=0)] = 3,
-    skip_bad: Annotated[bool, typer.Option(help="skip bad rows")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    corpus: Annotated[Path, Argument(help="Corpus folder from `polyseme prepare`.")],
+    evaluation_sets: SetsOption,
+    more_evaluation_sets: Annotated[list[str] | None, Argument(help="More evaluation sets.")] = None,
+    n: Annotated[int, Option(help="N-gram length in words: 8 as in GPT-2, 13 as in GPT-3.")] = 8,
+    key: options.KeyOption = "text",
+    num_shown: Annotated[int, Option(help="Number of examples shown per set.", min=0)] = 3,
+    skip_bad: options.SkipBadOption = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Print the fraction of each evaluation set's word n-grams that occur in a corpus, and the worst examples."""
     from dataclasses import asdict
 
-    from polyseme.cli.output import print_json, print_table
-    from polyseme.corpus.inspect.contamination import measure_contamination as run
+    from polyseme.corpus.inspect.contamination import measure_contamination
     from polyseme.corpus.sources.sources import open_sources
     from polyseme.corpus.store import Corpus
-    from polyseme.errors import DataError
 
-    opened_corpus = Corpus.open(corpus)
-    sources_by_set = {
-        name: open_sources([name], key=key, split="line", skip_bad=skip_bad)
-        for name in (*evaluation_sets, *(more_evaluation_sets or ()))
-    }
-    locations: dict[str, list[str]] = {name: [] for name in sources_by_set}
+    opened = Corpus.open(corpus)
+    names = (*evaluation_sets, *(more_evaluation_sets or ()))
+    sources = {name: open_sources([name], key=key, split="line", skip_bad=skip_bad) for name in names}
+    locations: dict[str, list[str]] = {name: [] for name in sources}
 
-    def texts(name: str, sources: SourceReader) -> Iterator[str]:
-        for document in sources:
+    def texts(name: str, reader: "SourceReader") -> Iterator[str]:
+        for document in reader:
             locations[name].append(document.location)
             yield document.text
         if not locations[name]:
             raise DataError(f"there is no text in {name}")
 
-    overlaps = run(
-        opened_corpus, {name: texts(name, sources) for name, sources in sources_by_set.items()}, n, num_shown
-    )
+    results = measure_contamination(opened, {name: texts(name, each) for name, each in sources.items()}, n, num_shown)
     if as_json:
-        rows = [asdict(set_overlap) | {"rates": set_overlap.rates} for set_overlap in overlaps]
+        rows = [asdict(each) | {"rates": each.rates} for each in results]
         for row in rows:
-            row["worst_examples"] = [
-                match | {"location": locations[row["name"]][match["example_number"] - 1]}
-                for match in row["worst_examples"]
-            ]
+            for example in row["worst_examples"]:
+                example["location"] = locations[row["name"]][example["example_number"] - 1]
         print_json(rows)
         return
-    print_table(
-        ["set", "examples", f"{n}-grams", "found", "share", "examples touched", "half or more"],
-        [_table_row(set_overlap) for set_overlap in overlaps],
-    )
-    for set_overlap in overlaps:
+    header = ["set", "examples", f"{n}-grams", "found", "share", "contaminated", "half or more"]
+    print_table(header, [_table_row(each) for each in results])
+    for each in results:
         for line in (
-            *_skipped_notes(set_overlap),
-            *(
-                _match_line(match, locations[set_overlap.name], set_overlap.name)
-                for match in set_overlap.worst_examples
-            ),
+            *_skipped_notes(each),
+            *(_match_line(match, locations, each.name) for match in each.worst_examples),
         ):
             print(line)
 
 
-def _table_row(set_overlap: ContaminationResult) -> list[int | str]:
-    shares = {name: "-" if share is None else f"{share:.2%}" for name, share in set_overlap.rates.items()}
-    contaminated, half_contaminated = (
-        f"{getattr(set_overlap, name):,} ({shares[name]})" for name in ("num_contaminated", "num_half_contaminated")
-    )
-    return [
-        set_overlap.name,
-        set_overlap.num_examples,
-        set_overlap.num_ngrams,
-        set_overlap.num_matched,
-        shares["num_matched"],
-        contaminated,
-        half_contaminated,
-    ]
+def _table_row(each: "ContaminationResult") -> list[Any]:
+    shares = {name: "-" if share is None else f"{share:.2%}" for name, share in each.rates.items()}
+    counts = [f"{getattr(each, name):,} ({shares[name]})" for name in ("num_contaminated", "num_half_contaminated")]
+    return [each.name, each.num_examples, each.num_ngrams, each.num_matched, shares["num_matched"], *counts]
 
 
-def _skipped_notes(set_overlap: ContaminationResult) -> Iterator[str]:
-    """Notes about what was not compared."""
-    if set_overlap.num_too_short:
-        num_too_short = f"{set_overlap.num_too_short:,} examples of fewer than {set_overlap.n} words"
-        yield f"{set_overlap.name}: {num_too_short} are too short to compare"
-    if set_overlap.num_unknown:
-        num_uncovered = set_overlap.num_examples - set_overlap.num_compared - set_overlap.num_too_short
-        suffix = f", {num_uncovered:,} examples have no other" if num_uncovered else ""
-        num_unknown = f"{set_overlap.num_unknown:,} {set_overlap.n}-grams with a word unknown to the tokenizer"
-        yield f"{set_overlap.name}: {num_unknown} are left out{suffix}"
+def _skipped_notes(each: "ContaminationResult") -> Iterator[str]:
+    """Yield notes about what was not compared."""
+    if each.num_too_short:
+        yield f"{each.name}: {each.num_too_short:,} examples of fewer than {each.n} words are too short to compare"
+    if each.num_unknown:
+        num_uncovered = each.num_examples - each.num_compared - each.num_too_short
+        suffix = f"; {num_uncovered:,} examples have no other" if num_uncovered else ""
+        ngrams = f"{each.num_unknown:,} {each.n}-grams with a word unknown to the tokenizer"
+        yield f"{each.name}: {ngrams} are left out{suffix}"
 
 
-def _match_line(match: ContaminatedExample, locations: list[str], name: str) -> str:
-    location = locations[match.example_number - 1] or f"example {match.example_number}"
-    excerpt = match.longest_match if len(match.longest_match) <= 240 else match.longest_match[:240] + "…"
+def _match_line(match: "ContaminatedExample", locations: dict[str, list[str]], name: str) -> str:
+    location = locations[name][match.example_number - 1] or f"example {match.example_number}"
+    excerpt = match.longest_match[:MAX_EXCERPT_CHARS] + "…" * (len(match.longest_match) > MAX_EXCERPT_CHARS)
     return f"{name} {location}: {match.num_matched:,} of {match.num_ngrams:,} found: “{excerpt}”"

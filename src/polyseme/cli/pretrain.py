@@ -1,40 +1,60 @@
-"""`polyseme pretrain` and `polyseme recipes`."""
-
-from __future__ import annotations
+"""`polyseme pretrain`, `distill`, `recipes` and `families`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
+
+from polyseme.cli import options
+from polyseme.cli.output import apply_overrides, print_json, print_table
 
 if TYPE_CHECKING:
     from polyseme.report.results import PretrainResult
 
+DISTILL_RECIPE_HELP = "A name from `polyseme recipes`, or a recipe.json; default: half of the teacher's layers."
+
 
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help="a name from `polyseme recipes`, or a recipe.json")],
-    corpus: Annotated[Path, typer.Option(help="a corpus folder made by `polyseme prepare`")],
-    out: Annotated[Path, typer.Option(help="run folder to write, or to resume")],
-    overrides: Annotated[
-        list[str], typer.Option("--set", help="path=value, e.g. optimizer.lr=1e-4; may be repeated")
-    ] = [],  # noqa: B006
-    budget: Annotated[str, typer.Option(help="training budget: 20m, 1h30m, 90s, 500steps or 1e9tokens")] = "",
-    resume: Annotated[bool, typer.Option(help="resume the run in --out")] = False,
-    init_from: Annotated[
-        Path | None,
-        typer.Option("--init-from", help="start from this model of the same sizes, or from word vectors"),
-    ] = None,
+    recipe: Annotated[str, Argument(help="A name from `polyseme recipes`, or a recipe.json.")],
+    corpus: Annotated[Path, Option(help="Corpus folder from `polyseme prepare`.")],
+    out: options.RunOption,
+    overrides: options.SetOption = [],
+    budget: options.BudgetOption = "",
+    resume: options.ResumeOption = False,
+    init_from: Annotated[Path | None, Option(help="Model of the same sizes, or word vectors, to start from.")] = None,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save the run and stop it; --resume continues it exactly."""
     import polyseme
-    from polyseme.cli.output import apply_overrides
     from polyseme.recipes import get_recipe
 
-    chosen = apply_overrides(get_recipe(recipe), overrides)
-    print_results(polyseme.pretrain(chosen, corpus, out, budget=budget, resume=resume, init_from=init_from))
+    resolved = apply_overrides(get_recipe(recipe), overrides)
+    print_results(polyseme.pretrain(resolved, corpus, out, budget=budget, resume=resume, init_from=init_from))
 
 
-def print_results(result: PretrainResult) -> None:
+def distill(
+    teacher: Annotated[Path, Argument(help="Model folder of the teacher.")],
+    corpus: Annotated[Path, Option(help="Corpus folder that was prepared with the teacher's tokenizer.")],
+    out: options.RunOption,
+    recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP)] = "",
+    overrides: options.SetOption = [],
+    budget: options.BudgetOption = "",
+    resume: options.ResumeOption = False,
+) -> None:
+    """Distill a teacher into a smaller model. Ctrl-C and SIGTERM save and stop; --resume continues exactly."""
+    from polyseme.compress.distill import derive_recipe, with_distillation
+    from polyseme.compress.distill import distill as run
+    from polyseme.recipes import get_training_recipe
+    from polyseme.report.results import PretrainResult
+    from polyseme.train.recipe import BudgetConfig
+
+    resolved = get_training_recipe(recipe) if recipe else derive_recipe(teacher)
+    resolved = apply_overrides(with_distillation(resolved, teacher), overrides)
+    if budget:
+        resolved = resolved.replace(budget=BudgetConfig.parse(budget))
+    print_results(PretrainResult.from_results(out, run(resolved, teacher, corpus, out, resume)))
+
+
+def print_results(result: "PretrainResult") -> None:
     """Print the results of a run, on the first rank only."""
     from polyseme.train import distributed
 
@@ -46,11 +66,25 @@ def print_results(result: PretrainResult) -> None:
     distributed.shutdown()
 
 
-def recipes(family: Annotated[str | None, typer.Option(help="only the recipes of this family")] = None) -> None:
-    """List the recipes, with what each reproduces."""
+def recipes(family: Annotated[str | None, Option(help="Only the recipes of this family.")] = None) -> None:
+    """List the recipes and what they reproduce."""
     import polyseme
-    from polyseme.cli.output import print_table
     from polyseme.recipes import get_recipe
 
     rows = [(name, get_recipe(name).family, about) for name, about in polyseme.list_recipes(family).items()]
     print_table(["recipe", "family", "what it is"], rows)
+
+
+def families(as_json: options.JsonOption = False) -> None:
+    """List the families with their sizes and numbers of parameters (without heads)."""
+    from polyseme.families import FAMILIES
+    from polyseme.families.summary import FamilySummary, summarize_families
+
+    if as_json:
+        print_json([row._asdict() for row in summarize_families()])
+        return
+    print_table(FamilySummary._fields, summarize_families())
+    for family in FAMILIES.values():
+        print(f"\n{family.name}: {family.paper}; {family.tokenizer}; {family.objective}")
+        for departure in family.departures:
+            print(f"  departs: {departure}")

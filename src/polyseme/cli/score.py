@@ -1,44 +1,48 @@
-"""`polyseme score`: how likely is a text, or which of several answers?"""
-
-from __future__ import annotations
+"""`polyseme score`: score texts, last words, or the choices of questions."""
 
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
+
+from polyseme.cli import options
+from polyseme.cli.output import print_json, read_texts
+from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.inference.base import LanguageModel
+    from polyseme.inference.results import ChoiceResult
     from polyseme.tasks.multiple_choice import ChoiceExample
+
+CHOICES_HELP = "Questions as JSON lines with text (or prompt), choices and, if known, label."
+LAST_WORDS_HELP = "LAMBADA: JSON lines with context and continuation (or text), or one text per line."
+NORMALIZATION_HELP = "Score of a choice: none (log-probability), length (per token), or unconditional (minus that "
+NORMALIZATION_HELP += "after --context)."
 
 
 def score(
-    model: Annotated[Path, typer.Argument(help="a model folder with a language-model head")],
-    data: Annotated[Path | None, typer.Option(help="a text file, one text a line")] = None,
-    choices: Annotated[
-        Path | None, typer.Option(help="JSON lines with text (or prompt), choices and, if known, label")
-    ] = None,
-    last_words: Annotated[
-        Path | None, typer.Option(help="LAMBADA: JSON lines with context and continuation (or text), or a text a line")
-    ] = None,
-    num_shots: Annotated[int, typer.Option(help="how many examples stand before each prompt", min=0)] = 0,
-    examples: Annotated[Path | None, typer.Option(help="labelled choices to draw the shots from")] = None,
+    model: Annotated[Path, Argument(help="Folder of a model with a language-model head.")],
+    data: Annotated[Path | None, Option(help="Text file, one text per line.")] = None,
+    choices: Annotated[Path | None, Option(help=CHOICES_HELP)] = None,
+    last_words: Annotated[Path | None, Option(help=LAST_WORDS_HELP)] = None,
+    num_shots: Annotated[int, Option(help="Number of examples before each question (few-shot).", min=0)] = 0,
+    examples: Annotated[Path | None, Option(help="Labeled questions to sample the shots from.")] = None,
     template: Annotated[
-        str, typer.Option(help="how a text and its answer are written; \\n is a new line")
+        str, Option(help="Format of a question and its answer; \\n is a new line.")
     ] = "{text} {answer}",
-    normalization: Annotated[str, typer.Option(help="none, length or unconditional")] = "none",
-    context: Annotated[str, typer.Option(help="what stands before an unconditional answer")] = "Answer: ",
-    seed: Annotated[int, typer.Option(help="of the draw of shots")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object a line")] = False,
+    normalization: Annotated[str, Option(help=NORMALIZATION_HELP)] = "none",
+    context: Annotated[str, Option(help="Text before an unconditional answer.")] = "Answer: ",
+    seed: Annotated[int, Option(help="Random seed of the shots.")] = 0,
+    as_json: options.JsonLinesOption = False,
 ) -> None:
-    """Log-probability and perplexity of each line; pseudo-perplexity for a masked model. Or the likeliest choices.
+    """Print the log-probability and perplexity of texts (pseudo-perplexity for a masked model), or answer questions.
 
-    A masked model fills the gap of a question (its mask, _ or @placeholder), else one at its end; of last words it is
-    told how many tokens they have.
+    For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
+    knows the number of tokens of a last word.
     """
     import polyseme
-    from polyseme.errors import ConfigError
+    from polyseme.tasks.multiple_choice import MultipleChoiceTask
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
@@ -52,31 +56,22 @@ def score(
     elif last_words is not None:
         _score_last_words(language_model, last_words, as_json)
     elif choices is not None:
-        from polyseme.tasks.multiple_choice import MultipleChoiceTask
-
         questions = MultipleChoiceTask.read(choices, needs_labels=False)
-        shot_examples = _sample_shots(examples, num_shots, seed, questions) if examples else []
-        _rank_choices(
-            language_model, questions, shot_examples, template.replace("\\n", "\n"), normalization, context, as_json
-        )
+        shots = _sample_shots(examples, num_shots, seed, questions) if examples else []
+        results = language_model.rank_choices(
+            [question.text for question in questions], [question.choices for question in questions], shots=shots,
+            template=template.replace("\\n", "\n"), normalization=normalization, context=context,
+        )  # fmt: skip
+        _print_choices(questions, results, len(shots), as_json)
 
 
-def _score_texts(language_model: LanguageModel, data: Path, as_json: bool) -> None:
-    import json
-
-    from polyseme.cli.output import read_texts
-
+def _score_texts(language_model: "LanguageModel", data: Path, as_json: bool) -> None:
     lines = read_texts(data)
     scores = language_model.score(lines)
     for line, s in zip(lines, scores):
         if as_json:
-            row = {
-                "log_prob": s.log_prob,
-                "num_tokens": s.num_tokens,
-                "perplexity": s.perplexity,
-                "text": line,
-            }
-            print(json.dumps(row, ensure_ascii=False))
+            row = {"log_prob": s.log_prob, "num_tokens": s.num_tokens, "perplexity": s.perplexity, "text": line}
+            print_json(row, indent=None)
         else:
             print(f"{s.log_prob:12.4f}  {s.num_tokens:5d} tokens  {s.perplexity:12.4f}  {line}")
     total, tokens = sum(s.log_prob for s in scores), sum(s.num_tokens for s in scores)
@@ -84,81 +79,61 @@ def _score_texts(language_model: LanguageModel, data: Path, as_json: bool) -> No
         print(f"{total:12.4f}  {tokens:5d} tokens  {math.exp(-total / max(tokens, 1)):12.4f}  (all)")
 
 
-def _score_last_words(language_model: LanguageModel, path: Path, as_json: bool) -> None:
-    """Accuracy and perplexity of last words; a word's perplexity is over all of its tokens, as LAMBADA's is."""
-    import json
-
+def _score_last_words(language_model: "LanguageModel", path: Path, as_json: bool) -> None:
+    """Print accuracy and perplexity of last words; as in LAMBADA, the perplexity of a word is over all its tokens."""
     from polyseme.datasets.lambada import read_lambada
 
-    word_scores = language_model.score_last_words(read_lambada(path))
+    words = language_model.score_last_words(read_lambada(path))
     summary = {
-        "texts": len(word_scores),
-        "accuracy": sum(word_score.is_correct for word_score in word_scores) / len(word_scores),
-        "perplexity": math.exp(-sum(word_score.score.log_prob for word_score in word_scores) / len(word_scores)),
-        "num_truncated": sum(word_score.num_truncated > 0 for word_score in word_scores),
+        "texts": len(words),
+        "accuracy": sum(word.is_correct for word in words) / len(words),
+        "perplexity": math.exp(-sum(word.score.log_prob for word in words) / len(words)),
+        "num_truncated": sum(word.num_truncated > 0 for word in words),
     }
-    print(json.dumps(summary) if as_json else "\n".join(f"{name}: {value:.4g}" for name, value in summary.items()))
+    if as_json:
+        print_json(summary, indent=None)
+    else:
+        print("\n".join(f"{name}: {value:.4g}" for name, value in summary.items()))
 
 
-def _sample_shots(path: Path, num_shots: int, seed: int, questions: list[ChoiceExample]) -> list[tuple[str, str]]:
-    """Examples with their right answers, the same for every question: so they are read once."""
+def _sample_shots(path: Path, num_shots: int, seed: int, questions: "list[ChoiceExample]") -> list[tuple[str, str]]:
+    """Sample questions with their answers, the same for every question, so that the model reads them once."""
     import random
 
-    from polyseme.errors import ConfigError
     from polyseme.tasks.multiple_choice import MultipleChoiceTask
 
     examples = MultipleChoiceTask.read(path)
     if num_shots > len(examples):
-        raise ConfigError(f"{path} holds {len(examples)} examples, which is less than --num-shots {num_shots}")
-    shot_examples = random.Random(seed).sample(examples, num_shots)
-    texts = {e.text for e in shot_examples}
-    if duplicates := [e for e in questions if e.text in texts]:
-        raise ConfigError(
-            f"{duplicates[0].location} is among the shots too: draw them from other examples, or with another --seed"
-        )
-    return [(e.text, e.choices[int(e.label or 0)]) for e in shot_examples]
+        raise ConfigError(f"{path} holds {len(examples)} examples, fewer than --num-shots {num_shots}")
+    shots = random.Random(seed).sample(examples, num_shots)
+    texts = {shot.text for shot in shots}
+    if duplicate := next((question for question in questions if question.text in texts), None):
+        raise ConfigError(f"{duplicate.location} is among the shots: use other examples, or another --seed")
+    return [(shot.text, shot.choices[int(shot.label or 0)]) for shot in shots]
 
 
-def _rank_choices(
-    language_model: LanguageModel,
-    examples: list[ChoiceExample],
-    shots: list[tuple[str, str]],
-    template: str,
-    normalization: str,
-    context: str,
-    as_json: bool,
+def _print_choices(
+    questions: "list[ChoiceExample]", results: "list[ChoiceResult]", num_shots: int, as_json: bool
 ) -> None:
-    import json
-
-    prompts, choices = [e.text for e in examples], [e.choices for e in examples]
-    choice_results = language_model.rank_choices(
-        prompts, choices, shots=shots, template=template, normalization=normalization, context=context
-    )
-    for example, choice in zip(examples, choice_results):
-        best_text = example.choices[choice.best_index]
+    correct = []
+    for question, result in zip(questions, results):
+        best = result.best_index
+        if question.label is not None:
+            correct.append(str(best) == question.label)
         if as_json:
             row = {
-                "text": example.text,
-                "choices": example.choices,
-                "best_index": choice.best_index,
-                "normalized_scores": choice.normalized_scores,
-                "log_probs": [s.log_prob for s in choice.scores],
-                "num_tokens": [s.num_tokens for s in choice.scores],
-            }
-            print(
-                json.dumps(row | ({} if example.label is None else {"label": int(example.label)}), ensure_ascii=False)
-            )
+                "text": question.text, "choices": question.choices, "best_index": best,
+                "normalized_scores": result.normalized_scores, "log_probs": [s.log_prob for s in result.scores],
+                "num_tokens": [s.num_tokens for s in result.scores],
+            }  # fmt: skip
+            print_json(row | ({} if question.label is None else {"label": int(question.label)}), indent=None)
         else:
-            verdict = (
-                "" if example.label is None else "right  " if str(choice.best_index) == example.label else "wrong  "
-            )
-            print(f"{choice.normalized_scores[choice.best_index]:12.4f}  {verdict}{best_text}")
-    labeled_results = [(e.label, str(c.best_index)) for e, c in zip(examples, choice_results) if e.label is not None]
-    if labeled_results:
-        accuracy = sum(a == b for a, b in labeled_results) / len(labeled_results)
-        summary = {"accuracy": accuracy, "questions": len(labeled_results), "num_shots": len(shots)}
-        print(
-            json.dumps(summary)
-            if as_json
-            else f"accuracy: {accuracy:.4f} ({len(labeled_results)} questions, {len(shots)} shots)"
-        )
+            verdict = "" if question.label is None else "right  " if correct[-1] else "wrong  "
+            print(f"{result.normalized_scores[best]:12.4f}  {verdict}{question.choices[best]}")
+    if not correct:
+        return
+    accuracy = sum(correct) / len(correct)
+    if as_json:
+        print_json({"accuracy": accuracy, "questions": len(correct), "num_shots": num_shots}, indent=None)
+    else:
+        print(f"accuracy: {accuracy:.4f} ({len(correct)} questions, {num_shots} shots)")

@@ -1,84 +1,68 @@
 """`polyseme translate`: translate texts and score the translations."""
 
-from __future__ import annotations
-
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
+
+from polyseme.cli import options
+from polyseme.cli.output import print_json, print_table
+from polyseme.errors import ConfigError, DataError
+
+PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
+LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source length."
 
 
 def translate(
-    model: Annotated[Path, typer.Argument(help="folder of a sequence-to-sequence model")],
-    data: Annotated[Path, typer.Option(help="texts to translate, one per line; an empty line stays empty")],
-    reference: Annotated[
-        Path | None, typer.Option(help="reference translations, one per line, for BLEU and chrF")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="output file, one translation per line")] = None,
-    num_beams: Annotated[int, typer.Option(help="width of the beam search; 0: greedy decoding", min=0)] = 5,
-    length_penalty: Annotated[
-        float, typer.Option(help="beam search: scores are divided by length to this power")
-    ] = 1.0,
-    patience: Annotated[
-        float, typer.Option(help="stop when num_beams × patience texts are complete; 0: when no better one can follow")
-    ] = 0.0,
-    max_new_tokens: Annotated[
-        int, typer.Option(help="maximum number of generated tokens; 0: derived from the source length", min=0)
-    ] = 0,
-    by_sentence: Annotated[
-        bool, typer.Option("--split-sentences", help="split texts that are too long into sentences")
-    ] = False,
-    lang: Annotated[str, typer.Option(help="language of the texts, for --split-sentences")] = "en",
-    report: Annotated[Path | None, typer.Option(help="HTML page with metrics and examples")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the metrics as JSON")] = False,
+    model: Annotated[Path, Argument(help="Folder of a sequence-to-sequence model.")],
+    data: Annotated[Path, Option(help="Texts to translate, one per line; an empty line stays empty.")],
+    reference: Annotated[Path | None, Option(help="Reference translations, one per line, for BLEU and chrF.")] = None,
+    out: Annotated[Path | None, Option(help="Output file, one translation per line.")] = None,
+    num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 5,
+    length_penalty: options.LengthPenaltyOption = 1.0,
+    patience: Annotated[float, Option(help=PATIENCE_HELP)] = 0.0,
+    max_new_tokens: Annotated[int, Option(help=LENGTH_HELP, min=0)] = 0,
+    by_sentence: Annotated[bool, Option("--split-sentences", help="Split long texts into sentences.")] = False,
+    lang: Annotated[str, Option(help="Language of the texts, for --split-sentences.")] = "en",
+    report: Annotated[Path | None, Option(help="HTML page with metrics and examples.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
     """Translate each line by beam search; with references, compute BLEU and chrF with sacrebleu."""
     import polyseme
-    from polyseme.cli.output import print_json
     from polyseme.corpus.clean.sentences import split_sentences
-    from polyseme.errors import ConfigError, DataError
-    from polyseme.generation.config import GenerationConfig
     from polyseme.io.atomic import write_text
     from polyseme.tasks.metrics.translation import score_translations
 
     for path in (out, report):
         if path is not None and path.exists():
-            raise ConfigError(f"{path} is already there: choose another name, or remove it first")
+            raise ConfigError(f"{path} already exists: choose another name, or remove it first")
     if reference is None and (report is not None or as_json):
-        raise ConfigError("there is nothing to report without --reference")
+        raise ConfigError("--report and --json need --reference")
     texts = _read_lines(data)
     references = _read_lines(reference) if reference else None
     if references is not None and len(references) != len(texts):
-        raise DataError(f"{data} has {len(texts)} lines, and {reference} {len(references)}: they are no pairs")
-    language_model = polyseme.load(model)
-    sentence_splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
-    translations = language_model.translate(
-        texts,
-        GenerationConfig(max_new_tokens, num_beams=num_beams, length_penalty=length_penalty, patience=patience),
-        split=sentence_splitter,
-    )
+        raise DataError(f"{data} has {len(texts)} lines, and {reference} has {len(references)}: they are not parallel")
+    search = {"num_beams": num_beams, "length_penalty": length_penalty}
+    config = polyseme.GenerationConfig(max_new_tokens, patience=patience, **search)  # type: ignore[arg-type]
+    splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
+    translations = polyseme.load(model).translate(texts, config, split=splitter)
     lines = [" ".join(translation.text.split()) for translation in translations]
     if out is not None:
         write_text(out, "".join(line + "\n" for line in lines))
     elif references is None:
-        for line in lines:
-            print(line)
+        print("\n".join(lines))
     if num_unfinished := sum(not translation.is_finished for translation in translations):
-        typer.echo(f"{num_unfinished:,} translations reached the maximum number of tokens", err=True)
+        print(f"{num_unfinished:,} translations reached the maximum number of tokens", file=sys.stderr)
     if references is not None:
-        metrics = score_translations(lines, references, texts)
-        metrics |= {"num_beams": num_beams, "length_penalty": length_penalty}
+        metrics = score_translations(lines, references, texts) | search
         if report is not None:
-            write_text(report, render_page(model, metrics, texts, references, lines))
-        if as_json:
-            print_json(metrics)
-        else:
-            print_metrics(metrics)
+            write_text(report, _render_page(model, metrics, list(zip(texts, references, lines))))
+        _print_metrics(metrics, as_json)
 
 
 def _read_lines(path: Path) -> list[str]:
-    """The lines of a file, empty ones too: an answer stands in the line of its text."""
-    from polyseme.errors import DataError
+    """Read the lines of a file, including empty ones, so that translations stay parallel to them."""
     from polyseme.io.compression import read_decompressed
 
     try:
@@ -88,32 +72,30 @@ def _read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def print_metrics(metrics: dict[str, Any]) -> None:
-    from polyseme.cli.output import print_table
+def _length_rows(metrics: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [(row["words"], row["texts"], round(row["bleu"], 2)) for row in metrics["by_length"]]
 
+
+def _print_metrics(metrics: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(metrics)
+        return
     print(f"BLEU {metrics['bleu']:.2f}  {metrics['bleu_signature']}")
     print(f"chrF {metrics['chrf']:.2f}  {metrics['chrf_signature']}")
-    rows = [(row["words"], row["texts"], round(row["bleu"], 2)) for row in metrics["by_length"]]
-    print_table(["words of the source", "texts", "BLEU"], rows)
+    print_table(["words of the source", "texts", "BLEU"], _length_rows(metrics))
 
 
-def render_page(
-    model: Path, metrics: dict[str, Any], texts: list[str], references: list[str], translations: list[str]
-) -> str:
-    """A page with what was measured, and the first translations beside what they should be."""
+def _render_page(model: Path, metrics: dict[str, Any], examples: list[tuple[str, str, str]]) -> str:
+    """Return a page with the metrics, and the first translations next to their references."""
     from polyseme.report.html import code, html_page, html_table
 
-    lengths = [(row["words"], row["texts"], round(row["bleu"], 2)) for row in metrics["by_length"]]
-    metric_rows = [("BLEU", round(metrics["bleu"], 2), metrics["bleu_signature"]),
-               ("chrF", round(metrics["chrf"], 2), metrics["chrf_signature"])]  # fmt: skip
+    names = {"BLEU": "bleu", "chrF": "chrf"}
+    scores = [(name, round(metrics[key], 2), metrics[f"{key}_signature"]) for name, key in names.items()]
     search_keys = ("num_beams", "length_penalty", "texts", "brevity_penalty")
     sections = [
-        ("Measures", html_table(["measure", "value", "signature"], metric_rows)),
-        ("BLEU by length of the source", html_table(["words", "texts", "BLEU"], lengths)),
-        (
-            "Translations",
-            html_table(["source", "reference", "translation"], list(zip(texts, references, translations))[:30]),
-        ),
+        ("Metrics", html_table(["metric", "value", "signature"], scores)),
+        ("BLEU by length of the source", html_table(["words", "texts", "BLEU"], _length_rows(metrics))),
+        ("Translations", html_table(["source", "reference", "translation"], examples[:30])),
         ("Search", code({key: metrics[key] for key in search_keys})),
     ]
     return html_page(f"Translations of {model.name}", f"{metrics['texts']:,} texts", sections)

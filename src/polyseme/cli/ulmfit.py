@@ -1,91 +1,110 @@
-"""`polyseme ulmfit`: three stages to a classifier, or the curve of how few examples they need."""
-
-from __future__ import annotations
+"""`polyseme ulmfit`: the three stages of ULMFiT, or the low-shot curve."""
 
 import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from polyseme.cli.output import SOURCES_HELP
+from polyseme.cli import options
+from polyseme.cli.output import apply_overrides, print_table
+from polyseme.errors import ConfigError
+
+UnlabeledOption = Annotated[list[str], Option(help="More texts of the task, one per line, for the second stage.")]
+TextOption = Annotated[list[str], Option(help=f"General text for the first stage. {options.SOURCES_HELP}")]
+ModelsOption = Annotated[list[Path], Option(help="Or trained general language models, one for each direction.")]
 
 
 def ulmfit(
-    train: Annotated[Path, typer.Option(help="labelled texts: TSV or JSON lines; plain, .gz or .xz")],
-    dev: Annotated[Path, typer.Option(help="the examples to measure on")],
-    out: Annotated[Path, typer.Option(help="the folder to write, or to go on with")],
-    text: Annotated[list[str], typer.Option(help=f"general text for the first stage: {SOURCES_HELP}")] = [],  # noqa: B006
-    corpus: Annotated[Path | None, typer.Option(help="or general text as a corpus folder")] = None,
-    general_models: Annotated[
-        list[Path], typer.Option(help="or language models of ulmfit, one for each direction")
-    ] = [],  # noqa: B006
-    unlabeled: Annotated[list[str], typer.Option(help="more texts of the task, one a line, for the second stage")] = [],  # noqa: B006
-    preset: Annotated[str, typer.Option(help="tiny, lecture (300 wide) or paper (400 wide)")] = "paper",
-    direction: Annotated[str, typer.Option(help="forward, backward, or both averaged")] = "forward",
-    budget: Annotated[str, typer.Option(help="how long the first stage takes: 20m, 500steps or 1e9tokens")] = "",
-    seeds: Annotated[int, typer.Option(help="how many runs of the last stage", min=1)] = 1,
-    train_sizes: Annotated[str, typer.Option(help="draw the low-shot curve for these: 100,500,2000")] = "",
-    overrides: Annotated[list[str], typer.Option("--set", help="path=value, e.g. classifier.epochs=20")] = [],  # noqa: B006
-    text_column: Annotated[str, typer.Option(help="the column or key of the text")] = "text",
-    label_column: Annotated[str, typer.Option(help="the column or key of the label")] = "label",
-    header: Annotated[bool, typer.Option(help="TSV has a header; without, columns are numbers from 1")] = True,
-    skip_bad: Annotated[bool, typer.Option(help="go on past bad rows and count them")] = False,
+    train: Annotated[Path, Option(help="Training examples: TSV or JSON lines, plain or compressed.")],
+    dev: Annotated[Path, Option(help="Dev examples for evaluation.")],
+    out: options.RunOption,
+    text: TextOption = [],
+    corpus: Annotated[Path | None, Option(help="Or general text as a corpus folder.")] = None,
+    general_models: ModelsOption = [],
+    unlabeled: UnlabeledOption = [],
+    preset: Annotated[str, Option(help="Model size: tiny, lecture (300 wide) or paper (400 wide).")] = "paper",
+    direction: Annotated[str, Option(help="forward, backward, or both (averaged).")] = "forward",
+    budget: Annotated[str, Option(help="Budget of the first stage: 20m, 500steps or 1e9tokens.")] = "",
+    seeds: options.NumSeedsOption = 1,
+    train_sizes: Annotated[str, Option(help="Plot the low-shot curve for these sizes: 100,500,2000.")] = "",
+    overrides: options.SetOption = [],
+    text_column: options.TextColumnOption = "text",
+    label_column: options.LabelColumnOption = "label",
+    header: options.HeaderOption = True,
+    skip_bad: options.SkipBadOption = False,
 ) -> None:
-    """A general language model, the same on the task's text, then a classifier; killed, the same command goes on."""
-    from polyseme.cli.output import apply_overrides, print_table
+    """Pre-train a general language model, fine-tune it on the task's text, and train a classifier.
+
+    An interrupted run continues when the same command is run again.
+    """
     from polyseme.corpus.sources.sources import open_sources
-    from polyseme.errors import ConfigError
-    from polyseme.io.atomic import is_occupied, sha256, write_text
-    from polyseme.io.json import read_json, write_json
+    from polyseme.io.atomic import sha256
+    from polyseme.io.json import write_json
     from polyseme.pipelines import ulmfit as stages
     from polyseme.tasks.classification import ClassificationTask
     from polyseme.tasks.readers.rows import Columns
 
-    try:
-        sizes = [int(size) for size in train_sizes.split(",")] if train_sizes else []
-    except ValueError:
-        raise ConfigError(f"--train-sizes is {train_sizes!r}: whole numbers with commas between are needed") from None
+    sizes = _parse_sizes(train_sizes)
     settings: dict[str, Any] = {"preset": preset, "direction": direction, "budget": budget}
     config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
     config.general_recipe("forward").check()
     config.classifier.validate()
     columns = Columns(text_column, label=label_column, has_header=header)
     train_examples, dev_examples = (ClassificationTask.read(path, columns, skip_bad=skip_bad) for path in (train, dev))
-    unlabeled_texts = (
-        [document.text for document in open_sources(unlabeled, "text", "line", skip_bad)] if unlabeled else []
-    )
-    run_inputs = {
+    texts = [document.text for document in open_sources(unlabeled, "text", "line", skip_bad)] if unlabeled else []
+    inputs = {
         "config": config.to_json(),
         "init_from": [*text, *map(str, [corpus] if corpus else []), *map(str, general_models)],
-        **{name: sha256(path) for name, path in (("train", train), ("dev", dev))},
-        "unlabeled": hashlib.sha256("\0".join(unlabeled_texts).encode("utf-8", "surrogatepass")).hexdigest(),
+        "train": sha256(train),
+        "dev": sha256(dev),
+        "unlabeled": hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest(),
     }
-    inputs_path = out / "ulmfit.json"
-    if inputs_path.exists() and read_json(inputs_path) != run_inputs:
-        raise ConfigError(f"{out} was begun with another config or other examples: choose another --out")
-    if not inputs_path.exists() and is_occupied(out):
-        raise ConfigError(f"{out} is already there and holds no run of ulmfit: choose another --out")
-    if (out / "results.json").exists() and not sizes:
-        raise ConfigError(f"{out} already holds a finished run: choose another --out")
+    _check_folder(out, inputs, is_curve=bool(sizes))
     stages.validate_sources(config, text, corpus, general_models)
     stages.check_train_sizes(sizes, train_examples)
-    write_json(inputs_path, run_inputs)
-    pretrained_lms = stages.pretrain_general_lm(config, out, text, corpus, general_models)
+    write_json(out / "ulmfit.json", inputs)
+    pretrained = stages.pretrain_general_lm(config, out, text, corpus, general_models)
     if sizes:
-        curve_results = stages.low_shot_curve(
-            config, out, pretrained_lms, train_examples, dev_examples, sizes, unlabeled_texts, seeds
-        )
-        full_results = read_json(out / "results.json") if (out / "results.json").exists() else None
-        write_text(out / "report.html", stages.build_page(full_results, curve_results))
-        error_curves = stages.error_curves(curve_results)
-        rows = [[row, *(stages.format_mean_std(line[s]) for s in sizes)] for row, line in error_curves.items()]
-        print_table([f"error, {seeds} seed(s)", *map(str, sizes)], rows)
+        points = stages.low_shot_curve(config, out, pretrained, train_examples, dev_examples, sizes, texts, seeds)
+        _print_curve(out, points, sizes, seeds)
     else:
-        results = stages.run_ulmfit(config, out, pretrained_lms, train_examples, dev_examples, unlabeled_texts, seeds)
-        metric_names = list(next(iter(results["rows"].values())))
-        rows = [
-            [row, *(stages.format_mean_std(cells[n]) for n in metric_names)] for row, cells in results["rows"].items()
-        ]
-        print_table([f"{seeds} seed(s)", *metric_names], rows)
+        results = stages.run_ulmfit(config, out, pretrained, train_examples, dev_examples, texts, seeds)
+        names = list(next(iter(results["rows"].values())))
+        rows = [[row, *(stages.format_mean_std(cells[n]) for n in names)] for row, cells in results["rows"].items()]
+        print_table([f"{seeds} seed(s)", *names], rows)
     print(f"see {out}/report.html")
+
+
+def _parse_sizes(train_sizes: str) -> list[int]:
+    try:
+        return [int(size) for size in train_sizes.split(",")] if train_sizes else []
+    except ValueError:
+        raise ConfigError(f"--train-sizes is {train_sizes!r}: whole numbers separated by commas are expected") from None
+
+
+def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
+    """Check that the folder is new, or holds a run with the same inputs that is not finished."""
+    from polyseme.io.atomic import is_occupied
+    from polyseme.io.json import read_json
+
+    path = out / "ulmfit.json"
+    if path.exists() and read_json(path) != inputs:
+        raise ConfigError(f"{out} holds a run with another config or other examples: choose another --out")
+    if not path.exists() and is_occupied(out):
+        raise ConfigError(f"{out} exists and holds no run of ulmfit: choose another --out")
+    if (out / "results.json").exists() and not is_curve:
+        raise ConfigError(f"{out} already holds a finished run: choose another --out")
+
+
+def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], seeds: int) -> None:
+    """Print the low-shot curve and add it to the report."""
+    from polyseme.io.atomic import write_text
+    from polyseme.io.json import read_json
+    from polyseme.pipelines import ulmfit as stages
+
+    full_results = read_json(out / "results.json") if (out / "results.json").exists() else None
+    write_text(out / "report.html", stages.build_page(full_results, points))
+    curves = stages.error_curves(points)
+    rows = [[row, *(stages.format_mean_std(line[size]) for size in sizes)] for row, line in curves.items()]
+    print_table([f"error, {seeds} seed(s)", *map(str, sizes)], rows)

@@ -1,7 +1,5 @@
 """Distillation of a model into a smaller one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +23,20 @@ def distill(
 ) -> dict[str, Any]:
     """Train a student of a teacher and return the results of the run.
 
-    An objective that is no distillation becomes one. Without a recipe, one is derived from the teacher
+    An objective that is not a distillation becomes one. Without a recipe, one is derived from the teacher
     (`derive_recipe`). The student starts with layers of the teacher. The run folder is that of `pretrain`, and a run is
     resumed in the same way, with the same teacher.
     """
-    recipe = derive_recipe(teacher_path) if recipe is None else recipe
-    recipe = with_distillation(recipe, teacher_path)
+    recipe = with_distillation(derive_recipe(teacher_path) if recipe is None else recipe, teacher_path)
     tokenizer = Tokenizer.load(Corpus.open(corpus_path).path / "tokenizer")
     folder = load_model(teacher_path)
     teacher, head = folder.model, recipe.objective.terms[0]
     if folder.tokenizer.hash != tokenizer.hash:
-        raise DataError(
-            f"{corpus_path} has another vocabulary than {teacher_path}: prepare it with the tokenizer of {teacher_path}"
-        )
+        hint = f"prepare it with the tokenizer of {teacher_path}"
+        raise DataError(f"{corpus_path} has another vocabulary than {teacher_path}: {hint}")
     if head not in teacher.heads:
-        available = ", ".join(teacher.heads) or "none"
-        raise UnsupportedError(f"{teacher_path} cannot be a teacher: it has no head {head!r} (its heads: {available})")
+        heads = ", ".join(teacher.heads) or "none"
+        raise UnsupportedError(f"{teacher_path} cannot be a teacher: it has no head {head!r} (its heads: {heads})")
     student = recipe.check().model_config(teacher.config.trunk.embeddings.vocab_size).build(recipe.seed)
     init_from_teacher(student, teacher)
     return pretrain(recipe, corpus_path, out, resume, InitialModel(student, {}))
@@ -87,17 +83,15 @@ def build_student_recipe(teacher: ModelConfig, recipe: Recipe) -> Recipe:
     return recipe.replace(name=name, family=family, size="", model=model_args, objective=objective, max_len=max_len)
 
 
-def teacher_layer_map(num_student_layers: int, num_teacher_layers: int) -> list[int]:
+def teacher_layer_map(num_layers: int, num_teacher_layers: int) -> list[int]:
     """Return the teacher's layer that each layer of the student is initialized from.
 
     They are evenly spaced and include the first and the last: 0, 2, 4, 7, 9 and 11 for 6 of 12 layers, as in
     DistilBERT's released code.
     """
-    if num_student_layers > num_teacher_layers:
-        raise ConfigError(
-            f"a student of {num_student_layers} layers cannot start from a teacher of {num_teacher_layers}"
-        )
-    return [round(i * (num_teacher_layers - 1) / max(num_student_layers - 1, 1)) for i in range(num_student_layers)]
+    if num_layers > num_teacher_layers:
+        raise ConfigError(f"a student of {num_layers} layers cannot start from a teacher of {num_teacher_layers}")
+    return [round(i * (num_teacher_layers - 1) / max(num_layers - 1, 1)) for i in range(num_layers)]
 
 
 def init_from_teacher(student: Model, teacher: Model) -> None:
@@ -112,25 +106,18 @@ def init_from_teacher(student: Model, teacher: Model) -> None:
         initial_state[positions] = teacher_state[positions] + teacher_state[segments][0]
     if positions in initial_state and positions in student_state:
         initial_state[positions] = initial_state[positions][: len(student_state[positions])]  # a student may read less
-    student_blocks, teacher_blocks = (
-        student.config.transformer.block_index_per_layer,
-        teacher.config.transformer.block_index_per_layer,
-    )
+    student_blocks = student.config.transformer.block_index_per_layer
+    teacher_blocks = teacher.config.transformer.block_index_per_layer
     for student_layer, teacher_layer in enumerate(teacher_layer_map(len(student_blocks), len(teacher_blocks))):
-        teacher_prefix, student_prefix = (
-            f"trunk.blocks.{teacher_blocks[teacher_layer]}.",
-            f"trunk.blocks.{student_blocks[student_layer]}.",
-        )
-        initial_state |= {
-            student_prefix + name.removeprefix(teacher_prefix): t
-            for name, t in teacher_state.items()
-            if name.startswith(teacher_prefix)
-        }
+        prefix = f"trunk.blocks.{teacher_blocks[teacher_layer]}."
+        student_prefix = f"trunk.blocks.{student_blocks[student_layer]}."
+        for name, tensor in teacher_state.items():
+            if name.startswith(prefix):
+                initial_state[student_prefix + name.removeprefix(prefix)] = tensor
     for name, tensor in student_state.items():
         if name not in initial_state and not name.startswith("heads."):
-            raise ModelError(
-                f"the student cannot start from its teacher ({teacher.config.family}), which has no {name}"
-            )
+            family = teacher.config.family
+            raise ModelError(f"the student cannot start from its teacher ({family}), which has no {name}")
         if name in initial_state and initial_state[name].shape != tensor.shape:
             sizes = f"{tuple(tensor.shape)} in the student and {tuple(initial_state[name].shape)} in the teacher"
             raise ModelError(f"the student cannot start from its teacher: {name} is {sizes}")

@@ -75,9 +75,8 @@ def build_samples(
         starts, target_lengths = unit_offsets[:-1] - num_added[document_ids], np.full(len(document_ids), max_len)
         return SampleTable(starts, np.diff(unit_offsets), document_ids, unit_offsets, first_units, target_lengths)
 
-    unit_offsets = _split_long_units(
-        np.asarray(corpus.sentence_offsets), max_len // min_units, split_evenly=min_units > 1
-    )
+    sentence_offsets = np.asarray(corpus.sentence_offsets)
+    unit_offsets = _split_long_units(sentence_offsets, max_len // min_units, split_evenly=min_units > 1)
     units = np.arange(len(unit_offsets) - 1)
     document_ids = np.searchsorted(document_starts, unit_offsets[:-1], side="right") - 1
     target_lengths = np.full(len(units), max_len) if target_length_fn is None else target_length_fn(units)
@@ -85,19 +84,15 @@ def build_samples(
     if cross_documents:
         document_ends = np.full(len(units), len(units))
         num_separators = np.cumsum(np.diff(document_ids, prepend=document_ids[:1]) > 0)
-        ends = np.searchsorted(
-            unit_offsets[1:] + num_separators, unit_offsets[:-1] + num_separators + target_lengths, side="right"
-        )
+        max_ends = unit_offsets[:-1] + num_separators + target_lengths
+        ends = np.searchsorted(unit_offsets[1:] + num_separators, max_ends, side="right")
     else:
         ends = np.searchsorted(unit_offsets, unit_offsets[:-1] + target_lengths, side="right") - 1
     ends = np.minimum(np.maximum(ends, units + min_units), document_ends)
     first_units = np.append(np.fromiter(_chain_samples(ends), dtype=np.int64), len(units))
-    sample_units = first_units[:-1]
-    lengths = np.diff(unit_offsets[first_units])
-    target_lengths = np.where(first_units[1:] == document_ends[sample_units], lengths, target_lengths[sample_units])
-    return SampleTable(
-        unit_offsets[sample_units], lengths, document_ids[sample_units], unit_offsets, first_units, target_lengths
-    )
+    firsts, lengths = first_units[:-1], np.diff(unit_offsets[first_units])
+    target_lengths = np.where(first_units[1:] == document_ends[firsts], lengths, target_lengths[firsts])
+    return SampleTable(unit_offsets[firsts], lengths, document_ids[firsts], unit_offsets, first_units, target_lengths)
 
 
 def _split_long_units(offsets: np.ndarray, max_len: int, split_evenly: bool = False) -> np.ndarray:
@@ -146,6 +141,10 @@ class DataPosition:
 START = DataPosition()
 
 
+def _missing_position(position: DataPosition) -> DataError:
+    return DataError(f"{position} does not exist: the corpus or the micro-batch size has changed")
+
+
 @dataclass(frozen=True, eq=False)
 class SampleBin:
     """Samples of one micro-batch, sorted by length, so that equal lengths are adjacent."""
@@ -156,7 +155,26 @@ class SampleBin:
     segment_length: int = 0  # of streams: tokens per segment
 
 
-class ShuffledSampler:
+Steps = Iterator[tuple[list[SampleBin], DataPosition]]  # bins of each step, and the position after it
+
+
+class _Sampler:
+    """What the samplers share: the size of a step, and checks."""
+
+    def __init__(self, source: SampleSource, micro_batch_tokens: int, micro_batches_per_step: int):
+        if source.max_len > micro_batch_tokens:
+            limit = f"a micro-batch of {micro_batch_tokens}"
+            raise ConfigError(f"a sample of {source.max_len} tokens does not fit into {limit}")
+        self.micro_batch_tokens, self.micro_batches_per_step = micro_batch_tokens, micro_batches_per_step
+
+    def check_world_size(self, world_size: int) -> None:
+        """Raise a `ConfigError` if the micro-batches of a step cannot be divided among the ranks."""
+        if self.micro_batches_per_step % world_size:
+            problem = f"not a multiple of the {world_size} ranks"
+            raise ConfigError(f"micro_batches_per_step is {self.micro_batches_per_step}, {problem}")
+
+
+class ShuffledSampler(_Sampler):
     """Sampler that yields every sample once per epoch, shuffled, in bins of at most `micro_batch_tokens` tokens.
 
     A step has `micro_batches_per_step` bins. Over the first `batch_warmup_steps` steps their number grows from one to
@@ -178,25 +196,15 @@ class ShuffledSampler:
     ):
         if not len(source):
             raise DataError("the corpus has no samples")
-        if source.max_len > micro_batch_tokens:
-            raise ConfigError(
-                f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
-            )
-        self.source, self.seed = source, seed
-        self.micro_batch_tokens, self.micro_batches_per_step = micro_batch_tokens, micro_batches_per_step
-        self.max_samples = max_samples
+        super().__init__(source, micro_batch_tokens, micro_batches_per_step)
+        self.source, self.seed, self.max_samples = source, seed, max_samples
         self.window_samples, self.batch_warmup_steps = window_samples, batch_warmup_steps
         self.num_windows = -(-len(source) // window_samples)
         self._cached_window = lru_cache(maxsize=2)(self._fill_window)
 
-    def steps(
-        self, position: DataPosition = START, rank: int = 0, world_size: int = 1, start_step: int = 0
-    ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
+    def steps(self, position: DataPosition = START, rank: int = 0, world_size: int = 1, start_step: int = 0) -> Steps:
         """Yield the bins of one rank for each step from `start_step` on, endlessly, and the position after the step."""
-        if self.micro_batches_per_step % world_size:
-            raise ConfigError(
-                f"micro_batches_per_step is {self.micro_batches_per_step}, not a multiple of the {world_size} ranks"
-            )
+        self.check_world_size(world_size)
         micro_batches = self.micro_batches(position)
         for step_number in count(start_step):
             step_bins = [next(micro_batches) for _ in range(self.num_micro_batches(step_number, world_size))]
@@ -212,23 +220,19 @@ class ShuffledSampler:
         """Yield every bin from a position on, endlessly, with the position after it."""
         epoch, window, first_bin = position.epoch, position.window, position.bin
         if window >= self.num_windows or first_bin >= len(self._cached_window(epoch, window)):
-            raise DataError(f"{position} does not exist: the corpus or the micro-batch size has changed")
+            raise _missing_position(position)
         while True:
-            window_bins = self._cached_window(epoch, window)
-            for bin_number in range(first_bin, len(window_bins)):
-                if bin_number + 1 < len(window_bins):
-                    next_position = DataPosition(epoch, window, bin_number + 1)
-                else:
-                    next_position = (
-                        DataPosition(epoch, window + 1) if window + 1 < self.num_windows else DataPosition(epoch + 1)
-                    )
-                yield window_bins[bin_number], next_position
-            epoch, window, first_bin = next_position.epoch, next_position.window, 0
+            *bins, last_bin = self._cached_window(epoch, window)
+            for number in range(first_bin, len(bins)):
+                yield bins[number], DataPosition(epoch, window, number + 1)
+            epoch, window = (epoch, window + 1) if window + 1 < self.num_windows else (epoch + 1, 0)
+            first_bin = 0
+            yield last_bin, DataPosition(epoch, window)
 
     def fill_ratio(self, epoch: int = 0, window: int = 0) -> float:
         """Return the share of the capacity of its bins that a window uses."""
         window_bins = self._cached_window(epoch, window)
-        num_tokens = sum(int(self.source.lengths(sample_bin.sample_ids, epoch).sum()) for sample_bin in window_bins)
+        num_tokens = sum(int(self.source.lengths(window_bin.sample_ids, epoch).sum()) for window_bin in window_bins)
         return num_tokens / (len(window_bins) * self.micro_batch_tokens)
 
     def _fill_window(self, epoch: int, window: int) -> list[SampleBin]:
@@ -255,7 +259,7 @@ class StreamSource(SampleSource, Protocol):
         ...
 
 
-class StreamSampler:
+class StreamSampler(_Sampler):
     """Sampler that divides the corpus into equal streams; each step reads the next segment of every stream.
 
     Bin i has the same streams in every step, so that a model can carry its state from one step to the next. Segment
@@ -264,43 +268,28 @@ class StreamSampler:
     """
 
     def __init__(self, source: StreamSource, micro_batch_tokens: int, micro_batches_per_step: int = 1):
-        if source.max_len > micro_batch_tokens:
-            raise ConfigError(
-                f"a sample of {source.max_len} tokens does not fit into a micro-batch of {micro_batch_tokens}"
-            )
+        super().__init__(source, micro_batch_tokens, micro_batches_per_step)
         if len(source) < micro_batches_per_step:
-            raise DataError(
-                f"the corpus has {len(source)} segments, fewer than micro_batches_per_step, {micro_batches_per_step}"
-            )
-        self.micro_batch_tokens, self.micro_batches_per_step = micro_batch_tokens, micro_batches_per_step
+            limit = f"fewer than micro_batches_per_step, {micro_batches_per_step}"
+            raise DataError(f"the corpus has {len(source)} segments, {limit}")
         self.max_len = source.max_len
         self.num_streams = min(micro_batch_tokens // source.max_len * micro_batches_per_step, len(source))
         self.stream_length = len(source) // self.num_streams * source.max_len  # in tokens
         self.segment_offsets = lru_cache(maxsize=2)(lambda epoch: source.cuts(self.stream_length, epoch))
 
-    def steps(
-        self, position: DataPosition = START, rank: int = 0, world_size: int = 1, start_step: int = 0
-    ) -> Iterator[tuple[list[SampleBin], DataPosition]]:
+    def steps(self, position: DataPosition = START, rank: int = 0, world_size: int = 1, start_step: int = 0) -> Steps:
         """Yield the bins of one rank for each step, endlessly, and the position after the step.
 
         `sample_ids` of a bin are token offsets in the corpus.
         """
-        if self.micro_batches_per_step % world_size:
-            raise ConfigError(
-                f"micro_batches_per_step is {self.micro_batches_per_step}, not a multiple of the {world_size} ranks"
-            )
+        self.check_world_size(world_size)
         epoch, step = position.epoch, position.bin
         if step + 1 >= len(self.segment_offsets(epoch)):
-            raise DataError(f"{position} does not exist: the corpus or the micro-batch size has changed")
+            raise _missing_position(position)
+        stream_starts = np.array_split(np.arange(self.num_streams) * self.stream_length, self.micro_batches_per_step)
         while True:
             start, end = self.segment_offsets(epoch)[step : step + 2].tolist()
-            bin_offsets = np.array_split(
-                np.arange(self.num_streams) * self.stream_length + start, self.micro_batches_per_step
-            )
-            bins = [
-                SampleBin(epoch, offsets, starts_epoch=step == 0, segment_length=end - start)
-                for offsets in bin_offsets[rank::world_size]
-            ]
+            bins = [SampleBin(epoch, s + start, step == 0, end - start) for s in stream_starts[rank::world_size]]
             epoch, step = (epoch, step + 1) if end < self.stream_length else (epoch + 1, 0)
             yield bins, DataPosition(epoch, 0, step)
 

@@ -1,14 +1,11 @@
 """Corpora on disk: hashed, memory-mapped shards of tokens with document, sentence and word starts."""
 
-from __future__ import annotations
-
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -68,28 +65,20 @@ class Corpus:
     _document_ids: np.ndarray | None = None  # only in a subset: the index of each document in the whole corpus
 
     @classmethod
-    def open(cls, folder: Path | str, verify_hashes: bool = False) -> Corpus:
+    def open(cls, folder: Path | str, verify_hashes: bool = False) -> Self:
         """Memory-map a corpus folder. File sizes are always checked, hashes only with `verify_hashes`."""
         folder = Path(folder)
         manifest = read_manifest(folder)
         if verify_hashes:
             check_hashes(folder, manifest)
-        shards = [
-            [memmap_array(folder / shard_filename(i, part)) for part in SHARD_PARTS]
-            for i in range(len(manifest["shards"]))
-        ]
-        tokens, sentences, documents, words = zip(*shards)
-        token_starts = np.cumsum([0, *map(len, tokens)])
-        sentence_starts = np.cumsum([0, *map(len, sentences)])
-        return cls(
-            folder,
-            manifest,
-            _global_offsets(sentences, token_starts),
-            _global_offsets(documents, sentence_starts),
-            list(tokens),
-            list(words),
-            token_starts[:-1],
+        tokens, sentences, documents, words = (
+            [memmap_array(folder / shard_filename(i, part)) for i in range(len(manifest["shards"]))]
+            for part in SHARD_PARTS
         )
+        token_starts = np.cumsum([0, *map(len, tokens)])
+        sentence_offsets = _global_offsets(sentences, token_starts)
+        document_offsets = _global_offsets(documents, np.cumsum([0, *map(len, sentences)]))
+        return cls(folder, manifest, sentence_offsets, document_offsets, tokens, words, token_starts[:-1])
 
     @property
     def num_tokens(self) -> int:
@@ -142,12 +131,9 @@ class Corpus:
     def _gather(
         self, starts: np.ndarray, lengths: np.ndarray, read_shard: Callable[[int, np.ndarray], np.ndarray]
     ) -> np.ndarray:
-        starts, lengths = np.asarray(starts, dtype=np.int64), np.asarray(lengths, dtype=np.int64)
+        starts, lengths = self._shift(np.asarray(starts, dtype=np.int64)), np.asarray(lengths, dtype=np.int64)
         if not len(starts):
             return np.empty(0, dtype=np.int64)
-        if self._view_shifts is not None:
-            view_starts, shifts = self._view_shifts
-            starts = starts + shifts[np.searchsorted(view_starts, starts, side="right") - 1]
         shards = np.searchsorted(self._shard_starts, starts, side="right") - 1
         local_starts = starts - self._shard_starts[shards]
         if (shards == shards[0]).all():
@@ -155,33 +141,34 @@ class Corpus:
         # Read each shard once, in order, then restore the order of the ranges.
         order = np.argsort(shards, kind="stable")
         used_shards, firsts = np.unique(shards[order], return_index=True)
-        order_offsets = [*firsts.tolist(), len(order)]
-        parts = [order[a:b] for a, b in itertools.pairwise(order_offsets)]
         shard_values = [
-            read_shard(s, concat_ranges(local_starts[part], lengths[part]))
-            for s, part in zip(used_shards.tolist(), parts)
+            read_shard(shard, concat_ranges(local_starts[part], lengths[part]))
+            for shard, part in zip(used_shards.tolist(), np.split(order, firsts[1:]))
         ]
         output_starts = np.empty_like(starts)
         output_starts[order] = np.cumsum(lengths[order]) - lengths[order]
         return np.concatenate(shard_values).take(concat_ranges(output_starts, lengths))
 
-    def select(self, document_ids: np.ndarray) -> Corpus:
+    def _shift(self, starts: np.ndarray) -> np.ndarray:
+        """Convert token offsets of a subset to those of the whole corpus."""
+        if self._view_shifts is None:
+            return starts
+        view_starts, shifts = self._view_shifts
+        return starts + shifts[np.searchsorted(view_starts, starts, side="right") - 1]
+
+    def select(self, document_ids: np.ndarray) -> Self:
         """Return a view of some of the documents, in that order, with offsets that start at 0."""
         sizes = np.diff(self.document_offsets)[document_ids]
         sentences = concat_ranges(self.document_offsets[document_ids], sizes)
-        ends = np.cumsum(np.diff(self.sentence_offsets)[sentences])
-        new_sentences = np.concatenate([[0], ends])
+        new_sentences = np.concatenate([[0], np.cumsum(np.diff(self.sentence_offsets)[sentences])])
         new_documents = np.concatenate([[0], np.cumsum(sizes)])
         view_starts = new_sentences[new_documents[:-1]]
-        corpus_starts = self.sentence_offsets[self.document_offsets[document_ids]]
-        if self._view_shifts is not None:
-            old_starts, shifts = self._view_shifts
-            corpus_starts = corpus_starts + shifts[np.searchsorted(old_starts, corpus_starts, side="right") - 1]
+        corpus_starts = self._shift(self.sentence_offsets[self.document_offsets[document_ids]])
         original_ids = document_ids if self._document_ids is None else self._document_ids[document_ids]
         view = replace(self, sentence_offsets=new_sentences, document_offsets=new_documents, _document_ids=original_ids)
         return replace(view, _view_shifts=(view_starts, corpus_starts - view_starts))
 
-    def resample_by_weight(self) -> Corpus:
+    def resample_by_weight(self) -> Self:
         """Repeat or drop documents by the weight of their source: each twice at 2, every other one at 0.5."""
         sources = self.manifest["sources"]
         if all(source["weight"] == 1 for source in sources):
@@ -191,14 +178,13 @@ class Corpus:
         source_ids = np.searchsorted(np.cumsum(counts), document_ids, side="right")
         selected_documents = []
         for i, source in enumerate(sources):
-            source_documents = np.flatnonzero(source_ids == i)
-            num_selected = max(round(len(source_documents) * source["weight"]), min(len(source_documents), 1))
-            selected_documents.append(
-                source_documents[np.arange(num_selected) * max(len(source_documents), 1) // max(num_selected, 1)]
-            )
+            documents = np.flatnonzero(source_ids == i)
+            num_selected = max(round(len(documents) * source["weight"]), min(len(documents), 1))
+            indices = np.arange(num_selected) * max(len(documents), 1) // max(num_selected, 1)
+            selected_documents.append(documents[indices])
         return self.select(np.concatenate(selected_documents))
 
-    def split(self, holdout: float) -> tuple[Corpus, Corpus | None]:
+    def split(self, holdout: float) -> tuple[Self, Self | None]:
         """Hold out a share of the documents, evenly spaced. Return the rest and them (None if too few)."""
         num_documents = self.num_documents
         num_heldout = max(1, round(num_documents * holdout))
@@ -265,7 +251,7 @@ def memmap_array(path: Path) -> np.ndarray:
         raise DataError(f"{path} is damaged: {error}") from None
 
 
-def _global_offsets(parts: tuple[np.ndarray, ...], starts: np.ndarray) -> np.ndarray:
+def _global_offsets(parts: list[np.ndarray], starts: np.ndarray) -> np.ndarray:
     """Convert starts within shards to global offsets, followed by the end."""
     offsets = [part.astype(np.int64) + start for part, start in zip(parts, starts)]
     return np.concatenate([*offsets, starts[-1:]])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.json import parse_json
 from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.readers.rows import Columns, RowReader, lazy_rows, read_lines
+from polyseme.tasks.sequence import TextExample
 
 TrainDev = tuple[list[Any], list[Any]]  # train and dev examples
 DatasetReader = Callable[[Path, bool], Iterable[RowReader]]  # a file, and whether each row must have a label
@@ -22,19 +24,26 @@ DatasetReader = Callable[[Path, bool], Iterable[RowReader]]  # a file, and wheth
 class NamedDataset:
     """Data set as distributed: `folder` is the name of its folder, `splits` maps splits to files in it.
 
-    `extra_metrics` are metrics that need more than labels. `split_filter` selects a split that is not a file of its
-    own. `get_warnings` returns warnings, given train, dev and the score on dev.
+    `format` is the columns of files that the task itself reads, or a function that reads a file. `extra_metrics` are
+    metrics that need more than labels. `split_filter` selects a split that is not a file of its own. `get_warnings`
+    returns warnings, given train, dev and the score on dev.
     """
 
     task: type[TaskConfig]
     metric: str
     description: str
     folder: str
-    reader: DatasetReader
-    splits: dict[str, str]
+    format: Columns | DatasetReader
+    splits: dict[str, str] = field(default_factory=lambda: split_files())
     extra_metrics: MetricsFn | None = None
     split_filter: Callable[[Path, str, list[Any]], list[Any]] | None = None
     get_warnings: Callable[[list[Any], list[Any], float], list[str]] | None = None
+
+    def iter_rows(self, path: Path, needs_labels: bool) -> Iterable[RowReader]:
+        """Yield one function per row of a file; calling it parses the row."""
+        if isinstance(self.format, Columns):
+            return self.task.iter_rows(path, self.format, needs_labels)
+        return self.format(path, needs_labels)
 
     def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> TrainDev:
         """Read train and dev examples from the data set's folder, or from its parent folder."""
@@ -54,37 +63,35 @@ class NamedDataset:
         """Read the examples of a split, or of a single file."""
         path = Path(folder)
         if path.is_file():
-            return self.task.collect(path, self.reader(path, needs_labels), skip_bad, strict)
+            return self.task.collect(path, self.iter_rows(path, needs_labels), skip_bad, strict)
         if not path.is_dir():
             raise DataError(f"there is no folder {path}")
         if split not in self.splits:
             raise ConfigError(f"there is no split {split!r} of {self.folder}; {suggest(split, self.splits)}")
         path = path / self.folder if (path / self.folder).is_dir() else path
         file = path / self.splits[split]
-        compressed_files = (file.with_name(file.name + suffix) for suffix in COMPRESSED_SUFFIXES)
-        if not file.exists():
-            file = next((p for p in compressed_files if p.is_file()), file)
-        examples = self.task.collect(file, self.reader(file, needs_labels), skip_bad, strict)
+        file = file if file.exists() else find_compressed(file)
+        examples = self.task.collect(file, self.iter_rows(file, needs_labels), skip_bad, strict)
         return self.split_filter(path, split, examples) if self.split_filter else examples
 
 
-def standard_files(extension: str = "tsv", has_test: bool = True) -> dict[str, str]:
-    """Return the usual file names of the splits."""
-    names = ("train", "dev", "test") if has_test else ("train", "dev")
-    return {name: f"{name}.{extension}" for name in names}
+def find_compressed(path: Path) -> Path:
+    """Return a file, or its compressed form if only that exists."""
+    candidates = [path, *(path.with_name(path.name + suffix) for suffix in COMPRESSED_SUFFIXES)]
+    return next((p for p in candidates if p.is_file()), path)
 
 
-def task_reader(task: type[TaskConfig]) -> DatasetReader:
-    """Read files in the task's own format."""
-    return table_reader(task, Columns())
+def split_files(pattern: str = "{}.tsv", *splits: str, **names: str) -> dict[str, str]:
+    """Return the files of splits (train, dev and test): the split, or its name given here, in the place of `{}`."""
+    return {split: pattern.format(names.get(split, split)) for split in splits or ("train", "dev", "test")}
 
 
-def table_reader(task: type[TaskConfig], columns: Columns, unlabeled_columns: Columns | None = None) -> DatasetReader:
-    """Read rows by the names of their columns; `unlabeled_columns` are those of unlabeled files, where they differ."""
+def line_reader(parse: Callable[[str, str], Any], encoding: str = "utf-8") -> DatasetReader:
+    """Read an example from each line of a file; `parse` takes the location and the line."""
 
     def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-        chosen = columns if needs_labels or unlabeled_columns is None else unlabeled_columns
-        return task.iter_rows(path, chosen, needs_labels)
+        for line_number, line in enumerate(read_lines(path, encoding), 1):
+            yield partial(parse, f"{path}:{line_number}", line)
 
     return read
 
@@ -99,6 +106,17 @@ def json_lines_reader(to_examples: Callable[[JsonRow], Iterable[Any]]) -> Datase
                 yield from lazy_rows(to_examples, JsonRow(location, parse_json(line, location), needs_labels))
 
     return read
+
+
+def pair_reader(first: str, second: str, label: str = "label") -> DatasetReader:
+    """Read pairs of texts by their keys, without those that lack a majority label (`-`), as SNLI's authors advise."""
+
+    def to_examples(row: JsonRow) -> list[TextExample]:
+        if isinstance(row.values, dict) and row.values.get(label) == "-":
+            return []
+        return [TextExample(row.location, row.get(first), row.get(second), row.label(label), row.id())]
+
+    return json_lines_reader(to_examples)
 
 
 @dataclass(frozen=True)
@@ -130,7 +148,7 @@ class JsonRow:
         return [JsonRow(f"{self.location}, {name}[{i}]", value, self.needs_labels) for i, value in enumerate(elements)]
 
     def label(self, name: str = "label") -> str | None:
-        """Return a label as written (`true` for a JSON true), or None if it is missing and not needed."""
+        """Return a label as written (`true` for a JSON true), or None if it is missing and not required."""
         if not self.needs_labels and name not in self.values:
             return None
         value = self.get(name, (str, int))

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from polyseme.datasets import glue, superglue
-from polyseme.datasets import multiple_choice as choices
-from polyseme.datasets import srl as roles
-from polyseme.datasets import text_classification as texts
+from polyseme.datasets import glue, multiple_choice, srl, superglue, text_classification
 from polyseme.datasets.base import NamedDataset
 
-DATASETS: dict[str, NamedDataset] = {
-    **glue.DATASETS,
-    **superglue.DATASETS,
-    **choices.DATASETS,
-    **texts.DATASETS,
-    **roles.DATASETS,
-}
+_MODULES = (glue, superglue, multiple_choice, text_classification, srl)
+DATASETS: dict[str, NamedDataset] = {name: value for module in _MODULES for name, value in module.DATASETS.items()}

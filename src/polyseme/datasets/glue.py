@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import JsonRow, NamedDataset, standard_files, table_reader
+from polyseme.datasets.base import NamedDataset, pair_reader, split_files
 from polyseme.errors import DataError
-from polyseme.io.json import parse_json
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.metrics.standard import classification_metrics
-from polyseme.tasks.readers.rows import Columns, RowReader, lazy_rows, read_lines
+from polyseme.tasks.readers.rows import Columns, RowReader, read_lines
 from polyseme.tasks.regression import RegressionTask
 from polyseme.tasks.sequence import TextExample
 
@@ -34,25 +33,17 @@ def _filter_by_dev_ids(folder: Path, split: str, examples: list[TextExample]) ->
     return [e for e, is_dev in zip(examples, dev_flags) if is_dev == (split == "dev")]
 
 
+def _read_cola(path: Path, needs_labels: bool) -> Iterator[RowReader]:
+    """Read CoLA, of which only unlabeled files have a header."""
+    columns = Columns("4", label="2", has_header=False) if needs_labels else Columns("sentence")
+    return ClassificationTask.iter_rows(path, columns, needs_labels)
+
+
 def _read_mrpc(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read GLUE's file if it exists, else Microsoft's."""
     microsoft_name = "msr_paraphrase_test.txt" if path.name == "test.tsv" else "msr_paraphrase_train.txt"
     source_path = path if path.is_file() else path.with_name(microsoft_name)
     return PairClassificationTask.iter_rows(source_path, Columns("#1 String", "#2 String", "Quality"), needs_labels)
-
-
-def _read_snli(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Read Stanford's JSON lines, without pairs that lack a majority label (`-`), as its authors recommend."""
-    for line_number, line in enumerate(read_lines(path), 1):
-        location = f"{path}:{line_number}"
-        record = parse_json(line, location)
-        if isinstance(record, dict) and record.get("gold_label") == "-":
-            continue
-        yield from lazy_rows(_snli_examples, JsonRow(location, record, needs_labels))
-
-
-def _snli_examples(row: JsonRow) -> list[TextExample]:
-    return [TextExample(row.location, row.get("sentence1"), row.get("sentence2"), row.label("gold_label"))]
 
 
 def wnli_warnings(train: Sequence[TextExample], dev: Sequence[TextExample], accuracy: float) -> list[str]:
@@ -99,118 +90,47 @@ def _read_diagnostic(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 def _matthews_by_phenomenon(examples: Sequence[TextExample], predictions: Sequence[Any]) -> dict[str, float]:
     """Return Matthews correlation over the pairs of each phenomenon (Wang et al. 2019, §4 and table 5)."""
     scores = {}
+    labeled = list(zip(examples, predictions, strict=True))
     for name in PHENOMENA:
-        pairs = [
-            (e.label or "", label) for e, label in zip(examples, predictions, strict=True) if name in e.id.split("; ")
-        ]
-        if pairs:
+        if pairs := [(e.label or "", label) for e, label in labeled if name in e.id.split("; ")]:
             scores[re.sub(r"\W+", "_", name.lower())] = classification_metrics(*zip(*pairs))["matthews"]
     return scores
 
 
-_MNLI_READER = table_reader(PairClassificationTask, Columns("sentence1", "sentence2", "gold_label"))
-
-
-def _mnli_dataset(genres: str, description: str) -> NamedDataset:
-    splits = {"train": "train.tsv", "dev": f"dev_{genres}.tsv", "test": f"test_{genres}.tsv"}
-    return NamedDataset(PairClassificationTask, "accuracy", description, "MNLI", _MNLI_READER, splits)
-
-
-_SENTENCE_PAIR_READER = table_reader(PairClassificationTask, Columns("sentence1", "sentence2"))
+_SENTENCES, _SCORED = Columns("sentence1", "sentence2"), Columns("sentence1", "sentence2", "score")
+_DUPLICATES, _NLI = Columns("question1", "question2", "is_duplicate"), Columns("sentence1", "sentence2", "gold_label")
+_MATCHED = {"train": "train.tsv", "dev": "dev_matched.tsv", "test": "test_matched.tsv"}
+_MISMATCHED = {"train": "train.tsv", "dev": "dev_mismatched.tsv", "test": "test_mismatched.tsv"}
+_DIAGNOSTIC = {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"}
+_FOLLOWS = "does the second sentence follow from the first?"
+_text, _pair = partial(NamedDataset, ClassificationTask), partial(NamedDataset, PairClassificationTask)
 DATASETS: dict[str, NamedDataset] = {
-    "glue/cola": NamedDataset(
-        ClassificationTask,
-        "matthews",
-        "is the sentence acceptable English?",
-        "CoLA",
-        table_reader(
-            ClassificationTask, Columns("4", label="2", has_header=False), unlabeled_columns=Columns("sentence")
-        ),
-        standard_files(),
-    ),
-    "glue/sst-2": NamedDataset(
-        ClassificationTask,
-        "accuracy",
-        "is the movie review positive?",
-        "SST-2",
-        table_reader(ClassificationTask, Columns("sentence")),
-        standard_files(),
-    ),
-    "glue/mrpc": NamedDataset(
-        PairClassificationTask,
-        "f1",
-        "are the two sentences paraphrases?",
-        "MRPC",
-        _read_mrpc,
-        standard_files(),
-        split_filter=_filter_by_dev_ids,
-    ),
+    "glue/cola": _text("matthews", "is the sentence acceptable English?", "CoLA", _read_cola),
+    "glue/sst-2": _text("accuracy", "is the movie review positive?", "SST-2", Columns("sentence")),
+    "glue/mrpc": _pair("f1", "are the two sentences paraphrases?", "MRPC", _read_mrpc, split_filter=_filter_by_dev_ids),
     "glue/sts-b": NamedDataset(
-        RegressionTask,
-        "spearman",
-        "how similar are the two sentences, from 0 to 5?",
-        "STS-B",
-        table_reader(RegressionTask, Columns("sentence1", "sentence2", "score")),
-        standard_files(),
+        RegressionTask, "spearman", "how similar are the two sentences, from 0 to 5?", "STS-B", _SCORED
     ),
-    "glue/qqp": NamedDataset(
-        PairClassificationTask,
-        "f1",
-        "are the two questions duplicates?",
-        "QQP",
-        table_reader(PairClassificationTask, Columns("question1", "question2", "is_duplicate")),
-        standard_files(),
-    ),
-    "glue/mnli": _mnli_dataset("matched", NLI_DESCRIPTION),
-    "glue/mnli-mm": _mnli_dataset("mismatched", f"dev and test of other genres: {NLI_DESCRIPTION}"),
-    "glue/qnli": NamedDataset(
-        PairClassificationTask,
-        "accuracy",
-        "does the sentence answer the question?",
-        "QNLI",
-        table_reader(PairClassificationTask, Columns("question", "sentence")),
-        standard_files(),
-    ),
-    "glue/rte": NamedDataset(
-        PairClassificationTask,
-        "accuracy",
-        "does the second sentence follow from the first?",
-        "RTE",
-        _SENTENCE_PAIR_READER,
-        standard_files(),
-    ),
-    "glue/wnli": NamedDataset(
-        PairClassificationTask,
-        "accuracy",
-        "does the second sentence follow from the first?",
-        "WNLI",
-        _SENTENCE_PAIR_READER,
-        standard_files(),
-        get_warnings=wnli_warnings,
-    ),
-    "glue/diagnostic": NamedDataset(
-        PairClassificationTask,
+    "glue/qqp": _pair("f1", "are the two questions duplicates?", "QQP", _DUPLICATES),
+    "glue/mnli": _pair("accuracy", NLI_DESCRIPTION, "MNLI", _NLI, _MATCHED),
+    "glue/mnli-mm": _pair("accuracy", f"dev and test of other genres: {NLI_DESCRIPTION}", "MNLI", _NLI, _MISMATCHED),
+    "glue/qnli": _pair("accuracy", "does the sentence answer the question?", "QNLI", Columns("question", "sentence")),
+    "glue/rte": _pair("accuracy", _FOLLOWS, "RTE", _SENTENCES),
+    "glue/wnli": _pair("accuracy", _FOLLOWS, "WNLI", _SENTENCES, get_warnings=wnli_warnings),
+    "glue/diagnostic": _pair(
         "matthews",
         f"evaluation of MNLI models by phenomenon: {NLI_DESCRIPTION}",
         "diagnostic",
         _read_diagnostic,
-        {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"},
+        _DIAGNOSTIC,
         _matthews_by_phenomenon,
     ),
-    "snli": NamedDataset(
-        PairClassificationTask,
+    "snli": _pair(
         "accuracy",
         NLI_DESCRIPTION,
         "snli_1.0",
-        _read_snli,
-        {name: f"snli_1.0_{name}.jsonl" for name in ("train", "dev", "test")},
+        pair_reader("sentence1", "sentence2", "gold_label"),
+        split_files("snli_1.0_{}.jsonl"),
     ),
-    "sick": NamedDataset(
-        PairClassificationTask,
-        "accuracy",
-        NLI_DESCRIPTION,
-        "sick",
-        table_reader(PairClassificationTask, Columns("1", "2", "3", has_header=False)),
-        standard_files("txt"),
-    ),
+    "sick": _pair("accuracy", NLI_DESCRIPTION, "sick", Columns("1", "2", "3", has_header=False), split_files("{}.txt")),
 }

@@ -2,84 +2,65 @@
 
 from __future__ import annotations
 
-import csv
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from polyseme.datasets.base import JsonRow, NamedDataset, task_reader
-from polyseme.errors import DataError, suggest
+from polyseme.datasets.base import DatasetReader, JsonRow, NamedDataset, split_files
+from polyseme.errors import DataError
 from polyseme.io.json import parse_json
 from polyseme.tasks.extractive_qa import ExtractiveQATask
 from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
-from polyseme.tasks.readers.rows import RowReader, lazy_rows, read_lines
+from polyseme.tasks.readers.rows import Columns, RowFormat, RowReader, iter_table_or_json, lazy_rows
+
+# cells to a text, its choices and the label
+ParseFn = Callable[[dict[str, str]], tuple[str, Sequence[str], str | None]]
 
 
-def _read_table(path: Path, is_csv: bool, required_columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the location and cells by column name of each row of a CSV or tab-separated file; {} if malformed."""
-    lines = read_lines(path)
-    reader = (
-        csv.reader((line + "\n" for line in lines), strict=True) if is_csv else (line.split("\t") for line in lines)
-    )
-    line_number = 1
-    header: list[str] = []
-    try:
-        for line_number, cells in enumerate(reader, 1):
-            location = f"{path}:{reader.line_num if is_csv else line_number}"  # type: ignore[union-attr]
-            if not header:
-                header = cells
-                for column in required_columns:
-                    if column not in header:
-                        raise DataError(f"{location}: there is no column {column!r}; {suggest(column, header)}")
-            elif len(cells) != len(header):
-                yield location, {}
-            else:
-                yield location, dict(zip(header, cells))
-    except csv.Error as error:
-        raise DataError(f"{path}:{line_number}: not valid CSV: {error}") from None
+def _table_reader(columns: Sequence[str], label: str, parse: ParseFn) -> DatasetReader:
+    """Build a reader of a table with named columns, of which unlabeled files may lack the label."""
+
+    def build(location: str, cells: dict[str, str]) -> ChoiceExample:
+        return _choice_example(location, *parse(cells))
+
+    def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
+        names = {name: name for name in (*columns, label)}
+        row_format = RowFormat(names, () if needs_labels else (label,), build)
+        return iter_table_or_json(path, Columns(), MultipleChoiceTask.task_type, row_format)
+
+    return read
 
 
-def _choice_example(
-    location: str, row: dict[str, str], text: str, choices: tuple[str, ...], label: str | None
-) -> ChoiceExample:
-    if not row:
-        raise DataError(f"{location}: another number of columns than in the first line")
+def _choice_example(location: str, text: str, choices: Sequence[str], label: str | None) -> ChoiceExample:
     if not text.strip() or not all(choice.strip() for choice in choices):
         raise DataError(f"{location}: a text or a choice is empty")
     if label is not None and label not in map(str, range(len(choices))):
         raise DataError(f"{location}: the label is {label!r}, not one of 0 to {len(choices) - 1}")
-    return ChoiceExample(location, text, choices, label)
+    return ChoiceExample(location, text, tuple(choices), label)
 
 
-def _read_swag(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Read SWAG: sent1 is the text, and a choice is sent2 followed by an ending."""
-    endings = [f"ending{i}" for i in range(4)]
-    required_columns = ["sent1", "sent2", *endings, *(["label"] if needs_labels else [])]
-    for location, row in _read_table(path, True, required_columns):
-        choices = tuple(f"{row['sent2']} {row[name]}" for name in endings) if row else ()
-        yield partial(_choice_example, location, row, row.get("sent1", ""), choices, row.get("label"))
+_SWAG_ENDINGS = [f"ending{i}" for i in range(4)]
+_STORY = [f"InputSentence{i}" for i in range(1, 5)]
+_STORY_ENDINGS = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
 
 
-def _read_arct(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Read ARCT: reason and claim are the text, and the choices are two warrants."""
-    required_columns = ["warrant0", "warrant1", "reason", "claim", *(["correctLabelW0orW1"] if needs_labels else [])]
-    for location, row in _read_table(path, False, required_columns):
-        choices = (row.get("warrant0", ""), row.get("warrant1", ""))
-        text = f"{row.get('reason', '')} {row.get('claim', '')}"
-        yield partial(_choice_example, location, row, text, choices, row.get("correctLabelW0orW1"))
+def _parse_swag(cells: dict[str, str]) -> tuple[str, Sequence[str], str | None]:
+    """Parse SWAG: sent1 is the text, and a choice is sent2 followed by an ending."""
+    return cells["sent1"], [f"{cells['sent2']} {cells[name]}" for name in _SWAG_ENDINGS], cells.get("label")
 
 
-def _read_story_cloze(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Read Story Cloze: four sentences and two endings, labeled 1 or 2."""
-    sentence_columns = [f"InputSentence{i}" for i in range(1, 5)]
-    ending_columns = ["RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2"]
-    for location, row in _read_table(
-        path, True, [*sentence_columns, *ending_columns, *(["AnswerRightEnding"] if needs_labels else [])]
-    ):
-        label = {"1": "0", "2": "1"}.get(row.get("AnswerRightEnding", ""), row.get("AnswerRightEnding"))
-        text = " ".join(row.get(name, "") for name in sentence_columns)
-        yield partial(_choice_example, location, row, text, tuple(row.get(name, "") for name in ending_columns), label)
+def _parse_arct(cells: dict[str, str]) -> tuple[str, Sequence[str], str | None]:
+    """Parse ARCT: reason and claim are the text, and the choices are two warrants."""
+    choices = [cells["warrant0"], cells["warrant1"]]
+    return f"{cells['reason']} {cells['claim']}", choices, cells.get("correctLabelW0orW1")
+
+
+def _parse_story(cells: dict[str, str]) -> tuple[str, Sequence[str], str | None]:
+    """Parse Story Cloze: four sentences and two endings, labeled 1 or 2."""
+    label = cells.get("AnswerRightEnding")
+    text, choices = " ".join(cells[name] for name in _STORY), [cells[name] for name in _STORY_ENDINGS]
+    return text, choices, {"1": "0", "2": "1"}.get(label or "", label)
 
 
 def _read_race(path: Path, needs_labels: bool) -> Iterator[RowReader]:
@@ -116,78 +97,31 @@ def _race_examples(row: JsonRow) -> Iterator[ChoiceExample]:
     for i, (question, question_options, answer) in enumerate(zip(questions, options, answers)):
         location = f"{row.location}, question {i}"
         has_gap = question.count("_") == 1
-        choices = tuple(
-            question.replace("_", option) if has_gap else f"{question} {option}" for option in question_options
-        )
+        choices = [question.replace("_", option) if has_gap else f"{question} {option}" for option in question_options]
         label = None if answer is None else str("ABCD".find(answer) if answer else -1)
-        yield _choice_example(location, {"question": question}, row.get("article"), choices, label)
+        yield _choice_example(location, row.get("article"), choices, label)
 
 
-_SQUAD_SHIFTS_FILES = {"train": "new_wiki_v1.0.json", "dev": "nyt_v1.0.json", "test": "amazon_reviews_v1.0.json"}
-_TRIVIAQA_FILES = {name: f"squad-wikipedia-{name}-4096.json" for name in ("train", "dev", "test")}
-_QA_READER = task_reader(ExtractiveQATask)
-_QA_DESCRIPTION = "which words of the text answer the question?"
+_SWAG = _table_reader(["sent1", "sent2", *_SWAG_ENDINGS], "label", _parse_swag)
+_ARCT = _table_reader(["warrant0", "warrant1", "reason", "claim"], "correctLabelW0orW1", _parse_arct)
+_STORY_CLOZE = _table_reader([*_STORY, *_STORY_ENDINGS], "AnswerRightEnding", _parse_story)
+_STORY_FILES = {
+    "train": "cloze_test_val__spring2016 - cloze_test_ALL_val.csv",
+    "dev": "cloze_test_test__spring2016 - cloze_test_ALL_test.csv",
+}
+_SHIFTS_FILES = {"train": "new_wiki_v1.0.json", "dev": "nyt_v1.0.json", "test": "amazon_reviews_v1.0.json"}
+_QA = "which words of the text answer the question?"
+_SQUAD_FILES, _SQUAD_2_FILES = (split_files(f"{{}}-v{version}.json", "train", "dev") for version in ("1.1", "2.0"))
+_TRIVIAQA_FILES = split_files("squad-wikipedia-{}-4096.json")
+_choice = partial(NamedDataset, MultipleChoiceTask, "accuracy")
+_question = partial(NamedDataset, ExtractiveQATask, "f1", format=Columns())
 DATASETS: dict[str, NamedDataset] = {
-    "swag": NamedDataset(
-        MultipleChoiceTask,
-        "accuracy",
-        "how does the scene continue?",
-        "swag",
-        _read_swag,
-        {"train": "train.csv", "dev": "val.csv", "test": "test.csv"},
-    ),
-    "race": NamedDataset(
-        MultipleChoiceTask,
-        "accuracy",
-        "which option is correct, according to the article?",
-        "RACE",
-        _read_race,
-        {"train": "train", "dev": "dev", "test": "test"},
-    ),
-    "arct": NamedDataset(
-        MultipleChoiceTask,
-        "accuracy",
-        "which warrant connects the reason to the claim?",
-        "arct",
-        _read_arct,
-        {"train": "train-full.txt", "dev": "dev-full.txt", "test": "test-full.txt"},
-    ),
-    "story-cloze": NamedDataset(
-        MultipleChoiceTask,
-        "accuracy",
-        "which ending is correct?",
-        "story_cloze",
-        _read_story_cloze,
-        {
-            "train": "cloze_test_val__spring2016 - cloze_test_ALL_val.csv",
-            "dev": "cloze_test_test__spring2016 - cloze_test_ALL_test.csv",
-        },
-    ),
-    "squad/1.1": NamedDataset(
-        ExtractiveQATask,
-        "f1",
-        _QA_DESCRIPTION,
-        "squad",
-        _QA_READER,
-        {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
-    ),
-    "squad/2.0": NamedDataset(
-        ExtractiveQATask,
-        "f1",
-        f"{_QA_DESCRIPTION} Or is there no answer?",
-        "squad",
-        _QA_READER,
-        {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
-    ),
-    "squad-shifts": NamedDataset(
-        ExtractiveQATask,
-        "f1",
-        f"{_QA_DESCRIPTION} Trained on Wikipedia, evaluated on news",
-        "squad-shifts",
-        _QA_READER,
-        _SQUAD_SHIFTS_FILES,
-    ),
-    "triviaqa": NamedDataset(
-        ExtractiveQATask, "f1", f"{_QA_DESCRIPTION} In SQuAD's format", "triviaqa", _QA_READER, _TRIVIAQA_FILES
-    ),
+    "swag": _choice("how does the scene continue?", "swag", _SWAG, split_files("{}.csv", dev="val")),
+    "race": _choice("which option is correct, according to the article?", "RACE", _read_race, split_files("{}")),
+    "arct": _choice("which warrant connects the reason to the claim?", "arct", _ARCT, split_files("{}-full.txt")),
+    "story-cloze": _choice("which ending is correct?", "story_cloze", _STORY_CLOZE, _STORY_FILES),
+    "squad/1.1": _question(_QA, "squad", splits=_SQUAD_FILES),
+    "squad/2.0": _question(f"{_QA} Or is there no answer?", "squad", splits=_SQUAD_2_FILES),
+    "squad-shifts": _question(f"{_QA} Trained on Wikipedia, evaluated on news", "squad-shifts", splits=_SHIFTS_FILES),
+    "triviaqa": _question(f"{_QA} In SQuAD's format", "triviaqa", splits=_TRIVIAQA_FILES),
 }

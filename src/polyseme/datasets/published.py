@@ -23,8 +23,6 @@ class PublishedResult:
 class PublishedTable:
     """A table of published results."""
 
-    """A table of published results."""
-
     description: str
     columns: tuple[str, ...]
     rows: tuple[PublishedResult, ...]
@@ -33,27 +31,20 @@ class PublishedTable:
 @cache
 def load_published_tables() -> dict[str, PublishedTable]:
     """Load all tables by name."""
-    """Load all tables by name."""
     content = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    return {name: _parse_table(table_json) for name, table_json in content.items()}
+    tables = {}
+    for name, table in content.items():
+        rows = []
+        for row in table["rows"]:
+            cells = zip(table["columns"], row["values"], strict=True)
+            values = {column: value for column, value in cells if value is not None}
+            rows.append(PublishedResult(row["system"], values, row["source"]))
+        tables[name] = PublishedTable(table["description"], tuple(table["columns"]), tuple(rows))
+    return tables
 
 
 def published_table(name: str) -> PublishedTable:
     """Return a table; raise `ConfigError` if the name is unknown."""
-    """Return a table; raise `ConfigError` if the name is unknown."""
     if name not in load_published_tables():
         raise ConfigError(f"there is no published table {name!r}; {suggest(name, load_published_tables())}")
     return load_published_tables()[name]
-
-
-def _parse_table(table_json: dict) -> PublishedTable:
-    columns = tuple(table_json["columns"])
-    rows = [
-        PublishedResult(
-            row["system"],
-            {name: value for name, value in zip(columns, row["values"], strict=True) if value is not None},
-            row["source"],
-        )
-        for row in table_json["rows"]
-    ]
-    return PublishedTable(table_json["description"], columns, tuple(rows))

@@ -7,34 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import JsonRow, NamedDataset, json_lines_reader
+from polyseme.datasets.base import JsonRow, NamedDataset, json_lines_reader, pair_reader, split_files
 from polyseme.errors import DataError
-from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.classification import PairClassificationTask
 from polyseme.tasks.metrics.standard import squad_scores
 from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
 from polyseme.tasks.readers.rows import RowReader, read_lines
 from polyseme.tasks.sequence import TextExample
 
-SPLITS = {"train": "train.jsonl", "dev": "val.jsonl", "test": "test.jsonl"}
 COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
-
-
-def _pair_examples(first_key: str, second_key: str) -> Any:
-    def to_examples(row: JsonRow) -> list[TextExample]:
-        return [TextExample(row.location, row.get(first_key), row.get(second_key), label=row.label(), id=row.id())]
-
-    return to_examples
 
 
 def _copa_examples(row: JsonRow) -> list[ChoiceExample]:
     question = row.get("question")
     if question not in COPA_QUESTIONS:
         raise DataError(f"{row.location}: question is {question!r}, neither cause nor effect")
-    choices = (row.get("choice1"), row.get("choice2"))
-    return [
-        ChoiceExample(row.location, f"{row.get('premise')} {COPA_QUESTIONS[question]}", choices, row.label(), row.id())
-    ]
+    text, choices = f"{row.get('premise')} {COPA_QUESTIONS[question]}", (row.get("choice1"), row.get("choice2"))
+    return [ChoiceExample(row.location, text, choices, row.label(), row.id())]
 
 
 def _multirc_examples(row: JsonRow) -> Iterator[TextExample]:
@@ -124,62 +113,33 @@ def _parse_wic_line(location: str, line: str, label: str | None) -> TextExample:
     return TextExample(location, f"{cells[0]}: {cells[3]}", cells[4], label=label)
 
 
-def _superglue_dataset(
-    task: type[TaskConfig], metric: str, description: str, folder: str, to_examples: Any, extra_metrics: Any = None
-) -> NamedDataset:
-    return NamedDataset(task, metric, description, folder, json_lines_reader(to_examples), SPLITS, extra_metrics)
-
-
-ENTAILMENT_DESCRIPTION = "does the second text follow from the first?"
+_SPLITS = split_files("{}.jsonl", dev="val")
+_FOLLOWS = "does the second text follow from the first?"
+_SAME_MEANING = "does the word have the same meaning in both sentences?"
+_pair, _choice = (partial(NamedDataset, task, splits=_SPLITS) for task in (PairClassificationTask, MultipleChoiceTask))
+_rows = json_lines_reader
 DATASETS: dict[str, NamedDataset] = {
-    "superglue/boolq": _superglue_dataset(
-        PairClassificationTask,
-        "accuracy",
-        "is the answer yes, according to the passage?",
-        "BoolQ",
-        _pair_examples("passage", "question"),
+    "superglue/boolq": _pair(
+        "accuracy", "is the answer yes, according to the passage?", "BoolQ", pair_reader("passage", "question")
     ),
-    "superglue/cb": _superglue_dataset(
-        PairClassificationTask, "macro_f1", ENTAILMENT_DESCRIPTION, "CB", _pair_examples("premise", "hypothesis")
-    ),
-    "superglue/copa": _superglue_dataset(
-        MultipleChoiceTask, "accuracy", "which cause or effect is more likely?", "COPA", _copa_examples
-    ),
-    "superglue/multirc": _superglue_dataset(
-        PairClassificationTask,
+    "superglue/cb": _pair("macro_f1", _FOLLOWS, "CB", pair_reader("premise", "hypothesis")),
+    "superglue/copa": _choice("accuracy", "which cause or effect is more likely?", "COPA", _rows(_copa_examples)),
+    "superglue/multirc": _pair(
         "f1",
         "is this answer correct, according to the passage?",
         "MultiRC",
-        _multirc_examples,
-        _multirc_metrics,
+        _rows(_multirc_examples),
+        extra_metrics=_multirc_metrics,
     ),
-    "superglue/record": _superglue_dataset(
-        MultipleChoiceTask,
+    "superglue/record": _choice(
         "f1",
         "which of the passage's entities is missing?",
         "ReCoRD",
-        _record_examples,
-        _record_metrics,
+        _rows(_record_examples),
+        extra_metrics=_record_metrics,
     ),
-    "superglue/rte": _superglue_dataset(
-        PairClassificationTask, "accuracy", ENTAILMENT_DESCRIPTION, "RTE", _pair_examples("premise", "hypothesis")
-    ),
-    "superglue/wic": _superglue_dataset(
-        PairClassificationTask,
-        "accuracy",
-        "does the word have the same meaning in both sentences?",
-        "WiC",
-        _wic_examples,
-    ),
-    "superglue/wsc": _superglue_dataset(
-        PairClassificationTask, "accuracy", "does the pronoun refer to this phrase?", "WSC", _wsc_examples
-    ),
-    "wic": NamedDataset(
-        PairClassificationTask,
-        "accuracy",
-        "does the word have the same meaning in both sentences?",
-        "wic",
-        _read_wic,
-        {name: f"{name}/{name}.data.txt" for name in ("train", "dev", "test")},
-    ),
+    "superglue/rte": _pair("accuracy", _FOLLOWS, "RTE", pair_reader("premise", "hypothesis")),
+    "superglue/wic": _pair("accuracy", _SAME_MEANING, "WiC", _rows(_wic_examples)),
+    "superglue/wsc": _pair("accuracy", "does the pronoun refer to this phrase?", "WSC", _rows(_wsc_examples)),
+    "wic": _pair("accuracy", _SAME_MEANING, "wic", _read_wic, splits=split_files("{0}/{0}.data.txt")),
 }

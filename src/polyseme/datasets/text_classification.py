@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import NamedDataset, task_reader
+from polyseme.datasets.base import NamedDataset, line_reader, split_files
 from polyseme.errors import DataError
+from polyseme.io.tables import NumberedRow, read_csv_rows
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.coreference import CoreferenceTask
 from polyseme.tasks.readers.conll import BRACKETS
-from polyseme.tasks.readers.rows import RowReader, read_lines
+from polyseme.tasks.readers.rows import Columns, RowReader, read_lines
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 
@@ -25,13 +25,8 @@ def compute_error_rate(examples: Sequence[TextExample], predictions: Sequence[An
     return {"error": num_wrong / max(len(examples), 1)}
 
 
-def _read_sst_trees(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-    """Read the Stanford Sentiment Treebank: a tree per line, whose root has the label of the sentence, 0 to 4."""
-    for line_number, line in enumerate(read_lines(path), 1):
-        yield partial(_parse_sst_tree, f"{path}:{line_number}", line)
-
-
 def _parse_sst_tree(location: str, line: str) -> TextExample:
+    """Parse a tree of the Stanford Sentiment Treebank, whose root has the label of the sentence, 0 to 4."""
     root = re.match(r"\(([0-4]) ", line)
     words = re.findall(r"\([0-4] ([^()\s]+)\)", line)
     if root is None or not words or line.count("(") != line.count(")"):
@@ -57,31 +52,21 @@ def _read_text_file(file: Path, label: str) -> TextExample:
 
 def _read_yelp(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read quoted CSV without a header: label, text; a line break is written as a backslash and n."""
-    reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
-    try:
-        for cells in reader:
-            yield partial(_parse_yelp_row, f"{path}:{reader.line_num}", cells)
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not valid CSV: {error}") from None
+    for row in read_csv_rows(enumerate(read_lines(path), 1), f"{path}:"):
+        yield partial(_parse_yelp_row, path, row)
 
 
-def _parse_yelp_row(location: str, cells: list[str]) -> TextExample:
+def _parse_yelp_row(path: Path, row: NumberedRow | DataError) -> TextExample:
+    if isinstance(row, DataError):
+        raise row
+    location, cells = f"{path}:{row[0]}", row[1]
     if len(cells) < 2 or not cells[0].isdecimal() or not cells[1].strip():
         raise DataError(f"{location}: not a label and a text: {str(cells)[:40]!r}")
     return TextExample(location, " ".join(cells[1:]).replace("\\n", "\n"), label=cells[0])
 
 
-def _trec_reader(is_fine_grained: bool) -> Callable[[Path, bool], Iterator[RowReader]]:
-    """Build a reader of lines `COARSE:fine question` in Latin-1."""
-
-    def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
-        for line_number, line in enumerate(read_lines(path, "latin-1"), 1):
-            yield partial(_parse_trec_line, f"{path}:{line_number}", line, is_fine_grained)
-
-    return read
-
-
-def _parse_trec_line(location: str, line: str, is_fine_grained: bool) -> TextExample:
+def _parse_trec_line(location: str, line: str, is_fine_grained: bool = False) -> TextExample:
+    """Parse `COARSE:fine question`."""
     label, _, text = line.partition(" ")
     if ":" not in label or not text.strip():
         raise DataError(f"{location}: not a class with a colon and a question: {line[:40]!r}")
@@ -114,84 +99,43 @@ def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels:
     return TaggingExample(f"{path}:{rows[0][0]}", tuple(words), tuple(tags))
 
 
-def _classification_dataset(
-    description: str, folder: str, reader: Any, train: str, dev: str, test: str = ""
-) -> NamedDataset:
-    splits = {"train": train, "dev": dev} | ({"test": test} if test else {})
-    return NamedDataset(ClassificationTask, "accuracy", description, folder, reader, splits, compute_error_rate)
-
-
-def _tagging_dataset(
-    metric: str, description: str, folder: str, reader: Any, train: str, dev: str, test: str = ""
-) -> NamedDataset:
-    return NamedDataset(
-        TaggingTask,
-        metric,
-        description,
-        folder,
-        reader,
-        {"train": train, "dev": dev} | ({"test": test} if test else {}),
-    )
-
-
-_STARS_DESCRIPTION = "how many stars?"
+_text = partial(NamedDataset, ClassificationTask, "accuracy", extra_metrics=compute_error_rate)
+_tags = partial(NamedDataset, TaggingTask, "f1")
+_IMDB_FILES, _TREC_FILES = {"train": "train", "dev": "test"}, {"train": "train_5500.label", "dev": "TREC_10.label"}
+_YELP_FILES = split_files("{}.csv", "train", "dev", dev="test")
+_WNUT_FILES = {"train": "wnut17train.conll", "dev": "emerging.dev.conll", "test": "emerging.test.annotated"}
+_CONLL_2012_FILES = split_files("v4/data/{}/data/english/annotations", dev="development")
+_TREC, _TREC_FINE = (
+    line_reader(partial(_parse_trec_line, is_fine_grained=is_fine_grained), "latin-1")
+    for is_fine_grained in (False, True)
+)
 DATASETS: dict[str, NamedDataset] = {
-    "sst-5": _classification_dataset(
-        "sentiment of a movie review, from 0 to 4", "trees", _read_sst_trees, "train.txt", "dev.txt", "test.txt"
+    "sst-5": _text(
+        "sentiment of a movie review, from 0 to 4", "trees", line_reader(_parse_sst_tree), split_files("{}.txt")
     ),
-    "imdb": _classification_dataset("is the movie review positive?", "aclImdb", _read_label_folders, "train", "test"),
-    "yelp-full": _classification_dataset(
-        _STARS_DESCRIPTION, "yelp_review_full_csv", _read_yelp, "train.csv", "test.csv"
-    ),
-    "yelp-2": _classification_dataset(
-        "is the review positive?", "yelp_review_polarity_csv", _read_yelp, "train.csv", "test.csv"
-    ),
-    "trec-6": _classification_dataset(
-        "type of the expected answer, 6 classes", "trec", _trec_reader(False), "train_5500.label", "TREC_10.label"
-    ),
-    "trec-50": _classification_dataset(
-        "type of the expected answer, 50 classes", "trec", _trec_reader(True), "train_5500.label", "TREC_10.label"
-    ),
-    "conll-2003": _tagging_dataset(
-        "f1",
+    "imdb": _text("is the movie review positive?", "aclImdb", _read_label_folders, _IMDB_FILES),
+    "yelp-full": _text("how many stars?", "yelp_review_full_csv", _read_yelp, _YELP_FILES),
+    "yelp-2": _text("is the review positive?", "yelp_review_polarity_csv", _read_yelp, _YELP_FILES),
+    "trec-6": _text("type of the expected answer, 6 classes", "trec", _TREC, _TREC_FILES),
+    "trec-50": _text("type of the expected answer, 50 classes", "trec", _TREC_FINE, _TREC_FILES),
+    "conll-2003": _tags(
         "named entities: people, places, organizations, others",
         "conll2003",
-        task_reader(TaggingTask),
-        "eng.train",
-        "eng.testa",
-        "eng.testb",
+        Columns(),
+        split_files("eng.{}", dev="testa", test="testb"),
     ),
-    "wnut-17": _tagging_dataset(
-        "f1",
-        "rare and emerging named entities",
-        "wnut17",
-        task_reader(TaggingTask),
-        "wnut17train.conll",
-        "emerging.dev.conll",
-        "emerging.test.annotated",
-    ),
-    "ner": _tagging_dataset(
-        "f1", "named entities in CoNLL format", "ner", task_reader(TaggingTask), "train.conll", "dev.conll"
-    ),
-    "conll-2000": _tagging_dataset("f1", "chunks", "conll2000", task_reader(TaggingTask), "train.txt", "test.txt"),
+    "wnut-17": _tags("rare and emerging named entities", "wnut17", Columns(), _WNUT_FILES),
+    "ner": _tags("named entities in CoNLL format", "ner", Columns(), split_files("{}.conll", "train", "dev")),
+    "conll-2000": _tags("chunks", "conll2000", Columns(), split_files("{}.txt", "train", "dev", dev="test")),
     "conll-2012": NamedDataset(
-        CoreferenceTask,
-        "f1",
-        "coreference, English OntoNotes",
-        "conll-2012",
-        task_reader(CoreferenceTask),
-        {
-            part: f"v4/data/{name}/data/english/annotations"
-            for part, name in (("train", "train"), ("dev", "development"), ("test", "test"))
-        },
+        CoreferenceTask, "f1", "coreference, English OntoNotes", "conll-2012", Columns(), _CONLL_2012_FILES
     ),
-    "ud-pos": _tagging_dataset(
+    "ud-pos": NamedDataset(
+        TaggingTask,
         "accuracy",
         "part-of-speech tags, English Web Treebank",
         "ud-ewt",
         _read_conllu,
-        "en_ewt-ud-train.conllu",
-        "en_ewt-ud-dev.conllu",
-        "en_ewt-ud-test.conllu",
+        split_files("en_ewt-ud-{}.conllu"),
     ),
 }

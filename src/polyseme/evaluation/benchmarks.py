@@ -1,4 +1,4 @@
-"""All data sets of a benchmark in one go: the table of the lectures, with the published rows beside ours."""
+"""Run all data sets of a benchmark, and compare the scores with published ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import logging
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
 from polyseme.datasets.published import published_table
 from polyseme.errors import ConfigError, DataError, suggest
@@ -28,17 +29,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`tasks` make the average; `excluded_from_average` are run but left out of it. Some are other dev sets of a
-    column's model.
+    """Data sets whose scores are averaged, and others that are run with them.
+
+    A shared model is fine-tuned on one data set and also evaluated on another, its own dev set or a diagnostic set.
     """
 
     prefix: str
     tasks: tuple[str, ...]
     excluded_from_average: tuple[str, ...] = ()
-    shared_models: tuple[tuple[str, str], ...] = ()  # (column, whose model answers it)
+    shared_models: dict[str, str] = field(default_factory=dict)  # data set to the one that its model is trained on
+    diagnostic_sets: dict[str, str] = field(default_factory=dict)  # the same for sets that are reported apart
     published_table: str = ""
-    diagnostic_sets: tuple[tuple[str, str], ...] = ()  # (a data set to measure on alone, whose model answers it)
-    averaged_metrics: tuple[tuple[str, tuple[str, ...]], ...] = ()  # columns whose score is the mean of several metrics
+    averaged_metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)  # scores that are means of metrics
+
+    def dataset(self, task: str) -> NamedDataset:
+        """Return the data set of a task."""
+        return DATASETS[self.prefix + task]
 
 
 BENCHMARKS = {
@@ -46,14 +52,14 @@ BENCHMARKS = {
         "glue/",
         ("mnli", "mnli-mm", "qqp", "qnli", "sst-2", "cola", "sts-b", "mrpc", "rte"),
         ("wnli",),
-        (("mnli-mm", "mnli"),),
+        {"mnli-mm": "mnli"},
+        {"diagnostic": "mnli"},
         "glue",
-        (("diagnostic", "mnli"),),
     ),
     "superglue": Benchmark(
         "superglue/",
         ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc"),
-        averaged_metrics=(("cb", ("macro_f1", "accuracy")), ("multirc", ("f1", "exact")), ("record", ("f1", "exact"))),
+        averaged_metrics={"cb": ("macro_f1", "accuracy"), "multirc": ("f1", "exact"), "record": ("f1", "exact")},
     ),
 }
 
@@ -67,11 +73,10 @@ def run_benchmark(
     seeds: int = 1,
     skip_bad: bool = False,
 ) -> dict[str, Any]:
-    """Fine-tune on each data set that is in the folder; those already done in `out` are not done again.
+    """Fine-tune on each data set that is in the folder, except those already finished in `out`.
 
-    Texts are cut to 128 tokens, as GLUE's usual settings are, unless the settings say otherwise; how many are cut
-    stands in each run's results. Where a test file lies beside train and dev, what the server wants is written too.
-    A score of several metrics is their mean, as SuperGLUE's is. The diagnostic set is measured by MNLI's model.
+    By default, texts are truncated to 128 tokens, as is usual for GLUE; each run's results say how many. Where there is
+    a test file, predictions are also written in the format of the benchmark's server.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"there is no benchmark {name!r}; {suggest(name, BENCHMARKS)}")
@@ -80,134 +85,123 @@ def run_benchmark(
     settings = settings or FinetuneConfig(max_len=min(128, max_len), truncate=True)
     plan = {"benchmark": name, "model": str(model), "settings": settings.to_json(), "seeds": seeds}
     if (out / "benchmark.json").is_file() and read_json(out / "benchmark.json").get("config") != plan:
-        raise ConfigError(f"{out} holds a benchmark with other settings: give another folder")
-    available = [
-        task
-        for task in (*benchmark.tasks, *benchmark.excluded_from_average)
-        if _is_available(benchmark.prefix + task, data)
-    ]
-    if not available:
+        raise ConfigError(f"{out} holds a benchmark with other settings: choose another folder")
+    tasks = [*benchmark.tasks, *benchmark.excluded_from_average]
+    tasks = [task for task in tasks if _is_available(benchmark.prefix + task, data)]
+    if not tasks:
         raise DataError(f"{data} holds none of the data sets of {name}")
-    shared_models = dict(benchmark.shared_models)
     results: dict[str, dict[str, Any]] = {}
-    for task in available:
-        if task in shared_models:
+    for task in tasks:
+        if task in benchmark.shared_models:
             continue
-        folder = out / task
-        if (folder / "results.json").is_file():
-            results[task] = read_json(folder / "results.json")
+        if (out / task / "results.json").is_file():
+            results[task] = read_json(out / task / "results.json")
             continue
-        shutil.rmtree(folder, ignore_errors=True)
-        train_dev = _read_task(benchmark, task, data, available, skip_bad)
-        task_results = finetune(model, train_dev, folder, settings, RunOptions(seeds))
-        _print_warnings(task, train_dev, task_results)
-        results[task] = task_results
+        shutil.rmtree(out / task, ignore_errors=True)
+        train_dev = _read_task(benchmark, task, data, tasks, skip_bad)
+        results[task] = finetune(model, train_dev, out / task, settings, RunOptions(seeds))
+        if get_warnings := benchmark.dataset(task).get_warnings:
+            for line in get_warnings(list(train_dev.train), list(train_dev.dev), results[task]["mean"]["accuracy"]):
+                logger.warning(f"{task}: {line}")
         write_json(out / "benchmark.json", {"config": plan, "done": list(results)})
-    scores: dict[str, list[float]] = {}
-    for task in available:
-        task_results = results[shared_models.get(task, task)]
-        metrics = dict(benchmark.averaged_metrics).get(task, (task_results["primary_metric"],))
-        values = [statistics.fmean(run[metric] for metric in metrics) for run in task_results["seeds"]]
-        scores[task] = [
-            100 * value for value in (task_results["extra_eval"][task] if task in shared_models else values)
-        ]
-        _write_test_submission(benchmark.prefix + task, data, out, shared_models.get(task, task))
-    diagnostic_scores: dict[str, dict[str, float]] = {}
-    for extra_task, model_task in benchmark.diagnostic_sets:
-        if model_task in results:
-            _write_test_submission(benchmark.prefix + extra_task, data, out, model_task)
-            dataset = DATASETS[benchmark.prefix + extra_task]
-            if (data / dataset.folder / dataset.splits["dev"]).is_file():
-                examples = dataset.read_split(data, "dev", skip_bad)
-                diagnostic_scores[extra_task] = evaluate(
-                    load_model(out / model_task / "model"), examples, extra_metrics=dataset.extra_metrics
-                )
-    examples_per_second, latency_ms = mean_speed([read_run(out / task) for task in results])
-    means = {task: statistics.fmean(values) for task, values in scores.items()}
-    is_complete = all(task in means for task in benchmark.tasks)
-    summary = {
-        "config": plan,
-        "scores": scores,
-        "mean": means,
-        "std": {c: statistics.stdev(v) if len(v) > 1 else None for c, v in scores.items()},
-        "average": statistics.fmean(means[task] for task in benchmark.tasks) if is_complete else None,
-        "missing": [task for task in benchmark.tasks if task not in available],
-        "failed_seeds": {
-            task: task_results["failed_seeds"] for task, task_results in results.items() if task_results["failed_seeds"]
-        },
-        "chosen_on_dev": list(
-            dict.fromkeys(line for task_results in results.values() for line in task_results.get("chosen_on_dev", ()))
-        ),
-        "diagnostic_scores": diagnostic_scores,
-        "parameters": max(task_results["parameters"] for task_results in results.values()),
-        "ms_per_text": latency_ms,
-        "examples_per_second": examples_per_second,
-        "done": list(results),
-    }
+    for task in tasks:
+        _write_test_submission(benchmark, task, data, out, benchmark.shared_models.get(task, task))
+    diagnostic_scores = _evaluate_diagnostics(benchmark, results, data, out, skip_bad)
+    summary = {"config": plan, **_summarize(benchmark, tasks, results, out), "diagnostic_scores": diagnostic_scores}
     write_json(out / "benchmark.json", summary)
     return summary
 
 
+def _evaluate_diagnostics(
+    benchmark: Benchmark, results: dict[str, Any], data: Path, out: Path, skip_bad: bool
+) -> dict[str, dict[str, float]]:
+    """Evaluate the models on diagnostic sets, which have no training data."""
+    scores = {}
+    for task, model_task in benchmark.diagnostic_sets.items():
+        if model_task in results:
+            _write_test_submission(benchmark, task, data, out, model_task)
+            dataset = benchmark.dataset(task)
+            if (data / dataset.folder / dataset.splits["dev"]).is_file():
+                model, examples = load_model(out / model_task / "model"), dataset.read_split(data, "dev", skip_bad)
+                scores[task] = evaluate(model, examples, extra_metrics=dataset.extra_metrics)
+    return scores
+
+
+def _summarize(benchmark: Benchmark, tasks: list[str], results: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Return scores in percent and facts about the runs."""
+    scores: dict[str, list[float]] = {}
+    for task in tasks:
+        if task in benchmark.shared_models:
+            values = results[benchmark.shared_models[task]]["extra_eval"][task]
+        else:
+            metrics = benchmark.averaged_metrics.get(task, (results[task]["primary_metric"],))
+            values = [statistics.fmean(run[metric] for metric in metrics) for run in results[task]["seeds"]]
+        scores[task] = [100 * value for value in values]
+    means = {task: statistics.fmean(values) for task, values in scores.items()}
+    missing = [task for task in benchmark.tasks if task not in tasks]
+    examples_per_second, latency_ms = mean_speed([read_run(out / task) for task in results])
+    return {
+        "scores": scores,
+        "mean": means,
+        "std": {task: statistics.stdev(values) if len(values) > 1 else None for task, values in scores.items()},
+        "average": None if missing else statistics.fmean(means[task] for task in benchmark.tasks),
+        "missing": missing,
+        "failed_seeds": {task: run["failed_seeds"] for task, run in results.items() if run["failed_seeds"]},
+        "chosen_on_dev": list(dict.fromkeys(line for run in results.values() for line in run.get("chosen_on_dev", ()))),
+        "parameters": max(run["parameters"] for run in results.values()),
+        "ms_per_text": latency_ms,
+        "examples_per_second": examples_per_second,
+        "done": list(results),
+    }
+
+
 def _read_task(benchmark: Benchmark, task: str, data: Path, available: Sequence[str], skip_bad: bool) -> TaskData:
     """Read train and dev of a task, and the other dev sets that its model is evaluated on."""
-    dataset = DATASETS[benchmark.prefix + task]
-    extra_eval = {
-        extra_task: DATASETS[benchmark.prefix + extra_task].read_split(data, "dev", skip_bad)
-        for extra_task, model_task in benchmark.shared_models
-        if model_task == task and extra_task in available
-    }
+    dataset = benchmark.dataset(task)
+    shared = [extra for extra, trained in benchmark.shared_models.items() if trained == task and extra in available]
     return TaskData(
         dataset.task(),
         *dataset.read(data, skip_bad),
         primary_metric=dataset.metric,
         dataset_name=benchmark.prefix + task,
         extra_metrics=dataset.extra_metrics,
-        extra_eval=extra_eval,
+        extra_eval={extra: benchmark.dataset(extra).read_split(data, "dev", skip_bad) for extra in shared},
     )
 
 
-def _print_warnings(task: str, data: TaskData, results: dict[str, Any]) -> None:
-    get_warnings = DATASETS[data.dataset_name].get_warnings
-    if get_warnings:
-        for line in get_warnings(list(data.train), list(data.dev), results["mean"]["accuracy"]):
-            logger.warning(f"{task}: {line}")
-
-
 def benchmark_table(name: str, label: str, summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table: published systems, then ours; what is missing is empty."""
+    """Return the header and rows of a table of published systems and this run; missing values are empty."""
     benchmark = BENCHMARKS[name]
     header = ["system", *benchmark.tasks, "average", "parameters", "ms a text", "source"]
     parameter_counts = {row.system: f"{row.values['millions']:g}M" for row in published_table("parameters").rows}
     rows: list[list[str]] = []
     for row in published_table(benchmark.published_table).rows if benchmark.published_table else ():
-        cells = [f"{row.values[c]:.1f}" if c in row.values else "" for c in (*benchmark.tasks, "average")]
+        cells = [_format(row.values.get(column)) for column in (*benchmark.tasks, "average")]
         rows.append([row.system, *cells, parameter_counts.get(row.system, ""), "", row.source])
-    cells = []
-    for task in benchmark.tasks:
-        mean, std = summary["mean"].get(task), summary["std"].get(task)
-        cells.append("" if mean is None else f"{mean:.1f}" + ("" if std is None else f" ± {std:.1f}"))
-    average = summary["average"]
-    size, ms = f"{summary['parameters'] / 1e6:.1f}M", summary["ms_per_text"]
-    rows.append(
-        [label, *cells, "" if average is None else f"{average:.1f}", size, f"{ms:.1f}" if ms else "", "dev, this run"]
-    )
+    stds = {task: f" ± {std:.1f}" for task, std in summary["std"].items() if std is not None}
+    cells = [_format(summary["mean"].get(task)) + stds.get(task, "") for task in benchmark.tasks]
+    size, latency = f"{summary['parameters'] / 1e6:.1f}M", _format(summary["ms_per_text"] or None)
+    rows.append([label, *cells, _format(summary["average"]), size, latency, "dev, this run"])
     return header, rows
+
+
+def _format(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
 
 
 def _is_available(name: str, data: Path) -> bool:
     dataset = DATASETS[name]
     folder = data / dataset.folder
-    required_files: Sequence[str] = [dataset.splits["train"], dataset.splits["dev"]]
+    required_files = [dataset.splits["train"], dataset.splits["dev"]]
     if name == "glue/mrpc" and not (folder / "train.tsv").is_file():
         required_files = ["msr_paraphrase_train.txt", "dev_ids.tsv"]
     return all((folder / file).exists() for file in required_files)
 
 
-def _write_test_submission(name: str, data: Path, out: Path, model_task: str) -> None:
-    dataset = DATASETS[name]
+def _write_test_submission(benchmark: Benchmark, task: str, data: Path, out: Path, model_task: str) -> None:
+    name, dataset = benchmark.prefix + task, benchmark.dataset(task)
     path = out / "submission" / SUBMISSION_FILES[name]
     if path.is_file() or not (data / dataset.folder / dataset.splits["test"]).is_file():
         return
-    folder = load_model(out / model_task / "model")
     examples = dataset.read_split(data, "test", needs_labels=False)
-    write_submission(path, name, predict(folder, examples), examples)
+    write_submission(path, name, predict(load_model(out / model_task / "model"), examples), examples)

@@ -1,4 +1,4 @@
-"""Runs side by side: models × tasks with deviations, and whether one run is really better than another."""
+"""Compare fine-tuning runs: models × tasks with standard deviations, and tests of significance."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from polyseme.tasks.base import TaskConfig
 
 @dataclass(frozen=True)
 class FinetuneRun:
-    """A fine-tuning run as its folder tells it; `predictions` are the answers on the dev examples, by seed."""
+    """A fine-tuning run as read from its folder; `predictions` are the answers on the dev examples, by seed."""
 
     path: Path
     model: str
     task: str
     task_type: str
     metric: str
-    seed_scores: tuple[float, ...]  # of each seed
+    seed_scores: tuple[float, ...]
     num_parameters: int
     train_seconds: float
     failed_seeds: tuple[int, ...]
@@ -33,51 +33,48 @@ class FinetuneRun:
     predictions: tuple[tuple[Any, ...], ...] = ()
     task_config: TaskConfig | None = None
     dev_choices: tuple[str, ...] = ()  # what was chosen on the dev examples
-    examples_per_second: float | None = None  # examples answered in a second, many together
-    latency_ms: float | None = None  # for one text alone
+    examples_per_second: float | None = None  # in batches
+    latency_ms: float | None = None  # for a single text
 
     @property
     def mean(self) -> float:
+        """The mean score over seeds."""
         return statistics.fmean(self.seed_scores)
 
     @property
     def supports_bootstrap(self) -> bool:
-        """Whether its metric can be had from answers alone, as the bootstrap has to."""
+        """Whether its metric can be computed from predictions alone, as the bootstrap does."""
         if not self.predictions or self.task_config is None:
             return False
         return self.metric in self.task_config.score(self.gold, self.predictions[0])
 
     @property
     def std(self) -> float | None:
+        """The standard deviation over seeds; None for a single one."""
         return statistics.stdev(self.seed_scores) if len(self.seed_scores) > 1 else None
 
 
 def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRun:
-    """Read a run from its `results.json`, and `predictions.json` where it is there."""
+    """Read a run from its `results.json`, and `predictions.json` if there is one."""
     if not (folder / "results.json").is_file():
         raise DataError(f"{folder} is no finished run: there is no results.json")
     results = read_json(folder / "results.json")
     if not isinstance(results, dict) or "primary_metric" not in results or "seeds" not in results:
         raise DataError(f"{folder}/results.json is not of a fine-tuning run")
-    metric = results["primary_metric"]
     predictions = read_json(folder / "predictions.json") if (folder / "predictions.json").is_file() else {}
-    model_name = results["model"] + (" (from scratch)" if results.get("from_scratch") else "")
-    model_name += " (frozen)" if results.get("features") else ""
+    marks = (" (from scratch)" if results.get("from_scratch") else "", " (frozen)" if results.get("features") else "")
     return FinetuneRun(
         folder,
-        model_name,
+        results["model"] + "".join(marks),
         results.get("data") or results["task"],
         results["task"],
-        metric,
-        tuple(seed_metrics[metric] for seed_metrics in results["seeds"]),
+        results["primary_metric"],
+        tuple(metrics[results["primary_metric"]] for metrics in results["seeds"]),
         results.get("parameters", 0),
         results.get("seconds", 0.0),
         tuple(results.get("failed_seeds", ())),
-        tuple(map(_to_hashable, predictions.get("gold", ()))),
-        tuple(
-            tuple(map(_to_hashable, seed_predictions))
-            for seed_predictions in predictions.get("predictions", {}).values()
-        ),
+        _to_hashable(predictions.get("gold", [])),
+        tuple(map(_to_hashable, predictions.get("predictions", {}).values())),
         task_from_json(predictions["task"], tasks) if "task" in predictions else None,
         tuple(results.get("chosen_on_dev", ())),
         results.get("examples_per_second"),
@@ -86,28 +83,25 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
 
 
 def read_runs(folders: Sequence[Path]) -> list[FinetuneRun]:
-    """The runs of these folders; one that is a benchmark's holds several."""
-    runs = []
+    """Read the runs of these folders; the folder of a benchmark holds several."""
+    runs: list[FinetuneRun] = []
     for folder in folders:
-        inner_folders = sorted(path.parent for path in folder.glob("*/results.json"))
-        runs += [
-            read_run(run_folder)
-            for run_folder in ([folder] if (folder / "results.json").is_file() or not inner_folders else inner_folders)
-        ]
+        inner = sorted(path.parent for path in folder.glob("*/results.json"))
+        runs += map(read_run, [folder] if (folder / "results.json").is_file() or not inner else inner)
     return runs
 
 
 def paired_bootstrap(a: FinetuneRun, b: FinetuneRun, num_resamples: int = 1000, seed: int = 0) -> dict[str, float]:
-    """Paired bootstrap (Koehn 2004; Berg-Kirkpatrick et al. 2012): the same dev examples are drawn again and again for
-    both runs, and each time also a seed of each. `p` is how often the better one is not the better one.
+    """Compare two runs by the paired bootstrap (Koehn 2004; Berg-Kirkpatrick et al. 2012).
+
+    Each resample draws the same dev examples for both runs, and a seed of each. `p` is the share of resamples in which
+    the better run is not better.
     """
     for run in (a, b):
         if not run.predictions:
             raise UnsupportedError(f"{run.path} has no predictions.json: fine-tune it again")
         if not run.supports_bootstrap:
-            raise UnsupportedError(
-                f"{run.path}: {run.metric} cannot be had from its answers alone, so there is no bootstrap"
-            )
+            raise UnsupportedError(f"{run.path}: {run.metric} needs more than predictions, so there is no bootstrap")
     if a.gold != b.gold or a.metric != b.metric:
         raise UnsupportedError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
     rng = np.random.default_rng(seed)
@@ -118,29 +112,25 @@ def paired_bootstrap(a: FinetuneRun, b: FinetuneRun, num_resamples: int = 1000, 
         gold = [a.gold[j] for j in indices]
         scores = []
         for run in (a, b):
+            assert run.task_config is not None
             predictions = run.predictions[rng.integers(len(run.predictions))]
-            scores.append(_score_run(run, gold, [predictions[j] for j in indices]))
+            scores.append(run.task_config.score(gold, [predictions[j] for j in indices])[run.metric])
         differences[i] = scores[0] - scores[1]
     p_value = np.mean(differences <= 0) if observed >= 0 else np.mean(differences >= 0)
     low, high = np.quantile(differences, [0.025, 0.975])
     return {"difference": observed, "low": float(low), "high": float(high), "p": float(p_value)}
 
 
-def _score_run(run: FinetuneRun, gold: Sequence[Any], predictions: Sequence[Any]) -> float:
-    assert run.task_config is not None
-    return run.task_config.score(gold, predictions)[run.metric]
-
-
 def pivot_runs(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[str], dict[tuple[str, str], FinetuneRun]]:
-    """Models, tasks, and the run at each crossing; of two at one crossing the last counts."""
+    """Return the models, the tasks, and the last run of each pair of them."""
     models, tasks = (list(dict.fromkeys(getattr(run, name) for run in runs)) for name in ("model", "task"))
     return models, tasks, {(run.model, run.task): run for run in runs}
 
 
 def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[str]]]:
-    """A table: a row for each model with its parameters, a column for each task, and the mean over tasks; then how fast
-    it answers: milliseconds for one text, examples a second, and how many times the slowest model's; last the seconds
-    of training. Speeds are means over the tasks that every model has.
+    """Return the header and rows of a table with a row per model: size, scores by task, speed and training time.
+
+    Speeds are means over the tasks that every model has; the speed-up is over the slowest model.
     """
     models, tasks, runs_by_cell = pivot_runs(runs)
     metrics = {run.task: run.metric for run in runs}
@@ -151,43 +141,33 @@ def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[
     slowest = min((speed for speed, _ in speeds.values() if speed), default=1.0)
     rows = []
     for model in models:
-        model_runs = [runs_by_cell.get((model, task)) for task in tasks]
-        available_runs = [run for run in model_runs if run]
-        is_complete = len(available_runs) == len(tasks)
-        average = f"{100 * statistics.fmean(run.mean for run in available_runs):.1f}" if is_complete else ""
+        cells = [runs_by_cell.get((model, task)) for task in tasks]
+        model_runs = [run for run in cells if run]
+        average = statistics.fmean(run.mean for run in model_runs)
         speed, latency_ms = speeds[model]
-        rows.append(
-            [
-                model,
-                f"{available_runs[0].num_parameters:,}",
-                *("" if run is None else format_score(run) for run in model_runs),
-                average,
-                f"{latency_ms:.1f}" if latency_ms else "",
-                f"{speed:,.1f}" if speed else "",
-                f"{speed / slowest:.1f}×" if speed else "",
-                f"{sum(run.train_seconds for run in available_runs):.0f}",
-            ]
-        )
+        row = [model, f"{model_runs[0].num_parameters:,}", *("" if run is None else format_score(run) for run in cells)]
+        row += [f"{100 * average:.1f}" if all(cells) else "", f"{latency_ms:.1f}" if latency_ms else ""]
+        row += [f"{speed:,.1f}", f"{speed / slowest:.1f}×"] if speed else ["", ""]
+        rows.append([*row, f"{sum(run.train_seconds for run in model_runs):.0f}"])
     return header, rows
 
 
 def mean_speed(runs: Sequence[FinetuneRun]) -> tuple[float | None, float | None]:
-    """Examples a second, all runs taken together, and milliseconds a text; None where a run does not say."""
-    if not runs or any(run.examples_per_second is None or run.latency_ms is None for run in runs):
+    """Return examples per second over all runs, and milliseconds per text; None if a run was not timed."""
+    speeds, latencies = [run.examples_per_second for run in runs], [run.latency_ms for run in runs]
+    if not runs or None in speeds or None in latencies:
         return None, None
-    return statistics.harmonic_mean([run.examples_per_second or 0.0 for run in runs]), statistics.fmean(
-        run.latency_ms or 0.0 for run in runs
-    )
+    return statistics.harmonic_mean(speeds), statistics.fmean(latencies)  # type: ignore[arg-type, type-var]
 
 
 def format_score(run: FinetuneRun) -> str:
-    """The mean in percent, its deviation, and how many seeds failed."""
+    """Format the mean in percent, its standard deviation, and the number of failed seeds."""
     std_text = "" if run.std is None else f" ± {100 * run.std:.1f}"
     return f"{100 * run.mean:.1f}{std_text}" + (f" ({len(run.failed_seeds)} failed)" if run.failed_seeds else "")
 
 
 def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
-    """Bars by task, one for each model, with the deviation over seeds as error bars."""
+    """Plot bars by task, one for each model, with the standard deviation over seeds as error bars."""
     try:
         import matplotlib
 
@@ -201,12 +181,10 @@ def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(max(1.2 * len(tasks) + 3, 5), 4))
     width = 0.8 / len(models)
     for i, model in enumerate(models):
-        model_runs = [(j, runs_by_cell[model, task]) for j, task in enumerate(tasks) if (model, task) in runs_by_cell]
-        bar_positions = [j + (i - (len(models) - 1) / 2) * width for j, _ in model_runs]
-        error_bars = [100 * (run.std or 0.0) for _, run in model_runs]
-        axes.bar(
-            bar_positions, [100 * run.mean for _, run in model_runs], width, yerr=error_bars, capsize=3, label=model
-        )
+        cells = [(j, runs_by_cell[model, task]) for j, task in enumerate(tasks) if (model, task) in runs_by_cell]
+        positions = [j + (i - (len(models) - 1) / 2) * width for j, _ in cells]
+        means, errors = [100 * run.mean for _, run in cells], [100 * (run.std or 0.0) for _, run in cells]
+        axes.bar(positions, means, width, yerr=errors, capsize=3, label=model)
     axes.set_xticks(range(len(tasks)), tasks, rotation=20, ha="right")
     axes.set_ylabel("dev, %")
     axes.legend(fontsize="small")
@@ -216,5 +194,5 @@ def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
     plt.close(figure)
 
 
-def _to_hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _to_hashable(values: list[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)

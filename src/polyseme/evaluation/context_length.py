@@ -1,7 +1,7 @@
-"""What a causal model makes of a long text by how much of it it has in sight, and how fast.
+"""Loss of a causal model on a long text by context length, and its speed.
 
-Transformer-XL reads a text once, in segments, with a memory that may be longer than in training; a model without memory
-has to read a whole window anew for each token to have as much in sight (Dai et al. 2019, §4.4 and §4.5).
+Transformer-XL reads a text once, in segments, with a memory that may be longer than in training. A model without memory
+reads a whole window again for each token to use as much context (Dai et al. 2019, §4.4 and §4.5).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyseme.nn.packing import PackedLayout
 
 @dataclass(frozen=True)
 class LossMeasurement:
-    """The mean loss of the tokens predicted, in nats, and what it took."""
+    """The mean loss of the predicted tokens, in nats, and the time."""
 
     loss: float
     num_tokens: int
@@ -32,15 +32,17 @@ class LossMeasurement:
 
     @property
     def perplexity(self) -> float:
+        """The exponential of the loss."""
         return math.exp(min(self.loss, 50.0))
 
     @property
     def tokens_per_second(self) -> float:
+        """The speed of prediction."""
         return self.num_tokens / max(self.seconds, 1e-9)
 
 
 def with_memory_len(model: Model, memory_len: int, is_uniform: bool = False) -> Model:
-    """The same weights with a memory of another length; `is_uniform` lets every token see as far, and no further."""
+    """Return the same weights with another memory length; with `is_uniform`, every token sees exactly that far."""
     trunk, attention = model.config.transformer, model.config.transformer.block.attention
     if not isinstance(attention, RelativeAttentionConfig) or not attention.causal:
         raise UnsupportedError(f"{model.config.family} has no memory of a set length: read it by windows")
@@ -55,7 +57,7 @@ def evaluate_segments(
 ) -> LossMeasurement:
     """Read a text [n] once, in segments, each with the memory of those before; its first token is not predicted.
 
-    `memory_len` is how long it is, where that can be set; None is for a model whose memory is a state.
+    `memory_len` is None for a model whose memory is a recurrent state.
     """
     if memory_len is None and not model.config.trunk.has_bounded_memory:
         raise UnsupportedError(f"{model.config.family} has no memory of a set length: read it by windows")
@@ -65,12 +67,11 @@ def evaluate_segments(
     def read(start: int) -> Tensor:
         nonlocal trunk_memory
         chunk = text[start : min(start + segment_len, len(text) - 1)]
+        labels = text[start + 1 : start + 1 + len(chunk)]
         layout = PackedLayout.from_lengths([len(chunk)], device=text.device)
         output = reader.trunk(Inputs(chunk, layout), memory=trunk_memory, return_memory=True)
         trunk_memory = output.memory
-        return reader.loss(
-            head, output.hidden, layout, layout.positions, text[start + 1 : start + 1 + len(chunk)], -100
-        )
+        return reader.loss(head, output.hidden, layout, layout.positions, labels, -100)
 
     return _measure_loss(read, range(0, len(text) - 1, segment_len), len(text) - 1)
 
@@ -78,10 +79,9 @@ def evaluate_segments(
 def evaluate_sliding_window(
     model: Model, text: Tensor, context_len: int, batch_size: int = 64, stride: int = 1, head: str = "next"
 ) -> LossMeasurement:
-    """Predict each token of a text [n] from a window of the `context_len` tokens before it, read anew for each.
+    """Predict each token of a text [n] from a window of the `context_len` tokens before it, read again for each.
 
-    With a `stride` above 1 a window predicts its last `stride` tokens, the first of which see less. `batch_size`
-    windows are one batch.
+    With a `stride` above 1 a window predicts its last `stride` tokens, the first of which see less.
     """
     model = model.eval()
     ends = list(range(stride, len(text), stride))
@@ -93,12 +93,10 @@ def evaluate_sliding_window(
         layout = PackedLayout.from_lengths([b - a for a, b in windows], device=text.device)
         hidden = model.trunk(Inputs(torch.cat([text[a:b] for a, b in windows]), layout)).hidden
         previous_ends = [ends[start + i - 1] if start + i else 0 for i in range(len(batch_ends))]
-        num_predicted = [end - max(previous_end, a) for (a, end), previous_end in zip(windows, previous_ends)]
-        layout_ends = layout.cu_seqlens[1:].tolist()
-        rows = torch.cat(
-            [torch.arange(layout_end - count, layout_end) for layout_end, count in zip(layout_ends, num_predicted)]
-        ).to(text.device)
-        labels = torch.cat([text[end - count + 1 : end + 1] for end, count in zip(batch_ends, num_predicted)])
+        counts = [end - max(previous_end, a) for (a, end), previous_end in zip(windows, previous_ends)]
+        row_ends = zip(layout.cu_seqlens[1:].tolist(), counts)
+        rows = torch.cat([torch.arange(end - count, end) for end, count in row_ends]).to(text.device)
+        labels = torch.cat([text[end - count + 1 : end + 1] for end, count in zip(batch_ends, counts)])
         return model.loss(head, hidden, layout, rows, labels, -100)
 
     return _measure_loss(read, range(0, len(ends), batch_size), len(text) - 1)
@@ -113,10 +111,9 @@ def losses_by_context(
     max_batch_tokens: int = 8192,
     head: str = "next",
 ) -> Tensor:
-    """The loss of the tokens at `positions` of a text, each from so many tokens before it and no more, [contexts,
-    places].
+    """Return the loss of the tokens at `positions` of a text for each context length, [contexts, positions].
 
-    A model that cannot read as many reads as many as it can.
+    A context that is longer than the model reads is cut.
     """
     losses: list[Tensor] = []
     model, max_len = model.eval(), model.config.trunk.embeddings.max_len
@@ -138,27 +135,22 @@ def losses_by_context(
 def relative_effective_contexts(
     losses: Mapping[str, Tensor], contexts: Sequence[int], hardest_fraction: float = 1.0, threshold: float = 0.01
 ) -> dict[str, int]:
-    """Relative effective context length of each model of a group (Dai et al. 2019, §4.4 and appendix C).
+    """Return the relative effective context length of each model of a group (Dai et al. 2019, §4.4 and appendix C).
 
-    `losses` are those of `losses_by_context`, on the same places. At each context, the best of the group is what is to
-    be beaten, on the `hardest_fraction` of tokens that it finds hardest; the gain of a model is by how much its losses
-    with the next longer context lower that mean, where they are lower. A model's length is the context up to which
-    every step gained more than the threshold.
+    `losses` are those of `losses_by_context` at the same positions. At each context, the baseline is the best loss of
+    the group on the `hardest_fraction` of tokens; a model's gain is the relative drop of its mean when the model reads
+    the next longer context. A model's length is the context up to which every step gained more than the threshold.
     """
-    stacked = torch.stack(list(losses.values()))  # [models, contexts, places]
-    best = stacked.min(dim=0).values
+    best = torch.stack(list(losses.values())).min(dim=0).values  # [contexts, positions]
     num_hardest = max(round(hardest_fraction * best.shape[1]), 1)
-    lengths = {}
+    lengths = dict.fromkeys(losses, contexts[0])
     for name, model_losses in losses.items():
-        length = contexts[0]
         for i in range(len(contexts) - 1):
-            hardest = best[i].topk(num_hardest).indices
-            baseline = best[i][hardest]
+            baseline, hardest = best[i].topk(num_hardest)
             gain = 1 - torch.minimum(baseline, model_losses[i + 1][hardest]).mean() / baseline.mean()
             if gain <= threshold:
                 break
-            length = contexts[i + 1]
-        lengths[name] = length
+            lengths[name] = contexts[i + 1]
     return lengths
 
 

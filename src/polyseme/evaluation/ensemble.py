@@ -1,4 +1,4 @@
-"""Several models of one task as one: their probabilities are averaged (numbers, and scores of spans, too)."""
+"""Ensembles: the probabilities (or numbers, or span scores) of several models of one task, averaged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.weights.folder import ModelFolder
 
-CHECKPOINT_PATTERNS = (
-    "checkpoints/seed-*/step-*",
-    "seeds/*",
-    "step-*",
-)  # where a run, or a seed of it, keeps several models
+# where a run, or a seed of it, keeps several models
+CHECKPOINT_PATTERNS = ("checkpoints/seed-*/step-*", "seeds/*", "step-*")
 
 
 def find_models(path: Path) -> list[Path]:
-    """A model folder itself; of a run, or of the checkpoints of a seed, all models that were kept."""
-    matches = (
-        []
-        if (path / "config.json").exists()
-        else [sorted(path.glob(pattern), key=_numbers) for pattern in CHECKPOINT_PATTERNS]
-    )
-    return next((paths for paths in matches if paths), [path])
+    """Return a model folder itself, or all models that a run or the checkpoints of a seed hold."""
+    if not (path / "config.json").exists():
+        for pattern in CHECKPOINT_PATTERNS:
+            if paths := sorted(path.glob(pattern), key=_numbers):
+                return paths
+    return [path]
 
 
 def _numbers(path: Path) -> list[int]:
@@ -45,9 +41,12 @@ def predict_ensemble(
     truncate: bool | None = None,
     use_labels: bool = False,
 ) -> tuple[TaskConfig, list[Any]]:
-    """Return what the models predict together. They may differ in family and vocabulary, unless scores are by token."""
+    """Return the task and the joint predictions of several models.
+
+    The models may differ in family and vocabulary, unless the task scores tokens.
+    """
     if len(folders) < 2:
-        raise ConfigError("an ensemble is of two models or more")
+        raise ConfigError("an ensemble needs two models or more")
     tasks = [load_task(folder.metadata, folder.model.config) for folder in folders]
     first = tasks[0].codec
     for folder, task in zip(folders, tasks):
@@ -75,7 +74,7 @@ def evaluate_ensemble(
     truncate: bool | None = None,
     extra_metrics: MetricsFn | None = None,
 ) -> dict[str, float]:
-    """Return the metrics of what the models predict together."""
+    """Return the metrics of the joint predictions of several models."""
     task, predictions = predict_ensemble(folders, examples, max_len, truncate, use_labels=True)
     return task.metrics(examples, predictions, extra_metrics)
 

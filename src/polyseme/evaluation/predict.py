@@ -1,14 +1,13 @@
-"""The metrics of a task model on labeled examples."""
+"""Metrics of a task model on labeled examples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from polyseme.errors import DataError
 from polyseme.inference.prediction import predict
 from polyseme.tasks import load_task
-from polyseme.tasks.base import MetricsFn, TaskConfig
+from polyseme.tasks.base import MetricsFn, TaskConfig, require_gold
 from polyseme.weights.folder import ModelFolder
 
 
@@ -22,8 +21,6 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the metrics of the folder's task on labeled examples; a label that was not trained on is an error."""
     task = task or load_task(folder.metadata, folder.model.config)
-    for example in examples:
-        if example.gold is None:
-            raise DataError(f"{example.location}: there is no label to compare with")
+    require_gold(examples)
     predictions = predict(folder, examples, task, max_len, truncate, use_labels=True)
     return task.metrics(examples, predictions, extra_metrics)

@@ -1,6 +1,4 @@
-"""Tasks as prompts (Radford et al. 2019, §3; Brown et al. 2020, §2): a file says how a question is put to a model, with
-no example or with a few, and what its answer is measured by.
-"""
+"""Tasks as prompts (Radford et al. 2019, §3; Brown et al. 2020, §2): templates, few-shot examples and metrics."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ ANSWER_FIELD = "{answer}"
 
 @dataclass(frozen=True)
 class PromptTemplate(Config):
-    """A template with {fields} of the data, {answer} at its end; an answer ends at `stop`, or at `max_new_tokens`
-    tokens.
+    """A template with {fields} of a question that ends in {answer}.
 
-    `instruction` stands once before all. `metric` is the headline.
+    The `instruction` precedes all examples. An answer ends at `stop` or after `max_new_tokens`. `metric` is the main
+    one.
     """
 
     name: str
@@ -46,10 +44,11 @@ class PromptTemplate(Config):
 
     @property
     def fields(self) -> list[str]:
+        """The names of the fields of a question."""
         return re.findall(r"\{(\w+)\}", self.template.removesuffix(ANSWER_FIELD))
 
     def render(self, question: Question, shots: Sequence[Question] = ()) -> str:
-        """The prompt: what it is about, examples with their answers, the question."""
+        """Return the prompt: instruction, examples with their answers, question."""
         blocks = [self._fill_fields(shot) + shot.answers[0] for shot in shots] + [self._fill_fields(question)]
         return (self.instruction + self.separator if self.instruction else "") + self.separator.join(blocks).rstrip(" ")
 
@@ -59,12 +58,14 @@ class PromptTemplate(Config):
 
 @dataclass(frozen=True)
 class Question:
+    """The fields of a question, and the answers that are correct."""
+
     fields: dict[str, str]
-    answers: tuple[str, ...]  # right ones
+    answers: tuple[str, ...]
 
 
 def load_prompt_template(name: str) -> PromptTemplate:
-    """One of those that come with the toolkit, by its name, or a JSON file."""
+    """Load a built-in template by its name, or a JSON file."""
     builtin_prompts = {path.stem: path for path in PROMPTS_DIR.glob("*.json")}
     path = builtin_prompts.get(name, Path(name))
     if not path.is_file():
@@ -73,7 +74,7 @@ def load_prompt_template(name: str) -> PromptTemplate:
 
 
 def read_questions(path: Path, prompt: PromptTemplate) -> list[Question]:
-    """JSON lines with the fields of the template and `answer`: a text, or a list of texts that are all right."""
+    """Read JSON lines with the fields of the template and `answer`: a text, or a list of correct texts."""
     questions = []
     for line_number, line in enumerate(read_lines(path), 1):
         if not line.strip():
@@ -94,12 +95,10 @@ def read_questions(path: Path, prompt: PromptTemplate) -> list[Question]:
 def sample_shots(
     examples: Sequence[Question], num_shots: int, seed: int, questions: Sequence[Question]
 ) -> list[Question]:
-    """Examples to stand before every question, none of which is asked."""
+    """Sample examples that precede every question, none of which is asked."""
     candidates = [question for question in examples if question not in questions]
     if num_shots > len(candidates):
-        raise ConfigError(
-            f"{num_shots} shots are more than the {len(candidates)} examples that are not asked themselves"
-        )
+        raise ConfigError(f"{num_shots} shots are more than the {len(candidates)} examples that are not asked")
     return random.Random(seed).sample(candidates, num_shots)
 
 
@@ -109,21 +108,19 @@ def answer_questions(
     questions: Sequence[Question],
     shots: Sequence[Question] = (),
 ) -> list[str]:
-    """The model's answers; `generate` goes on with prompts by so many tokens."""
+    """Return the model's answers; `generate` continues prompts by a number of tokens."""
     completions = generate([prompt.render(question, shots) for question in questions], prompt.max_new_tokens)
     return [(text.lstrip().split(prompt.stop)[0] if prompt.stop else text).strip() for text in completions]
 
 
 def evaluate_answers(prompt: PromptTemplate, answers: Sequence[str], questions: Sequence[Question]) -> dict[str, Any]:
-    """Shares of exact answers, and the mean overlap of words and of the longest common row of words (ROUGE-L)."""
+    """Return the share of exact answers, the mean F1 of words and ROUGE-L, and BLEU if it is the main metric."""
     if not questions:
         raise DataError("there is no question")
     results: dict[str, Any] = {"prompt": prompt.name, "questions": len(questions), "metric": prompt.metric}
     for name, metric_fn in (("exact_match", exact_match), ("f1", token_f1), ("rouge_l", rouge_l)):
-        best_scores = [
-            max(metric_fn(text, gold) for gold in q.answers) for text, q in zip(answers, questions, strict=True)
-        ]
-        results[name] = sum(best_scores) / len(best_scores)
+        pairs = zip(answers, questions, strict=True)
+        results[name] = sum(max(metric_fn(text, gold) for gold in q.answers) for text, q in pairs) / len(questions)
     if prompt.metric == "bleu":
         from polyseme.tasks.metrics.translation import score_translations
 
@@ -134,17 +131,17 @@ def evaluate_answers(prompt: PromptTemplate, answers: Sequence[str], questions: 
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Whether two answers are the same as SQuAD compares them (Rajpurkar et al. 2016, §6.1)."""
+    """Return whether two answers are the same by SQuAD's rules (Rajpurkar et al. 2016, §6.1)."""
     return float(normalize_answer(prediction) == normalize_answer(reference))
 
 
 def token_f1(prediction: str, reference: str) -> float:
-    """F1 of their words, each as often as it stands."""
+    """Return the F1 of the bags of words."""
     return word_f1(normalize_answer(reference), normalize_answer(prediction), is_squad_v2=True)
 
 
 def rouge_l(prediction: str, reference: str) -> float:
-    """F1 of the longest common subsequence (Lin 2004, ROUGE-L), of lower-cased words of any script."""
+    """Return the F1 of the longest common subsequence (Lin 2004, ROUGE-L) of lower-cased words of any script."""
     if not (words := UnicodeTokenizer().tokenize(reference)):
         return float(words == UnicodeTokenizer().tokenize(prediction))
     return float(_rouge_scorer().score(reference, prediction)["rougeL"].fmeasure)
@@ -154,6 +151,7 @@ class UnicodeTokenizer:
     """Words of any script, for `rouge_score`, whose own tokenizer drops all but ASCII letters and digits."""
 
     def tokenize(self, text: str) -> list[str]:
+        """Return the words of a text in lower case."""
         return re.findall(r"\w+", text.lower())
 
 

@@ -1,85 +1,63 @@
-"""Files as the servers of GLUE and SuperGLUE want them: an index and a prediction for each test example, in order."""
+"""Submission files for the servers of GLUE and SuperGLUE: an index and a prediction for each test example, in order."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import write_text
 
+_GLUE_FILES = (
+    *("cola CoLA", "sst-2 SST-2", "mrpc MRPC", "sts-b STS-B", "qqp QQP", "mnli MNLI-m", "mnli-mm MNLI-mm"),
+    *("qnli QNLI", "rte RTE", "wnli WNLI", "diagnostic AX"),
+)
+_SUPERGLUE_FILES = ("BoolQ", "CB", "COPA", "MultiRC", "ReCoRD", "RTE", "WiC", "WSC")
 SUBMISSION_FILES = {
-    "glue/cola": "CoLA.tsv",
-    "glue/sst-2": "SST-2.tsv",
-    "glue/mrpc": "MRPC.tsv",
-    "glue/sts-b": "STS-B.tsv",
-    "glue/qqp": "QQP.tsv",
-    "glue/mnli": "MNLI-m.tsv",
-    "glue/mnli-mm": "MNLI-mm.tsv",
-    "glue/qnli": "QNLI.tsv",
-    "glue/rte": "RTE.tsv",
-    "glue/wnli": "WNLI.tsv",
-    "glue/diagnostic": "AX.tsv",
-    "superglue/boolq": "BoolQ.jsonl",
-    "superglue/cb": "CB.jsonl",
-    "superglue/copa": "COPA.jsonl",
-    "superglue/multirc": "MultiRC.jsonl",
-    "superglue/record": "ReCoRD.jsonl",
-    "superglue/rte": "RTE.jsonl",
-    "superglue/wic": "WiC.jsonl",
-    "superglue/wsc": "WSC.jsonl",
+    **{f"glue/{name}": f"{file}.tsv" for name, file in map(str.split, _GLUE_FILES)},
+    **{f"superglue/{file.lower()}": f"{file}.jsonl" for file in _SUPERGLUE_FILES},
 }
 
 
 def write_submission(path: Path, name: str, predictions: Sequence[Any], examples: Sequence[Any] = ()) -> None:
-    """Labels as they were in training; numbers of STS-B from 0 to 5; for SuperGLUE an object a line, by the ids that
-    its files have."""
+    """Write labels as they were in training, and numbers of STS-B from 0 to 5; for SuperGLUE, JSON lines with ids."""
     if name not in SUBMISSION_FILES:
-        raise ConfigError(
-            f"{name} is not scored by the servers of GLUE and SuperGLUE; {suggest(name, SUBMISSION_FILES)}"
-        )
+        known = suggest(name, SUBMISSION_FILES)
+        raise ConfigError(f"{name} is not scored by the servers of GLUE and SuperGLUE; {known}")
     if name.startswith("superglue/"):
         rows = [json.dumps(row, ensure_ascii=False) for row in _superglue_objects(name, predictions, examples)]
-        write_text(path, "\n".join(rows) + "\n")
-        return
-    rows = ["index\tprediction"]
-    for index, prediction in enumerate(predictions):
-        value = prediction.value
-        if isinstance(value, float):
-            value = f"{min(max(value, 0.0), 5.0):.3f}"
-        rows.append(f"{index}\t{value}")
+    else:
+        values = [p.value for p in predictions]
+        cells = [f"{min(max(v, 0.0), 5.0):.3f}" if isinstance(v, float) else v for v in values]
+        rows = ["index\tprediction", *(f"{index}\t{cell}" for index, cell in enumerate(cells))]
     write_text(path, "\n".join(rows) + "\n")
 
 
 def _superglue_objects(name: str, predictions: Sequence[Any], examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """MultiRC's are nested as its files are; COPA's and MultiRC's labels are numbers, ReCoRD's the entity's text."""
+    """Yield the objects of all lines; MultiRC's are nested as in its files."""
     pairs = list(zip(examples, predictions, strict=True))
     for example, _ in pairs:
         if not example.id or "" in example.id.split("-"):
-            raise DataError(f"{example.location}: there is no idx, by which the server knows an example")
+            raise DataError(f"{example.location}: there is no idx, which the server needs")
     if name == "superglue/multirc":
-        indexed_predictions = [
-            ([int(number) for number in example.id.split("-")], prediction) for example, prediction in pairs
-        ]
-        for passage, group in groupby(indexed_predictions, key=lambda part: part[0][0]):
+        rows = [(*map(int, example.id.split("-")), int(prediction.label)) for example, prediction in pairs]
+        for passage, group in groupby(rows, key=itemgetter(0)):
             questions = [
-                {
-                    "idx": question,
-                    "answers": [{"idx": ids[2], "label": int(prediction.label)} for ids, prediction in answers],
-                }
-                for question, answers in groupby(group, key=lambda part: part[0][1])
+                {"idx": question, "answers": [{"idx": answer, "label": label} for *_, answer, label in answers]}
+                for question, answers in groupby(group, key=itemgetter(1))
             ]
             yield {"idx": passage, "passage": {"questions": questions}}
         return
     for example, prediction in pairs:
         label: Any = prediction.label
         if name == "superglue/record":
-            label = example.choices[int(prediction.label)]
+            label = example.choices[int(label)]
         elif name == "superglue/copa":
-            label = int(prediction.label)
+            label = int(label)
         elif name == "superglue/wsc":
-            label = str(prediction.label).capitalize()
+            label = label.capitalize()
         yield {"idx": int(example.id), "label": label}

@@ -1,6 +1,4 @@
-"""Which tokens look at which: the attention probabilities of every layer and head."""
-
-from __future__ import annotations
+"""Self-attention probabilities of every layer and head."""
 
 from typing import Any
 
@@ -15,19 +13,18 @@ from polyseme.nn.packing import PackedLayout
 
 @torch.inference_mode()
 def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> tuple[list[str], np.ndarray]:
-    """The pieces read, and probabilities [layers, heads, queries, keys]; each row sums to one."""
+    """Return the tokens of a text and probabilities [layers, heads, queries, keys]; each row sums to one."""
     network = load_neural(model)
     encoded = network.encode(text, pair)
     trunk: Any = network.model.trunk
-    network.model.config.transformer  # noqa: B018  # or one line that says that there is no attention
+    network.model.config.transformer  # noqa: B018 (raises an error if the model has no attention)
     layout = PackedLayout.from_lengths([len(encoded.input_ids)], device=network.device)
     tokens = torch.tensor(encoded.input_ids, device=network.device)
     segments = torch.tensor(encoded.token_type_ids, device=network.device) if trunk.config.num_segments else None
     num_layers = trunk.config.num_layers
-    output = trunk(trunk.config.omit_unsupported(Inputs(tokens, layout, segments)), layers=range(num_layers))
-    _, position_info = trunk.position_bias(output.layers[0], layout, segments, None, None)
-    maps = [
-        block.attention_weights(output.layers[i], layout, position_info)[0].float().cpu().numpy()
-        for i, block in enumerate(trunk.layers())
-    ]
-    return encoded.tokens, np.stack(maps)
+    inputs = trunk.config.omit_unsupported(Inputs(tokens, layout, segments))
+    output = trunk(inputs, layers=range(num_layers))
+    _, position_info = trunk.position_bias(output.layers[0], inputs, None)
+    blocks = enumerate(trunk.layers())
+    weights = (block.attention_weights(output.layers[i], layout, position_info) for i, block in blocks)
+    return encoded.tokens, np.stack([layer[0].float().cpu().numpy() for layer in weights])

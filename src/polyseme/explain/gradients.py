@@ -1,6 +1,4 @@
-"""How far back a model learns from: the norm of the gradient by distance, where vanilla RNNs let it vanish."""
-
-from __future__ import annotations
+"""Gradient norms by distance, which show how gradients vanish in vanilla RNNs."""
 
 from pathlib import Path
 from typing import Any
@@ -17,22 +15,20 @@ from polyseme.nn.packing import PackedLayout
 def gradients_by_distance(
     model: NeuralLM, texts: list[str], max_distance: int = 50, num_windows: int = 64
 ) -> np.ndarray:
-    """The mean norm of ∂loss/∂vector, [max_distance + 1]: of a prediction by the vector of a token so many before.
+    """Return the mean norm of ∂loss/∂embedding by distance, [max_distance + 1] (Pascanu et al. 2013).
 
-    The texts are read as one, in windows whose last token alone is predicted from; the first entry is the last token
-    read, at distance 0. A loss that cannot be learnt from a token has no gradient there (Bengio et al. 1994;
-    Pascanu et al. 2013).
+    The texts are concatenated and read in windows. The loss is that of the prediction after the last token of a window,
+    which is at distance 0. A model cannot learn from a token whose gradient vanishes (Bengio et al. 1994).
     """
     network = model.model
     if "next" not in network.heads or not network.config.trunk.causal:
-        raise UnsupportedError(f"{model.path} does not predict what comes next from what came before")
+        raise UnsupportedError(f"{model.path} is not a causal language model")
     if not 1 <= max_distance < model.max_len:
-        raise ConfigError(
-            f"max_distance is {max_distance}: the model reads {model.max_len} tokens, so 1 to {model.max_len - 1}"
-        )
+        limit = f"expected 1 to {model.max_len - 1} for a model that reads {model.max_len} tokens"
+        raise ConfigError(f"max_distance is {max_distance}, {limit}")
     ids = np.concatenate([model.tokenizer.encode(text) for text in texts] or [[]]).astype(np.int64)
     if len(ids) < max_distance + 2:
-        raise DataError(f"the texts have {len(ids)} tokens: {max_distance + 2} or more are needed")
+        raise DataError(f"the texts have {len(ids)} tokens, expected {max_distance + 2} or more")
     starts = np.unique(np.linspace(0, len(ids) - max_distance - 2, num_windows).astype(np.int64))
     token_windows = torch.from_numpy(ids[starts[:, None] + np.arange(max_distance + 2)]).to(model.device)
     layout = PackedLayout.from_lengths([max_distance + 1] * len(starts), device=model.device)
@@ -56,7 +52,7 @@ def gradients_by_distance(
 
 
 def plot_gradients(curves: dict[str, np.ndarray], path: Path) -> None:
-    """One line for each model, over a logarithmic axis."""
+    """Plot one line per model on a logarithmic axis and save it as SVG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

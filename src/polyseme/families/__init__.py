@@ -14,8 +14,7 @@ from polyseme.families.gpt2 import GPT2
 from polyseme.families.modernbert import MODERNBERT
 from polyseme.families.music import MUSIC
 from polyseme.families.nnlm import NNLM
-from polyseme.families.performance_rnn import PERFORMANCE_RNN
-from polyseme.families.rnn_lm import RNN_LM
+from polyseme.families.rnn_lm import PERFORMANCE_RNN, RNN_LM
 from polyseme.families.roberta import ROBERTA
 from polyseme.families.seq2seq import SEQ2SEQ
 from polyseme.families.spanbert import SPANBERT

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyseme.families.family import HEAD_POOLING, Family, all_same_names, read_hf_config, same_names
+from polyseme.families import hf
+from polyseme.families.family import Family, linear_task_head
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.feedforward import ActivationName
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
@@ -75,47 +72,23 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     return {"next": head, "previous": head.replace(direction="backward", tied_to="next")}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
-    """Return a task's head."""
-    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.dropout)
-
-
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
-    trunk = config.trunk
-    assert isinstance(trunk, RecurrentTrunkConfig) and isinstance(trunk.embeddings, CharCNNConfig)
-    char_cnn = trunk.embeddings
-    return {
-        "model_type": "elmo",
-        "num_layers": trunk.num_layers,
-        "dim": trunk.dim,
-        "ffn_dim": trunk.hidden_dims[0],
-        "vocab_size": char_cnn.vocab_size,
-        "max_len": char_cnn.max_len,
-        "char_dim": char_cnn.char_dim,
-        "max_chars_per_word": char_cnn.max_chars_per_word,
-        "num_highway": char_cnn.num_highway,
-        "filters": [list(filter_spec) for filter_spec in char_cnn.filters],
-        "activation": char_cnn.activation,
-        "dropout": trunk.dropout,
-        "cell_clip": trunk.cell_clip,
-        "projection_clip": trunk.projection_clip,
-        "use_skip_connections": trunk.skip == "residual",
-    }
-
-
-INT_FIELDS = ("num_layers", "dim", "ffn_dim", "vocab_size", "max_len", "char_dim", "max_chars_per_word", "num_highway")
-OTHER_FIELDS = ("activation", "dropout", "cell_clip", "projection_clip", "use_skip_connections")
-
-
-def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
-    """Return the trunk's config from a `config.json`."""
-    int_values = read_hf_config(hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values={})
-    filters = tuple(tuple(filter_spec) for filter_spec in hf_config.get("filters", ()))
-    return trunk_config(
-        **int_values, filters=filters, **{name: hf_config[name] for name in OTHER_FIELDS if name in hf_config}
-    )
-
+HF_ROWS = (
+    *hf.required("num_layers", "dim", "ffn_dim", "vocab_size", "max_len", "char_dim", "max_chars_per_word"),
+    *hf.required("num_highway"),
+    hf.ConfigMap(
+        "filters",
+        "filters",
+        lambda config: [list(f) for f in config.trunk.embeddings.filters],
+        parse=lambda filters: tuple(map(tuple, filters)),
+    ),
+    *hf.optional("activation", "dropout", "cell_clip", "projection_clip", "use_skip_connections"),
+)
+PATHS: dict[str, hf.ConfigPath] = {
+    **{name: f"embeddings.{name}" for name in ("char_dim", "max_chars_per_word", "num_highway", "activation")},
+    "ffn_dim": lambda config: config.trunk.hidden_dims[0],
+    "dropout": "dropout",
+    "use_skip_connections": lambda config: config.trunk.skip == "residual",
+}
 
 ELMO = Family(
     name="elmo",
@@ -131,14 +104,11 @@ ELMO = Family(
     },
     num_params={"small": 13_593_312, "medium": 28_027_744, "original": 93_600_864},
     pretraining_heads=pretraining_heads,
-    task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
+    task_head=linear_task_head("dropout"),
+    hf_config=hf.ConfigTable("elmo", trunk_config, HF_ROWS, PATHS),
     architectures={"ElmoForBidirectionalLM": ("next", "previous"), "Elmo": ()},
-    base_model_prefix="trunk.",
-    weight_maps=all_same_names,
     head_weight_maps={
-        name: same_names(f"heads.{name}.decoder.weight", f"heads.{name}.bias") for name in ("next", "previous")
+        name: hf.same_names(f"heads.{name}.decoder.weight", f"heads.{name}.bias") for name in ("next", "previous")
     },
     departures=(
         "Cells and projections are not clipped in training from scratch, which the fused kernel does not support.",

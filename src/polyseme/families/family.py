@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, ModelError, suggest
+from polyseme.errors import ConfigError, suggest
+from polyseme.families.hf import ConfigTable, WeightMap, all_same_names
 from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
 
@@ -22,23 +25,26 @@ HEAD_POOLING: dict[str, Literal["tokens", "pooled"]] = {
 FIXED_LABELS: dict[str, tuple[str, ...]] = {"span": ("start", "end"), "choice": ("score",)}
 
 
-@dataclass(frozen=True)
-class WeightMap:
-    """One row of the two-way weight table: our name, the published name or names, and the operation between them.
+def transformer_sizes(**sizes: tuple[int, int, int]) -> dict[str, dict[str, Any]]:
+    """Return the arguments of sizes given as layers, dimension and attention heads."""
+    return {name: dict(zip(("num_layers", "dim", "num_heads"), numbers)) for name, numbers in sizes.items()}
 
-    `same` copies, `transpose` transposes a matrix (GPT-2 stores linear layers transposed), `concat` concatenates along
-    the first axis. For published matrices [dim, heads, head_dim], `merge_heads` reshapes to [heads · head_dim, dim] and
-    concatenates, `flatten_heads` reshapes to [dim, heads · head_dim]. `{}` stands for the layer index.
-    """
 
-    name: str
-    published_names: tuple[str, ...]
-    op: Literal["same", "transpose", "concat", "merge_heads", "flatten_heads"] = "same"
+def linear_task_head(dropout_path: str) -> Callable[[str, tuple[str, ...], Any], HeadConfig]:
+    """Return a `task_head` function for linear heads, with the dropout at a path in the trunk's config."""
+
+    def task_head(name: str, labels: tuple[str, ...], config: Any) -> HeadConfig:
+        return ClassificationHeadConfig(labels, HEAD_POOLING[name], attrgetter(dropout_path)(config))
+
+    return task_head
+
+
+BLOCK_TASK_HEAD = linear_task_head("block.dropout")
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture: its config function, published sizes, and the names of its weights in published files."""
+    """An architecture: its config function, published sizes, and its format in published files."""
 
     name: str
     paper: str
@@ -46,16 +52,15 @@ class Family:
     objective: str  # pre-training objective, for display
     trunk_config: Callable[..., TrunkConfig]
     sizes: dict[str, dict[str, Any]]  # arguments of `trunk_config`
-    num_params: dict[str, int]  # published number of parameters, without heads
     pretraining_heads: Callable[[Any], dict[str, HeadConfig]]
-    task_head: Callable[[str, tuple[str, ...], Any], HeadConfig]  # a key of `HEAD_POOLING`, labels, trunk
     # the folder format of `transformers`
-    to_hf_config: Callable[[ModelConfig], dict[str, Any]]
-    from_hf_config: Callable[[dict[str, Any]], TrunkConfig]  # its key `tensors` lists the names in the files
+    hf_config: ConfigTable
     architectures: dict[str, tuple[str, ...]]  # class name in `transformers` -> names of our heads
-    base_model_prefix: str  # prefix of the base model's weights in a model with a head
-    weight_maps: tuple[WeightMap, ...] | Callable[[ModelConfig], tuple[WeightMap, ...]]
     head_weight_maps: dict[str, tuple[WeightMap, ...]]
+    weight_maps: tuple[WeightMap, ...] | Callable[[ModelConfig], tuple[WeightMap, ...]] = all_same_names
+    base_model_prefix: str = "trunk."  # prefix of the base model's weights in a model with a head
+    task_head: Callable[[str, tuple[str, ...], Any], HeadConfig] = BLOCK_TASK_HEAD
+    num_params: dict[str, int] = field(default_factory=dict)  # published number of parameters, without heads
     tied_weights: dict[str, str] = field(default_factory=dict)  # published names that repeat another tensor
     optional_weights: tuple[str, ...] = ()  # our names that some published architectures lack
     ignored_weights: tuple[str, ...] = ()  # published names of tensors that are not weights
@@ -71,6 +76,14 @@ class Family:
     is_text_to_text: bool = False  # whether it answers tasks as generated text, given a decoder, instead of by heads
     config_types: tuple[type[Config], ...] = ()  # trunk and head configs that are not part of the package
 
+    def to_hf_config(self, config: ModelConfig) -> dict[str, Any]:
+        """Return the `config.json` of a model."""
+        return self.hf_config.to_hf(config)
+
+    def from_hf_config(self, hf_config: dict[str, Any]) -> TrunkConfig:
+        """Return the trunk's config from a `config.json`, to which the key `tensors` adds the names in the files."""
+        return self.hf_config.from_hf(hf_config)
+
     def upgrade_name(self, name: str) -> str:
         """Return the current form of a published tensor's name."""
         for legacy, current in self.legacy_suffixes.items():
@@ -84,48 +97,3 @@ class Family:
             raise ConfigError(f"{self.name} has no size {size!r}; {suggest(size, self.sizes)}")
         trunk_config = self.trunk_config(**{**(self.sizes[size] if size else {}), **overrides})
         return ModelConfig(self.name, trunk_config, self.pretraining_heads(trunk_config) if with_heads else {})
-
-
-def read_hf_config(
-    hf_config: dict[str, Any], int_fields: dict[str, Any], allowed_values: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the integers of a published config under our names; raise for settings the family does not support."""
-    for key, allowed in allowed_values.items():
-        if hf_config.get(key, allowed[0]) not in allowed:
-            expected = " or ".join(map(repr, allowed))
-            raise ModelError(f"config.json: {key} is {hf_config[key]!r}, but only {expected} is supported")
-    if missing := [published for published in int_fields.values() if published not in hf_config]:
-        raise ModelError(f"config.json lacks {', '.join(missing)}")
-    for published in int_fields.values():
-        if type(hf_config[published]) is not int:
-            raise ModelError(f"config.json: {published} is {hf_config[published]!r}, expected an integer")
-    return {name: hf_config[published] for name, published in int_fields.items()}
-
-
-def same_names(*names: str) -> tuple[WeightMap, ...]:
-    """Return weight maps of tensors that are saved under our names."""
-    return tuple(WeightMap(name, (name,)) for name in names)
-
-
-def all_same_names(config: ModelConfig) -> tuple[WeightMap, ...]:
-    """Return weight maps of a whole trunk that is saved under our names."""
-    from polyseme.nn.model import build_meta
-
-    return same_names(*build_meta(config.replace(heads={})).state_dict())
-
-
-def weight_and_bias(
-    name: str, published: str = "", op: Literal["same", "transpose"] = "same"
-) -> tuple[WeightMap, WeightMap]:
-    """Return weight maps of a layer's weight and bias; `published` defaults to our name, `op` applies to the weight."""
-    published = published or name
-    return WeightMap(f"{name}.weight", (f"{published}.weight",), op), WeightMap(f"{name}.bias", (f"{published}.bias",))
-
-
-NATIVE_LABEL_HEADS = {name: weight_and_bias(f"heads.{name}.linear") for name in ("classify", "tag")}
-
-
-def native_architectures(prefix: str, pretraining: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return class names of a family that `transformers` lacks: with pre-training heads, label heads, and none."""
-    labels = {"ForSequenceClassification": ("classify",), "ForTokenClassification": ("tag",)}
-    return {prefix + suffix: heads for suffix, heads in {**pretraining, **labels, "Model": ()}.items()}

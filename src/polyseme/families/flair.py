@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from polyseme.families import rnn_lm
-from polyseme.families.family import HEAD_POOLING, Family, all_same_names, read_hf_config, same_names
-from polyseme.families.rnn_lm import HEAD_WEIGHT_MAPS, POOLING, UNLIMITED_LEN, architectures
+from polyseme.families import hf, rnn_lm
+from polyseme.families.family import HEAD_POOLING, Family
+from polyseme.families.rnn_lm import POOLING, UNLIMITED_LEN
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
@@ -43,28 +42,16 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     return {name: head.replace(tie_word_embeddings=False) for name, head in rnn_lm.pretraining_heads(config).items()}
 
 
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
-    trunk = config.trunk
-    assert isinstance(trunk, RecurrentTrunkConfig)
-    return {
-        "model_type": "flair",
-        "num_layers": trunk.num_layers,
-        "dim": trunk.hidden_dims[0],
-        "char_dim": trunk.embeddings.dim,
-        "vocab_size": trunk.embeddings.vocab_size,
-        "max_len": trunk.embeddings.max_len,
-        "dropout": trunk.dropout,
-        "direction": trunk.direction,
-    }
-
-
-def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
-    """Return the trunk's config from a `config.json`."""
-    fields = ("num_layers", "dim", "char_dim", "vocab_size", "max_len")
-    values = read_hf_config(hf_config, {name: name for name in fields}, {"direction": ["both", "forward", "backward"]})
-    return trunk_config(**values, **{name: hf_config[name] for name in ("dropout", "direction") if name in hf_config})
-
+HF_ROWS = (
+    *hf.required("num_layers", "dim", "char_dim", "vocab_size", "max_len"),
+    *hf.optional("dropout"),
+    *hf.choices(direction=("both", "forward", "backward")),
+)
+PATHS: dict[str, hf.ConfigPath] = {
+    "dim": lambda config: config.trunk.hidden_dims[0],
+    "char_dim": "embeddings.dim",
+    "dropout": "dropout",
+}
 
 FLAIR = Family(
     name="flair",
@@ -73,17 +60,13 @@ FLAIR = Family(
     objective="causal LM over characters, both directions",
     trunk_config=trunk_config,
     sizes={"tiny": {"dim": 192, "char_dim": 32, "dropout": 0.0}, "small": {"dim": 1024}, "paper": {}},
-    num_params={},
     pretraining_heads=pretraining_heads,
-    task_head=rnn_lm.task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
-    architectures=architectures("Flair"),
-    base_model_prefix="trunk.",
-    weight_maps=all_same_names,
+    task_head=rnn_lm.RNN_LM.task_head,
+    hf_config=hf.ConfigTable("flair", trunk_config, HF_ROWS, PATHS),
+    architectures=rnn_lm.architectures("Flair"),
     head_weight_maps={
-        name: rules if name in HEAD_POOLING else (*rules, *same_names(f"heads.{name}.decoder.weight"))
-        for name, rules in HEAD_WEIGHT_MAPS.items()
+        name: maps if name in HEAD_POOLING else (*maps, *hf.same_names(f"heads.{name}.decoder.weight"))
+        for name, maps in rnn_lm.HEAD_WEIGHT_MAPS.items()
     },
     departures=(
         "Both directions are trained together and share character embeddings, unless model.direction selects one.",

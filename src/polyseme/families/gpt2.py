@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyseme.families.family import Family, WeightMap, weight_and_bias
-from polyseme.families.gpt import common_hf_config, layer_weights, pretraining_heads, read_trunk_args, task_head
+from polyseme.families import gpt, hf
+from polyseme.families.family import Family, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
@@ -55,55 +53,30 @@ def trunk_config(
     )
 
 
+def _window(config: ModelConfig) -> int:
+    variants = config.transformer.block_variants
+    return variants[0].attention.window if variants else 0
+
+
 ACTIVATIONS: dict[ActivationName, str] = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
-
-
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model.
-
-    There is no published format for GPT-3's banded attention; the model type `gpt3` keeps other tools from loading it
-    as dense.
-    """
-    trunk, block = config.transformer, config.transformer.block
-    window = trunk.block_variants[0].attention.window if trunk.block_variants else 0
-    return {
-        "model_type": "gpt2",
-        **common_hf_config(config),
-        "n_inner": block.ffn.ffn_dim,
-        "n_ctx": trunk.embeddings.max_len,
-        "activation_function": ACTIVATIONS[block.ffn.activation],
-        "layer_norm_epsilon": block.pre_norm.eps,
-        **({"model_type": "gpt3", "architectures": [], "window": window} if window else {}),
-    }
-
-
-def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
-    """Return the trunk's config from a `config.json`."""
-    allowed_values = {
-        "scale_attn_weights": [True],
-        "scale_attn_by_inverse_layer_idx": [False],
-        "add_cross_attention": [False],
-    }
-    values = read_trunk_args(hf_config, "activation_function", ACTIVATIONS, allowed_values)
-    return trunk_config(**values, ffn_dim=hf_config.get("n_inner") or 0, window=hf_config.get("window", 0))
-
-
-# GPT-3 (Brown et al. 2020, table 2.1): layers, width, heads
+HF_ROWS = (
+    *gpt.HF_ROWS,
+    hf.ConfigMap("n_inner", "ffn_dim", parse=lambda value: value or 0),
+    hf.ConfigMap("n_ctx", path="embeddings.max_len"),
+    hf.ConfigMap("activation_function", "activation", values=ACTIVATIONS),
+    *hf.optional(layer_norm_epsilon="eps"),
+    # GPT-3's banded attention has no published format; the model type keeps other tools from loading it as dense
+    hf.ConfigMap("model_type", path=lambda config: "gpt3" if _window(config) else "gpt2"),
+    hf.ConfigMap("architectures", path=lambda config: [] if _window(config) else None, omit=None),
+    hf.ConfigMap("window", "window", omit=0),
+    *hf.fixed(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False),
+)
+# Brown et al. 2020, table 2.1
 GPT3_SIZES = {
-    "125m": (12, 768, 12),
-    "350m": (24, 1024, 16),
-    "760m": (24, 1536, 16),
-    "1.3b": (24, 2048, 16),
-    "2.7b": (32, 2560, 32),
-    "6.7b": (32, 4096, 32),
-    "13b": (40, 5120, 40),
-    "175b": (96, 12288, 96),
+    **transformer_sizes(**{"125m": (12, 768, 12), "350m": (24, 1024, 16), "760m": (24, 1536, 16)}),
+    **transformer_sizes(**{"1.3b": (24, 2048, 16), "2.7b": (32, 2560, 32), "6.7b": (32, 4096, 32)}),
+    **transformer_sizes(**{"13b": (40, 5120, 40), "175b": (96, 12288, 96)}),
 }
-
-
-def _gpt3_size(num_layers: int, dim: int, num_heads: int) -> dict[str, int]:
-    return {"num_layers": num_layers, "dim": dim, "num_heads": num_heads, "max_len": 2048, "window": 256}
-
 
 GPT2 = Family(
     name="gpt2",
@@ -112,51 +85,26 @@ GPT2 = Family(
     objective="causal LM",
     trunk_config=trunk_config,
     sizes={
-        "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
-        "mini": {"num_layers": 4, "dim": 256, "num_heads": 4},
-        "small": {"num_layers": 12, "dim": 768, "num_heads": 12},
-        "medium": {"num_layers": 24, "dim": 1024, "num_heads": 16},
-        "large": {"num_layers": 36, "dim": 1280, "num_heads": 20},
-        "xl": {"num_layers": 48, "dim": 1600, "num_heads": 25},
-        **{f"gpt3-{name}": _gpt3_size(*numbers) for name, numbers in GPT3_SIZES.items()},
+        **transformer_sizes(tiny=(2, 128, 2), mini=(4, 256, 4), small=(12, 768, 12), medium=(24, 1024, 16)),
+        **transformer_sizes(large=(36, 1280, 20), xl=(48, 1600, 25)),
+        **{f"gpt3-{name}": {**size, "max_len": 2048, "window": 256} for name, size in GPT3_SIZES.items()},
     },
-    num_params={
-        "small": 124_439_808,
-        "medium": 354_823_168,
-        "large": 774_030_080,
-        "xl": 1_557_611_200,
-    },
-    pretraining_heads=pretraining_heads,
-    task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
-    architectures={
-        "GPT2LMHeadModel": ("next",),
-        "GPT2DoubleHeadsModel": ("next", "choice"),
-        "GPT2ForSequenceClassification": ("classify",),
-        "GPT2ForTokenClassification": ("tag",),
-        "GPT2ForQuestionAnswering": ("span",),
-        "GPT2Model": (),
-    },
+    num_params={"small": 124_439_808, "medium": 354_823_168, "large": 774_030_080, "xl": 1_557_611_200},
+    pretraining_heads=gpt.pretraining_heads,
+    task_head=gpt.task_head,
+    hf_config=hf.ConfigTable("gpt2", trunk_config, HF_ROWS, {"eps": "block.pre_norm.eps", "window": _window}),
+    architectures=hf.architectures(
+        "GPT2", ("classify", "tag", "span"), LMHeadModel=("next",), DoubleHeadsModel=("next", "choice")
+    ),
     base_model_prefix="transformer.",
     weight_maps=(
-        WeightMap("trunk.embeddings.tokens.weight", ("transformer.wte.weight",)),
-        WeightMap("trunk.embeddings.positions.weight", ("transformer.wpe.weight",)),
-        *layer_weights("attention_pre_norm", "ln_1", is_transposed=False),
-        *layer_weights("attention.qkv", "attn.c_attn"),
-        *layer_weights("attention.out", "attn.c_proj"),
-        *layer_weights("ffn_pre_norm", "ln_2", is_transposed=False),
-        *layer_weights("ffn.up", "mlp.c_fc"),
-        *layer_weights("ffn.down", "mlp.c_proj"),
-        *weight_and_bias("trunk.final_norm", "transformer.ln_f"),
+        hf.WeightMap("trunk.embeddings.tokens.weight", ("transformer.wte.weight",)),
+        hf.WeightMap("trunk.embeddings.positions.weight", ("transformer.wpe.weight",)),
+        *gpt.LINEAR_MAPS,
+        *hf.layer_maps("transformer.h.{}", {"attention_pre_norm": "ln_1", "ffn_pre_norm": "ln_2"}),
+        *hf.weight_and_bias("trunk.final_norm", "transformer.ln_f"),
     ),
-    head_weight_maps={
-        "next": (),
-        "classify": (WeightMap("heads.classify.linear.weight", ("score.weight",)),),
-        "tag": weight_and_bias("heads.tag.linear", "classifier"),
-        "span": weight_and_bias("heads.span.linear", "qa_outputs"),
-        "choice": weight_and_bias("heads.choice.linear", "multiple_choice_head.summary"),
-    },
+    head_weight_maps=gpt.HEAD_WEIGHT_MAPS | hf.linear_head_maps(tag="classifier", span="qa_outputs"),
     tied_weights={"lm_head.weight": "transformer.wte.weight"},
     ignored_weights=(".attn.bias", ".attn.masked_bias"),
     departures=(

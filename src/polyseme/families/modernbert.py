@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from polyseme.config import check_in_range
 from polyseme.errors import ModelError
-from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
+from polyseme.families import bert, hf
+from polyseme.families.family import HEAD_POOLING, Family
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -50,9 +51,8 @@ def trunk_config(
     0 means 3, or 1 if `max_len` is at most 512. `ffn_dim` 0 means the parameter count of an ungated layer of 4 · dim.
     """
     check_in_range("global_every", global_every, 0, math.inf)
-    check_in_range("window", window, 1, math.inf)
-    check_in_range("rope_theta", rope_theta, 1, math.inf)
-    check_in_range("local_rope_theta", local_rope_theta, 1, math.inf)
+    for name, value in (("window", window), ("rope_theta", rope_theta), ("local_rope_theta", local_rope_theta)):
+        check_in_range(name, value, 1, math.inf)
     norm = LayerNormConfig(eps, bias=False)
     global_period = global_every or (1 if max_len <= 512 else GLOBAL_EVERY)
     block = TransformerBlockConfig(
@@ -83,7 +83,7 @@ def trunk_config(
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
-    """Return the pre-training heads."""
+    """Return the head of masked LM."""
     vocab_size, activation = config.embeddings.vocab_size, config.block.ffn.activation
     return {"masked": LMHeadConfig(vocab_size, True, activation, config.final_norm, bias=True, dense_bias=False)}
 
@@ -101,87 +101,29 @@ def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> 
     )
 
 
-ACTIVATIONS: dict[ActivationName, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
-POOLING = {"first": "cls", "mean": "mean"}
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
-    trunk, block = config.transformer, config.transformer.block
-    activation = ACTIVATIONS[block.ffn.activation]
-    local_attention = next((b.attention for b in trunk.block_variants if b.attention.window), None)
-    rope_thetas = (block.attention.rope_theta, local_attention.rope_theta if local_attention else LOCAL_ROPE_THETA)
-    return {
-        "model_type": "modernbert",
-        "vocab_size": trunk.embeddings.vocab_size,
-        "hidden_size": trunk.dim,
-        "num_hidden_layers": trunk.num_layers,
-        "num_attention_heads": block.attention.num_heads,
-        "intermediate_size": block.ffn.ffn_dim,
-        "hidden_activation": activation,
-        "classifier_activation": activation,
-        "classifier_pooling": POOLING[trunk.pooler.pooling],
-        "max_position_embeddings": trunk.embeddings.max_len,
-        "layer_types": [LAYER_TYPES[b.attention.window > 0] for b in trunk.block_configs],
-        "local_attention": 2 * (local_attention.window if local_attention else WINDOW),
-        "rope_parameters": {
-            layer_type: {"rope_type": "default", "rope_theta": theta}
-            for layer_type, theta in zip(LAYER_TYPES, rope_thetas, strict=True)
-        },
-        "mlp_dropout": block.dropout,
-        "embedding_dropout": trunk.embeddings.dropout,
-        "attention_dropout": block.attention.dropout,
-        "classifier_dropout": block.dropout,
-        "norm_eps": block.pre_norm.eps,
-        "initializer_range": trunk.init.std,
-        # the defaults of `transformers` are ids of the published vocabulary
-        **{f"{role}_token_id": None for role in ("pad", "bos", "eos", "cls", "sep")},
-    }
+def _local_attention(config: ModelConfig) -> Any:
+    """Return the attention of local blocks, by default if there are none."""
+    default = AttentionConfig(1, window=WINDOW, rope_theta=LOCAL_ROPE_THETA)
+    return next((b.attention for b in config.transformer.block_variants if b.attention.window), default)
 
 
-def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
-    """Return the trunk's config from a `config.json`."""
-    activations = {published: name for name, published in ACTIVATIONS.items()}
-    pooling: dict[str, Any] = {published: name for name, published in POOLING.items()}
-    activation = hf_config.get("hidden_activation", "gelu")
-    values = read_hf_config(
-        {"local_attention": 2 * WINDOW, "global_attn_every_n_layers": GLOBAL_EVERY, **hf_config},
-        int_fields={
-            "num_layers": "num_hidden_layers",
-            "dim": "hidden_size",
-            "num_heads": "num_attention_heads",
-            "ffn_dim": "intermediate_size",
-            "vocab_size": "vocab_size",
-            "max_len": "max_position_embeddings",
-            "window": "local_attention",
-            "global_every": "global_attn_every_n_layers",
-        },
-        allowed_values={
-            "hidden_activation": list(activations),
-            "classifier_activation": [activation],
-            "classifier_pooling": list(pooling),
-            "decoder_bias": [True],
-            "tie_word_embeddings": [True],
-            "rope_scaling": [None],
-            **{f"{part}_bias": [False] for part in ("attention", "mlp", "norm", "classifier")},
-        },
-    )
-    values["window"] //= 2
+def _rope_parameters(config: ModelConfig) -> dict[str, dict[str, Any]]:
+    attentions = config.transformer.block.attention, _local_attention(config)
+    return {t: {"rope_type": "default", "rope_theta": a.rope_theta} for t, a in zip(LAYER_TYPES, attentions)}
+
+
+def _finish(hf_config: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+    """Check keys that depend on others, and add the arguments that older files store differently."""
+    hf.ConfigMap("classifier_activation", allowed=(hf_config.get("hidden_activation", "gelu"),)).check(hf_config)
     if hf_config.get("layer_types") is not None:
-        values["global_every"] = _global_every(hf_config["layer_types"], values["num_layers"])
-    return trunk_config(
-        **values,
-        dropout=hf_config.get("mlp_dropout", 0.0),
-        attention_dropout=hf_config.get("attention_dropout", 0.0),
-        embedding_dropout=hf_config.get("embedding_dropout", 0.0),
-        activation=activations[activation],
-        eps=hf_config.get("norm_eps", 1e-5),
-        init_std=hf_config.get("initializer_range", 0.02),
-        rope_theta=_rope_theta(hf_config, "full_attention", "global_rope_theta", GLOBAL_ROPE_THETA),
-        local_rope_theta=_rope_theta(hf_config, "sliding_attention", "local_rope_theta", LOCAL_ROPE_THETA),
-        pooling=pooling[hf_config.get("classifier_pooling", "cls")],
-    )
+        args["global_every"] = _global_every(hf_config["layer_types"], args["num_layers"])
+    return args | {
+        "rope_theta": _rope_theta(hf_config, "full_attention", "global_rope_theta", GLOBAL_ROPE_THETA),
+        "local_rope_theta": _rope_theta(hf_config, "sliding_attention", "local_rope_theta", LOCAL_ROPE_THETA),
+    }
 
 
 def _global_every(layer_types: Any, num_layers: int) -> int:
@@ -208,20 +150,52 @@ def _rope_theta(hf_config: dict[str, Any], layer_type: str, legacy_key: str, def
     return theta
 
 
-def _layer(name: str, published: str) -> WeightMap:
-    return WeightMap(f"trunk.blocks.{{}}.{name}.weight", (f"model.layers.{{}}.{published}.weight",))
-
-
-def _dense(head: str) -> tuple[WeightMap, WeightMap]:
+def _dense(head: str) -> tuple[hf.WeightMap, hf.WeightMap]:
     return (
-        WeightMap(f"heads.{head}.dense.weight", ("head.dense.weight",)),
-        WeightMap(f"heads.{head}.norm.weight", ("head.norm.weight",)),
+        hf.WeightMap(f"heads.{head}.dense.weight", ("head.dense.weight",)),
+        hf.WeightMap(f"heads.{head}.norm.weight", ("head.norm.weight",)),
     )
 
 
+HF_ROWS = (
+    *hf.required("vocab_size", hidden_size="dim", num_hidden_layers="num_layers", num_attention_heads="num_heads"),
+    *hf.required(intermediate_size="ffn_dim"),
+    hf.ConfigMap("hidden_activation", "activation", values=bert.ACTIVATIONS),
+    hf.ConfigMap(
+        "classifier_activation", path=lambda config: config.transformer.block.ffn.activation, values=bert.ACTIVATIONS
+    ),
+    hf.ConfigMap("classifier_pooling", "pooling", "pooler.pooling", values={"first": "cls", "mean": "mean"}),
+    *hf.required(max_position_embeddings="max_len"),
+    hf.ConfigMap(
+        "layer_types",
+        path=lambda config: [LAYER_TYPES[b.attention.window > 0] for b in config.transformer.block_configs],
+    ),
+    hf.ConfigMap(
+        "local_attention",
+        "window",
+        path=lambda config: 2 * _local_attention(config).window,
+        is_required=True,
+        default=2 * WINDOW,
+        parse=lambda width: width // 2,
+    ),
+    hf.ConfigMap("rope_parameters", path=_rope_parameters),
+    *hf.optional(mlp_dropout="dropout"),
+    hf.ConfigMap("embedding_dropout", "embedding_dropout", default=0.0),
+    *hf.optional("attention_dropout"),
+    hf.ConfigMap("classifier_dropout", path="block.dropout"),
+    hf.ConfigMap("norm_eps", "eps", "block.pre_norm.eps"),
+    *hf.optional(initializer_range="init_std"),
+    hf.ConfigMap(
+        "global_attn_every_n_layers", "global_every", lambda _: None, is_required=True, default=GLOBAL_EVERY, omit=None
+    ),
+    # the defaults of `transformers` are ids of the published vocabulary
+    *(hf.ConfigMap(f"{role}_token_id", path=lambda _: None) for role in ("pad", "bos", "eos", "cls", "sep")),
+    *hf.fixed(decoder_bias=True, tie_word_embeddings=True, rope_scaling=None),
+    *hf.fixed(attention_bias=False, mlp_bias=False, norm_bias=False, classifier_bias=False),
+)
+
 MODERNBERT = Family(
     name="modernbert",
-    model_type="modernbert",
     paper="Warner et al. 2024, Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder (ModernBERT)",
     tokenizer="wordpiece",
     objective="masked LM",
@@ -236,31 +210,28 @@ MODERNBERT = Family(
     num_params={"base": 149_014_272, "large": 394_781_696},
     pretraining_heads=pretraining_heads,
     task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
-    architectures={
-        "ModernBertForMaskedLM": ("masked",),
-        "ModernBertForSequenceClassification": ("classify",),
-        "ModernBertForTokenClassification": ("tag",),
-        "ModernBertForQuestionAnswering": ("span",),
-        "ModernBertForMultipleChoice": ("choice",),
-        "ModernBertModel": (),
-    },
+    hf_config=hf.ConfigTable("modernbert", trunk_config, HF_ROWS, finish=_finish),
+    architectures=hf.architectures("ModernBert", hf.TASKS, ForMaskedLM=("masked",)),
     base_model_prefix="model.",
     weight_maps=(
-        WeightMap("trunk.embeddings.tokens.weight", ("model.embeddings.tok_embeddings.weight",)),
-        WeightMap("trunk.embeddings.norm.weight", ("model.embeddings.norm.weight",)),
-        _layer("attention_pre_norm", "attn_norm"),
-        _layer("attention.qkv", "attn.Wqkv"),
-        _layer("attention.out", "attn.Wo"),
-        _layer("ffn_pre_norm", "mlp_norm"),
-        _layer("ffn.up", "mlp.Wi"),
-        _layer("ffn.down", "mlp.Wo"),
-        WeightMap("trunk.final_norm.weight", ("model.final_norm.weight",)),
+        hf.WeightMap("trunk.embeddings.tokens.weight", ("model.embeddings.tok_embeddings.weight",)),
+        hf.WeightMap("trunk.embeddings.norm.weight", ("model.embeddings.norm.weight",)),
+        *hf.layer_maps(
+            "model.layers.{}",
+            {
+                "attention_pre_norm": "attn_norm",
+                "attention.qkv": "attn.Wqkv",
+                "attention.out": "attn.Wo",
+                "ffn_pre_norm": "mlp_norm",
+                "ffn.up": "mlp.Wi",
+                "ffn.down": "mlp.Wo",
+            },
+        ),
+        hf.WeightMap("trunk.final_norm.weight", ("model.final_norm.weight",)),
     ),
     head_weight_maps={
-        "masked": (*_dense("masked"), WeightMap("heads.masked.bias", ("decoder.bias",))),
-        **{head: (*_dense(head), *weight_and_bias(f"heads.{head}.linear", "classifier")) for head in HEAD_POOLING},
+        "masked": (*_dense("masked"), hf.WeightMap("heads.masked.bias", ("decoder.bias",))),
+        **{head: (*_dense(head), *hf.weight_and_bias(f"heads.{head}.linear", "classifier")) for head in HEAD_POOLING},
     },
     tied_weights={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     departures=(

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from polyseme.config import check_in_range
-from polyseme.families.family import (
-    HEAD_POOLING,
-    NATIVE_LABEL_HEADS,
-    Family,
-    native_architectures,
-    read_hf_config,
-    same_names,
-    weight_and_bias,
-)
+from polyseme.families import hf
+from polyseme.families.family import Family
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.attention.relative import NoPositionBiasConfig, RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.score_bias import NoPositionBiasConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
@@ -73,56 +65,21 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
-    """Return the pre-training heads."""
-    return {"next": LMHeadConfig(config.embeddings.vocab_size)}
+def _max_distance(config: ModelConfig) -> int:
+    return getattr(config.transformer.block.attention, "max_learned_distance", 0)
 
 
-def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
-    """Return a task's head."""
-    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
-
-
-INT_FIELDS = ("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len", "max_distance")
-
-
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
-    trunk, block = config.transformer, config.transformer.block
-    attention = block.attention
-    max_distance = attention.max_learned_distance if isinstance(attention, RelativeAttentionConfig) else 0
-    return {
-        "model_type": "music",
-        "num_layers": trunk.num_layers,
-        "dim": trunk.dim,
-        "num_heads": attention.num_heads,
-        "ffn_dim": block.ffn.ffn_dim,
-        "vocab_size": trunk.embeddings.vocab_size,
-        "max_len": trunk.embeddings.max_len,
-        "positions": "relative" if max_distance else "learned",
-        "max_distance": max_distance,
-        "dropout": block.dropout,
-        "attention_dropout": attention.dropout,
-        "layer_norm_eps": block.pre_norm.eps,
-        "initializer_range": trunk.init.std,
-    }
-
-
-def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
-    """Return the trunk's config from a `config.json`."""
-    return trunk_config(
-        **read_hf_config(
-            hf_config,
-            int_fields={name: name for name in INT_FIELDS},
-            allowed_values={"positions": ["relative", "learned"]},
-        ),
-        positions=hf_config.get("positions", "relative"),
-        dropout=hf_config.get("dropout", 0.1),
-        attention_dropout=hf_config.get("attention_dropout", 0.1),
-        eps=hf_config.get("layer_norm_eps", 1e-5),
-        init_std=hf_config.get("initializer_range", 0.02),
-    )
-
+HF_ROWS = (
+    *hf.required("num_layers", "dim", "num_heads", "ffn_dim", "vocab_size", "max_len"),
+    *hf.choices(positions=("relative", "learned")),
+    *hf.required("max_distance"),
+    *hf.optional("dropout", "attention_dropout", layer_norm_eps="eps", initializer_range="init_std"),
+)
+PATHS: dict[str, hf.ConfigPath] = {
+    "eps": "block.pre_norm.eps",
+    "max_distance": _max_distance,
+    "positions": lambda config: "relative" if _max_distance(config) else "learned",
+}
 
 MUSIC = Family(
     name="music",
@@ -135,23 +92,10 @@ MUSIC = Family(
         "mini": {"num_layers": 4, "dim": 256, "num_heads": 4, "max_distance": 512},
         "base": {"num_layers": 6, "dim": 384, "num_heads": 8, "ffn_dim": 1024},
     },
-    num_params={},
-    pretraining_heads=pretraining_heads,
-    task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
-    architectures=native_architectures("Music", {"ForCausalLM": ("next",)}),
-    base_model_prefix="trunk.",
-    weight_maps=(
-        *same_names("trunk.embeddings.tokens.weight", "trunk.embeddings.positions.weight"),
-        *same_names(*(f"trunk.blocks.{{}}.attention.{part}.weight" for part in ("qkv", "distance", "out"))),
-        *weight_and_bias("trunk.blocks.{}.attention_pre_norm"),
-        *weight_and_bias("trunk.blocks.{}.ffn_pre_norm"),
-        *weight_and_bias("trunk.blocks.{}.ffn.up"),
-        *weight_and_bias("trunk.blocks.{}.ffn.down"),
-        *weight_and_bias("trunk.final_norm"),
-    ),
-    head_weight_maps={"next": (), **NATIVE_LABEL_HEADS},
+    pretraining_heads=lambda config: {"next": LMHeadConfig(config.embeddings.vocab_size)},
+    hf_config=hf.ConfigTable("music", trunk_config, HF_ROWS, PATHS),
+    architectures=hf.architectures("Music", ForCausalLM=("next",)),
+    head_weight_maps={"next": (), **hf.NATIVE_LABEL_HEADS},
     departures=(
         "Pre-norm, with a norm after the last layer, as in GPT-2.",
         "There are no absolute positions besides the relative ones, so a piece may be longer than in training.",

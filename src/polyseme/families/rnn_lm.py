@@ -1,24 +1,16 @@
-"""Recurrent language models: vanilla RNN (Mikolov et al. 2010), GRU and LSTM (Zaremba et al. 2014)."""
+"""Recurrent language models: vanilla RNN (Mikolov et al. 2010), GRU, LSTM (Zaremba et al. 2014), Performance RNN."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
-from polyseme.families.family import (
-    HEAD_POOLING,
-    NATIVE_LABEL_HEADS,
-    Family,
-    native_architectures,
-    read_hf_config,
-    same_names,
-    weight_and_bias,
-)
+from polyseme.families import hf
+from polyseme.families.family import Family, linear_task_head
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
@@ -82,74 +74,46 @@ def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     return {"previous" if config.direction == "backward" else "next": head}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
-    """Return a task's head."""
-    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.output_dropout)
-
-
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
+def _hidden_dim(config: Any) -> int:
     trunk = config.trunk
-    assert isinstance(trunk, RecurrentTrunkConfig)
-    return {
-        "model_type": config.family,
-        "num_layers": trunk.num_layers,
-        "dim": trunk.embeddings.dim,
-        "hidden_dim": trunk.hidden_dims[0] if trunk.projection_dim or trunk.num_layers > 1 else 0,
-        "vocab_size": trunk.embeddings.vocab_size,
-        "max_len": trunk.embeddings.max_len,
-        "cell": trunk.cell,
-        "direction": trunk.direction,
-        "skip": trunk.skip,
-        "gru_reset": trunk.gru_reset,
-        "has_projection": trunk.projection_dim > 0,
-        "variational_dropout": trunk.variational_dropout,
-        "dropout": trunk.output_dropout,
-        "weight_dropout": trunk.weight_dropout,
-        "forget_bias": trunk.forget_bias,
-        "initializer_range": trunk.init.token_std,
-    }
+    return trunk.hidden_dims[0] if trunk.projection_dim or trunk.num_layers > 1 else 0
 
 
-INT_FIELDS = ("num_layers", "dim", "hidden_dim", "vocab_size", "max_len")
-CHOICES: dict[str, list[Any]] = {
-    "cell": ["lstm", "rnn", "gru"],
-    "direction": ["forward", "backward", "both"],
-    "skip": ["none", "residual", "dense", "highway"],
-    "gru_reset": ["after", "before"],
-    "has_projection": [False, True],
-    "variational_dropout": [False, True],
-}
+HF_CONFIG = hf.ConfigTable(
+    "",
+    trunk_config,
+    (
+        *hf.required("num_layers", "dim", "hidden_dim", "vocab_size", "max_len"),
+        *hf.choices(cell=("lstm", "rnn", "gru"), direction=("forward", "backward", "both")),
+        *hf.choices(skip=("none", "residual", "dense", "highway"), gru_reset=("after", "before")),
+        *hf.choices(has_projection=(False, True), variational_dropout=(False, True)),
+        *hf.optional("dropout", "weight_dropout", "forget_bias", initializer_range="init_std"),
+    ),
+    {
+        "dim": "embeddings.dim",
+        "hidden_dim": _hidden_dim,
+        "has_projection": lambda config: bool(config.trunk.projection_dim),
+        "dropout": "output_dropout",
+        "init_std": "init.token_std",
+    },
+)
 
 
-def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
-    """Return the trunk's config from a `config.json`."""
-    return trunk_config(
-        **read_hf_config(hf_config, int_fields={name: name for name in INT_FIELDS}, allowed_values=CHOICES),
-        **{name: hf_config.get(name, choices[0]) for name, choices in CHOICES.items()},
-        dropout=hf_config.get("dropout", 0.5),
-        weight_dropout=hf_config.get("weight_dropout", 0.0),
-        forget_bias=hf_config.get("forget_bias", 1.0),
-        init_std=hf_config.get("initializer_range", 0.2),
+def architectures(name: str, *tasks: str) -> dict[str, tuple[str, ...]]:
+    """Return the class names of a recurrent family and their heads."""
+    return hf.architectures(
+        name,
+        ("classify", "tag", *tasks),
+        ForCausalLM=("next",),
+        ForReverseLM=("previous",),
+        ForBidirectionalLM=("next", "previous"),
     )
 
 
-def architectures(name: str) -> dict[str, tuple[str, ...]]:
-    """Return the class names of a recurrent family and their heads."""
-    unidirectional = {"ForCausalLM": ("next",), "ForReverseLM": ("previous",)}
-    return native_architectures(name, {**unidirectional, "ForBidirectionalLM": ("next", "previous")})
-
-
-_CELL = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-WEIGHT_MAPS = (
-    *same_names("trunk.embeddings.tokens.weight"),
-    *same_names(*(f"trunk.stacks.{stack}.{{}}.cells.0.{name}" for stack in (0, 1) for name in _CELL)),
-    *(rule for stack in (0, 1) for rule in weight_and_bias(f"trunk.stacks.{stack}.{{}}.gate")),
-)
 HEAD_WEIGHT_MAPS = {
-    "next": same_names("heads.next.bias"),
-    "previous": same_names("heads.previous.bias"),
-    **NATIVE_LABEL_HEADS,
+    "next": hf.same_names("heads.next.bias"),
+    "previous": hf.same_names("heads.previous.bias"),
+    **hf.NATIVE_LABEL_HEADS,
 }
 DEPARTURES = (
     "The GRU resets after the product, like torch's fused kernel; gru_reset=before follows the paper, step by step.",
@@ -169,19 +133,43 @@ RNN_LM = Family(
         "medium": {"num_layers": 2, "dim": 650, "dropout": 0.5},
         "large": {"num_layers": 2, "dim": 1500, "dropout": 0.65},
     },
-    num_params={},
     pretraining_heads=pretraining_heads,
-    task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
+    task_head=linear_task_head("output_dropout"),
+    hf_config=HF_CONFIG,
     architectures=architectures("RNN"),
-    base_model_prefix="trunk.",
-    weight_maps=WEIGHT_MAPS,
     head_weight_maps=HEAD_WEIGHT_MAPS,
     departures=(
         *DEPARTURES,
         "The vocabulary has subwords; weights are initialized as in torch, with 1 added to the forget gate biases.",
         "Token embeddings start with a standard deviation of 0.2, not within ± 0.05 to 0.1: AdamW, instead of SGD, "
         "learns faster that way.",
+    ),
+)
+
+
+def performance_rnn_config(
+    num_layers: int = 3,
+    dim: int = 512,
+    vocab_size: int = 392,
+    max_len: int = UNLIMITED_LEN,
+    dropout: float = 0.1,
+    init_std: float = 0.2,
+) -> RecurrentTrunkConfig:
+    """Three LSTM layers of 512 units over music events; a piece may have any length."""
+    return trunk_config(num_layers, dim, 0, vocab_size, max_len, dropout, init_std=init_std)
+
+
+PERFORMANCE_RNN = replace(  # for comparison with the Music Transformer
+    RNN_LM,
+    name="performance_rnn",
+    paper="Simon and Oore 2017, Performance RNN: Generating Music with Expressive Timing and Dynamics",
+    tokenizer="events",
+    trunk_config=performance_rnn_config,
+    sizes={"tiny": {"num_layers": 1, "dim": 128}, "base": {"num_layers": 3, "dim": 512}},
+    architectures=architectures("PerformanceRNN"),
+    departures=(
+        *DEPARTURES,
+        "Events have learned embeddings; the original uses one-hot vectors.",
+        "A performance is one piano: channels are merged, drums are omitted, notes last at least 10 ms.",
     ),
 )

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from polyseme.errors import ConfigError
-from polyseme.families.family import (
-    HEAD_POOLING,
-    NATIVE_LABEL_HEADS,
-    Family,
-    all_same_names,
-    read_hf_config,
-    same_names,
-    weight_and_bias,
-)
+from polyseme.families import hf
+from polyseme.families.family import Family, linear_task_head
 from polyseme.families.rnn_lm import DEPARTURES
 from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.rnn import Cell
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
-from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
+from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig, RecurrentTrunkConfig
 
 AttentionScoreName = Literal["none", "dot", "cosine", "multiplicative", "additive"]
-ATTENTION_SCORES: tuple[AttentionScoreName, ...] = ("none", "dot", "cosine", "multiplicative", "additive")
 
 
 def trunk_config(
@@ -62,9 +51,6 @@ def trunk_config(
     if dim % 2:
         raise ConfigError(f"dim is {dim}; it has to be even, since each of the two directions has half of it")
     init = InitConfig(1.0, scale_by_fan_in=True, token_std=init_std or 4 * dim**-0.5)
-    attention_config = (
-        None if attention == "none" else RNNAttentionConfig(attention, attention_dim if attention == "additive" else 0)
-    )
     encoder = RecurrentTrunkConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none", embedding_dim=embedding_dim),
         (dim // 2,) * num_layers,
@@ -86,15 +72,15 @@ def trunk_config(
         hidden_dims=(dim,) * (num_decoder_layers or num_layers),
         direction="forward",
         output_dropout=0.0,
-        context_dim=dim if attention_config and context_order == "inside_recurrence" else 0,
+        context_dim=dim if attention != "none" and context_order == "inside_recurrence" else 0,
         pooler=PoolerConfig("last"),
     )
-    return EncoderDecoderConfig(
-        encoder,
-        RecurrentDecoderConfig(decoder_stack, dim, attention_config, dropout=dropout),
-        tie_word_embeddings,
-        init=init,
-    )
+    decoder = RecurrentDecoderConfig(decoder_stack, dim, _attention_config(attention, attention_dim), dropout=dropout)
+    return EncoderDecoderConfig(encoder, decoder, tie_word_embeddings, init=init)
+
+
+def _attention_config(score: AttentionScoreName, hidden_dim: int) -> RNNAttentionConfig | None:
+    return None if score == "none" else RNNAttentionConfig(score, hidden_dim if score == "additive" else 0)
 
 
 def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
@@ -105,67 +91,25 @@ def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
     return {"next": head.replace(dense=True, embedding_dim=embedding_dim, activation="tanh") if embedding_dim else head}
 
 
-def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> HeadConfig:
-    """Return a task's head over the encoder; the sequence is pooled to the final states of both directions."""
-    assert isinstance(config.encoder, RecurrentTrunkConfig)
-    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.encoder.output_dropout)
-
-
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
-    trunk = config.trunk
-    assert isinstance(trunk, EncoderDecoderConfig) and isinstance(trunk.encoder, RecurrentTrunkConfig)
-    encoder, decoder = trunk.encoder, trunk.decoder
-    assert isinstance(decoder, RecurrentDecoderConfig)
-    attention = decoder.attention
-    return {
-        "model_type": "seq2seq",
-        "num_layers": encoder.num_layers,
-        "num_decoder_layers": decoder.num_layers,
-        "dim": trunk.dim,
-        "vocab_size": encoder.embeddings.vocab_size,
-        "target_vocab_size": 0 if decoder.embeddings.tied_to_encoder else decoder.embeddings.vocab_size,
-        "max_len": encoder.embeddings.max_len,
-        "attention": attention.score if attention else "none",
-        "attention_dim": attention.hidden_dim if attention else 0,
-        "embedding_dim": encoder.embeddings.embedding_dim,
-        "context_order": "inside_recurrence" if decoder.stack.context_dim else "after_recurrence",
-        "cell": encoder.cell,
-        "gru_reset": encoder.gru_reset,
-        "tie_word_embeddings": trunk.tie_word_embeddings,
-        "dropout": decoder.dropout,
-        "weight_dropout": encoder.weight_dropout,
-        "forget_bias": encoder.forget_bias,
-        "initializer_range": trunk.init.token_std,
-        "is_encoder_decoder": True,
-    }
-
-
-INT_FIELDS = ("num_layers", "num_decoder_layers", "dim", "vocab_size", "target_vocab_size", "max_len")
-CHOICES: dict[str, list[Any]] = {
-    "attention": ["multiplicative", *ATTENTION_SCORES],
-    "context_order": ["after_recurrence", "inside_recurrence"],
-    "cell": ["lstm", "rnn", "gru"],
-    "gru_reset": ["after", "before"],
-    "tie_word_embeddings": [True, False],
+HF_ROWS = (
+    *hf.required("num_layers", "num_decoder_layers", "dim", "vocab_size", "target_vocab_size", "max_len"),
+    *hf.choices(attention=("multiplicative", "none", "dot", "cosine", "additive")),
+    *hf.required("attention_dim", "embedding_dim"),
+    *hf.choices(context_order=("after_recurrence", "inside_recurrence"), cell=("lstm", "rnn", "gru")),
+    *hf.choices(gru_reset=("after", "before"), tie_word_embeddings=(True, False)),
+    *hf.optional("dropout", "weight_dropout", "forget_bias", initializer_range="init_std"),
+    hf.ConfigMap("is_encoder_decoder", path=lambda _: True),
+)
+PATHS: dict[str, hf.ConfigPath] = {
+    **{name: f"encoder.{name}" for name in ("cell", "gru_reset", "weight_dropout", "forget_bias")},
+    "num_decoder_layers": "decoder.num_layers",
+    "target_vocab_size": hf.target_vocab_size,
+    "attention": lambda config: getattr(config.trunk.decoder.attention, "score", "none"),
+    "attention_dim": lambda config: getattr(config.trunk.decoder.attention, "hidden_dim", 0),
+    "context_order": lambda config: f"{'inside' if config.trunk.decoder.stack.context_dim else 'after'}_recurrence",
+    "dropout": "decoder.dropout",
+    "init_std": "init.token_std",
 }
-
-
-def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
-    """Return the trunk's config from a `config.json`."""
-    return trunk_config(
-        **read_hf_config(
-            hf_config,
-            int_fields={name: name for name in (*INT_FIELDS, "attention_dim", "embedding_dim")},
-            allowed_values=CHOICES,
-        ),
-        **{name: hf_config.get(name, choices[0]) for name, choices in CHOICES.items()},
-        dropout=hf_config.get("dropout", 0.3),
-        weight_dropout=hf_config.get("weight_dropout", 0.0),
-        forget_bias=hf_config.get("forget_bias", 1.0),
-        init_std=hf_config.get("initializer_range", 0.0),
-    )
-
 
 SEQ2SEQ = Family(
     name="seq2seq",
@@ -178,22 +122,21 @@ SEQ2SEQ = Family(
         "small": {"num_layers": 1, "dim": 512},
         "luong": {"num_layers": 4, "dim": 1000, "dropout": 0.2},
     },
-    num_params={},
     pretraining_heads=pretraining_heads,
-    task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
+    task_head=linear_task_head("encoder.output_dropout"),
+    hf_config=hf.ConfigTable("seq2seq", trunk_config, HF_ROWS, PATHS),
     architectures={
         "RecurrentTranslation": ("next",),
         "RecurrentEncoderForSequenceClassification": ("classify",),
         "RecurrentEncoderForTokenClassification": ("tag",),
         "RecurrentEncoderDecoder": (),
     },
-    base_model_prefix="trunk.",
-    weight_maps=all_same_names,
     head_weight_maps={
-        "next": (*same_names("heads.next.bias", "heads.next.decoder.weight"), *weight_and_bias("heads.next.dense")),
-        **NATIVE_LABEL_HEADS,
+        "next": (
+            *hf.same_names("heads.next.bias", "heads.next.decoder.weight"),
+            *hf.weight_and_bias("heads.next.dense"),
+        ),
+        **hf.NATIVE_LABEL_HEADS,
     },
     departures=(
         *DEPARTURES[:2],

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from polyseme.families import bert
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
+from polyseme.nn.heads.lm import SpanBoundaryHeadConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 CASED_VOCAB_SIZE = 28996  # the published models use BERT's cased vocabulary
 
 
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
-    """Return the pre-training heads."""
+    """Return the heads of masked LM and the span-boundary objective."""
     masked = bert.pretraining_heads(config)["masked"]
     boundary = SpanBoundaryHeadConfig(config.embeddings.vocab_size, config.block.ffn.activation, config.block.post_norm)
     return {"masked": masked, "boundary": boundary}

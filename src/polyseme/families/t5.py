@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config
+from polyseme.families import hf
+from polyseme.families.family import Family, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
@@ -84,19 +84,9 @@ def trunk_config(
 
 
 def pretraining_heads(config: EncoderDecoderConfig) -> dict[str, HeadConfig]:
-    """Return the pre-training heads."""
-    if config.decoder is None:
-        return {}
-    return {
-        "next": LMHeadConfig(
-            config.embeddings.vocab_size, tie_word_embeddings=config.tie_word_embeddings, scale=config.output_scale
-        )
-    }
-
-
-def task_head(name: str, labels: tuple[str, ...], config: EncoderDecoderConfig) -> HeadConfig:
-    """Return a task's head over the encoder; the sequence is pooled to its last state, that of `</s>`."""
-    return ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout)
+    """Return the head of the decoder, if there is one."""
+    head = LMHeadConfig(config.embeddings.vocab_size, scale=config.output_scale)
+    return {"next": head.replace(tie_word_embeddings=config.tie_word_embeddings)} if config.decoder else {}
 
 
 # (activation, gated) -> published name; its gated-gelu is the tanh approximation
@@ -107,107 +97,86 @@ FEED_FORWARDS: dict[tuple[ActivationName, bool], str] = {
     ("gelu", False): "gelu",
     ("gelu_tanh", False): "gelu_new",
 }
-# (tied, scaled) -> published keys
-OUTPUTS: dict[tuple[bool, bool], dict[str, bool]] = {
-    (True, True): {"tie_word_embeddings": True},
-    (False, False): {"tie_word_embeddings": False},
-    (True, False): {"tie_word_embeddings": True, "scale_decoder_outputs": False},
-}
+# (tied, scaled) -> scale_decoder_outputs, omitted if equal to tie_word_embeddings
+SCALE_DECODER_OUTPUTS = {(True, True): None, (False, False): None, (True, False): False}
 
 
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
+def _head_dim(config: Any) -> int:
     trunk = config.trunk
-    assert isinstance(trunk, EncoderDecoderConfig) and isinstance(trunk.encoder, TransformerConfig)
-    block, bias, norm, decoder = trunk.block, trunk.encoder.position_bias, trunk.block.pre_norm, trunk.decoder
-    assert isinstance(bias, BucketedRelativeBiasConfig) and isinstance(norm, RMSNormConfig)
-    return {
-        **({} if decoder else {"architectures": ["T5EncoderModel"]}),
-        "model_type": "t5",
-        "vocab_size": trunk.embeddings.vocab_size,
-        "d_model": trunk.dim,
-        "d_kv": block.attention.inner_dim(trunk.dim) // block.attention.num_heads,
-        "d_ff": block.ffn.ffn_dim,
-        "num_layers": trunk.num_layers,
-        "num_decoder_layers": decoder.num_layers if decoder else trunk.num_layers,
-        "num_heads": block.attention.num_heads,
-        "n_positions": trunk.embeddings.max_len,
-        "relative_attention_num_buckets": bias.num_buckets,
-        "relative_attention_max_distance": bias.max_distance,
-        "feed_forward_proj": FEED_FORWARDS[block.ffn.activation, block.ffn.gated],
-        "dropout_rate": block.dropout,
-        "layer_norm_epsilon": norm.eps,
-        "initializer_factor": trunk.init.std,
-        "is_encoder_decoder": decoder is not None,
-        **OUTPUTS[trunk.tie_word_embeddings, trunk.output_scale != 1],
-    }
+    return trunk.block.attention.inner_dim(trunk.dim) // trunk.num_heads
 
 
-def from_hf_config(hf_config: dict[str, Any]) -> EncoderDecoderConfig:
-    """Return the trunk's config from a `config.json`."""
-    feed_forwards = {published: feed_forward for feed_forward, published in FEED_FORWARDS.items()}
-    values = read_hf_config(
-        hf_config,
-        int_fields={
-            "num_layers": "num_layers",
-            "dim": "d_model",
-            "num_heads": "num_heads",
-            "ffn_dim": "d_ff",
-            "vocab_size": "vocab_size",
-            "head_dim": "d_kv",
-        },
-        allowed_values={"feed_forward_proj": ["relu", *feed_forwards]},
-    )
-    if values["head_dim"] * values["num_heads"] == values["dim"]:
-        values["head_dim"] = 0
-    activation, gated = feed_forwards[hf_config.get("feed_forward_proj", "relu")]
+def _finish(hf_config: dict[str, Any], args: dict[str, Any]) -> dict[str, Any]:
+    """Add the arguments that depend on several keys; default sizes become 0, as in the published sizes."""
+    if args["head_dim"] * args["num_heads"] == args["dim"]:
+        args["head_dim"] = 0
+    if args.get("num_decoder_layers") in (None, args["num_layers"]):
+        args["num_decoder_layers"] = 0
+    activation, gated = args.pop("feed_forward", ("relu", False))
     # newer v1.1 configs always have tie_word_embeddings true, and scale_decoder_outputs false
     is_tied = hf_config.get("tie_word_embeddings", True)
     is_scaled = hf_config.get("scale_decoder_outputs", is_tied)
-    num_decoder_layers = hf_config.get("num_decoder_layers") or values["num_layers"]
-    return trunk_config(
-        **values,
-        max_len=hf_config.get("n_positions", 512),
-        dropout=hf_config.get("dropout_rate", 0.1),
-        num_decoder_layers=0 if num_decoder_layers == values["num_layers"] else num_decoder_layers,
-        activation=activation,
-        gated=gated,
-        tie_word_embeddings=is_tied and (is_scaled or "lm_head.weight" not in hf_config.get("tensors", ())),
-        scale_outputs=is_scaled,
-        num_buckets=hf_config.get("relative_attention_num_buckets", 32),
-        max_distance=hf_config.get("relative_attention_max_distance", 128),
-        eps=hf_config.get("layer_norm_epsilon", 1e-6),
-        init_std=float(hf_config.get("initializer_factor", 1.0)),
-        has_decoder=hf_config.get("architectures") != ["T5EncoderModel"],
-    )
+    return args | {
+        "activation": activation,
+        "gated": gated,
+        "tie_word_embeddings": is_tied and (is_scaled or "lm_head.weight" not in hf_config.get("tensors", ())),
+        "scale_outputs": is_scaled,
+        "has_decoder": hf_config.get("architectures") != ["T5EncoderModel"],
+    }
 
 
-def weight_maps(config: ModelConfig) -> tuple[WeightMap, ...]:
+HF_ROWS = (
+    hf.ConfigMap("architectures", path=lambda config: None if config.trunk.decoder else ["T5EncoderModel"], omit=None),
+    *hf.required("vocab_size", d_model="dim", d_kv="head_dim", d_ff="ffn_dim"),
+    *hf.required("num_layers"),
+    *hf.optional("num_decoder_layers"),
+    *hf.required("num_heads"),
+    *hf.optional(n_positions="max_len", relative_attention_num_buckets="num_buckets"),
+    *hf.optional(relative_attention_max_distance="max_distance"),
+    hf.ConfigMap("feed_forward_proj", "feed_forward", values=FEED_FORWARDS),
+    *hf.optional(dropout_rate="dropout", layer_norm_epsilon="eps"),
+    hf.ConfigMap("initializer_factor", "init_std", parse=float),
+    hf.ConfigMap("is_encoder_decoder", path=lambda config: config.trunk.decoder is not None),
+    hf.ConfigMap("tie_word_embeddings", path="tie_word_embeddings"),
+    hf.ConfigMap(
+        "scale_decoder_outputs",
+        path=lambda config: SCALE_DECODER_OUTPUTS[config.trunk.tie_word_embeddings, config.trunk.output_scale != 1],
+        omit=None,
+    ),
+)
+PATHS: dict[str, hf.ConfigPath] = {
+    "head_dim": _head_dim,
+    "num_decoder_layers": lambda config: (config.trunk.decoder or config.trunk).num_layers,
+    "feed_forward": lambda config: (config.trunk.block.ffn.activation, config.trunk.block.ffn.gated),
+    "num_buckets": "encoder.position_bias.num_buckets",
+    "max_distance": "encoder.position_bias.max_distance",
+    "eps": "block.pre_norm.eps",
+}
+
+
+def weight_maps(config: ModelConfig) -> tuple[hf.WeightMap, ...]:
     """Return the weight maps of both stacks."""
-    maps = [WeightMap("trunk.encoder.embeddings.tokens.weight", ("shared.weight",))]
-    is_gated = config.transformer.block.ffn.gated
-    for stack, layer_numbers in (("encoder", (0, None, 1)), ("decoder", (0, 1, 2))):
-        prefix, published_prefix = f"trunk.{stack}", f"{stack}.block.{{}}.layer"
-        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        maps.append(WeightMap(f"{prefix}.position_bias.positions.weight", (table,)))
-        maps.append(WeightMap(f"{prefix}.final_norm.weight", (f"{stack}.final_layer_norm.weight",)))
-        for sublayer, layer_number in zip(("attention", "cross_attention", "ffn"), layer_numbers):
-            if layer_number is None:
-                continue
-            block, layer = f"{prefix}.blocks.{{}}", f"{published_prefix}.{layer_number}"
-            maps.append(WeightMap(f"{block}.{sublayer}_pre_norm.weight", (f"{layer}.layer_norm.weight",)))
+    maps = [hf.WeightMap("trunk.encoder.embeddings.tokens.weight", ("shared.weight",))]
+    up_layers = ("wi_0", "wi_1") if config.transformer.block.ffn.gated else ("wi",)
+
+    def add(name: str, layer: str, *published: str) -> None:
+        names = tuple(f"{layer}.{part}.weight" for part in published)
+        maps.append(hf.WeightMap(f"{name}.weight", names, "concat" if len(names) > 1 else "same"))
+
+    for stack, sublayers in (("encoder", ("attention", "ffn")), ("decoder", ("attention", "cross_attention", "ffn"))):
+        attention = f"{stack}.block.0.layer.0.SelfAttention"
+        add(f"trunk.{stack}.position_bias.positions", attention, "relative_attention_bias")
+        add(f"trunk.{stack}.final_norm", stack, "final_layer_norm")
+        for i, sublayer in enumerate(sublayers):
+            name, layer = f"trunk.{stack}.blocks.{{}}.{sublayer}", f"{stack}.block.{{}}.layer.{i}"
+            add(f"{name}_pre_norm", layer, "layer_norm")
             if sublayer == "ffn":
-                dense = f"{layer}.DenseReluDense"
-                up_names = (f"{dense}.wi_0.weight", f"{dense}.wi_1.weight") if is_gated else (f"{dense}.wi.weight",)
-                maps.append(WeightMap(f"{block}.ffn.up.weight", up_names, "concat" if is_gated else "same"))
-                maps.append(WeightMap(f"{block}.ffn.down.weight", (f"{dense}.wo.weight",)))
-                continue
-            published_attention = f"{layer}.{'SelfAttention' if sublayer == 'attention' else 'EncDecAttention'}"
-            q, k, v, o = (f"{published_attention}.{name}.weight" for name in "qkvo")
-            maps += [
-                WeightMap(f"{block}.{sublayer}.qkv.weight", (q, k, v), "concat"),
-                WeightMap(f"{block}.{sublayer}.out.weight", (o,)),
-            ]
+                add(f"{name}.up", f"{layer}.DenseReluDense", *up_layers)
+                add(f"{name}.down", f"{layer}.DenseReluDense", "wo")
+            else:
+                attention = f"{layer}.{'SelfAttention' if sublayer == 'attention' else 'EncDecAttention'}"
+                add(f"{name}.qkv", attention, "q", "k", "v")
+                add(f"{name}.out", attention, "o")
     return tuple(maps)
 
 
@@ -219,10 +188,7 @@ T5 = Family(
     objective="span corruption",
     trunk_config=trunk_config,
     sizes={
-        "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
-        "small": {"num_layers": 6, "dim": 512, "num_heads": 8},
-        "base": {"num_layers": 12, "dim": 768, "num_heads": 12},
-        "large": {"num_layers": 24, "dim": 1024, "num_heads": 16},
+        **transformer_sizes(tiny=(2, 128, 2), small=(6, 512, 8), base=(12, 768, 12), large=(24, 1024, 16)),
         "3b": {"num_layers": 24, "dim": 1024, "num_heads": 32, "ffn_dim": 16384, "head_dim": 128},
         "11b": {"num_layers": 24, "dim": 1024, "num_heads": 128, "ffn_dim": 65536, "head_dim": 128},
         "v1.1-small": {"num_layers": 8, "dim": 512, "num_heads": 6, "ffn_dim": 1024, "head_dim": 64, **_V11},
@@ -244,17 +210,11 @@ T5 = Family(
         "v1.1-xxl": 11_003_736_064,
     },
     pretraining_heads=pretraining_heads,
-    task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
-    architectures={
-        "T5ForConditionalGeneration": ("next",),
-        "T5Model": (),
-        "T5EncoderModel": (),
-    },
+    hf_config=hf.ConfigTable("t5", trunk_config, HF_ROWS, PATHS, _finish),
+    architectures={"T5ForConditionalGeneration": ("next",), "T5Model": (), "T5EncoderModel": ()},
     base_model_prefix="",
     weight_maps=weight_maps,
-    head_weight_maps={"next": (WeightMap("heads.next.decoder.weight", ("lm_head.weight",)),)},
+    head_weight_maps={"next": (hf.WeightMap("heads.next.decoder.weight", ("lm_head.weight",)),)},
     tied_weights={
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",

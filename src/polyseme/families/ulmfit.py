@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from polyseme.families.family import HEAD_POOLING, Family, read_hf_config, same_names
-from polyseme.families.rnn_lm import HEAD_WEIGHT_MAPS, UNLIMITED_LEN, WEIGHT_MAPS, architectures
+from polyseme.families import hf, rnn_lm
+from polyseme.families.family import HEAD_POOLING, Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.norms import BatchNormConfig
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 VOCAB_SIZE = 33_278  # WikiText-2
-DROPOUTS = ("embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout")
 
 
 def trunk_config(
@@ -25,7 +23,7 @@ def trunk_config(
     dim: int = 400,
     hidden_dim: int = 0,
     vocab_size: int = VOCAB_SIZE,
-    max_len: int = UNLIMITED_LEN,
+    max_len: int = rnn_lm.UNLIMITED_LEN,
     dropout: float = 1.0,
     embedding_row_dropout: float = 0.05,
     input_dropout: float = 0.4,
@@ -59,7 +57,7 @@ def trunk_config(
 
 
 def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
-    """Return the pre-training heads."""
+    """Return the LM head of the model's direction."""
     name = "next" if config.direction == "forward" else "previous"
     return {name: LMHeadConfig(config.embeddings.vocab_size, bias=True)}
 
@@ -82,40 +80,24 @@ def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) 
     )
 
 
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
-    trunk = config.trunk
-    assert isinstance(trunk, RecurrentTrunkConfig) and isinstance(trunk.embeddings, EmbeddingsConfig)
-    return {
-        "model_type": "ulmfit",
-        "num_layers": trunk.num_layers,
-        "dim": trunk.dim,
-        "hidden_dim": trunk.hidden_dims[0],
-        "vocab_size": trunk.embeddings.vocab_size,
-        "max_len": trunk.embeddings.max_len,
-        "embedding_row_dropout": trunk.embeddings.embedding_row_dropout,
-        "input_dropout": trunk.input_dropout,
-        "weight_dropout": trunk.weight_dropout,
-        "hidden_dropout": trunk.dropout,
-        "output_dropout": trunk.output_dropout,
-        "direction": trunk.direction,
-    }
-
-
-def from_hf_config(hf_config: dict[str, Any]) -> RecurrentTrunkConfig:
-    """Return the trunk's config from a `config.json`."""
-    fields = ("num_layers", "dim", "hidden_dim", "vocab_size", "max_len")
-    values = read_hf_config(
-        hf_config, {name: name for name in fields}, allowed_values={"direction": ["forward", "backward"]}
-    )
-    optional_values = {name: hf_config[name] for name in (*DROPOUTS, "direction") if name in hf_config}
-    return trunk_config(**values, **optional_values)
-
-
-_TEXT_HEAD_TENSORS = tuple(
-    f"{norm}.{part}" for norm in ("input_norm", "norm") for part in ("weight", "bias", "running_mean", "running_var")
+HF_ROWS = (
+    *hf.required("num_layers", "dim", "hidden_dim", "vocab_size", "max_len"),
+    *hf.optional("embedding_row_dropout", "input_dropout", "weight_dropout", "hidden_dropout", "output_dropout"),
+    *hf.choices(direction=("forward", "backward")),
 )
-_TEXT_HEAD_TENSORS = (*_TEXT_HEAD_TENSORS, "dense.weight", "dense.bias", "linear.weight", "linear.bias")
+PATHS: dict[str, hf.ConfigPath] = {
+    "hidden_dim": lambda config: config.trunk.hidden_dims[0],
+    "embedding_row_dropout": "embeddings.embedding_row_dropout",
+    "hidden_dropout": "dropout",
+}
+
+
+def _text_head_maps(head: str) -> tuple[hf.WeightMap, ...]:
+    norm_tensors = (f"{n}.{part}" for n in ("input_norm", "norm") for part in ("running_mean", "running_var"))
+    layers = (f"heads.{head}.{layer}" for layer in ("input_norm", "norm", "dense", "linear"))
+    statistics = hf.same_names(*(f"heads.{head}.{name}" for name in norm_tensors))
+    return *statistics, *(weight_map for layer in layers for weight_map in hf.weight_and_bias(layer))
+
 
 ULMFIT = Family(
     name="ulmfit",
@@ -133,13 +115,13 @@ ULMFIT = Family(
     paper_params={"paper": "33M"},
     pretraining_heads=pretraining_heads,
     task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
-    architectures={**architectures("ULMFiT"), "ULMFiTForMultipleChoice": ("choice",)},
-    base_model_prefix="trunk.",
-    weight_maps=WEIGHT_MAPS,
-    head_weight_maps=HEAD_WEIGHT_MAPS
-    | {name: same_names(*(f"heads.{name}.{part}" for part in _TEXT_HEAD_TENSORS)) for name in ("classify", "choice")},
+    hf_config=hf.ConfigTable("ulmfit", trunk_config, HF_ROWS, PATHS),
+    architectures=rnn_lm.architectures("ULMFiT", "choice"),
+    head_weight_maps={
+        **rnn_lm.HEAD_WEIGHT_MAPS,
+        "classify": _text_head_maps("classify"),
+        "choice": _text_head_maps("choice"),
+    },
     departures=(
         "The vocabulary has subwords instead of words.",
         "Token embeddings and head layers are drawn from a normal distribution with the standard deviation of the "

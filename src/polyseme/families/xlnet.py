@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from polyseme.families.family import HEAD_POOLING, Family, WeightMap, read_hf_config, weight_and_bias
+from polyseme.families import bert, hf
+from polyseme.families.family import HEAD_POOLING, Family, transformer_sizes
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -14,7 +13,6 @@ from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
 from polyseme.nn.layers.norms import LayerNormConfig
-from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
@@ -54,11 +52,6 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
-    """Return the pre-training heads."""
-    return {"masked": LMHeadConfig(config.embeddings.vocab_size, bias=True)}
-
-
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     """Return a task's head: over the last token, `<cls>`, with a dense layer and tanh; over each token, linear."""
     if HEAD_POOLING[name] == "tokens":
@@ -66,82 +59,34 @@ def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> 
     return ClassificationHeadConfig(labels, "pooled", config.block.dropout, dense=True)
 
 
-ACTIVATIONS: dict[ActivationName, str] = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+HF_ROWS = (
+    *hf.required("vocab_size", d_model="dim", n_layer="num_layers", n_head="num_heads"),
+    hf.ConfigMap("d_head", path=lambda config: config.trunk.dim // config.trunk.num_heads),
+    *hf.required(d_inner="ffn_dim"),
+    hf.ConfigMap("ff_activation", "activation", values=bert.ACTIVATIONS),
+    hf.ConfigMap("dropout", "dropout"),
+    hf.ConfigMap("summary_last_dropout", path="block.dropout"),
+    hf.ConfigMap("mem_len", "memory_len", lambda c: c.trunk.memory_len or None, parse=lambda n: n or 0),
+    hf.ConfigMap(
+        "clamp_len", "max_distance", lambda c: c.trunk.position_bias.max_distance or -1, parse=lambda n: max(n, 0)
+    ),
+    *hf.optional(layer_norm_eps="eps", initializer_range="init_std"),
+    *hf.constants(attn_type="bi"),
+    hf.ConfigMap("reuse_len", allowed=(None, 0)),
+    *hf.fixed(bi_data=False, same_length=False, tie_word_embeddings=True),
+    *hf.fixed(summary_type="last", summary_use_proj=True, summary_activation="tanh"),
+)
 
 
-def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the `config.json` of a model."""
-    trunk, block = config.transformer, config.transformer.block
-    position_bias = trunk.position_bias
-    return {
-        "model_type": "xlnet",
-        "vocab_size": trunk.embeddings.vocab_size,
-        "d_model": trunk.dim,
-        "n_layer": trunk.num_layers,
-        "n_head": block.attention.num_heads,
-        "d_head": trunk.dim // block.attention.num_heads,
-        "d_inner": block.ffn.ffn_dim,
-        "ff_activation": ACTIVATIONS[block.ffn.activation],
-        "dropout": block.dropout,
-        "summary_last_dropout": block.dropout,
-        "mem_len": trunk.memory_len or None,
-        "clamp_len": getattr(position_bias, "max_distance", 0) or -1,
-        "layer_norm_eps": block.post_norm.eps,
-        "initializer_range": trunk.init.std,
-        "attn_type": "bi",
-    }
-
-
-def from_hf_config(hf_config: dict[str, Any]) -> TransformerConfig:
-    """Return the trunk's config from a `config.json`."""
-    activations = {published: activation for activation, published in ACTIVATIONS.items()}
-    values = read_hf_config(
-        hf_config,
-        int_fields={
-            "num_layers": "n_layer",
-            "dim": "d_model",
-            "num_heads": "n_head",
-            "ffn_dim": "d_inner",
-            "vocab_size": "vocab_size",
-        },
-        allowed_values={
-            "attn_type": ["bi"],
-            "bi_data": [False],
-            "same_length": [False],
-            "ff_activation": list(activations),
-            "reuse_len": [None, 0],
-            "summary_type": ["last"],
-            "summary_use_proj": [True],
-            "summary_activation": ["tanh"],
-            "tie_word_embeddings": [True],
-        },
-    )
-    dropout = hf_config.get("dropout", 0.1)
-    return trunk_config(
-        **values,
-        dropout=dropout,
-        attention_dropout=dropout,
-        memory_len=hf_config.get("mem_len") or 0,
-        max_distance=max(hf_config.get("clamp_len", -1), 0),
-        activation=activations[hf_config.get("ff_activation", "gelu")],
-        eps=hf_config.get("layer_norm_eps", 1e-12),
-        init_std=hf_config.get("initializer_range", 0.02),
-    )
-
-
-def _layer(name: str, published: str) -> tuple[WeightMap, WeightMap]:
-    return weight_and_bias(f"trunk.blocks.{{}}.{name}", f"transformer.layer.{{}}.{published}")
-
-
-def _attention(weight_name: str, *published: str, op: Any = "same") -> WeightMap:
+def _attention(weight_name: str, *published: str, op: hf.Op = "same") -> hf.WeightMap:
     names = tuple(f"transformer.layer.{{}}.rel_attn.{name}" for name in published)
-    return WeightMap(f"trunk.blocks.{{}}.attention.{weight_name}", names, op)
+    return hf.WeightMap(f"trunk.blocks.{{}}.attention.{weight_name}", names, op)
 
 
-def _summary_weights(head: str) -> tuple[WeightMap, ...]:
+def _summary_maps(head: str) -> tuple[hf.WeightMap, ...]:
     return (
-        *weight_and_bias(f"heads.{head}.dense", "sequence_summary.summary"),
-        *weight_and_bias(f"heads.{head}.linear", "logits_proj"),
+        *hf.weight_and_bias(f"heads.{head}.dense", "sequence_summary.summary"),
+        *hf.weight_and_bias(f"heads.{head}.linear", "logits_proj"),
     )
 
 
@@ -151,29 +96,20 @@ XLNET = Family(
     tokenizer="unigram",
     objective="permutation LM",
     trunk_config=trunk_config,
-    sizes={
-        "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2},
-        "mini": {"num_layers": 4, "dim": 256, "num_heads": 4},
-        "base": {"num_layers": 12, "dim": 768, "num_heads": 12},
-        "large": {"num_layers": 24, "dim": 1024, "num_heads": 16},
-    },
+    sizes=transformer_sizes(tiny=(2, 128, 2), mini=(4, 256, 4), base=(12, 768, 12), large=(24, 1024, 16)),
     num_params={"base": 116_718_336, "large": 360_268_800},
-    pretraining_heads=pretraining_heads,
+    pretraining_heads=lambda config: {"masked": LMHeadConfig(config.embeddings.vocab_size, bias=True)},
     task_head=task_head,
-    to_hf_config=to_hf_config,
-    from_hf_config=from_hf_config,
-    architectures={
-        "XLNetLMHeadModel": ("masked",),
-        "XLNetForSequenceClassification": ("classify",),
-        "XLNetForTokenClassification": ("tag",),
-        "XLNetForQuestionAnsweringSimple": ("span",),
-        "XLNetForMultipleChoice": ("choice",),
-        "XLNetModel": (),
-    },
+    hf_config=hf.ConfigTable(
+        "xlnet", trunk_config, HF_ROWS, finish=lambda _, args: {"attention_dropout": args.get("dropout", 0.1)} | args
+    ),
+    architectures=hf.architectures(
+        "XLNet", ("classify", "tag", "choice"), LMHeadModel=("masked",), ForQuestionAnsweringSimple=("span",)
+    ),
     base_model_prefix="transformer.",
     weight_maps=(
-        WeightMap("trunk.embeddings.tokens.weight", ("transformer.word_embedding.weight",)),
-        WeightMap("trunk.position_bias.mask_emb", ("transformer.mask_emb",)),
+        hf.WeightMap("trunk.embeddings.tokens.weight", ("transformer.word_embedding.weight",)),
+        hf.WeightMap("trunk.position_bias.mask_emb", ("transformer.mask_emb",)),
         _attention("qkv.weight", "q", "k", "v", op="merge_heads"),
         _attention("distance.weight", "r", op="merge_heads"),
         _attention("out.weight", "o", op="flatten_heads"),
@@ -181,17 +117,21 @@ XLNET = Family(
         _attention("v", "r_r_bias"),
         _attention("s", "r_s_bias"),
         _attention("segments", "seg_embed"),
-        *_layer("attention_post_norm", "rel_attn.layer_norm"),
-        *_layer("ffn.up", "ff.layer_1"),
-        *_layer("ffn.down", "ff.layer_2"),
-        *_layer("ffn_post_norm", "ff.layer_norm"),
+        *hf.layer_maps(
+            "transformer.layer.{}",
+            {
+                "attention_post_norm": "rel_attn.layer_norm",
+                "ffn.up": "ff.layer_1",
+                "ffn.down": "ff.layer_2",
+                "ffn_post_norm": "ff.layer_norm",
+            },
+        ),
     ),
     head_weight_maps={
-        "masked": (WeightMap("heads.masked.bias", ("lm_loss.bias",)),),
-        "classify": _summary_weights("classify"),
-        "choice": _summary_weights("choice"),
-        "tag": weight_and_bias("heads.tag.linear", "classifier"),
-        "span": weight_and_bias("heads.span.linear", "qa_outputs"),
+        "masked": (hf.WeightMap("heads.masked.bias", ("lm_loss.bias",)),),
+        "classify": _summary_maps("classify"),
+        "choice": _summary_maps("choice"),
+        **hf.linear_head_maps(tag="classifier", span="qa_outputs"),
     },
     tied_weights={"lm_loss.weight": "transformer.word_embedding.weight"},
     cls_position="last",

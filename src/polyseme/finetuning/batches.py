@@ -1,6 +1,6 @@
-"""The batches of fine-tuning: epochs of each task's examples, and which task each step is of.
+"""The batches of fine-tuning: epochs of each task's examples, and the task of each step.
 
-All of it depends on the seed and the number of steps done alone, so that a run can continue anywhere.
+They depend only on the seed and the number of finished steps, so that a run can continue anywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyseme.objectives.batch import Batch, ChunkedExtra, Targets
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.encoded import EncodedExample
 
-StepBatches = Iterator[tuple[list[Batch], Any]]  # micro-batches of each step, and where it stands
+StepBatches = Iterator[tuple[list[Batch], Any]]  # the micro-batches of each step, and its position
 
 
 def epoch_batches(
@@ -47,17 +47,15 @@ def sample_tasks(sizes: Sequence[int], alpha: float, total_steps: int, seed: int
 
 
 def with_settings(batch: Batch, config: FinetuneConfig) -> Batch:
-    """Add to a batch what the settings ask for: reading in chunks, and the loss of the language model."""
+    """Add to a batch what the config asks for: reading in chunks, and the language-model loss."""
     if config.chunk_size:
         batch = replace(batch, extra=ChunkedExtra(config.chunk_size, config.grad_tokens))
     return with_lm_targets(batch, config.lm_loss_weight) if config.lm_loss_weight else batch
 
 
 def with_lm_targets(batch: Batch, weight: float) -> Batch:
-    """Add the loss of the language model: each token but a sequence's first, from those before it."""
-    is_predicted = torch.ones(batch.inputs.layout.num_tokens, dtype=torch.bool).index_fill(
-        0, batch.inputs.layout.last_indices, False
-    )
-    rows = is_predicted.nonzero()[:, 0]
+    """Add the language-model loss: every token except the first of a sequence is predicted from those before it."""
+    layout = batch.inputs.layout
+    rows = torch.ones(layout.num_tokens, dtype=torch.bool).index_fill(0, layout.last_indices, False).nonzero()[:, 0]
     targets = Targets(rows, batch.inputs.tokens.index_select(0, rows + 1), len(rows), weight)
     return replace(batch, targets={**batch.targets, "next": targets})

@@ -1,11 +1,11 @@
-"""The settings of fine-tuning."""
+"""The config of a fine-tuning run."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Self
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
@@ -40,23 +40,21 @@ class FeatureNetworkSettings(Config):
 
 @dataclass(frozen=True)
 class FinetuneConfig(Config):
-    """One fine-tuning run. The defaults are those of BERT (§A.3), which has 5e-5, 16 and 3 among its best.
+    """One fine-tuning run. The defaults are among the best settings of BERT (§A.3): 5e-5, batches of 16, 3 epochs.
 
-    `steps` overrides `epochs`; there are never fewer than `min_steps`, because small sets need more epochs (Mosbach et
-    al. 2021, §6). With `patience` the dev examples are evaluated after every epoch, a run ends when that many in a row
-    were no better than the best before, and the best is kept. `max_len` 0 is the model's. The first `num_frozen_groups`
-    parameter groups from the input (the embeddings are the first) stay as they are. A step is read in micro-batches of
-    at most `micro_batch_tokens`.
+    `steps` overrides `epochs`; `min_steps` is a lower limit, because small sets need more epochs (Mosbach et al. 2021,
+    §6). With `patience` (early stopping) the dev examples are evaluated after every epoch, a run ends after that many
+    epochs without improvement, and the best epoch is kept. `max_len` 0 is that of the model. The first
+    `num_frozen_groups` layer groups from the input (the embeddings are the first) are frozen.
 
-    With `unfreeze_every` the new head is trained alone at first, and after that many epochs each the next group below
-    joins; the schedule begins anew each time, and the last phase has what is left of `epochs` (Howard and Ruder 2018,
-    §3.3, and their code). With `chunk_size` long texts are read in chunks with memory, the gradient reaching into the
-    last `grad_tokens` tokens alone (0 is all): their BPT3C.
+    With `unfreeze_every` (gradual unfreezing) only the new head is trained first; every so many epochs the next group
+    below is added and the schedule restarts, and the last phase has the rest of `epochs` (Howard and Ruder 2018, §3.3,
+    and their code). With `chunk_size` long texts are read in chunks with memory, and the gradient reaches only the last
+    `grad_tokens` tokens (0: all), their BPT3C.
 
-    `lm_loss_weight` is the weight of the language model's own loss on the same texts (Radford et al. 2018, §3.2; its
-    settings: 0.5, learning rate 6.25e-5, batches of 32). Of several tasks each is drawn in proportion to its size to
-    the power `sampling_alpha`: 1 is as often as alone, 0 as often as any other. A `network` is trained over frozen
-    features (`finetuning/frozen.py`).
+    `lm_loss_weight` is the weight of an auxiliary language-model loss on the same texts (Radford et al. 2018, §3.2,
+    with 0.5, learning rate 6.25e-5, batches of 32). Several tasks are sampled in proportion to size^`sampling_alpha`.
+    `network` is the network over frozen features (`finetuning/frozen.py`).
     """
 
     epochs: float = 3.0
@@ -78,34 +76,32 @@ class FinetuneConfig(Config):
     min_steps: int = 0
     sampling_alpha: float = 1.0
 
-    def validate(self) -> FinetuneConfig:
+    def validate(self) -> Self:
+        """Raise `ConfigError` for values out of range; return the config."""
         self.check_range(1, math.inf, "batch_size", "micro_batch_tokens")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise ConfigError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        self.check_range(
-            0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every", "chunk_size", "grad_tokens"
-        )
-        self.check_range(0, math.inf, "patience", "min_steps", "sampling_alpha")
+        self.check_range(0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every")
+        self.check_range(0, math.inf, "chunk_size", "grad_tokens", "patience", "min_steps", "sampling_alpha")
         if self.optimizer.name not in ("adamw", "muon"):
-            raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: tasks are learned by adamw or muon")
+            raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: fine-tuning supports adamw and muon")
         return self
 
     def total_steps(self, num_examples: int) -> int:
+        """Return the number of steps for a training set of this size."""
         epoch_steps = math.ceil(self.epochs * math.ceil(num_examples / self.batch_size))
         return self.steps or max(epoch_steps, self.min_steps, 1)
 
     def unfreezing_phases(self, num_examples: int, num_groups: int) -> list[tuple[int, int, int]]:
-        """Runs of steps and how many groups are frozen in each: (first step, behind the last, frozen)."""
-        total, steps_per_phase = (
-            self.total_steps(num_examples),
-            self.unfreeze_every * math.ceil(num_examples / self.batch_size),
-        )
+        """Return the phases as (first step, end, number of frozen groups)."""
+        total = self.total_steps(num_examples)
         if not self.unfreeze_every:
             return [(0, total, self.num_frozen_groups)]
+        steps_per_phase = self.unfreeze_every * math.ceil(num_examples / self.batch_size)
         boundaries = [round(i * steps_per_phase) for i in range(num_groups - self.num_frozen_groups + 1)]
         if boundaries[-1] >= total:
             raise ConfigError(
                 f"{total} steps end before all {num_groups} groups are unfrozen, at step {boundaries[-1]}: "
-                "more epochs, a smaller unfreeze_every, or freeze some for good"
+                "use more epochs, a smaller unfreeze_every, or a larger num_frozen_groups"
             )
         return [(a, b, num_groups - i) for i, (a, b) in enumerate(pairwise([*boundaries, total])) if a < b]

@@ -1,4 +1,4 @@
-"""What an experiment is made of: tasks with their data, encoded splits, and how models are built and saved."""
+"""The parts of an experiment: tasks with their data, encoded splits, and functions that build and save models."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ OnPredictions = Callable[[int, list[Any]], object]  # receives a seed and its pr
 
 @dataclass(frozen=True, eq=False)
 class TaskData:
-    """A task, the examples that it learns from, and those that it is evaluated on and by which metrics.
+    """A task with its training and dev examples.
 
-    The task is fitted to the training examples when the experiment begins. Of several tasks each has a `name`.
-    `primary_metric` is the metric that counts, if it is not the task's default; `extra_eval` are further examples.
+    The experiment fits the task to the training examples. Each of several tasks has a `name`. `primary_metric` replaces
+    the default metric of the task; `extra_metrics` are those of the data set; `extra_eval` are more evaluation sets.
     """
 
     task: TaskConfig
@@ -46,16 +46,16 @@ class TaskData:
 
     @property
     def label(self) -> str:
-        """What the results call the data: the data set, or a name that is not just that of the task."""
+        """The name of the data in results: the data set, or a name other than the type of the task."""
         return self.dataset_name or (self.name if self.name != self.task.task_type else "")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How often and how a run is repeated, and what it keeps.
+    """How often a run is repeated, and what it saves.
 
-    One training per seed, from `first_seed` on. With `from_scratch` the model starts from fresh weights. For ensembles:
-    `keep_seeds` keeps the model of every seed, `keep_checkpoints` the last so many epochs of each.
+    There is one training per seed, starting at `first_seed`. With `from_scratch` the model starts from random weights.
+    For ensembles, `keep_seeds` saves the model of every seed, and `keep_checkpoints` that many last epochs of each.
     """
 
     seeds: int = 1
@@ -67,29 +67,30 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise ConfigError(f"{self.seeds} seeds is no run: at least 1 is needed")
+            raise ConfigError(f"seeds is {self.seeds}, expected 1 or more")
 
     @property
     def seed_range(self) -> range:
+        """The seeds of the runs."""
         return range(self.first_seed, self.first_seed + self.seeds)
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Examples, and how the model reads them."""
+    """Examples and their encoded form."""
 
     examples: Sequence[Any]
     encoded: Sequence[EncodedExample]
 
     @property
     def num_truncated(self) -> int:
-        """How many examples lost tokens; one read in windows counts once."""
+        """The number of truncated examples."""
         return len({e.example_index for e in self.encoded if e.is_truncated})
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Predictions for dev examples and their metrics; `task` has the thresholds that were tuned on them."""
+    """Predictions for dev examples and their metrics; `task` has the thresholds that were calibrated on them."""
 
     task: TaskConfig
     predictions: list[Any]
@@ -108,46 +109,47 @@ class TaskRun:
 
     @cached_property
     def primary_metric(self) -> str:
-        """The metric that counts, which must be among those there are."""
+        """The metric that selects models; raise `ConfigError` if there is no such metric."""
         values = self.task.perfect_values(self.dev.examples)
         known = self.task.score([e.gold for e in self.dev.examples], values)
         known |= self.data.extra_metrics(self.dev.examples, values) if self.data.extra_metrics else {}
-        primary_metric = self.data.primary_metric or self.task.default_metric
-        if primary_metric not in known:
-            raise ConfigError(f"there is no metric {primary_metric!r} here; {suggest(primary_metric, known)}")
-        return primary_metric
+        name = self.data.primary_metric or self.task.default_metric
+        if name not in known:
+            raise ConfigError(f"there is no metric {name!r}; {suggest(name, known)}")
+        return name
 
     @cached_property
     def trivial_score(self) -> float:
-        """The primary metric of the best blind guess; a seed that is no better has failed (Mosbach et al. 2021, §3)."""
-        name = next(iter(self.task.baselines()), "")
-        if not name:
-            return -math.inf
-        metrics = self.task.baseline_metrics(name, self.train.examples, self.dev.examples)
-        return metrics.get(self.primary_metric, -math.inf)
+        """The primary metric of the majority baseline; a seed that is no better failed (Mosbach et al. 2021, §3)."""
+        for name in self.task.baselines():  # the first is the trivial one
+            metrics = self.task.baseline_metrics(name, self.train.examples, self.dev.examples)
+            return metrics.get(self.primary_metric, -math.inf)
+        return -math.inf
 
     def predict(self, model: Model) -> list[Any]:
+        """Predict the dev examples."""
         return predict_encoded(model, self.task, self.dev.examples, self.dev.encoded)
 
     def evaluate(self, predictions: list[Any]) -> Evaluation:
+        """Calibrate the task on predictions for the dev examples, and compute their metrics."""
         task, predictions = self.task.calibrate(predictions, self.dev.examples)
         metrics = task.metrics(self.dev.examples, predictions, self.data.extra_metrics)
         return Evaluation(task, predictions, metrics)
 
     def evaluate_split(self, model: Model, task: TaskConfig, split: Split) -> float:
-        """Return the primary metric on further examples, with the thresholds of dev."""
+        """Return the primary metric on another evaluation set, with the thresholds from dev."""
         predictions = predict_encoded(model, task, split.examples, split.encoded)
         return task.metrics(split.examples, predictions, self.data.extra_metrics)[self.primary_metric]
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """What every seed learns and is evaluated on: one task, or several over one trunk.
+    """One task, or several over one trunk, that every seed is trained and evaluated on.
 
-    Each step is of one task; an epoch has as many steps as those of all tasks together. What counts is the mean of the
-    primary metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual
-    losses, which `extra_targets` add terms to. `describe_model` adds facts about the best model to the results.
-    `measures_latency` is off where the model alone does not predict: over features, most of the time was spent before.
+    Each step trains one task; an epoch has the steps of all tasks. Models are selected by the mean of the primary
+    metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual losses, and
+    `extra_targets` add terms to them. `describe_model` adds facts about the best model to the results.
+    `measures_latency` is off for networks over features, whose latency would omit the extraction of the features.
     """
 
     runs: tuple[TaskRun, ...]
@@ -162,11 +164,12 @@ class Experiment:
 
     @property
     def is_multitask(self) -> bool:
-        """Whether results and folders name their tasks."""
+        """Whether the tasks have names, which results and folders then use."""
         return bool(self.runs[0].data.name)
 
     @property
     def epoch_steps(self) -> int:
+        """The number of steps in an epoch."""
         return sum(math.ceil(len(run.train.encoded) / self.config.batch_size) for run in self.runs)
 
     @property
@@ -175,16 +178,11 @@ class Experiment:
         return self.config.batch_size * self.epoch_steps
 
     def batches(
-        self,
-        seed: int,
-        total_steps: int,
-        num_done: int = 0,
-        trunk: TrunkConfig | None = None,
-        bucket_len: int | None = None,
+        self, seed: int, total_steps: int, num_done: int = 0, trunk: TrunkConfig | None = None, bucket_len: int = 0
     ) -> StepBatches:
-        """Yield the steps after `num_done`: each task's own, in their own order, one drawn after the other.
+        """Yield the micro-batches of each step after `num_done`; of several tasks, one is sampled for each step.
 
-        Batches leave out what `trunk` does not read, and are padded to few shapes with a `bucket_len`.
+        Batches omit what `trunk` does not read. With a `bucket_len` they are padded to few shapes.
         """
         order = np.zeros(total_steps, dtype=np.int64)
         if len(self.runs) > 1:
@@ -198,23 +196,23 @@ class Experiment:
                 batches = [batch.for_trunk(trunk) for batch in batches]
             if self.extra_targets:
                 batches = [replace(batch, targets={**batch.targets, **self.extra_targets}) for batch in batches]
-            if bucket_len is not None:
+            if bucket_len:
                 batches = [pad_to_bucket(batch, bucket_len) for batch in batches]
             yield batches, (number, position)
 
     @property
     def dev_choices(self) -> list[str]:
-        """What is chosen on the dev examples that a score is reported on, so that it is optimistic."""
+        """What is selected on the dev examples, which makes the scores on them optimistic."""
         early = ["the epoch"] if self.config.patience else []
         return [*early, *dict.fromkeys(choice for run in self.runs for choice in run.task.dev_choices)]
 
     def metadata(self, tasks: Sequence[TaskConfig], **extra: Any) -> dict[str, Any]:
-        """Return what the folder of a model records."""
+        """Return the metadata of a model folder."""
         settings = self.config.to_json()
         if not self.is_multitask:
             return {"task": tasks[0].to_json(), "settings": settings, **extra}
-        each = {
-            run.data.name: {"task": task.replace(name="").to_json(), "settings": settings, "data": run.data.label}
-            for run, task in zip(self.runs, tasks)
-        }
+        each: dict[str, Any] = {}
+        for run, task in zip(self.runs, tasks):
+            task_json = task.replace(name="").to_json()
+            each[run.data.name] = {"task": task_json, "settings": settings, "data": run.data.label}
         return {"tasks": each, "settings": settings, **extra}

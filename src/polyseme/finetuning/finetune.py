@@ -1,4 +1,4 @@
-"""Fine-tuning: a pre-trained folder and labeled examples to an evaluated task model."""
+"""Fine-tune a pre-trained model on labeled examples, and evaluate it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.runner import run_experiment
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.model import Model
+from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.tasks.base import TaskConfig
 from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
@@ -28,17 +28,18 @@ def finetune(
     config: FinetuneConfig | None = None,
     options: RunOptions = RunOptions(),
 ) -> dict[str, Any]:
-    """Fine-tune once per seed and evaluate on the dev examples; report all seeds, mean and deviation.
+    """Fine-tune once per seed and evaluate on the dev examples; return all seeds, mean and standard deviation.
 
-    Several tasks share one trunk, with a head for each (Caruana 1997; Liu et al. 2019, MT-DNN). The seed draws the new
-    heads, the order of the examples and the dropout. `out` gets the results and the model of the seed that did best.
+    Several tasks share one trunk, with a head for each (Caruana 1997; Liu et al. 2019, MT-DNN). The seed determines the
+    new heads, the order of the examples and dropout. `out` gets the results and the model of the best seed.
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
-    several = [data] if isinstance(data, TaskData) else list(data)
-    if not isinstance(data, TaskData):
-        _check_names(several)
-    check_run(several, out)
-    tasks = [fit_task(path, each) for each in several]
+    if isinstance(data, TaskData):
+        data = [data]
+    else:
+        _check_names(data)
+    check_run(data, out)
+    tasks = [fit_task(path, each) for each in data]
     loaded = load_for_tasks(path, tasks, config, options.first_seed, options.from_scratch)
 
     def split(task: TaskConfig, examples: Sequence[Any]) -> Split:
@@ -60,19 +61,16 @@ def finetune(
             split(task, each.dev),
             {name: split(task, examples) for name, examples in each.extra_eval.items()},
         )
-        for task, each in zip(tasks, several)
+        for task, each in zip(tasks, data)
     )
-    run_info: dict[str, Any] = {"data": several[0].dataset_name} if several[0].dataset_name else {}
+    run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
     run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch}
     return run_experiment(Experiment(runs, config, build, save, run_info), out, options)
 
 
 def fit_task(path: Path, data: TaskData) -> TaskConfig:
-    """Return the task with the labels of its training examples, in the form that the model's family answers."""
-    if not path.is_dir():
-        raise ModelError(f"there is no model folder at {path}")
-    model_config = read_model_config(path)[0]
-    family = FAMILIES[model_config.family]
+    """Return the task with the labels of its training examples; as text-to-text, if that is how the model answers."""
+    model_config, family = _read_config(path)
     task = data.task.replace(name=data.name).fit(data.train)
     if not answers_in_text(family, model_config.trunk, task):
         return task
@@ -82,14 +80,21 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
     return task.replace(text_template=template)
 
 
+def _read_config(path: Path) -> tuple[ModelConfig, Family]:
+    if not path.is_dir():
+        raise ModelError(f"there is no model folder at {path}")
+    config = read_model_config(path)[0]
+    return config, FAMILIES[config.family]
+
+
 def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> bool:
-    """Whether a model answers the task in text, and not with a head of its own."""
+    """Whether a model answers the task in text instead of with a new head."""
     has_decoder = "next" in family.pretraining_heads(trunk)
     return family.is_text_to_text and has_decoder and task.supports_text
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return what a folder was fine-tuned for before, for the metadata of the next."""
+    """Return the tasks that a model was fine-tuned on before, for the metadata of the next one."""
     if "task" not in metadata and "tasks" not in metadata:
         return {}
     before = metadata.get("data") or metadata.get("results", {}).get("task")
@@ -97,9 +102,11 @@ def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_run(data: Sequence[TaskData], out: Path | None) -> None:
-    """Check what can be wrong before anything is opened."""
-    if out is not None:
-        _require_empty_directory(out)
+    """Check the output folder and optional dependencies before anything is loaded."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file: give a folder for the run")
+    if out is not None and out.is_dir() and (names := sorted(p.name for p in out.iterdir())):
+        raise ConfigError(f"{out} already holds {names[0]}: give another folder for the run")
     for each in data:
         each.task.check_dependencies()
 
@@ -107,15 +114,12 @@ def check_run(data: Sequence[TaskData], out: Path | None) -> None:
 def load_for_tasks(
     path: Path, tasks: Sequence[TaskConfig], config: FinetuneConfig, seed: int, from_scratch: bool
 ) -> ModelFolder:
-    """Load a folder with the heads of tasks in place of its own, on pre-trained or on fresh weights.
+    """Load a model folder with the heads of tasks in place of its own, on pre-trained or on random weights.
 
-    The heads are those of the published class that has the task's, so that other tools can open what is saved. Special
+    The heads are those of the published class for the task, so that other tools can open the saved model. Special
     tokens that the family puts around texts get ids after the vocabulary.
     """
-    if not path.is_dir():
-        raise ModelError(f"there is no model folder at {path}")
-    model_config = read_model_config(path)[0]
-    family = FAMILIES[model_config.family]
+    model_config, family = _read_config(path)
     known = family.pretraining_heads(model_config.trunk)
     if config.lm_loss_weight and ("next" not in known or any(task.text_template for task in tasks)):
         raise ConfigError(f"lm_loss_weight is for a causal language model, which {family.name} is not")
@@ -137,7 +141,7 @@ def load_for_tasks(
 def _encode_labeled(
     task: TaskConfig, examples: Sequence[Any], folder: ModelFolder, config: FinetuneConfig
 ) -> list[Any]:
-    """Encode labeled examples as the model reads them."""
+    """Encode labeled examples; raise `DataError` if a label is missing."""
     folder.tokenizer.validate()
     limit = folder.model.config.trunk.embeddings.max_len
     if config.max_len > limit:
@@ -150,18 +154,11 @@ def _encode_labeled(
 
 
 def _reinitialize(model: Model, seed: int) -> Model:
-    """Return the same model before it has learned anything; what is not learned stays."""
+    """Return the same model with random weights; buffers are kept."""
     fresh = model.config.build(seed)
     for name, buffer in model.named_buffers():
         fresh.get_buffer(name).copy_(buffer)
     return fresh
-
-
-def _require_empty_directory(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file: give a folder for the run")
-    if out.is_dir() and (names := sorted(p.name for p in out.iterdir())):
-        raise ConfigError(f"{out} already holds {names[0]}: give another folder for the run")
 
 
 def _check_names(data: Sequence[TaskData]) -> None:
@@ -170,6 +167,6 @@ def _check_names(data: Sequence[TaskData]) -> None:
         raise ConfigError("there is no task to fine-tune for")
     for name in names:
         if re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name) is None:
-            raise ConfigError(f"{name!r} is no name for a task: letters, digits, _ and - are")
+            raise ConfigError(f"{name!r} is no name for a task: use letters, digits, _ and -")
         if names.count(name) > 1:
-            raise ConfigError(f"two tasks are called {name!r}: give them names, NAME=TASK")
+            raise ConfigError(f"two tasks are called {name!r}: give each another name")

@@ -1,27 +1,35 @@
-"""A small grid of settings, as BERT's paper searches one (§A.3): each point is a run, the best on dev is kept."""
+"""Grid search as in BERT's paper (§A.3): each point is a run, and the best on the dev examples is kept."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from polyseme.config import ConfigT, override_config
 from polyseme.errors import ConfigError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
 from polyseme.io.json import read_json, write_json
 from polyseme.report.run_page import write_report
 
-AXIS_ALIASES = {"lr": "optimizer.lr", "rate": "optimizer.lr", "batch": "batch_size", "warmup": "schedule.warmup"}
+SHORT_NAMES = {
+    "lr": "optimizer.lr",
+    "layer_decay": "optimizer.layer_decay",
+    "warmup": "schedule.warmup",
+    "tag_decoder": "task.decoder",
+}
 TASK_PREFIX = "task."
+RunPoint = Callable[[FinetuneConfig, Sequence[TaskData], Path], dict[str, Any]]
 
 
 class GridPoint(NamedTuple):
-    """One combination of settings: a name, the settings of training, and the tasks with theirs."""
+    """One combination of settings: a name, the config of training, and the tasks with theirs."""
 
     name: str
     config: FinetuneConfig
@@ -29,51 +37,59 @@ class GridPoint(NamedTuple):
 
 
 def override(
-    config: FinetuneConfig, data: Sequence[TaskData], path: str, value: str
+    config: FinetuneConfig, data: Sequence[TaskData], path: str, value: Any
 ) -> tuple[FinetuneConfig, list[TaskData]]:
-    """Change a setting of training, or with `task.` before its name one of every task that has it."""
+    """Set a field of the config or, with the prefix `task.`, of every task that has it; a string is parsed."""
+    path = SHORT_NAMES.get(path, path)
     if not path.startswith(TASK_PREFIX):
-        return config.with_override(path, value), list(data)
-    field = path.removeprefix(TASK_PREFIX)
-    first = field.partition(".")[0]
-    has_field = [first in {f.name for f in dataclasses.fields(each.task)} for each in data]
-    chosen = has_field if any(has_field) else [True] * len(data)  # a task that lacks it says what it has
-    tasks = [each.task.with_override(field, value) if use else each.task for each, use in zip(data, chosen)]
+        return _set(config, path, value), list(data)
+    path = path.removeprefix(TASK_PREFIX)
+    name = path.partition(".")[0]
+    has_field = [name in {f.name for f in dataclasses.fields(each.task)} for each in data]
+    chosen = has_field if any(has_field) else [True] * len(data)  # the error of a task that lacks it names its fields
+    tasks = [_set(each.task, path, value) if use else each.task for each, use in zip(data, chosen)]
     return config, [dataclasses.replace(each, task=task) for each, task in zip(data, tasks)]
 
 
-def expand_grid(config: FinetuneConfig, data: Sequence[TaskData], axes: Sequence[str]) -> list[GridPoint]:
-    """Return every combination of `name=value,value…`, with a name for each."""
-    choices: list[list[tuple[str, str]]] = []
-    for axis in " ".join(axes).split():
-        name, equals, values = axis.partition("=")
-        options = [value for value in values.split(",") if value]
-        if not equals or not options:
-            raise ConfigError(f"the grid axis {axis!r} is not name=value,value…")
-        choices.append([(name, value) for value in options])
+def _set(config: ConfigT, path: str, value: Any) -> ConfigT:
+    return config.with_override(path, value) if isinstance(value, str) else override_config(config, {path: value})
+
+
+def expand_grid(
+    config: FinetuneConfig, data: Sequence[TaskData], axes: Mapping[str, Sequence[Any]] | Sequence[str]
+) -> list[GridPoint]:
+    """Return every combination of the axes: `{"lr": [1e-4, 1e-3]}`, or texts `lr=1e-4,1e-3`."""
+    if not isinstance(axes, Mapping):
+        axes = dict(map(_parse_axis, " ".join(axes).split()))
     points = []
-    for combination in itertools.product(*choices):
+    for combination in itertools.product(*([(name, value) for value in values] for name, values in axes.items())):
         point_config, point_data = config, list(data)
         for name, value in combination:
-            point_config, point_data = override(point_config, point_data, AXIS_ALIASES.get(name, name), value)
+            point_config, point_data = override(point_config, point_data, name, value)
         label = "_".join(f"{name}={value}" for name, value in combination)
         points.append(GridPoint(label, point_config.validate(), point_data))
     return points
 
 
-def grid_search(
-    run_point: Callable[[FinetuneConfig, Sequence[TaskData], Path], dict[str, Any]],
-    out: Path,
-    grid_points: Sequence[GridPoint],
-) -> tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]:
-    """Run every point under `out/grid`, going on where a search was stopped; the best by mean becomes the run in `out`.
+def _parse_axis(text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    options = [value for value in values.split(",") if value]
+    if not equals or not options:
+        raise ConfigError(f"the grid axis {text!r} is not name=value,value…")
+    return name, options
 
-    Of the others the models go, so that there are never more than two. The results say that the best was chosen.
+
+def grid_search(
+    run_point: RunPoint, out: Path, grid_points: Sequence[GridPoint]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Run every point under `out/grid`, continuing an interrupted search; the best by mean becomes the run in `out`.
+
+    The models of the others are removed, so that there are never more than two. The results record the selection.
     """
     if (out / "results.json").exists():
         raise ConfigError(f"{out} already holds results.json: give another folder for the run")
-    point_results: list[tuple[str, dict[str, Any]]] = []
-    best_name = ""
+    point_results: dict[str, dict[str, Any]] = {}
+    best_name, best_score = "", -math.inf
     for name, config, data in grid_points:
         folder = out / "grid" / name
         if (folder / "results.json").is_file():
@@ -81,25 +97,23 @@ def grid_search(
         else:
             shutil.rmtree(folder, ignore_errors=True)
             results = run_point(config, data, folder)
-        point_results.append((name, results))
+        point_results[name] = results
         score = results["mean"][results["primary_metric"]]
-        best_results = dict(point_results).get(best_name)
         worse_name = name
-        if best_results is None or score > best_results["mean"][best_results["primary_metric"]]:
-            worse_name, best_name = best_name, name
+        if not best_name or score > best_score:
+            worse_name, best_name, best_score = best_name, name, score
         if worse_name:
             for subfolder in ("model", "seeds"):
                 shutil.rmtree(out / "grid" / worse_name / subfolder, ignore_errors=True)
-    results, selection_note = dict(point_results)[best_name], f"the best of {len(grid_points)} settings"
+    results, best_folder = point_results[best_name], out / "grid" / best_name
+    selection_note = f"the best of {len(grid_points)} settings"
     if len(grid_points) > 1 and selection_note not in results["chosen_on_dev"]:
         results["chosen_on_dev"].append(selection_note)
-        write_json(out / "grid" / best_name / "results.json", results)
-        write_report(out / "grid" / best_name)
-    rows = [
-        {"settings": name, "mean": r["mean"], "std": r["std"], "failed_seeds": r["failed_seeds"]}
-        for name, r in point_results
-    ]
+        write_json(best_folder / "results.json", results)
+        write_report(best_folder)
+    fields = ("mean", "std", "failed_seeds")
+    rows = [{"settings": name, **{field: r[field] for field in fields}} for name, r in point_results.items()]
     write_json(out / "grid.json", {"best": best_name, "runs": rows})
-    for file in sorted((out / "grid" / best_name).iterdir(), key=lambda p: p.name == "results.json"):
+    for file in sorted(best_folder.iterdir(), key=lambda p: p.name == "results.json"):
         os.replace(file, out / file.name)
     return results, point_results

@@ -1,7 +1,5 @@
 """The results of an experiment: metrics of every seed, their mean and deviation, and the files of the run folder."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -18,14 +16,13 @@ from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
 from polyseme.report.run_page import write_report
-from polyseme.train.flops import count_parameters
-from polyseme.train.loop import StepReport
+from polyseme.train.loop import StepReport, count_parameters
 
-MULTITASK = "multitask"  # what results of several tasks call their task
+MULTITASK = "multitask"  # the `task` in the results of several tasks
 
 
 class TaskResults:
-    """What the seeds predict for one task, and their metrics."""
+    """The predictions of all seeds for one task, and their metrics."""
 
     def __init__(self, run: TaskRun):
         self.run = run
@@ -35,8 +32,7 @@ class TaskResults:
 
     def add_seed(self, seed: int, model: Model, evaluation: Evaluation) -> float:
         """Record the predictions of a seed; return its primary metric."""
-        primary = self.run.primary_metric
-        metrics = evaluation.metrics
+        primary, metrics = self.run.primary_metric, evaluation.metrics
         self.predictions[seed] = [p.value for p in evaluation.predictions]
         for name, split in self.run.extra_eval.items():
             self.extra_eval[name].append(self.run.evaluate_split(model, evaluation.task, split))
@@ -61,9 +57,9 @@ class TaskResults:
         }
 
     def write_predictions(self, path: Path) -> None:
-        task = self.run.task
+        """Write the labels of the dev examples and the predictions of every seed."""
         gold = [e.gold for e in self.run.dev.examples]
-        write_json(path, {"gold": gold, "predictions": self.predictions, "task": task.to_json()})
+        write_json(path, {"gold": gold, "predictions": self.predictions, "task": self.run.task.to_json()})
 
 
 class ExperimentResults:
@@ -81,6 +77,7 @@ class ExperimentResults:
         self.predict_seconds = 0.0
 
     def add_training(self, seed: int, reports: Sequence[StepReport], seconds: float) -> None:
+        """Record the log and the cost of the training of a seed."""
         self.log += log_rows(seed, reports)
         self.cost["tokens"] += sum(report.tokens for report in reports)
         self.cost["flops"] += sum(report.flops for report in reports)
@@ -102,6 +99,7 @@ class ExperimentResults:
     def summarize(self, best_seed: int, model: Model, has_folder: bool) -> dict[str, Any]:
         """Return the results of the experiment; of several tasks also those of each."""
         experiment = self.experiment
+        chosen_on_dev = {"chosen_on_dev": experiment.dev_choices}
         run_info = {
             **experiment.run_info,
             "best_seed": best_seed,
@@ -113,38 +111,24 @@ class ExperimentResults:
         if not experiment.is_multitask:
             (only,) = self.tasks
             speed = self._speed(model, has_folder)
-            summary = only.summarize()
-            return {
-                "task": only.run.task.task_type,
-                **summary,
-                "chosen_on_dev": experiment.dev_choices,
-                **run_info,
-                **speed,
-            }
-        each = {
-            task.run.data.name: {
-                "task": task.run.task.task_type,
-                **({"data": task.run.data.label} if task.run.data.label else {}),
-                **task.summarize(),
-                **run_info,
-            }
-            for task in self.tasks
-        }
-        failed = sorted({seed for task in each.values() for seed in task["failed_seeds"]})
+            return {"task": only.run.task.task_type, **only.summarize(), **chosen_on_dev, **run_info, **speed}
+        tasks = {}
+        for each in self.tasks:
+            label = {"data": each.run.data.label} if each.run.data.label else {}
+            tasks[each.run.data.name] = {"task": each.run.task.task_type, **label, **each.summarize(), **run_info}
+        summaries = tasks.values()
         return {
             "task": MULTITASK,
-            "data": " + ".join(each),
+            "data": " + ".join(tasks),
             "primary_metric": "mean",
             **summarize_seeds(self.seed_rows),
             "majority_score": None,
-            "failed_seeds": failed,
-            "chosen_on_dev": experiment.dev_choices,
-            **{name: sum(task[name] for task in each.values()) for name in ("train_examples", "dev_examples")},
-            "num_truncated": {
-                split: sum(task["num_truncated"][split] for task in each.values()) for split in ("train", "dev")
-            },
+            "failed_seeds": sorted({seed for each in summaries for seed in each["failed_seeds"]}),
+            **chosen_on_dev,
+            **{name: sum(each[name] for each in summaries) for name in ("train_examples", "dev_examples")},
+            "num_truncated": {n: sum(each["num_truncated"][n] for each in summaries) for n in ("train", "dev")},
             **run_info,
-            "tasks": each,
+            "tasks": tasks,
         }
 
     def _speed(self, model: Model, has_folder: bool) -> dict[str, float]:
@@ -157,39 +141,30 @@ class ExperimentResults:
             speed["ms_per_text"] = model_latency_ms(model, run.task, run.dev.examples, run.dev.encoded)
         return speed
 
-
-def write_run(
-    out: Path,
-    results: ExperimentResults,
-    summary: dict[str, Any],
-    model: Model,
-    metadata: dict[str, Any],
-    num_seeds: int,
-) -> None:
-    """Write the run folder: log, model, predictions, results and the report."""
-    experiment, seed = results.experiment, summary["best_seed"]
-    metric = summary["primary_metric"]
-    metadata |= {
-        "data": summary.get("data", ""),
-        "results": {name: value for name, value in summary.items() if name != "tasks"},
-        "selection": f"seed {seed}: the best {metric} on the dev examples of {num_seeds} seed(s)",
-    }
-    for name, task_summary in summary.get("tasks", {}).items():
-        metadata["tasks"][name]["results"] = task_summary
-    write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in results.log))
-    experiment.save(out / "model", model, metadata)
-    for task in results.tasks:
-        folder = out / "tasks" / task.run.data.name if experiment.is_multitask else out
-        folder.mkdir(parents=True, exist_ok=True)
-        task.write_predictions(folder / "predictions.json")
-        if experiment.is_multitask:
-            write_json(folder / "results.json", summary["tasks"][task.run.data.name])
-    write_json(out / "results.json", summary)
-    write_report(out)
+    def write(self, out: Path, summary: dict[str, Any], model: Model, metadata: dict[str, Any]) -> None:
+        """Write the run folder: log, model, predictions, results and the report."""
+        metric, seed, is_multitask = summary["primary_metric"], summary["best_seed"], self.experiment.is_multitask
+        metadata |= {
+            "data": summary.get("data", ""),
+            "results": {name: value for name, value in summary.items() if name != "tasks"},
+            "selection": f"seed {seed}: the best {metric} on the dev examples of {len(self.seed_rows)} seed(s)",
+        }
+        for name, task_summary in summary.get("tasks", {}).items():
+            metadata["tasks"][name]["results"] = task_summary
+        write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in self.log))
+        self.experiment.save(out / "model", model, metadata)
+        for task in self.tasks:
+            folder = out / "tasks" / task.run.data.name if is_multitask else out
+            folder.mkdir(parents=True, exist_ok=True)
+            task.write_predictions(folder / "predictions.json")
+            if is_multitask:
+                write_json(folder / "results.json", summary["tasks"][task.run.data.name])
+        write_json(out / "results.json", summary)
+        write_report(out)
 
 
 def summarize_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return every seed, and of each metric the mean and the sample deviation (None for one seed: it is unknown)."""
+    """Return the metrics of every seed, their means, and their sample standard deviations (None for one seed)."""
     values = {name: [seed[name] for seed in seeds] for name in seeds[0] if name != "seed"}
     return {
         "seeds": list(seeds),
@@ -199,13 +174,12 @@ def summarize_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def log_rows(seed: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-    """Return the log of a run. What lies on a GPU comes in one transfer: thousands would each wait for their turn."""
+    """Return the log of a run. Metrics on a GPU are copied in one transfer, because each one waits for the device."""
     rows = []
     for report, values in zip(reports, torch.stack([report.raw_metrics for report in reports]).tolist()):
         *losses, grad_norm, is_broken = values
         if is_broken:
-            report.metrics  # noqa: B018  # raises, and says which step
-        loss = dict(zip(report.terms, losses))
-        row = {"step": report.step, "loss": loss, "lr": report.lr, "grad_norm": grad_norm, "tokens": report.tokens}
-        rows.append({"seed": seed, **row})
+            report.metrics  # noqa: B018  # raises an error that names the step
+        step = {"seed": seed, "step": report.step, "loss": dict(zip(report.terms, losses))}
+        rows.append({**step, "lr": report.lr, "grad_norm": grad_norm, "tokens": report.tokens})
     return rows

@@ -1,22 +1,21 @@
-"""The one experiment runner: seeds, early stopping, the best checkpoint, metrics on extra sets.
+"""The experiment runner: seeds, early stopping, the best checkpoint, metrics on extra sets.
 
-It drives a single task, several over one trunk, networks over frozen features, and text-to-text models alike.
+It drives single tasks, several tasks over one trunk, networks over frozen features, and text-to-text models.
 """
-
-from __future__ import annotations
 
 import math
 import shutil
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from polyseme.finetuning.experiment import Evaluation, Experiment, RunOptions
-from polyseme.finetuning.results import ExperimentResults, write_run
+from polyseme.finetuning.results import ExperimentResults
 from polyseme.finetuning.train_state import build_train_state, run_phases
 from polyseme.nn.model import Model
 from polyseme.progress import progress
@@ -48,15 +47,13 @@ def run_experiment(experiment: Experiment, out: Path | None, options: RunOptions
             experiment.save(out / "seeds" / str(seed), training.model, metadata)
         if options.on_predictions is not None:
             options.on_predictions(seed, evaluations[0].predictions)
-        score = results.seed_scores[seed]
-        if best is None or score > best[0]:
-            best = (score, seed, training.model, evaluations)
+        if best is None or results.seed_scores[seed] > best[0]:
+            best = (results.seed_scores[seed], seed, training.model, evaluations)
     assert best is not None
     _, seed, model, evaluations = best
     summary = results.summarize(seed, model, has_folder=out is not None)
     if out is not None:
-        metadata = experiment.metadata([e.task for e in evaluations])
-        write_run(out, results, summary, model, metadata, options.seeds)
+        results.write(out, summary, model, experiment.metadata([e.task for e in evaluations]))
     return summary
 
 
@@ -73,10 +70,12 @@ class SeedTraining:
 
     @property
     def model(self) -> Model:
+        """The model in its current state."""
         return self.state.model
 
     @property
     def is_epoch_end(self) -> bool:
+        """Whether the last step was the last of an epoch."""
         return self.step % self.experiment.epoch_steps == 0
 
     def steps(self) -> Iterator[StepReport]:
@@ -102,32 +101,36 @@ class SeedTraining:
         return statistics.fmean(run.evaluate(run.predict(self.model)).metrics[run.primary_metric] for run in runs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that continuing needs."""
+        """Return everything that is needed to continue."""
+        optimizer_state = optimizer_state_dict(self.state.optimizer, self.model)
         return {
             "seed": self.seed,
             "step": self.step,
             "model": {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()},
-            "optimizer": {
-                name: value.clone() for name, value in optimizer_state_dict(self.state.optimizer, self.model).items()
-            },
-            "early_stopping": self.early_stopping.state_dict(),
+            "optimizer": {name: tensor.clone() for name, tensor in optimizer_state.items()},
+            "early_stopping": dict(vars(self.early_stopping)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         self.seed, self.step = state["seed"], state["step"]
         self.model.load_state_dict(state["model"])
         load_optimizer_state_dict(self.state.optimizer, self.model, state["optimizer"])
-        self.early_stopping.load_state_dict(state["early_stopping"])
+        self.early_stopping = EarlyStopping(**state["early_stopping"])
 
 
+@dataclass
 class EarlyStopping:
     """Keeps the best of several states of a model; without patience there is only the last."""
 
-    def __init__(self, patience: int):
-        self.patience, self.best_score, self.best_step, self.num_bad_epochs = patience, -math.inf, 0, 0
-        self.best_state: dict[str, torch.Tensor] = {}
+    patience: int
+    best_score: float = -math.inf
+    best_step: int = 0
+    num_bad_epochs: int = 0
+    best_state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def update(self, step: int, score: float, model: Model) -> None:
+        """Record the score of an epoch, and the model if it is the best so far."""
         self.num_bad_epochs += 1
         if score > self.best_score:
             self.best_score, self.best_step, self.num_bad_epochs = score, step, 0
@@ -135,23 +138,13 @@ class EarlyStopping:
 
     @property
     def should_stop(self) -> bool:
+        """Whether as many epochs as `patience` in a row were no better than the best."""
         return self.num_bad_epochs >= self.patience > 0
 
     def restore(self, model: Model) -> None:
+        """Load the best state, if one was recorded."""
         if self.best_state:
             model.load_state_dict(self.best_state)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "best_score": self.best_score,
-            "best_step": self.best_step,
-            "num_bad_epochs": self.num_bad_epochs,
-            "best_state": self.best_state,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_score, self.best_step = state["best_score"], state["best_step"]
-        self.num_bad_epochs, self.best_state = state["num_bad_epochs"], state["best_state"]
 
 
 class CheckpointKeeper:
@@ -164,13 +157,14 @@ class CheckpointKeeper:
         self.paths: list[Path] = []
 
     def add(self, step: int, model: Model) -> None:
+        """Save the model after a step, and remove the oldest checkpoint if there are too many."""
         if not self.max_checkpoints:
             return
         evaluations = [run.evaluate(run.predict(model)) for run in self.experiment.runs]
         info = {**_seed_info(self.experiment, self.seed), "step": step, "dev": evaluations[0].metrics}
         self.paths.append(self.folder / f"step-{step}")
         self.experiment.save(self.paths[-1], model, self.experiment.metadata([e.task for e in evaluations], **info))
-        while len(self.paths) > self.max_checkpoints:
+        if len(self.paths) > self.max_checkpoints:
             shutil.rmtree(self.paths.pop(0))
 
 

@@ -1,4 +1,4 @@
-"""The training loop's state for fine-tuning: a learning rate per layer group, frozen groups, gradual unfreezing."""
+"""The training state of fine-tuning: a learning rate per layer group, frozen groups, gradual unfreezing."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def build_train_state(experiment: Experiment, seed: int) -> TrainState:
-    """Build the model of a seed and the state of its training."""
+    """Build the model of a seed and its training state."""
     state = train_state(experiment.build(seed), experiment.config, experiment.num_examples, seed)
     state.loss_fn = experiment.loss_fn or state.loss_fn
     if experiment.is_multitask:
-        state.use_cuda_graphs = False  # a graph gives the heads that wait gradients of zero, which are no gradients
+        state.use_cuda_graphs = False  # a graph gives unused heads zero gradients instead of none
     return state
 
 
 def train_state(model: Model, config: FinetuneConfig, num_examples: int, seed: int) -> TrainState:
-    """Return the state of a training, its optimizer with a learning rate for each group of parameters."""
+    """Return a training state whose optimizer has a learning rate for each group of parameters."""
     device = setup_device()
     model = model.to(device)
     groups = layer_groups(model)
@@ -45,44 +45,39 @@ def train_state(model: Model, config: FinetuneConfig, num_examples: int, seed: i
     precision = config.precision
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "float32"
-    return TrainState(
-        model,
-        config.optimizer.build(model, groups),
-        config.optimizer,
-        config.schedule,
-        config.total_steps(num_examples),
-        device,
-        precision,
-        seed,
-        use_cuda_graphs=device.type == "cuda"
+    use_cuda_graphs = (
+        device.type == "cuda"
         and precision == "bf16"
         and not has_decoder(model)
         and not any(head.crf for head in model.heads.values())
-        and can_capture(model, has_static_shapes=False, is_padded=True),
+        and can_capture(model, has_static_shapes=False, is_padded=True)
     )
+    optimizer, total_steps = config.optimizer.build(model, groups), config.total_steps(num_examples)
+    return TrainState(
+        model, optimizer, config.optimizer, config.schedule, total_steps, device, precision, seed,
+        use_cuda_graphs=use_cuda_graphs,
+    )  # fmt: skip
 
 
 def has_decoder(model: Model) -> bool:
-    """Whether it answers in text: then its decoder has something to read."""
+    """Whether the model answers in text, so that its decoder is used."""
     return isinstance(model.trunk, EncoderDecoder) and "next" in model.heads
 
 
 def layer_groups(model: Model) -> list[list[torch.nn.Parameter]]:
-    """Return parameters from input to output; of two stacks those of the encoder, unless there is a target."""
+    """Return the parameters from input to output; only those of the encoder if the decoder is not used."""
     trunk = model.trunk
-    return (
-        trunk.encoder.layer_groups()
-        if isinstance(trunk, EncoderDecoder) and not has_decoder(model)
-        else trunk.layer_groups()
-    )
+    if isinstance(trunk, EncoderDecoder) and not has_decoder(model):
+        return trunk.encoder.layer_groups()
+    return trunk.layer_groups()
 
 
 def run_phases(experiment: Experiment, state: TrainState, seed: int, num_done: int = 0) -> Iterator[StepReport]:
-    """Run the one training loop for each phase of unfreezing, from step `num_done` on."""
+    """Run the training loop for each phase of unfreezing, from step `num_done` on."""
     groups = layer_groups(state.model)
     if not any(True for _ in state.model.heads.parameters()):
-        groups = groups[:-1]  # no head is new: the last layer learns from the beginning
-    bucket_len = state.model.config.trunk.embeddings.max_len if state.use_cuda_graphs else None
+        groups = groups[:-1]  # there is no new head, so the last layer is trained from the start
+    bucket_len = state.model.config.trunk.embeddings.max_len if state.use_cuda_graphs else 0
     total = state.total_steps
     for first, end, num_frozen in experiment.config.unfreezing_phases(experiment.num_examples, len(groups)):
         if end <= num_done:

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from polyseme.nn.cuda_graph import CudaGraphs
-from polyseme.nn.memory import Memory
+from polyseme.nn.memory import KeyValue, Memory, StaticKVCache
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.static_memory import KeyValue, StaticKVCache
 
 CAPACITY_STEP = 64  # capacities are multiples of this, so that texts of similar length share graphs
 MAX_GRAPHS = 16  # per decoder, one for each number of rows

@@ -24,7 +24,7 @@ from polyseme.nn.packing import PackedLayout, token_budget_batches
 from polyseme.nn.tree import tree_map
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.prefetch import prefetch
+from polyseme.train.loop import prefetch
 
 MAX_BATCH_TOKENS = {"cuda": 65536, "cpu": 2048}
 MAX_COPIES_IN_FLIGHT = 3

@@ -1,7 +1,5 @@
 """Reading of plain and compressed files in blocks."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma
@@ -11,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from polyseme.errors import DataError, UnsupportedError
+from polyseme.errors import DataError, require_package
 
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 _BLOCK_SIZE = 1 << 20
@@ -22,13 +20,14 @@ _DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
 }
 
 
-def require_pyarrow(file_type: str) -> Any:
-    """Import and return pyarrow, which reads `file_type`; raise `UnsupportedError` if it is not installed."""
-    try:
-        import pyarrow
-    except ImportError:
-        raise UnsupportedError(f"reading {file_type} needs pyarrow: pip install pyarrow") from None
-    return pyarrow
+def strip_compression(path: Path) -> Path:
+    """Return a path without the suffix of its compression."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
+
+
+def data_suffix(path: Path) -> str:
+    """Return the suffix of a file in lower case, without that of its compression."""
+    return strip_compression(path).suffix.lower()
 
 
 class CorruptFileError(DataError):
@@ -59,6 +58,17 @@ def read_decompressed(path: Path) -> Iterator[bytes]:
         raise CorruptFileError(f"{path} is not a valid {suffix} file: {error}") from None
 
 
+def read_first_byte(path: Path) -> bytes:
+    """Return the first byte of a file that is not white space, or b"" if there is none or it cannot be read."""
+    try:
+        for block in read_decompressed(path):
+            if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
+                return block[:1]
+    except DataError:
+        pass
+    return b""
+
+
 def _decompress_zst(path: Path) -> Iterator[bytes]:
     num_bytes = 0
     try:
@@ -71,7 +81,7 @@ def _decompress_zst(path: Path) -> Iterator[bytes]:
 
 
 def _read_zst_blocks(path: Path, skip: int, size: int) -> Iterator[bytes]:
-    pa = require_pyarrow("files that end in .zst")
+    pa = require_package("pyarrow", "reading files that end in .zst")
     with open(path, "rb") as file, pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
         while skip and (block := stream.read(min(skip, _BLOCK_SIZE))):
             skip -= len(block)

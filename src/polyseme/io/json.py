@@ -1,7 +1,5 @@
 """Reading and writing of JSON, with errors that name the file and line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,8 @@ def parse_json(text: str | bytes, location: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: malformed JSON: {error}") from None
+        reason = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+        raise DataError(f"{location}: malformed JSON ({reason})") from None
 
 
 def parse_json_object(text: str, location: str) -> dict[str, Any]:

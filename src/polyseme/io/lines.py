@@ -1,15 +1,15 @@
-"""Reading the lines of plain and compressed text files in bounded memory, with an error for each bad line."""
-
-from __future__ import annotations
+"""Reading of the lines of plain and compressed text files in bounded memory, with an error for each bad line."""
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from polyseme.errors import DataError
 from polyseme.io.compression import CorruptFileError, read_decompressed
 
+T = TypeVar("T")
 MAX_ROW_BYTES = 64 << 20  # a longer row of a table or of JSON lines is an error
 _LINE_CHUNK_BYTES = 1 << 20  # part of a long line of plain text that is decoded at once
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -22,11 +22,9 @@ def make_printable(text: str) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """The text with U+FFFD for every lone surrogate, which no encoding can hold; its length stays."""
-    if text.isascii():
-        return text
+    """Replace every lone surrogate, which no encoding can represent, by U+FFFD. The length does not change."""
     try:
-        text.encode()
+        text.encode()  # faster than the regular expression
     except UnicodeEncodeError:
         return _SURROGATE.sub("\ufffd", text)
     return text
@@ -45,10 +43,9 @@ def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> I
     only the last one ends in `\\n`.
     """
     line_number, offset, is_empty, is_skipping = 1, 0, True, False
+    max_line_bytes = _LINE_CHUNK_BYTES if split_long_lines else MAX_ROW_BYTES
     try:
-        for raw, is_continued in _read_byte_chunks(
-            path, _LINE_CHUNK_BYTES if split_long_lines else MAX_ROW_BYTES, split_long_lines
-        ):
+        for raw, is_continued in _read_byte_chunks(path, max_line_bytes, split_long_lines):
             if not offset and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
                 yield bad_input(f"{name} line 1: byte 0 is not UTF-8 text, it looks like UTF-16")
                 return
@@ -85,15 +82,25 @@ def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | DataError]:
             yield from enumerate(chunk[1].removesuffix("\n").split("\n"), chunk[0])
 
 
-def read_first_byte(path: Path) -> bytes:
-    """Return the first byte of a file that is not white space, or b"" if there is none or it cannot be read."""
+def raise_errors(values: Iterable[T | DataError]) -> Iterator[T]:
+    """Yield the values of a reader, and raise the first error among them."""
+    for value in values:
+        if isinstance(value, DataError):
+            raise value
+        yield value
+
+
+def read_small_file(path: Path, name: str) -> bytes:
+    """Return the decompressed content of a file; raise `DataError` if it is damaged or too long."""
+    content = bytearray()
     try:
         for block in read_decompressed(path):
-            if block := block.removeprefix(b"\xef\xbb\xbf").lstrip():
-                return block[:1]
-    except DataError:
-        pass
-    return b""
+            content += block
+            if len(content) > MAX_ROW_BYTES:
+                raise bad_input(f"{name} is longer than {MAX_ROW_BYTES >> 20} MB")
+    except CorruptFileError:
+        raise bad_input(f"{name} is truncated or damaged: cannot decompress it") from None
+    return bytes(content)
 
 
 def _read_byte_chunks(path: Path, max_line_bytes: int, split_long_lines: bool) -> Iterator[tuple[bytes, bool]]:

@@ -1,20 +1,26 @@
-"""Rows of CSV and TSV files, with an error for each bad row.
+"""Rows of CSV, TSV and Parquet files, with an error for each bad row.
 
 The standard library's `csv` either accepts malformed quotes silently or, with `strict`, stops at the first. Here one
 bad quote costs one row.
 """
 
-from __future__ import annotations
-
+import os
 import re
+import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
-from polyseme.errors import DataError
+from polyseme.errors import DataError, PolysemeError, require_package, suggest
+from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed
 from polyseme.io.lines import MAX_ROW_BYTES, bad_input
 
 NumberedLine = tuple[int, str]
 NumberedRow = tuple[int, list[str]]  # number of the row's first line, fields
+_BATCH_ROWS = 512  # rows of a Parquet file in memory at once
 _CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')  # the rest of a quoted field, with its closing quote
 
 
@@ -24,13 +30,13 @@ def read_tsv_rows(lines: Iterable[NumberedLine | DataError]) -> Iterator[Numbere
         yield line if isinstance(line, DataError) else (line[0], line[1].split("\t"))
 
 
-def read_csv_rows(lines: Iterable[NumberedLine | DataError], name: str) -> Iterator[NumberedRow | DataError]:
+def read_csv_rows(lines: Iterable[NumberedLine | DataError], prefix: str) -> Iterator[NumberedRow | DataError]:
     """Parse numbered lines as CSV (RFC 4180): quoted fields may contain commas, line breaks and doubled quotes.
 
-    Yields an error for a row with invalid quotes, in which `name` is the file, and goes on with the next line. Errors
-    among `lines` are passed through.
+    Yields an error for a row with invalid quotes, whose message starts with `prefix` and the line number, and goes on
+    with the next line. Errors among `lines` are passed through.
     """
-    return iter(_CsvParser(iter(lines), name))
+    return iter(_CsvParser(iter(lines), prefix))
 
 
 class _CsvParser:
@@ -40,8 +46,8 @@ class _CsvParser:
     are parsed again, so that the time is linear for every file.
     """
 
-    def __init__(self, lines: Iterator[NumberedLine | DataError], name: str):
-        self.lines, self.name = lines, name
+    def __init__(self, lines: Iterator[NumberedLine | DataError], prefix: str):
+        self.lines, self.prefix = lines, prefix
         self.pushed_back: deque[NumberedLine | DataError] = deque()
         self.continuation_lines: list[NumberedLine | DataError] = []  # lines of the current row after its first
         self.num_characters = self.reread_budget = 0
@@ -67,7 +73,7 @@ class _CsvParser:
             self.reread_budget -= len(self.continuation_lines)
             self.pushed_back.extendleft(reversed(self.continuation_lines))
             note = f"; skipped the {num_skipped} lines after it" if num_skipped else ""
-            yield bad_input(f"{self.name} line {number}: {fields}{note}")
+            yield bad_input(f"{self.prefix}{number}: {fields}{note}")
 
     def _next(self) -> NumberedLine | DataError | None:
         if self.pushed_back:
@@ -105,9 +111,88 @@ class _CsvParser:
                 if position < len(line) and line[position] != ",":
                     return f"unexpected {line[position : position + 20]!r} after a closing quote"
             else:
-                end = line.find(",", position)
-                fields.append(line[position : end if end >= 0 else len(line)])
-                position = end if end >= 0 else len(line)
+                start, position = position, line.find(",", position)
+                position = len(line) if position < 0 else position
+                fields.append(line[start:position])
             if position == len(line):
                 return fields
             position += 1
+
+
+def parse_columns(key: str, names: Collection[str]) -> list[str]:
+    """Return the columns a key names: `a+b` is two columns, unless `names` has a column of that name."""
+    return [key] if key in names else key.split("+")
+
+
+def missing_column(location: str, noun: str, key: str, names: Collection[str]) -> DataError:
+    """Return the error for a column or key (`noun`) that does not exist, with the names that do."""
+    shown = [name[:40] for name in islice(names, 20)]
+    listing = " among " + ", ".join(shown) + (", …" if len(names) > len(shown) else "") if shown else ""
+    return bad_input(f"{location}: no {noun} {key!r}{listing}; {suggest(key, shown)}")
+
+
+def read_parquet_rows(path: Path, name: str, key: str) -> Iterator[list[str] | str]:
+    """Yield the texts of each row in the columns of `key`, or a description of the error in the row.
+
+    Raises `CorruptFileError` where the file is damaged.
+    """
+    for columns in _read_batches(path, name, key):
+        for values in zip(*columns):
+            if None in values:
+                yield "the text is null"
+                continue
+            try:
+                yield [value.decode() for value in values]
+            except UnicodeDecodeError as error:
+                yield f"byte {error.start} of the text is not UTF-8"
+
+
+def _read_batches(path: Path, name: str, key: str) -> Iterator[list[list[Any]]]:
+    """Yield the columns of `key` for a batch of rows at a time. Arrow's errors become `CorruptFileError`."""
+    pa = require_package("pyarrow", "reading Parquet files")
+    text_types = [pa.string(), pa.large_string(), pa.string_view()]
+    try:
+        from pyarrow import parquet
+
+        with ExitStack() as stack:
+            if path.suffix.lower() in COMPRESSED_SUFFIXES:  # Parquet needs random access
+                copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="polyseme-"))
+                for block in read_decompressed(path):
+                    copy.write(block)
+                copy.flush()
+                path = Path(copy.name)
+            if not path.stat().st_size:
+                raise bad_input(f"{name} is empty")
+            input_file = stack.enter_context(pa.OSFile(os.fsencode(path)))
+            file = stack.enter_context(parquet.ParquetFile(input_file, pre_buffer=False, buffer_size=1 << 20))
+            schema = file.schema_arrow
+            columns = parse_columns(key, schema.names)
+            for column in columns:
+                if column not in schema.names:
+                    raise missing_column(name, "column", column, schema.names)
+                column_type = schema.field(column).type
+                value_type = getattr(column_type, "value_type", None)  # of a dictionary
+                if column_type not in text_types and value_type not in text_types:
+                    raise bad_input(f"{name}: column {column!r} holds {column_type}, not text")
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+                yield [_to_bytes(pa, batch.column(column)) for column in columns]
+    except PolysemeError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise DataError(f"cannot read {name}: {error.strerror or error}") from None
+        raise CorruptFileError(str(error)) from None
+    except Exception as error:  # from Arrow, or from Python for impossible sizes and names
+        raise CorruptFileError(str(error)) from None
+
+
+def _to_bytes(pa: Any, array: Any) -> list[bytes | None]:
+    """Return the bytes of each text. Arrow does not check that they are UTF-8."""
+    if pa.types.is_dictionary(array.type):
+        array.indices.validate(full=True)
+        for index in array.indices.unique().to_pylist():
+            if index is not None and not 0 <= index < len(array.dictionary):
+                raise CorruptFileError("dictionary index out of range")
+        array = array.dictionary_decode()
+    values: list[bytes | None] = array.cast(pa.large_binary()).to_pylist()
+    return values

@@ -3,8 +3,6 @@
 Reading is strict: an error names the line, and an incomplete file is rejected.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import math
@@ -24,15 +22,13 @@ from polyseme.text.tokenizer import Tokenizer
 
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
 _BLOCK_SIZE = 1 << 16  # n-grams formatted at once
-_EMPTY = np.empty(0)
 
 
 def arpa_names(tokenizer: Tokenizer, vocab: NgramVocab) -> list[str]:
     """Return the name of each id in an ARPA file: piece, `<s>`, `</s>`, `<unk>`, or `<id>` for a piece with spaces."""
     names = [*tokenizer.vocabulary, *[""] * (vocab.size - tokenizer.vocab_size)]
-    reserved = {BOS, EOS, UNK}
     for i, name in enumerate(names):
-        if not name or name in reserved or re.search(r"\s", name):
+        if not name or name in (BOS, EOS, UNK) or re.search(r"\s", name):
             names[i] = f"<{i}>"
     if tokenizer.special_token_ids.unk is not None:
         names[tokenizer.special_token_ids.unk] = UNK
@@ -60,18 +56,14 @@ def write_arpa(path: Path, ngrams: NgramTrie, tokenizer: Tokenizer) -> None:
 
 
 def _format_arpa(ngrams: NgramTrie, names: np.ndarray) -> Iterator[str]:
-    unigram_ids = np.flatnonzero(ngrams.levels[0].logp > LOG10_ZERO)
-    unigram_ids = np.union1d(unigram_ids, [ngrams.vocab.bos_id])
+    unigram_ids = np.union1d(np.flatnonzero(ngrams.levels[0].logp > LOG10_ZERO), [ngrams.vocab.bos_id])
     sizes = [len(unigram_ids), *ngrams.sizes[1:]]
     yield "\\data\\\n" + "".join(f"ngram {n}={size}\n" for n, size in enumerate(sizes, start=1))
     for order, (size, level) in enumerate(zip(sizes, ngrams.levels), start=1):
         yield f"\n\\{order}-grams:\n"
-        for block_start in range(0, size, _BLOCK_SIZE):
-            ids = (
-                np.arange(block_start, min(block_start + _BLOCK_SIZE, size))
-                if order > 1
-                else unigram_ids[block_start : block_start + _BLOCK_SIZE]
-            )
+        for start in range(0, size, _BLOCK_SIZE):
+            ids = np.arange(start, min(start + _BLOCK_SIZE, size))
+            ids = ids if order > 1 else unigram_ids[ids]
             text = [" ".join(row) for row in zip(*(names[column] for column in _ngram_columns(ngrams, order, ids)))]
             fields = [map(str, level.logp[ids]), text]
             if order < ngrams.order:
@@ -94,29 +86,28 @@ def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[NgramTrie
     lines = _ArpaReader(path)
     sizes = _read_header(lines)
     word_index: dict[str, int] = {}
-    levels: list[TrieLevel] = []
-    section_lines: list[int] = []  # line number of each section's heading
-    missing_backoffs: list[np.ndarray] = []  # per level: row without a back-off, else -1
-    vocab: NgramVocab | None = None
-    for order, size in enumerate(sizes, start=1):
-        lines.expect(f"\\{order}-grams:")
-        section_lines.append(lines.line_number)
-        rows, logp, backoff = _read_section(lines, order, size, order == len(sizes), word_index)
-        if order == 1:
-            tokenizer = tokenizer or Tokenizer(build_whitespace([*word_index, *{UNK} - word_index.keys()]))
-            vocab = NgramVocab.from_tokenizer(tokenizer)
-            token_ids = _token_ids(lines, word_index, tokenizer, vocab)
-            level, missing_rows = _unigram_level(token_ids, logp, backoff, vocab)
-        else:
-            assert vocab is not None
-            level, missing_rows = _build_level(lines, token_ids[rows], logp, backoff, levels, vocab, section_lines[-1])
-            _check_backoffs(lines, level, missing_backoffs[-1], section_lines[-2])
-        missing_backoffs.append(missing_rows)
+    _, logp, backoff = _read_section(lines, 1, sizes, word_index)
+    tokenizer = tokenizer or Tokenizer(build_whitespace([*word_index, *{UNK} - word_index.keys()]))
+    vocab = NgramVocab.from_tokenizer(tokenizer)
+    token_ids = _token_ids(lines, word_index, tokenizer, vocab)
+    log_probs, backoffs = np.full(vocab.size, LOG10_ZERO, np.float32), np.zeros(vocab.size, np.float32)
+    log_probs[token_ids] = np.where(token_ids == vocab.bos_id, np.float32(LOG10_ZERO), logp)
+    backoffs[token_ids] = backoff
+    levels = [TrieLevel(logp=log_probs, backoff=backoffs)]
+    rows_by_id = np.zeros(vocab.size, np.int64)  # row of each n-gram in its section
+    rows_by_id[token_ids] = np.arange(len(token_ids))
+    for order in range(2, len(sizes) + 1):
+        words, logp, backoff = _read_section(lines, order, sizes, word_index)
+        level, row_order = _build_level(lines, token_ids[words], logp, backoff, levels, vocab)
+        is_context = np.diff(level.child_offsets.astype(np.int64)) > 0
+        missing_backoffs = rows_by_id[is_context & np.isnan(levels[-1].backoff)]
+        lines.check_rows(missing_backoffs, order - 1, "has no back-off, but is the context of longer n-grams")
+        levels[-1] = levels[-1]._replace(backoff=np.nan_to_num(levels[-1].backoff))
         levels.append(level)
+        rows_by_id = row_order
     levels[-1] = levels[-1]._replace(backoff=np.zeros(0, np.float32))
     lines.expect("\\end\\")
     lines.expect_end()
-    assert vocab is not None and tokenizer is not None
     return NgramTrie(vocab, levels), tokenizer
 
 
@@ -125,6 +116,7 @@ class _ArpaReader:
 
     def __init__(self, path: Path):
         self.path, self.line_number = path, 0
+        self.section_lines: list[int] = []  # line number of the heading of each section
         self._lines = self._read_lines()
 
     def _read_lines(self) -> Iterator[str]:
@@ -145,6 +137,11 @@ class _ArpaReader:
     def error(self, problem: str, line: int | None = None) -> DataError:
         """Return an error about a line, by default the current one."""
         return DataError(f"{self.path}, line {self.line_number if line is None else line} {problem}")
+
+    def check_rows(self, rows: np.ndarray, order: int, problem: str) -> None:
+        """Raise an error about the first of these rows of a section, if there is any."""
+        if len(rows):
+            raise self.error(problem, self.section_lines[order - 1] + 1 + int(rows.min()))
 
     def next(self) -> str:
         """Return the next line; raise `DataError` at the end of the file."""
@@ -189,19 +186,22 @@ def _read_header(lines: _ArpaReader) -> list[int]:
 
 
 def _read_section(
-    lines: _ArpaReader, order: int, size: int, is_last: bool, word_index: dict[str, int]
+    lines: _ArpaReader, order: int, sizes: Sequence[int], word_index: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Read the n-grams of one order; return word indices [rows, order], log10 probabilities and log10 back-offs.
 
     The section of 1-grams fills `word_index`. A missing back-off is NaN.
     """
+    lines.expect(f"\\{order}-grams:")
+    lines.section_lines.append(lines.line_number)
+    max_fields = order + (1 if order == len(sizes) else 2)
     word_ids: list[int] = []
     values: list[float] = []
     while (line := lines.next()).strip():
         if line.startswith("\\"):
             raise lines.error(f"is {line[:60]!r}, but an empty line must end the {order}-grams")
         fields = line.split()
-        if len(fields) not in ((order + 1,) if is_last else (order + 1, order + 2)):
+        if not order + 1 <= len(fields) <= max_fields:
             raise lines.error(f"has {len(fields)} fields, expected a number and {order} words: {line[:60]!r}")
         if order == 1:
             if fields[1] in word_index:
@@ -212,18 +212,14 @@ def _read_section(
         except KeyError as error:
             raise lines.error(f"has the word {error.args[0]!r}, which is not among the 1-grams") from None
         try:
-            log_prob, backoff = float(fields[0]), float(fields[order + 1]) if len(fields) > order + 1 else math.nan
+            log_prob, *backoffs = map(float, (fields[0], *fields[order + 1 :]))
         except ValueError:
             raise lines.error(f"has an invalid number: {line[:60]!r}") from None
-        if (
-            not (-math.inf < log_prob <= 0)
-            or abs(backoff) == math.inf
-            or (backoff != backoff and len(fields) > order + 1)
-        ):
+        if not (-math.inf < log_prob <= 0 and all(map(math.isfinite, backoffs))):
             raise lines.error(f"has an invalid log10 probability or back-off: {line[:60]!r}")
-        values += (log_prob, backoff)
-    if len(values) // 2 != size:
-        raise lines.error(f"ends a section of {len(values) // 2} {order}-grams, but the header declares {size}")
+        values += (log_prob, *(backoffs or [math.nan]))
+    if (num_rows := len(values) // 2) != (size := sizes[order - 1]):
+        raise lines.error(f"ends a section of {num_rows} {order}-grams, but the header declares {size}")
     logp_and_backoff = np.array(values, np.float32).reshape(-1, 2)
     return np.array(word_ids, np.int64).reshape(-1, order), logp_and_backoff[:, 0], logp_and_backoff[:, 1]
 
@@ -239,55 +235,26 @@ def _token_ids(lines: _ArpaReader, word_index: dict[str, int], tokenizer: Tokeni
     return np.array([ids[word] for word in word_index], np.int64)
 
 
-def _unigram_level(
-    token_ids: np.ndarray, logp: np.ndarray, backoff: np.ndarray, vocab: NgramVocab
-) -> tuple[TrieLevel, np.ndarray]:
-    log_probs, backoffs = np.full(vocab.size, LOG10_ZERO, np.float32), np.zeros(vocab.size, np.float32)
-    missing_rows = np.full(vocab.size, -1, np.int64)
-    log_probs[token_ids] = np.where(token_ids == vocab.bos_id, np.float32(LOG10_ZERO), logp)
-    backoffs[token_ids] = np.nan_to_num(backoff)
-    missing_rows[token_ids] = np.where(np.isnan(backoff), np.arange(len(token_ids)), -1)
-    return TrieLevel(_EMPTY, _EMPTY, log_probs, backoffs), missing_rows
-
-
 def _build_level(
     lines: _ArpaReader,
-    rows: np.ndarray,
+    ids: np.ndarray,
     logp: np.ndarray,
     backoff: np.ndarray,
     levels: Sequence[TrieLevel],
     vocab: NgramVocab,
-    section_line: int,
 ) -> tuple[TrieLevel, np.ndarray]:
-    """Build a level from rows of ids; also return, per n-gram, its row if it lacks a back-off, else -1."""
-    contexts = rows[:, 0]
-    for level, column in zip(levels[1:], rows[:, 1:].T):
+    """Build a level from rows of ids; also return the row of each of its n-grams. A missing back-off is NaN."""
+    order, contexts, last_words = ids.shape[1], ids[:, 0], ids[:, -1]
+    for level, column in zip(levels[1:], ids[:, 1:].T):
         contexts = find_ngrams(level, contexts, column)
-    if (missing_contexts := np.flatnonzero(contexts < 0)).size:
-        raise lines.error(
-            "has an n-gram whose context (all but its last word) is not in the file",
-            section_line + 1 + int(missing_contexts[0]),
-        )
-    sort_order = np.lexsort((rows[:, -1], contexts))
-    is_duplicate = (np.diff(contexts[sort_order]) == 0) & (np.diff(rows[sort_order, -1]) == 0)
-    if is_duplicate.any():
-        raise lines.error("repeats an n-gram", section_line + 1 + int(sort_order[1:][is_duplicate].min()))
-    is_misplaced = (rows[:, 1:] == vocab.bos_id).any(1) | (rows[:, :-1] == vocab.eos_id).any(1)
-    if is_misplaced.any():
-        problem = f"has {BOS} after the first word or {EOS} before the last"
-        raise lines.error(problem, section_line + 1 + int(np.flatnonzero(is_misplaced)[0]))
-    num_contexts = len(levels[-1].logp)
-    child_offsets = np.concatenate([[0], np.cumsum(np.bincount(contexts, minlength=num_contexts))]).astype(np.uint32)
-    backoffs = backoff[sort_order]
-    missing_rows = np.where(np.isnan(backoffs), sort_order, -1)
-    last_words = rows[sort_order, -1].astype(token_dtype(vocab.size))
-    return TrieLevel(last_words, child_offsets, logp[sort_order], np.nan_to_num(backoffs)), missing_rows
-
-
-def _check_backoffs(lines: _ArpaReader, level: TrieLevel, missing_rows: np.ndarray, section_line: int) -> None:
-    """Check that n-grams which are the context of longer ones have a back-off; otherwise it is never used."""
-    has_children = np.diff(level.child_offsets.astype(np.int64)) > 0
-    if (missing_backoffs := missing_rows[has_children & (missing_rows >= 0)]).size:
-        raise lines.error(
-            "has no back-off, but is the context of longer n-grams", section_line + 1 + int(missing_backoffs.min())
-        )
+    problem = "has an n-gram whose context (all but its last word) is not in the file"
+    lines.check_rows(np.flatnonzero(contexts < 0), order, problem)
+    row_order = np.lexsort((last_words, contexts))
+    is_duplicate = (np.diff(contexts[row_order]) == 0) & (np.diff(last_words[row_order]) == 0)
+    lines.check_rows(row_order[1:][is_duplicate], order, "repeats an n-gram")
+    is_misplaced = (ids[:, 1:] == vocab.bos_id).any(1) | (ids[:, :-1] == vocab.eos_id).any(1)
+    lines.check_rows(np.flatnonzero(is_misplaced), order, f"has {BOS} after the first word or {EOS} before the last")
+    num_children = np.bincount(contexts, minlength=len(levels[-1].logp))
+    child_offsets = np.concatenate([[0], np.cumsum(num_children)]).astype(np.uint32)
+    words = last_words[row_order].astype(token_dtype(vocab.size))
+    return TrieLevel(words, child_offsets, logp[row_order], backoff[row_order]), row_order

@@ -6,8 +6,6 @@ before it; Chen & Goodman 1999, §2.7), from the n-grams that are one longer; an
 without its first word), to which its probability backs off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +19,7 @@ from polyseme.errors import DataError
 from polyseme.io.atomic import wrap_os_errors
 from polyseme.ngram.trie import NgramVocab, TrieLevel, find_ngrams
 
-DEFAULT_MEMORY_BYTES = 1 << 28  # approximate
 BLOCK_SIZE = 1 << 20  # tokens or n-grams at once
-_EMPTY = np.empty(0)
 
 
 class FileArray:
@@ -58,20 +54,13 @@ def zeros_in_file(path: Path, dtype: Any, length: int) -> np.ndarray:
 
 @dataclass
 class NgramCounts:
-    """N-grams of one length and their counts, mapped from files; see `TrieLevel` for the layout."""
+    """Counts of the n-grams of one length, mapped from files."""
 
-    words: np.ndarray
-    child_offsets: np.ndarray
+    trie: TrieLevel  # without probabilities
     raw_counts: np.ndarray  # occurrences
+    adjusted_counts: np.ndarray  # continuation counts; raw counts in the last level and for n-grams that begin with BOS
     suffix_ids: np.ndarray  # id of each n-gram without its first word
-    # Continuation counts; raw counts in the last level and for n-grams that begin with BOS.
-    adjusted_counts: np.ndarray
     bos_range: slice  # n-grams that begin with BOS
-
-    @property
-    def trie_level(self) -> TrieLevel:
-        """The n-grams as a trie level without probabilities."""
-        return TrieLevel(self.words, self.child_offsets, _EMPTY, _EMPTY)
 
     def __len__(self) -> int:
         return len(self.raw_counts)
@@ -90,13 +79,12 @@ def sentence_streams(corpus: Corpus, vocab: NgramVocab) -> Iterator[np.ndarray]:
 
 
 def count_ngrams(
-    streams: Iterable[np.ndarray],
-    vocab: NgramVocab,
-    order: int,
-    work_dir: Path,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    streams: Iterable[np.ndarray], vocab: NgramVocab, order: int, work_dir: Path, memory_bytes: int = 1 << 28
 ) -> list[NgramCounts]:
-    """Count the n-grams of all lengths up to `order`; the arrays are mapped from files in `work_dir`."""
+    """Count the n-grams of all lengths up to `order`; the arrays are mapped from files in `work_dir`.
+
+    Sorting uses about `memory_bytes` of memory.
+    """
     stream_file = FileArray(work_dir / "stream", token_dtype(vocab.size))
     raw_counts = np.zeros(vocab.size, np.int64)
     for stream in streams:
@@ -108,35 +96,41 @@ def count_ngrams(
     index_dtype = np.int32 if len(stream) < 1 << 31 else np.int64
     adjusted_counts = raw_counts.copy()
     adjusted_counts[vocab.bos_id] = 0
-    levels = [NgramCounts(_EMPTY, _EMPTY, raw_counts, _EMPTY, adjusted_counts, slice(vocab.bos_id, vocab.bos_id + 1))]
+    bos_range = slice(vocab.bos_id, vocab.bos_id + 1)
+    levels = [NgramCounts(TrieLevel(), raw_counts, adjusted_counts, np.empty(0), bos_range)]
     # The id of the n-gram of the current length that ends at each token, or -1.
     state_file = FileArray(work_dir / "state", index_dtype)
     for _, block in _blocks(stream):
         state_file.append(block)
     states = state_file.to_memmap()
     for length in range(2, order + 1):
-        lower = levels[-1]
+        lower, prefix = levels[-1], work_dir / str(length)
         with ExternalSorter(work_dir / "runs", memory_bytes) as sorter:
             for _, contexts, tokens in _context_word_pairs(stream, states, vocab):
                 sorter.add(contexts.astype(np.uint64) * np.uint64(vocab.size) + tokens.astype(np.uint64))
-            level = _build_level(sorter.sorted_chunks(), work_dir, length, len(lower), vocab.size, index_dtype)
-        _find_suffixes(level, levels, work_dir, length, index_dtype)
-        _set_adjusted_counts(lower, level, vocab, work_dir, length)
-        child_offsets = level.child_offsets
-        level.bos_range = slice(int(child_offsets[lower.bos_range.start]), int(child_offsets[lower.bos_range.stop]))
-        levels.append(level)
+            trie, raw_counts = _build_level(sorter.sorted_chunks(), prefix, len(lower), vocab.size, index_dtype)
+        suffix_ids = trie.words if length == 2 else _find_suffixes(trie, lower, prefix, index_dtype)
+        lower.adjusted_counts = _continuation_counts(lower, suffix_ids, work_dir / str(length - 1))
+        if length == 2:
+            lower.adjusted_counts[vocab.bos_id] = 0
+        bos_range = slice(*trie.child_offsets[[lower.bos_range.start, lower.bos_range.stop]].tolist())
+        levels.append(NgramCounts(trie, raw_counts, raw_counts, suffix_ids, bos_range))
         if length < order:
-            _advance_states(states, stream, level, vocab)
+            _advance_states(states, stream, trie, vocab)
     return levels
 
 
-def context_blocks(child_offsets: np.ndarray) -> Iterator[tuple[slice, slice]]:
-    """Yield ranges of contexts and of their n-grams, at most a block of either or a single context."""
+def context_blocks(child_offsets: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """Yield ranges of contexts and of their n-grams, and the number of n-grams of each of these contexts.
+
+    A block has at most `BLOCK_SIZE` contexts and n-grams, or it is a single context.
+    """
     first, end = 0, len(child_offsets) - 1
     while first < end:
         last = int(np.searchsorted(child_offsets, int(child_offsets[first]) + BLOCK_SIZE, side="right")) - 1
         last = min(max(last, first + 1), first + BLOCK_SIZE, end)
-        yield slice(first, last), slice(int(child_offsets[first]), int(child_offsets[last]))
+        num_children = np.diff(child_offsets[first : last + 1]).astype(np.int64)
+        yield slice(first, last), slice(int(child_offsets[first]), int(child_offsets[last])), num_children
         first = last
 
 
@@ -161,27 +155,21 @@ def _context_word_pairs(
         yield first + positions, contexts[positions], tokens[positions]
 
 
-def _advance_states(states: np.ndarray, stream: np.ndarray, level: NgramCounts, vocab: NgramVocab) -> None:
+def _advance_states(states: np.ndarray, stream: np.ndarray, trie: TrieLevel, vocab: NgramVocab) -> None:
     """Replace ids of n-grams by those of the n-grams that are one longer, in place."""
     for block_index, (positions, contexts, tokens) in enumerate(_context_word_pairs(stream, states, vocab)):
         states[block_index * BLOCK_SIZE : (block_index + 1) * BLOCK_SIZE] = -1
-        states[positions] = find_ngrams(level.trie_level, contexts, tokens)
+        states[positions] = find_ngrams(trie, contexts, tokens)
 
 
 def _build_level(
-    sorted_keys: Iterable[np.ndarray],
-    work_dir: Path,
-    length: int,
-    num_contexts: int,
-    vocab_size: int,
-    index_dtype: type,
-) -> NgramCounts:
-    """Build a level from sorted (context, word) keys."""
-    word_file = FileArray(work_dir / f"{length}.words", token_dtype(vocab_size))
-    count_file = FileArray(work_dir / f"{length}.raw_counts", np.uint32)
-    child_offsets = zeros_in_file(
-        work_dir / f"{length}.child_offsets", np.uint32 if index_dtype is np.int32 else np.uint64, num_contexts + 1
-    )
+    sorted_keys: Iterable[np.ndarray], prefix: Path, num_contexts: int, vocab_size: int, index_dtype: type
+) -> tuple[TrieLevel, np.ndarray]:
+    """Build a level from sorted (context, word) keys; return it with its raw counts."""
+    word_file = FileArray(prefix.with_suffix(".words"), token_dtype(vocab_size))
+    count_file = FileArray(prefix.with_suffix(".raw_counts"), np.uint32)
+    offset_dtype = np.uint32 if index_dtype is np.int32 else np.uint64
+    child_offsets = zeros_in_file(prefix.with_suffix(".child_offsets"), offset_dtype, num_contexts + 1)
     for keys, key_counts in _count_sorted(sorted_keys):
         contexts = (keys // np.uint64(vocab_size)).astype(np.int64)
         word_file.append(keys % np.uint64(vocab_size))
@@ -190,7 +178,7 @@ def _build_level(
         counts = np.bincount(contexts - first)
         child_offsets[first + 1 : first + 1 + len(counts)] += counts.astype(child_offsets.dtype)
     np.cumsum(child_offsets, out=child_offsets)
-    return NgramCounts(word_file.to_memmap(), child_offsets, count_file.to_memmap(), _EMPTY, _EMPTY, slice(0, 0))
+    return TrieLevel(word_file.to_memmap(), child_offsets), count_file.to_memmap()
 
 
 def _count_sorted(sorted_keys: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -205,37 +193,26 @@ def _count_sorted(sorted_keys: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarra
             counts[0] += last_count[0]
         elif len(last_key):
             yield last_key, last_count
-        yield from [(block[run_starts[:-1]], counts[:-1])] if len(run_starts) > 1 else []
+        if len(run_starts) > 1:
+            yield block[run_starts[:-1]], counts[:-1]
         last_key, last_count = block[run_starts[-1:]].copy(), counts[-1:]
     if len(last_key):
         yield last_key, last_count
 
 
-def _find_suffixes(
-    level: NgramCounts, levels: list[NgramCounts], work_dir: Path, length: int, index_dtype: type
-) -> None:
-    """Set the suffix ids: the suffix of (context, word) is (suffix of the context, word)."""
-    if length == 2:
-        level.suffix_ids = level.words
-        return
-    lower = levels[-1]
-    suffix_file = FileArray(work_dir / f"{length}.suffix_ids", index_dtype)
-    for contexts, ngrams in context_blocks(level.child_offsets):
-        num_children = np.diff(level.child_offsets[contexts.start : contexts.stop + 1]).astype(np.int64)
-        suffix_file.append(
-            find_ngrams(lower.trie_level, np.repeat(lower.suffix_ids[contexts], num_children), level.words[ngrams])
-        )
-    level.suffix_ids = suffix_file.to_memmap()
+def _find_suffixes(trie: TrieLevel, lower: NgramCounts, prefix: Path, index_dtype: type) -> np.ndarray:
+    """Return the suffix ids: the suffix of (context, word) is (suffix of the context, word)."""
+    suffix_file = FileArray(prefix.with_suffix(".suffix_ids"), index_dtype)
+    for contexts, ngrams, num_children in context_blocks(trie.child_offsets):
+        context_suffixes = np.repeat(lower.suffix_ids[contexts], num_children)
+        suffix_file.append(find_ngrams(lower.trie, context_suffixes, trie.words[ngrams]))
+    return suffix_file.to_memmap()
 
 
-def _set_adjusted_counts(
-    lower: NgramCounts, level: NgramCounts, vocab: NgramVocab, work_dir: Path, length: int
-) -> None:
-    """Set the continuation counts of a lower order; n-grams that begin with BOS keep raw counts."""
-    continuations = zeros_in_file(work_dir / f"{length - 1}.adjusted_counts", np.uint32, len(lower))
-    for _, suffix in _blocks(level.suffix_ids):
-        np.add.at(continuations, suffix, np.uint32(1))
-    continuations[lower.bos_range] = lower.raw_counts[lower.bos_range]
-    if length == 2:
-        continuations[vocab.bos_id] = 0
-    lower.adjusted_counts, level.adjusted_counts = continuations, level.raw_counts
+def _continuation_counts(lower: NgramCounts, suffix_ids: np.ndarray, prefix: Path) -> np.ndarray:
+    """Count the suffixes of the n-grams that are one longer; n-grams that begin with BOS keep raw counts."""
+    counts = zeros_in_file(prefix.with_suffix(".adjusted_counts"), np.uint32, len(lower))
+    for _, block in _blocks(suffix_ids):
+        np.add.at(counts, block, np.uint32(1))
+    counts[lower.bos_range] = lower.raw_counts[lower.bos_range]
+    return counts

@@ -5,12 +5,10 @@ their hashes and the metadata, as in every model folder. There are no tensors to
 head.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from polyseme.errors import ModelError
 from polyseme.io.atomic import atomic_directory, sha256
@@ -32,7 +30,7 @@ class NgramFolder:
     language: str = "en"
 
     @classmethod
-    def load(cls, folder: str | Path) -> NgramFolder:
+    def load(cls, folder: str | Path) -> Self:
         """Open the folder and check its config against the tokenizer."""
         folder = Path(folder)
         config = read_json(folder / "config.json")
@@ -43,34 +41,24 @@ class NgramFolder:
             raise ModelError(f"{folder}/config.json: language is {language!r}, expected a name such as 'en'")
         tokenizer = Tokenizer.load(folder)
         vocab = NgramVocab.from_tokenizer(tokenizer)
-        for name, expected in (
-            ("vocab_size", vocab.size),
-            ("bos_token_id", vocab.bos_id),
-            ("eos_token_id", vocab.eos_id),
-        ):
-            if config.get(name) != expected:
-                raise ModelError(
-                    f"{folder}: config.json has {name} {config.get(name)!r}, but the tokenizer's is {expected}"
-                )
+        for name, expected in _vocab_config(vocab).items():
+            if (value := config.get(name)) != expected:
+                raise ModelError(f"{folder}: config.json has {name} {value!r}, but the tokenizer's is {expected}")
         return cls(folder, NgramTrie.open(folder, vocab, order), tokenizer, language)
 
     def save(self, folder: Path, metadata: dict[str, Any] | None = None) -> None:
         """Write the folder atomically."""
-        vocab = self.ngrams.vocab
-        config = {
-            "model_type": FAMILY,
-            "order": self.ngrams.order,
-            "vocab_size": vocab.size,
-            "bos_token_id": vocab.bos_id,
-            "eos_token_id": vocab.eos_id,
-            "language": self.language,
-        }
+        config = {"model_type": FAMILY, "order": self.ngrams.order, **_vocab_config(self.ngrams.vocab)}
         with atomic_directory(folder) as staging:
             self.ngrams.save(staging)
             self.tokenizer.save(staging)
-            write_json(staging / "config.json", config)
+            write_json(staging / "config.json", config | {"language": self.language})
             hashes = {path.name: sha256(path) for path in sorted(staging.glob("*.npy"))}
             write_json(staging / "polyseme.json", {"format": FORMAT, "sha256": hashes, "metadata": metadata or {}})
+
+
+def _vocab_config(vocab: NgramVocab) -> dict[str, int]:
+    return {"vocab_size": vocab.size, "bos_token_id": vocab.bos_id, "eos_token_id": vocab.eos_id}
 
 
 def is_ngram(folder: Path) -> bool:
@@ -85,7 +73,6 @@ def is_ngram(folder: Path) -> bool:
 def verify_ngrams(folder: Path) -> None:
     """Open the folder and compare the hashes of its arrays with those in `polyseme.json`."""
     NgramFolder.load(folder)
-    saved_metadata = read_json(folder / "polyseme.json")
-    for name, expected in saved_metadata.get("sha256", {}).items():
+    for name, expected in read_json(folder / "polyseme.json").get("sha256", {}).items():
         if not (folder / name).is_file() or sha256(folder / name) != expected:
             raise ModelError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")

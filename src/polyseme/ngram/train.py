@@ -1,7 +1,5 @@
 """Training of an n-gram model: recipe and corpus to a run folder."""
 
-from __future__ import annotations
-
 import math
 import platform
 import shutil
@@ -9,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -41,7 +39,7 @@ class NgramRecipe(Config):
     valid_fraction: float = 0.01
     memory_mb: int = 256  # for sorting, approximate; the tables are memory-mapped files
 
-    def check(self) -> NgramRecipe:
+    def check(self) -> Self:
         """Return the recipe if its values are valid, else raise `ConfigError`."""
         if not 1 <= self.order <= MAX_ORDER:
             raise ConfigError(f"order is {self.order}, expected 1 to {MAX_ORDER}")
@@ -106,11 +104,8 @@ def measure_perplexity(ngrams: NgramTrie, corpus: Corpus) -> dict[str, float]:
     for stream in sentence_streams(corpus, ngrams.vocab):
         total_loss -= float(ngrams.log10_probs(stream).sum()) * math.log(10)
         num_events += int((stream != ngrams.vocab.bos_id).sum())
-    return {
-        "next": total_loss / num_events,
-        "perplexity": math.exp(total_loss / num_events),
-        "perplexity_words": math.exp(total_loss / corpus.num_tokens),
-    }
+    loss, word_loss = total_loss / num_events, total_loss / corpus.num_tokens
+    return {"next": loss, "perplexity": math.exp(loss), "perplexity_words": math.exp(word_loss)}
 
 
 def main_language(corpus: Corpus) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from polyseme.text.tokenizer import Tokenizer
 
 LOG10_ZERO = -99.0  # log10 of probability 0 in ARPA files
 MAX_ORDER = 8
+_EMPTY = np.empty(0, np.float32)
 _SEARCH_BATCH = 1 << 17  # searches at once: their data stays in the processor's cache
 
 
@@ -43,17 +44,14 @@ class NgramVocab:
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> NgramVocab:
         """Derive the vocabulary; SEP and CLS serve as EOS and BOS where these are missing."""
-        special_ids, size = tokenizer.special_token_ids, tokenizer.vocab_size
-        eos_id = next((token_id for token_id in (special_ids.eos, special_ids.sep) if token_id is not None), size)
+        ids, size = tokenizer.special_token_ids, tokenizer.vocab_size
+        eos_id = next((i for i in (ids.eos, ids.sep) if i is not None), size)
         size = max(size, eos_id + 1)
-        bos_id = next(
-            (token_id for token_id in (special_ids.bos, special_ids.cls) if token_id not in (None, eos_id)), None
-        )
-        bos_id = size if bos_id is None else bos_id
+        bos_id = next((i for i in (ids.bos, ids.cls) if i is not None and i != eos_id), size)
         size = max(size, bos_id + 1)
         is_predicted = np.ones(size, bool)
         is_predicted[list(tokenizer.all_special_ids)] = False
-        is_predicted[[i for i in (eos_id, special_ids.unk) if i is not None]] = True
+        is_predicted[[i for i in (eos_id, ids.unk) if i is not None]] = True
         is_predicted[bos_id] = False
         return cls(size, bos_id, eos_id, is_predicted)
 
@@ -69,10 +67,10 @@ class NgramVocab:
 class TrieLevel(NamedTuple):
     """N-grams of one length. The first level has one per id, and empty `words` and `child_offsets`."""
 
-    words: np.ndarray  # last word of each n-gram
-    child_offsets: np.ndarray  # start of the n-grams of each context, and the end
-    logp: np.ndarray  # float32
-    backoff: np.ndarray  # float32; empty in the last level
+    words: np.ndarray = _EMPTY  # last word of each n-gram
+    child_offsets: np.ndarray = _EMPTY  # start of the n-grams of each context, and the end
+    logp: np.ndarray = _EMPTY  # float32
+    backoff: np.ndarray = _EMPTY  # float32; empty in the last level
 
 
 class NgramTrie:
@@ -104,10 +102,6 @@ class NgramTrie:
             log_probs[matched] = level.logp[state[matched]]
         log_probs[stream == self.vocab.bos_id] = 0.0
         return log_probs
-
-    def next_token_probs(self, histories: np.ndarray) -> np.ndarray:
-        """Return probabilities of every id, float64 [rows, size], after histories [rows, length] padded with -1."""
-        return 10.0 ** self.next_log10_probs(self.lookup_state(histories))
 
     def lookup_state(self, histories: np.ndarray) -> np.ndarray:
         """Return the states [rows, order - 1] of histories [rows, length] padded with -1 on the left.
@@ -143,39 +137,31 @@ class NgramTrie:
         """Start decoding after the prompts."""
         return NgramSession(self, prompts)
 
-    def context_ids(self, order: int) -> np.ndarray:
-        """Return the id of the context of each n-gram of length `order` ≥ 2."""
-        child_offsets = self.levels[order - 1].child_offsets.astype(np.int64)
-        return np.repeat(np.arange(len(child_offsets) - 1), np.diff(child_offsets))
-
     def save(self, folder: Path) -> None:
         """Write each array of each level as an `.npy` file."""
         for order, level in enumerate(self.levels, start=1):
-            for array_name, array in level._asdict().items():
-                if array_name in level_array_names(order, self.order):
-                    write_array(folder / array_filename(order, array_name), [array], array.dtype)
+            for name in _array_names(order, self.order):
+                array = getattr(level, name)
+                write_array(folder / f"{order}.{name}.npy", [array], array.dtype)
 
     @classmethod
-    def open(cls, folder: Path, vocab: NgramVocab, order: int) -> NgramTrie:
+    def open(cls, folder: Path, vocab: NgramVocab, order: int) -> Self:
         """Memory-map the arrays of a folder and check their sizes and types."""
         levels: list[TrieLevel] = []
         num_contexts = vocab.size
         for n in range(1, order + 1):
-            arrays: dict[str, Any] = {array_name: np.empty(0) for array_name in TrieLevel._fields}
-            for array_name in level_array_names(n, order):
-                arrays[array_name] = memmap_array(folder / array_filename(n, array_name))
-            level = TrieLevel(**arrays)
-            length = len(level.words) if n > 1 else vocab.size
-            if n > 1:
-                _check_array(folder / array_filename(n, "child_offsets"), level.child_offsets, num_contexts + 1, "u")
-                _check_array(folder / array_filename(n, "words"), level.words, length, "u")
-                if level.child_offsets[0] != 0 or level.child_offsets[-1] != length:
-                    path = folder / array_filename(n, "child_offsets")
-                    raise ModelError(f"{path} is damaged: it does not match the number of words")
-            for array_name in {"logp", "backoff"} & set(level_array_names(n, order)):
-                _check_array(folder / array_filename(n, array_name), getattr(level, array_name), length, "f")
-            levels.append(level)
-            num_contexts = length
+            arrays = {name: memmap_array(folder / f"{n}.{name}.npy") for name in _array_names(n, order)}
+            num_ngrams = len(arrays["words"]) if n > 1 else vocab.size
+            for name, array in arrays.items():
+                length = num_contexts + 1 if name == "child_offsets" else num_ngrams
+                if array.shape != (length,) or array.dtype.kind != ("f" if name in ("logp", "backoff") else "u"):
+                    problem = f"its shape is {array.shape} and its type {array.dtype}, expected {length} values"
+                    raise ModelError(f"{folder / f'{n}.{name}.npy'} is damaged: {problem}")
+            if n > 1 and arrays["child_offsets"][[0, -1]].tolist() != [0, num_ngrams]:
+                path = folder / f"{n}.child_offsets.npy"
+                raise ModelError(f"{path} is damaged: it does not match the number of words")
+            levels.append(TrieLevel(**arrays))
+            num_contexts = num_ngrams
         return cls(vocab, levels)
 
 
@@ -183,13 +169,11 @@ class NgramSession:
     """Decoding session (see `polyseme.generation.session`) that keeps one n-gram state per sequence."""
 
     def __init__(self, ngrams: NgramTrie, prompts: Sequence[Sequence[int]]):
-        self.ngrams = ngrams
+        self.ngrams, size = ngrams, ngrams.vocab.size
         histories = np.full((len(prompts), ngrams.order - 1), -1, np.int64)
         for row, ids in zip(histories, prompts):
-            if invalid_ids := [token for token in ids if not 0 <= token < ngrams.vocab.size]:
-                raise DataError(
-                    f"a prompt contains the token id {invalid_ids[0]}, expected 0 to {ngrams.vocab.size - 1}"
-                )
+            if invalid_ids := [i for i in ids if not 0 <= i < size]:
+                raise DataError(f"a prompt contains the token id {invalid_ids[0]}, expected 0 to {size - 1}")
             recent_ids = ids[max(len(ids) - len(row), 0) :]
             row[len(row) - len(recent_ids) :] = recent_ids
         self._set_state(ngrams.lookup_state(histories))
@@ -207,21 +191,9 @@ class NgramSession:
         return num_alive < num_rows
 
 
-def array_filename(order: int, array_name: str) -> str:
-    """Return the file name of an array of a level."""
-    return f"{order}.{array_name}.npy"
-
-
-def level_array_names(order: int, max_order: int) -> tuple[str, ...]:
+def _array_names(order: int, max_order: int) -> tuple[str, ...]:
     """Return the names of the arrays that are saved for a level."""
     return (*(("words", "child_offsets") if order > 1 else ()), "logp", *(("backoff",) if order < max_order else ()))
-
-
-def _check_array(path: Path, array: np.ndarray, length: int, kind: str) -> None:
-    if array.shape != (length,) or array.dtype.kind != kind:
-        raise ModelError(
-            f"{path} is damaged: its shape is {array.shape} and its type {array.dtype}, expected {length} values"
-        )
 
 
 def find_ngrams(level: TrieLevel, contexts: np.ndarray, words: np.ndarray) -> np.ndarray:

@@ -1,7 +1,5 @@
 """What a compiled model does outside of its graph."""
 
-from __future__ import annotations
-
 import torch
 
 from polyseme.nn.attention import attend

@@ -1,12 +1,11 @@
 """CUDA graphs: the kernels of a function captured once and replayed on new values."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass
 from functools import cached_property
-from typing import Any
+from threading import RLock
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,17 +22,16 @@ def shape_signature(tree: object) -> tuple[object, ...]:
     """
     if isinstance(tree, PackedLayout):
         return (tree.max_seqlen, tree.cu_seqlens.shape, tree.positions.shape)
-    if isinstance(tree, Tensor):
-        return (tree.shape,)
-    if isinstance(tree, float):
-        return (tree,)
+    if isinstance(tree, Tensor | float):
+        return (tree.shape if isinstance(tree, Tensor) else tree,)
+    keys: tuple[object, ...] = ()
+    parts: tuple[object, ...] = ()
     if is_dataclass(tree) and not isinstance(tree, type):
-        parts = [getattr(tree, f.name) for f in fields(tree) if not f.metadata.get("host_only")]
+        parts = tuple(getattr(tree, f.name) for f in fields(tree) if not f.metadata.get("host_only"))
     elif isinstance(tree, dict):
-        parts = list(tree.values())
-    else:
-        parts = list(tree) if isinstance(tree, tuple) and not (tree and isinstance(tree[0], int)) else []
-    keys = tuple(tree) if isinstance(tree, dict) else ()
+        keys, parts = tuple(tree), tuple(tree.values())
+    elif isinstance(tree, tuple) and not (tree and isinstance(tree[0], int)):
+        parts = tree
     return keys + tuple(signature for part in parts for signature in shape_signature(part))
 
 
@@ -42,9 +40,11 @@ class CudaGraphs:
 
     Python code of the function runs only in eager calls and in the capture. Keys beyond `max_graphs` stay eager; with
     `max_graphs` 0 no GPU is needed. The output of a replay is overwritten by the next one, unless it is cloned.
+    Threads may call it concurrently: one at a time captures or replays.
     """
 
-    memory_pool: Any = None  # shared by all graphs: no two of them run at once, and their outputs are cloned
+    memory_pool: ClassVar[Any] = None  # shared by all graphs: no two of them run at once, and their outputs are cloned
+    lock: ClassVar = RLock()  # also held from the copy of the inputs to the clone of the output
 
     def __init__(self, num_warmup_calls: int, max_graphs: int, clone_outputs: bool, share_pool: bool = True):
         self.num_warmup_calls, self.max_graphs = num_warmup_calls, max_graphs
@@ -61,16 +61,17 @@ class CudaGraphs:
         """Run `fn(*args)` on the values of `args`."""
         if self.max_graphs == 0:
             return fn(*args)
-        if key not in self.graphs:
-            self.call_counts[key] += 1
-            if self.call_counts[key] <= self.num_warmup_calls or len(self.graphs) == self.max_graphs:
-                return self._warmup_call(fn, args)
-            self.graphs[key] = self._capture(fn, args)
-        graph, static_inputs, output = self.graphs[key]
-        for static_input, tensor in zip(static_inputs, tree_leaves(args)):
-            static_input.copy_(tensor, non_blocking=True)
-        graph.replay()
-        return tree_map(output, torch.clone) if self.clone_outputs else output
+        with self.lock:
+            if key not in self.graphs:
+                self.call_counts[key] += 1
+                if self.call_counts[key] <= self.num_warmup_calls or len(self.graphs) == self.max_graphs:
+                    return self._warmup_call(fn, args)
+                self.graphs[key] = self._capture(fn, args)
+            graph, static_inputs, output = self.graphs[key]
+            for static_input, tensor in zip(static_inputs, tree_leaves(args)):
+                static_input.copy_(tensor, non_blocking=True)
+            graph.replay()
+            return tree_map(output, torch.clone) if self.clone_outputs else output
 
     def clear(self) -> None:
         """Release the memory of all graphs."""

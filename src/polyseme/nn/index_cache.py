@@ -3,52 +3,53 @@
 A CUDA graph reads tensors at their recorded addresses: entries used inside `retain_entries` are never evicted.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_retaining = False
+_retaining = ContextVar("retaining", default=False)  # of this thread
 
 
 @contextmanager
 def retain_entries() -> Iterator[None]:
     """Retain all entries used in this context, during the warm-up and capture of a CUDA graph."""
-    global _retaining
-    previous, _retaining = _retaining, True
+    token = _retaining.set(True)
     try:
         yield
     finally:
-        _retaining = previous
+        _retaining.reset(token)
 
 
 def cached_index(max_entries: int) -> Callable[[Function], Function]:
-    """Decorate a function to cache its `max_entries` most recent results and all retained ones."""
+    """Decorate a function to cache its `max_entries` most recent results and all retained ones, for all threads."""
 
     def decorate(function: Function) -> Function:
         recent: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         retained: dict[tuple[Any, ...], Any] = {}
+        lock = Lock()
 
         @wraps(function)
         def lookup(*key: Any) -> Any:
             if key in retained:
                 return retained[key]
-            value = recent.pop(key, None)
-            if value is None:
-                with torch.inference_mode(False):  # the entry may be used in training later
-                    value = function(*key)
-            if _retaining:
-                retained[key] = value
-            else:
-                recent[key] = value
-                if len(recent) > max_entries:
-                    recent.popitem(last=False)
+            with lock:
+                value = recent.pop(key, None)
+                if value is None:
+                    with torch.inference_mode(False):  # the entry may be used in training later
+                        value = function(*key)
+                if _retaining.get():
+                    retained[key] = value
+                else:
+                    recent[key] = value
+                    if len(recent) > max_entries:
+                        recent.popitem(last=False)
             return value
 
         return lookup  # type: ignore[return-value]

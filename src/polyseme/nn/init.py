@@ -1,7 +1,5 @@
 """Weight initialization."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +7,9 @@ from torch import nn
 
 from polyseme.config import Config
 from polyseme.nn.attention.multihead import Attention
+from polyseme.nn.attention.rnn_attention import RNNAttention
 from polyseme.nn.layers.norms import BatchNorm
+from polyseme.nn.layers.rnn import RNNCellLayer
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,22 @@ class InitConfig(Config):
                     nn.init.trunc_normal_(submodule.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
                 else:
                     nn.init.normal_(submodule.weight, 0.0, std, generator=generator)
-            for parameter in getattr(submodule, "normal_init_params", list)():  # parameters outside torch's layers
-                nn.init.normal_(parameter, 0.0, self.std, generator=generator)
-            for parameter in getattr(submodule, "zero_init_params", list)():
-                nn.init.zeros_(parameter)
-            for parameter in getattr(submodule, "one_init_params", list)():
-                nn.init.ones_(parameter)
+            # parameters outside torch's layers: a module names those to initialize like this
+            for parameter_name in getattr(submodule, "normal_init", ()):
+                if (parameter := getattr(submodule, parameter_name)) is not None:
+                    nn.init.normal_(parameter, 0.0, self.std, generator=generator)
+            for parameter_name in getattr(submodule, "zero_init", ()):
+                nn.init.zeros_(getattr(submodule, parameter_name))
+            for parameter_name in getattr(submodule, "one_init", ()):
+                nn.init.ones_(getattr(submodule, parameter_name))
             if isinstance(submodule, nn.LayerNorm | nn.RMSNorm):
                 nn.init.ones_(submodule.weight)
-            if isinstance(submodule, BatchNorm):
-                submodule.initialize()
             if isinstance(bias := getattr(submodule, "bias", None), nn.Parameter):
                 nn.init.zeros_(bias)
-        if self.scale_by_fan_in:
-            for submodule in module.modules():
-                if isinstance(submodule, Attention) and submodule.config.scale:
-                    head_dim = submodule.inner_dim // submodule.config.num_heads
-                    with torch.no_grad():
-                        submodule.qkv.weight[: submodule.inner_dim] *= head_dim**-0.5 / submodule.config.scale
+        for submodule in module.modules():
+            if isinstance(submodule, RNNCellLayer | RNNAttention | BatchNorm):
+                submodule.initialize(generator)
+            if self.scale_by_fan_in and isinstance(submodule, Attention) and submodule.config.scale:
+                head_dim = submodule.inner_dim // submodule.config.num_heads
+                with torch.no_grad():
+                    submodule.qkv.weight[: submodule.inner_dim] *= head_dim**-0.5 / submodule.config.scale

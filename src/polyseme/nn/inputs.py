@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -31,5 +31,6 @@ class Inputs:
     features: FeatureStore | None = None  # vectors that the tokens index
     token_embeddings: Tensor | None = None  # [vocab, dim], where the table belongs to another trunk
 
-    def to(self, device: str | torch.device) -> Inputs:
+    def to(self, device: str | torch.device) -> Self:
+        """Copy all tensors to a device."""
         return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))

@@ -4,11 +4,9 @@ The names are those of the feature-based experiments of Devlin et al. 2019 (§5.
 (§3.2). Layer 0 is the embeddings, layer 1 the first layer above them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -46,7 +44,7 @@ class LayerSelection:
     combination: Combination
 
     @classmethod
-    def parse(cls, value: str | int) -> LayerSelection:
+    def parse(cls, value: str | int) -> Self:
         """From a name such as `sum_last_4`, or a layer number (0 is the embeddings)."""
         name = str(value)
         if name in _NAMED:
@@ -71,9 +69,8 @@ class LayerSelection:
             needed = max(max(layers), -min(layers))
             raise ConfigError(f"layers {self.name!r} needs {needed} layers, but the model has {num_layers}")
         if 0 in layers and not has_embeddings:
-            raise ConfigError(
-                f"layers {self.name!r}: the model reads characters, so words have no embeddings; use 'last'"
-            )
+            reason = "the model reads characters, so words have no embeddings; use 'last'"
+            raise ConfigError(f"layers {self.name!r}: {reason}")
         return [index + num_layers + 1 if index < 0 else index for index in layers]
 
     def combine(self, states: Sequence[Tensor]) -> Tensor:
@@ -86,8 +83,6 @@ class LayerSelection:
         return torch.stack(list(states)).sum(0) if self.combination == "sum" else torch.stack(list(states), dim=1)
 
     def check_dims(self, dims: Sequence[int]) -> None:
-        """Layers that are added, mixed, or stacked need the same number of dimensions."""
+        """Raise if layers to be added, mixed or stacked differ in size."""
         if len(set(dims)) > 1 and self.combination != "concat":
-            raise ConfigError(
-                f"layers {self.name!r} have {list(dims)} dimensions; choose one layer, or 'concat_last_4'"
-            )
+            raise ConfigError(f"layers {self.name!r} have {list(dims)} dimensions; use one layer, or 'concat_last_4'")

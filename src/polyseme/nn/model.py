@@ -1,10 +1,10 @@
-"""A model is one trunk and named heads."""
+"""A model: one trunk and named heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,18 +17,18 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
-from polyseme.nn.heads.glove import CooccurrenceBatch, GloVeHeadConfig
-from polyseme.nn.heads.lm import LMHeadConfig
-from polyseme.nn.heads.span_boundary import SpanBoundaryHeadConfig
-from polyseme.nn.heads.word2vec import (
+from polyseme.nn.heads.lm import LMHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.heads.word_vectors import (
+    CooccurrenceBatch,
+    GloVeHeadConfig,
     HierarchicalSoftmaxHeadConfig,
     NegativeSamplingHeadConfig,
     SparseLossOutput,
     WindowBatch,
 )
 from polyseme.nn.layers.adaptive import AdaptiveSoftmaxHeadConfig
+from polyseme.nn.layers.embeddings import SparseRowGrad
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.sparse import SparseRowGrad
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.feature_network import FeatureNetworkConfig
@@ -37,7 +37,7 @@ from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 from polyseme.nn.trunks.window import FeedForwardLMConfig
 
-SparseBatch = WindowBatch | CooccurrenceBatch  # what is learnt from by rows: words near each other, or counts of them
+SparseBatch = WindowBatch | CooccurrenceBatch  # batches of heads with sparse gradients
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,21 @@ class ModelConfig(Config):
 
     @property
     def transformer(self) -> TransformerConfig:
-        """The trunk of a model whose trunk is a Transformer; of two stacks, the first."""
+        """The Transformer trunk; the encoder if there are two stacks."""
         trunk = self.trunk.encoder if isinstance(self.trunk, EncoderDecoderConfig) else self.trunk
         if not isinstance(trunk, TransformerConfig):
-            raise UnsupportedError(f"{self.family} is no Transformer: it has no blocks and no attention")
+            raise UnsupportedError(f"{self.family} is not a Transformer: it has no blocks and no attention")
         return trunk
 
     def build(self, seed: int | None = None) -> Model:
-        """The module, with weights drawn from `seed` (or torch's own generator)."""
+        """Create the module, with weights drawn from `seed` (or torch's default generator)."""
         model = Model(self)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        model.initialize(generator)
+        model.initialize(None if seed is None else torch.Generator().manual_seed(seed))
         return model
 
 
 class _SkipInit(TorchFunctionMode):
-    """Leaves new tensors as they are: to fill those of the meta device torch calls its compiler, and takes long."""
+    """Skip the initialization of new tensors: on the meta device, torch would import its compiler for it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", "") == nn.init.__name__:
@@ -81,7 +80,7 @@ class _SkipInit(TorchFunctionMode):
 
 
 def build_meta(config: ModelConfig) -> Model:
-    """The module on the meta device: names and shapes, without memory and values."""
+    """Create the module on the meta device: names and shapes without values."""
     with torch.device("meta"), _SkipInit():
         return Model(config)
 
@@ -99,16 +98,17 @@ class Model(nn.Module):
                 self.heads[name].tie_weights(self.heads[tied_head])  # type: ignore[operator]
 
     def initialize(self, generator: torch.Generator | None = None) -> None:
+        """Draw the initial weights."""
         self.trunk.initialize(generator)
         for head in self.heads.values():
             self.config.trunk.init.apply(head, 1, generator)
 
     def predict(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor | None = None) -> Tensor:
-        """A head's scores from the trunk's last states: of every token or sequence, or of the `rows` asked for."""
-        return self.heads[head](self._head_states(head, hidden, layout, rows), self.trunk.token_embeddings)
+        """Return a head's scores from the trunk's hidden states, for every token or sequence or for `rows`."""
+        return self.heads[head](*self._head_inputs(head, hidden, layout, rows))
 
     def predict_labels(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores of `rows`, whose softmax are probabilities, and the best answers, which a CRF finds together."""
+        """Return the logits of `rows` and the best labels, which a CRF decodes together."""
         scores, crf = self.predict(head, hidden, layout, rows).float(), self.heads[head].crf
         if not isinstance(crf, CRF):
             return scores, scores.argmax(-1)
@@ -125,24 +125,17 @@ class Model(nn.Module):
         ignore_index: int,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The summed loss of a head's predictions of `rows`: which loss that is, the head knows."""
-        crf = self.heads[head].crf
-        if isinstance(crf, CRF):
+        """Return the summed loss of a head's predictions of `rows`."""
+        module: Any = self.heads[head]
+        if isinstance(module.crf, CRF):
             chains = ChainLayout.from_lengths(layout.count_per_sequence(rows), hidden.device)
-            return crf.loss(self.predict(head, hidden, layout, rows).float(), chains, labels, ignore_index)
-        loss: Tensor = self.heads[head].loss(  # type: ignore[operator]
-            self._head_states(head, hidden, layout, rows),
-            self.trunk.token_embeddings,
-            labels,
-            ignore_index,
-            label_smoothing,
-        )
-        return loss
+            return module.crf.loss(self.predict(head, hidden, layout, rows).float(), chains, labels, ignore_index)
+        return module.loss(*self._head_inputs(head, hidden, layout, rows), labels, ignore_index, label_smoothing)
 
     def set_vocabulary(
         self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
     ) -> None:
-        """Tell the parts that depend on them which word each id is and, before training, how often it occurs."""
+        """Pass the word of each id and, before training, its count to the modules that depend on them."""
         for module in self.modules():
             if hasattr(module, "set_vocabulary") and module is not self:
                 module.set_vocabulary(words, special_ids, counts)  # type: ignore[operator]
@@ -151,30 +144,30 @@ class Model(nn.Module):
     def compute_sparse_grads(
         self, head: str, batch: SparseBatch, with_loss: bool = False
     ) -> tuple[Tensor | None, list[SparseRowGrad]]:
-        """The summed loss of a head that learns by rows, if asked for, and the gradients of all rows it touches."""
-        trunk: Any = self.trunk
-        output: SparseLossOutput = self.heads[head].loss_and_row_grads(batch, trunk.look_up(batch.tokens), with_loss)  # type: ignore[operator]
+        """Return the summed loss of a head with sparse gradients, if requested, and the gradients of all rows."""
+        trunk, module = cast(Any, self.trunk), cast(Any, self.heads[head])
+        output: SparseLossOutput = module.loss_and_row_grads(batch, trunk.look_up(batch.tokens), with_loss)
         return output.loss, [*trunk.scatter_grad(batch.tokens, output.input_grad, output.counts), *output.head_grads]
 
-    def _head_states(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor | None) -> Tensor:
-        states: Tensor = self.heads[head].select_states(hidden, layout, rows, self.trunk.pool)  # type: ignore[operator]
-        return states
+    def _head_inputs(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor | None) -> tuple[Any, Any]:
+        """Return the states that a head reads, and the token embeddings that it may share."""
+        module: Any = self.heads[head]
+        return module.select_states(hidden, layout, rows, self.trunk.pool), self.trunk.token_embeddings
 
     def finalize(self) -> Model:
-        """The model as it is kept: a head that says so goes into the table of token vectors and is no more."""
-        head_configs = {
-            name: head for name, head in self.config.heads.items() if not hasattr(self.heads[name], "merge_into")
-        }
-        if len(head_configs) == len(self.config.heads):
+        """Return the model to save: heads with `merge_into` are merged into the token embeddings and removed."""
+        merged_heads: dict[str, Any] = {name: head for name, head in self.heads.items() if hasattr(head, "merge_into")}
+        if not merged_heads:
             return self
-        model = self.config.replace(heads=head_configs).build(0)
+        heads = {name: head for name, head in self.config.heads.items() if name not in merged_heads}
+        model = self.config.replace(heads=heads).build(0)
         model.load_state_dict({n: t.detach().clone() for n, t in self.state_dict().items() if n in model.state_dict()})
-        for name in self.config.heads.keys() - head_configs.keys():
-            self.heads[name].merge_into(model.trunk.token_embeddings)  # type: ignore[operator]
+        for head in merged_heads.values():
+            head.merge_into(model.trunk.token_embeddings)
         return model
 
     def with_single_head(self, head: str, name: str) -> Model:
-        """The same trunk with one of its heads alone, under another name; they share their weights."""
+        """Return a model with the same trunk and one of its heads under another name; weights are shared."""
         model = Model.__new__(Model)
         nn.Module.__init__(model)
         model.config = self.config.replace(heads={name: self.config.heads[head]})
@@ -182,14 +175,11 @@ class Model(nn.Module):
         return model.train(self.training)
 
     def resize_vocab(self, vocab_size: int, seed: int | None = None) -> Model:
-        """The same model with room for more tokens, whose vectors are new."""
-        config = self.config
-        embeddings = config.trunk.embeddings.replace(vocab_size=vocab_size)
-        heads = {
-            name: head.replace(vocab_size=vocab_size) if hasattr(head, "vocab_size") else head
-            for name, head in config.heads.items()
-        }
-        model = config.replace(trunk=config.trunk.replace(embeddings=embeddings), heads=heads).build(seed)
+        """Return a copy with a larger vocabulary; the vectors of new tokens are drawn from `seed`."""
+        trunk, heads = self.config.trunk, dict(self.config.heads)
+        trunk = trunk.replace(embeddings=trunk.embeddings.replace(vocab_size=vocab_size))
+        heads |= {n: head.replace(vocab_size=vocab_size) for n, head in heads.items() if hasattr(head, "vocab_size")}
+        model = self.config.replace(trunk=trunk, heads=heads).build(seed)
         state_dict = model.state_dict()
         for name, tensor in self.state_dict().items():
             state_dict[name][tuple(map(slice, tensor.shape))] = tensor

@@ -1,11 +1,12 @@
-"""Where each sequence starts and ends in a packed batch. There is no pad token inside a model."""
+"""Packed batches: sequences of different lengths without padding. There is no pad token inside a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from itertools import groupby
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,11 +21,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, eq=False)
 class PackedLayout:
-    """B sequences laid end to end in one flat list of T tokens.
+    """B sequences concatenated to one list of T tokens.
 
-    `lengths` are Python ints, so that no body has to ask the device; `cu_seqlens` and `positions` are the same facts
-    as tensors. A batch of one fixed shape (for `torch.compile`) has empty sequences at its end: `slots` says how
-    many rows `cu_seqlens` has, and `max_seqlen` may be set above the longest length present.
+    `lengths` are Python ints, so that no code has to wait for the device; `cu_seqlens` and `positions` are the same as
+    tensors. A batch of a fixed shape (for `torch.compile`) has empty sequences at its end: `cu_seqlens` has one entry
+    per slot, and `max_seqlen` may exceed the longest length.
     """
 
     lengths: tuple[int, ...]
@@ -39,107 +40,94 @@ class PackedLayout:
         num_slots: int = 0,
         max_seqlen: int = 0,
         device: str | torch.device = "cpu",
-    ) -> PackedLayout:
+    ) -> Self:
+        """Create the layout of sequences of these lengths, with at least `num_slots` slots."""
         sizes = np.asarray(lengths, dtype=np.int64)
         ends = np.cumsum(sizes)
         num_tokens = int(ends[-1]) if len(ends) else 0
         cu_seqlens = np.full(max(num_slots, len(sizes)) + 1, num_tokens, dtype=np.int32)
-        cu_seqlens[0] = 0
-        cu_seqlens[1 : len(sizes) + 1] = ends
+        cu_seqlens[0], cu_seqlens[1 : len(sizes) + 1] = 0, ends
         positions = np.arange(num_tokens) - np.repeat(ends - sizes, sizes)
-        return cls(
-            tuple(sizes.tolist()),
-            max(max_seqlen, int(sizes.max(initial=0))),
-            torch.from_numpy(cu_seqlens).to(device, non_blocking=True),
-            torch.from_numpy(positions).to(device, non_blocking=True),
-        )
+        tensors = (torch.from_numpy(array).to(device, non_blocking=True) for array in (cu_seqlens, positions))
+        return cls(tuple(sizes.tolist()), max(max_seqlen, int(sizes.max(initial=0))), *tensors)
 
     @staticmethod
     @cached_index(256)
     def cached(lengths: tuple[int, ...], device: torch.device) -> PackedLayout:
-        """The same, for lengths that come again and again: worked out and sent to the device once."""
+        """Return `from_lengths` from a cache, for lengths that recur."""
         return PackedLayout.from_lengths(lengths, device=device)
 
     @property
     def num_tokens(self) -> int:
+        """T, the number of tokens of all sequences."""
         return self.positions.shape[0]
 
     @property
     def first_indices(self) -> Tensor:
-        """The flat index of each sequence's first token, int64 [slots]; of an empty slot, any valid index."""
+        """Index of each sequence's first token, int64 [slots]; any valid index for an empty slot."""
         return self.cu_seqlens[:-1].long().clamp(max=self.num_tokens - 1)
 
     @property
     def last_indices(self) -> Tensor:
-        """The flat index of each sequence's last token, int64 [slots]; of an empty slot, any valid index."""
+        """Index of each sequence's last token, int64 [slots]; any valid index for an empty slot."""
         return (self.cu_seqlens[1:].long() - 1).clamp(min=0)
 
+    @property
+    def sequence_ids(self) -> Tensor:
+        """Index of the sequence of each token, int64 [T]; computed on the device."""
+        index = torch.arange(self.num_tokens, device=self.cu_seqlens.device)
+        return torch.searchsorted(self.cu_seqlens[1:].long(), index, right=True)
+
     def mean_pool(self, packed: Tensor) -> Tensor:
-        """The mean of each sequence's rows, [slots, …], summed in float32 at least; of an empty slot, 0."""
-        cu_seqlens = self.cu_seqlens.long()
-        sequence_ids = torch.searchsorted(
-            cu_seqlens[1:], torch.arange(self.num_tokens, device=cu_seqlens.device), right=True
-        )
+        """Mean of each sequence's rows, [slots, …], summed in at least float32; 0 for an empty slot."""
         upcast = packed.to(torch.promote_types(packed.dtype, torch.float32))
-        sums = upcast.new_zeros(len(cu_seqlens) - 1, *packed.shape[1:]).index_add(0, sequence_ids, upcast)
-        counts = cu_seqlens.diff().clamp(min=1).view(-1, *[1] * (packed.ndim - 1))
+        sums = upcast.new_zeros(len(self.cu_seqlens) - 1, *packed.shape[1:]).index_add(0, self.sequence_ids, upcast)
+        counts = self.cu_seqlens.long().diff().clamp(min=1).view(-1, *[1] * (packed.ndim - 1))
         return (sums / counts).to(packed.dtype)
 
     def max_pool(self, packed: Tensor) -> Tensor:
-        """The greatest of each sequence's rows by column, [slots, …]; of an empty slot, −∞."""
+        """Maximum of each sequence's rows, [slots, …]; −∞ for an empty slot."""
         return torch.segment_reduce(packed, "max", offsets=self.cu_seqlens.long(), axis=0, unsafe=True)
 
     def count_per_sequence(self, rows: Tensor) -> list[int]:
-        """How many of `rows`, which rise, lie in each sequence."""
+        """Number of `rows` in each sequence."""
         sequence_ids = torch.searchsorted(self.cu_seqlens[1:].long(), rows, right=True)
         return torch.bincount(sequence_ids, minlength=len(self.lengths)).tolist()
 
     @cached_property
     def equal_length_runs(self) -> list[tuple[int, int]]:
-        """Neighbours of equal length as (how many, length): each run can be viewed as a plain batch."""
-        runs: list[tuple[int, int]] = []
-        for length in self.lengths:
-            if runs and runs[-1][1] == length:
-                runs[-1] = (runs[-1][0] + 1, length)
-            else:
-                runs.append((1, length))
-        return [run for run in runs if run[1]]
+        """Runs of adjacent sequences of equal length, (number, length): each can be viewed as a dense batch."""
+        return [(len(list(run)), length) for length, run in groupby(self.lengths) if length]
 
     def to(self, device: str | torch.device) -> PackedLayout:
         """Copy the layout to a device."""
         return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pad(self, packed: Tensor, value: float = 0) -> Tensor:
-        """[T, …] to the padded view other tools use, [B, longest present, …]."""
-        num_sequences, max_len = len(self.lengths), max(self.lengths, default=0)
-        padded = packed.new_full((num_sequences * max_len, *packed.shape[1:]), value)
-        return padded.index_copy(0, self._padded_index(), packed).unflatten(0, (num_sequences, max_len))
+        """Convert [T, …] to a padded batch [B, longest length, …]."""
+        shape = len(self.lengths), max(self.lengths, default=0)
+        padded = packed.new_full((shape[0] * shape[1], *packed.shape[1:]), value)
+        return padded.index_copy(0, self._padded_index(), packed).unflatten(0, shape)
 
     def unpad(self, padded: Tensor) -> Tensor:
-        """The inverse of `pad`."""
+        """Invert `pad`."""
         return padded.flatten(0, 1).index_select(0, self._padded_index())
 
     def _padded_index(self) -> Tensor:
-        """Where each token stands in the padded view, flattened; worked out on the device, so that nothing waits."""
-        sizes = self.cu_seqlens.diff().long()
-        sequence_ids = torch.arange(len(sizes), device=sizes.device).repeat_interleave(
-            sizes, output_size=self.num_tokens
-        )
-        return sequence_ids * max(self.lengths, default=0) + self.positions
+        """Index of each token in the flattened padded batch."""
+        return self.sequence_ids * max(self.lengths, default=0) + self.positions
 
     def attention_mask(self) -> Tensor:
-        """True where the padded view holds a token, bool [B, longest present]."""
-        max_len = max(self.lengths, default=0)
+        """Mask of the padded batch, bool [B, longest length]: True at tokens."""
         lengths = self.cu_seqlens.diff()[: len(self.lengths)]
-        return torch.arange(max_len, device=lengths.device)[None] < lengths[:, None]
+        return torch.arange(max(self.lengths, default=0), device=lengths.device) < lengths[:, None]
 
 
 @dataclass(frozen=True, eq=False)
 class CacheLayout:
-    """Keys in buffers with room for more: row i holds `lengths[i]` of `max_seqlen` columns, or all of them if
-    `all_valid`.
+    """Keys in cache buffers: row i holds `lengths[i]` of `max_seqlen` columns, or all of them if `all_valid`.
 
-    The host need not know the lengths, so that kernels recorded once serve while rows grow.
+    The lengths are on the device only, so that a CUDA graph stays valid while rows grow.
     """
 
     lengths: Tensor  # int64 [n]
@@ -148,9 +136,9 @@ class CacheLayout:
     bias_cache: dict[tuple[int, int], Tensor | None] = field(default_factory=dict, repr=False)
 
     def attention_bias(self, window: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores of the query behind each row's last key, [n, 1 or heads, 1, longest]; or nothing.
+        """Mask and bias [n, 1 or heads, 1, max_seqlen] for a query at the position of each row's last key, or None.
 
-        The bias is by distance, as `ScoreModifier` has it. Made once for all depths that ask alike.
+        `bias` is by relative position, as in `AttentionOptions`. Layers with the same arguments share the result.
         """
         key = window, id(bias)
         if key not in self.bias_cache:
@@ -174,16 +162,35 @@ class CacheLayout:
 
 @dataclass(frozen=True, eq=False)
 class EncoderInput:
-    """The sources of a batch, one per sequence: token ids [S] or, once encoded, states [S, dim]."""
+    """Sources of a batch, one per sequence: token ids [S] or, once encoded, states [S, dim]."""
 
     values: Tensor
     layout: PackedLayout
 
 
-def token_budget_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
-    """The places of sequences, longest first and equal lengths side by side, in groups of at most `max_tokens`.
+def time_major_order(lengths: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Sort packed rows by time step, sequences from long to short, as in torch's PackedSequence.
 
-    A sequence that is longer stands alone. How many texts of uneven length are read without padding.
+    Return the number of sequences that reach each step, the non-empty sequences from long to short, the packed row at
+    each sorted position, the sorted position of each packed row, the sorted position of the same row if all sequences
+    were reversed, and the rank of the sequence at each sorted position.
+    """
+    sequences = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    sizes, starts = lengths[sequences], (np.cumsum(lengths) - lengths)[sequences]
+    steps = np.arange(sizes.max(initial=0))
+    batch_sizes = len(sizes) - np.searchsorted(sizes[::-1], steps, side="right")
+    steps = np.repeat(steps, batch_sizes)
+    ranks = np.arange(len(steps)) - np.repeat(np.cumsum(batch_sizes) - batch_sizes, batch_sizes)
+    index = starts[ranks] + steps
+    inverse = np.empty_like(index)
+    inverse[index] = np.arange(len(index))
+    return batch_sizes, sequences, index, inverse, inverse[starts[ranks] + sizes[ranks] - 1 - steps], ranks
+
+
+def token_budget_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
+    """Group the indices of sequences, longest first, into batches of at most `max_tokens` tokens.
+
+    A longer sequence is a batch of its own.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-sizes, kind="stable")

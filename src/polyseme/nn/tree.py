@@ -1,7 +1,5 @@
 """Map a function over the tensors of nested dataclasses, dictionaries and tuples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar

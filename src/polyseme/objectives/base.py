@@ -1,23 +1,19 @@
 """The interface of all pre-training objectives."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from polyseme.config import Config
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.objectives.losses import compute_losses, evaluate_batch
+from polyseme.objectives.losses import compute_losses, evaluate_batch, evaluate_sparse_batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds
-
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,35 +31,16 @@ class Objective(Config, ABC):
     of sample ids and epoch. `build_loss` returns the function from a model and a batch to summed loss terms.
     """
 
+    needs_source: ClassVar[bool] = False  # batches have a source and a target
+    needs_query_stream: ClassVar[bool] = False  # batches have a query stream
+    needs_bounded_memory: ClassVar[bool] = False  # a batch continues the one before it: each step has the same streams
+    is_sparse: ClassVar[bool] = False  # heads compute gradients of table rows, for sparse updates
+    has_static_shapes: ClassVar[bool] = False  # shapes recur without padding, so CUDA graphs can be captured
+
     @property
     @abstractmethod
     def terms(self) -> tuple[str, ...]:
         """The heads that it trains; the first one predicts tokens."""
-
-    @property
-    def needs_source(self) -> bool:
-        """Whether its batches have a source and a target."""
-        return False
-
-    @property
-    def needs_query_stream(self) -> bool:
-        """Whether its batches have a query stream."""
-        return False
-
-    @property
-    def needs_bounded_memory(self) -> bool:
-        """Whether a batch continues the one before it, so that a step processes the same streams as the last."""
-        return False
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether its heads compute gradients of table rows, for sparse updates."""
-        return False
-
-    @property
-    def has_static_shapes(self) -> bool:
-        """Whether the shapes of its batches recur without padding, so that CUDA graphs can be captured."""
-        return False
 
     def max_input_len(self, max_len: int) -> int:
         """Return the length of the longest sequence in its batches."""
@@ -99,20 +76,17 @@ class Objective(Config, ABC):
 
     def evaluate(self, model: Model, batch: Any) -> dict[str, tuple[float, int, int]]:
         """Return (summed loss, number of correct predictions, count) of each term of a batch."""
-        return evaluate_batch(model, batch)
+        return (evaluate_sparse_batch if self.is_sparse else evaluate_batch)(model, batch)
 
 
 def check_probability(name: str, value: float) -> None:
-    """Raise if a value is no probability."""
+    """Raise if a value is not a probability."""
     if not 0 <= value <= 1:
         raise ConfigError(f"{name} is {value}, expected a value from 0 to 1")
 
 
 def text_capacity(max_len: int, num_special_tokens: int, min_tokens: int) -> int:
     """Return the number of tokens left for text beside the special tokens."""
-    if max_len < num_special_tokens + min_tokens:
-        raise ConfigError(
-            f"max_len is {max_len}, expected {num_special_tokens + min_tokens} or more: "
-            f"{num_special_tokens} are special tokens"
-        )
+    if max_len < (minimum := num_special_tokens + min_tokens):
+        raise ConfigError(f"max_len is {max_len}, expected {minimum} or more: {num_special_tokens} are special tokens")
     return max_len - num_special_tokens

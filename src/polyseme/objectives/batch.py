@@ -1,19 +1,16 @@
 """Batches: the inputs of a trunk and the targets of each loss term."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from polyseme.nn.chunking import forward_chunked
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model, SparseBatch
 from polyseme.nn.tree import tree_map
-from polyseme.nn.trunks.base import TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.base import TrunkConfig, TrunkOutput, forward_chunked
 
 IGNORE_INDEX = -100  # label of rows that only fill up a fixed shape
 
@@ -32,6 +29,37 @@ class Targets:
     count: int
     weight: float = 1.0
     label_smoothing: float = 0.0  # in training
+
+
+class BatchExtra:
+    """How an objective runs the trunk on its batches. This one makes one plain call; subclasses do more."""
+
+    supports_cuda_graphs: ClassVar[bool] = True
+    num_extra_forwards: ClassVar[int] = 0  # forward passes in a training step beyond the first
+
+    def forward(self, model: Model, inputs: Inputs, layers: tuple[int, ...] = ()) -> TrunkOutput:
+        """Run the trunk."""
+        output: TrunkOutput = model.trunk(inputs, layers=layers)
+        return output
+
+    def prepare(self, model: Model, batch: "Batch") -> "Batch":
+        """Change a batch before a training step."""
+        return batch
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory that the trunk continues from."""
+        return None
+
+    def with_memory(self, memory: Memory | None) -> "BatchExtra":
+        """Return a copy that continues from this memory, for a forward pass that is captured or recomputed."""
+        return self
+
+    def store_memory(self, memory: Memory) -> None:
+        """Keep the memory for the next batch."""
+
+
+NO_EXTRA = BatchExtra()
 
 
 class _Movable:
@@ -58,23 +86,20 @@ class Batch(_Movable):
     targets: dict[str, Targets] = field(default_factory=dict)
     num_tokens: int = 0
     lr_scale: float = field(default=1.0, metadata={"host_only": True})
-    extra: BatchExtra | None = None
+    extra: BatchExtra = NO_EXTRA
 
     def counts(self) -> dict[str, int]:
         """Return the number of labels of each term."""
         return {name: targets.count for name, targets in self.targets.items()}
 
-    def for_trunk(self, trunk: TrunkConfig) -> Batch:
+    def for_trunk(self, trunk: TrunkConfig) -> Self:
         """Return the batch without the inputs that a trunk does not take."""
         inputs = trunk.omit_unsupported(self.inputs)
         return self if inputs is self.inputs else replace(self, inputs=inputs)
 
     def forward(self, model: Model, layers: tuple[int, ...] = ()) -> TrunkOutput:
         """Run the trunk of a model on the batch."""
-        if self.extra is not None:
-            return self.extra.forward(model, self.inputs, layers)
-        output: TrunkOutput = model.trunk(self.inputs, layers=layers)
-        return output
+        return self.extra.forward(model, self.inputs, layers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,38 +117,13 @@ class SparseUpdateBatch(_Movable):
         return {self.term: self.count}
 
 
-class BatchExtra:
-    """How an objective runs the trunk on its batches, where that is more than one call. Abstract."""
-
-    supports_cuda_graphs: ClassVar[bool] = True
-    num_extra_forwards: ClassVar[int] = 0  # forward passes in a training step beyond the first
-
-    def forward(self, model: Model, inputs: Inputs, layers: tuple[int, ...] = ()) -> TrunkOutput:
-        """Run the trunk."""
-        output: TrunkOutput = model.trunk(inputs, layers=layers)
-        return output
-
-    def prepare(self, model: Model, batch: Batch) -> Batch:
-        """Change a batch before a training step."""
-        return batch
-
-    @property
-    def memory(self) -> Memory | None:
-        """The memory that the trunk continues from."""
-        return None
-
-    def with_memory(self, memory: Memory | None) -> BatchExtra:
-        """Return a copy that continues from this memory, for a forward pass that is captured or recomputed."""
-        return self
-
-    def store_memory(self, memory: Memory) -> None:
-        """Keep the memory for the next batch."""
+AnyBatch = Batch | SparseUpdateBatch
 
 
 class SegmentState:
-    """The memory that consecutive batches pass on."""
+    """The memory that consecutive batches pass on. Not a dataclass: copies of a batch share it."""
 
-    def __init__(self, memory: Memory | None = None) -> None:
+    def __init__(self, memory: Memory | None = None):
         self.memory = memory
 
 
@@ -144,7 +144,7 @@ class SegmentExtra(BatchExtra):
     def memory(self) -> Memory | None:
         return None if self.starts_fresh else self.state.memory
 
-    def with_memory(self, memory: Memory | None) -> SegmentExtra:
+    def with_memory(self, memory: Memory | None) -> "SegmentExtra":
         return SegmentExtra(SegmentState(memory))
 
     def store_memory(self, memory: Memory) -> None:

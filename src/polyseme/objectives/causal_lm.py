@@ -1,21 +1,17 @@
 """Next-token prediction over documents, in either direction or both."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from polyseme.corpus.sampling import build_samples
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import Objective, text_capacity
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, pack
-
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
+from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, insert_ids, pack
 
 
 @dataclass(frozen=True)
@@ -59,38 +55,28 @@ class _CausalLMBatchBuilder(BatchBuilder):
         self.bos, self.eos = special_ids.require_bos_eos("CausalLM") if config.add_bos_eos else (0, 0)
         self.document_offsets = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
 
-    def max_predictions(self, num_tokens: int) -> int:
-        return num_tokens
-
-    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
-        return self.samples.lengths[ids] + self.num_special_tokens
-
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
         samples = self.samples
         starts, sizes, document = samples.starts[ids], samples.lengths[ids], samples.document_ids[ids]
-        starts_document = starts == self.document_offsets[document]
-        ends_document = starts + sizes > self.document_offsets[document + 1]
-        if not self.config.add_bos_eos:  # the first token of a sequence is text too
-            starts, starts_document = starts + 1, np.zeros_like(starts_document)
-            ends_document = np.zeros_like(ends_document)
+        if self.config.add_bos_eos:
+            has_bos = starts == self.document_offsets[document]
+            has_eos = starts + sizes > self.document_offsets[document + 1]
+        else:  # the first token of a sequence is text too
+            starts, has_bos, has_eos = starts + 1, np.zeros(len(ids), dtype=bool), np.zeros(len(ids), dtype=bool)
         # one token longer than the labels: forward, the input is all but its last token, the labels all but its first
         ends = np.cumsum(sizes + 1)
         first, last = ends - sizes - 1, ends - 1
-        is_text = np.ones(int(ends[-1]), dtype=bool)
-        is_text[first[starts_document]] = is_text[last[ends_document]] = False
-        extended = np.empty(len(is_text), dtype=np.int64)
-        lengths = sizes + 1 - starts_document - ends_document
-        extended[is_text] = self.corpus.gather_tokens(starts - ~starts_document, lengths)
-        extended[first[starts_document]], extended[last[ends_document]] = self.bos, self.eos
+        text = self.corpus.gather_tokens(starts - ~has_bos, sizes + 1 - has_bos - has_eos)
+        extended, _ = insert_ids(text, (first[has_bos], self.bos), (last[has_eos], self.eos))
         all_but_last, all_but_first = np.delete(extended, last), np.delete(extended, first)
         rows = np.arange(len(extended))
         if self.config.direction == "both":
-            next_labels, previous_labels = (
-                (np.delete(rows, last), all_but_first),
-                (np.delete(rows, first), all_but_last),
-            )
-            return pack(extended, sizes + 1, shape, {"next": next_labels, "previous": previous_labels})
-        tokens, labels = all_but_last, all_but_first
+            labels = {
+                "next": (np.delete(rows, last), all_but_first),
+                "previous": (np.delete(rows, first), all_but_last),
+            }
+            return pack(extended, sizes + 1, shape, labels)
+        rows = rows[: len(all_but_last)]
         if self.config.direction == "backward":
-            tokens, labels = labels, tokens
-        return pack(tokens, sizes, shape, {self.config.terms[0]: (rows[: len(tokens)], labels)})
+            return pack(all_but_first, sizes, shape, {"previous": (rows, all_but_last)})
+        return pack(all_but_last, sizes, shape, {"next": (rows, all_but_first)})

@@ -3,18 +3,16 @@
 Student and teacher get the same batches, masked at the same positions.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.base import Objective, ObjectiveLoss
@@ -22,9 +20,6 @@ from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
 from polyseme.weights.folder import hash_weights, load_model
-
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
 
 
 @dataclass(frozen=True)
@@ -61,9 +56,7 @@ class Distillation(Objective):
     def check(self, model: ModelConfig, max_len: int) -> None:
         base = self.base
         if base.needs_source or base.needs_query_stream or base.needs_bounded_memory or base.is_sparse:
-            raise ConfigError(
-                f"Distillation does not support {type(base).__name__}: its batches are not plain sequences"
-            )
+            raise ConfigError(f"Distillation of {type(base).__name__} is not supported: it needs plain sequences")
         base.check(model, max_len)
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
@@ -85,9 +78,7 @@ class Distillation(Objective):
         """
         rows = torch.arange(len(batch.inputs.tokens))
         labels = torch.where(rows < batch.num_tokens, 0, IGNORE_INDEX)
-        targets = {
-            name: replace(target, weight=self.hard_weight * target.weight) for name, target in batch.targets.items()
-        }
+        targets = {name: replace(t, weight=self.hard_weight * t.weight) for name, t in batch.targets.items()}
         targets["soft"] = replace(batch.targets[self.token_head], weight=self.soft_weight)
         targets["cosine"] = Targets(rows, labels, batch.num_tokens, self.cosine_weight)
         return replace(batch, targets=targets)

@@ -3,51 +3,35 @@
 A term has the name of its head, which computes its loss. Terms without a head are in `REGULARIZERS`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, SparseUpdateBatch
 
+REGULARIZERS = ("activation_reg", "temporal_activation_reg")
 EVAL_CHUNK_ROWS = 1024  # rows whose logits over the vocabulary are in memory at once, in evaluation
-
-
-def _activation_penalty(hidden: Tensor, raw_hidden: Tensor, layout: PackedLayout) -> Tensor:
-    """Return the summed mean square of each state, after dropout (Merity et al. 2018, §4.6, AR)."""
-    return hidden.float().square().mean(-1).sum()
-
-
-def _temporal_activation_penalty(hidden: Tensor, raw_hidden: Tensor, layout: PackedLayout) -> Tensor:
-    """Return the summed mean square of the difference of consecutive states, before dropout (TAR)."""
-    squared_diff = (raw_hidden[1:] - raw_hidden[:-1]).float().square().mean(-1)
-    return (squared_diff * (layout.positions[1:] > 0)).sum()
-
-
-REGULARIZERS: dict[str, Callable[[Tensor, Tensor, PackedLayout], Tensor]] = {
-    "activation_reg": _activation_penalty,
-    "temporal_activation_reg": _temporal_activation_penalty,
-}
 
 
 def compute_losses(model: Model, batch: Batch) -> dict[str, Tensor]:
     """Return the summed loss of each term of a batch."""
     num_layers = model.config.trunk.num_layers
-    if model.training and batch.extra is not None:
+    if model.training:
         batch = batch.extra.prepare(model, batch)
-    output = batch.forward(model, (num_layers,) if batch.targets.keys() & REGULARIZERS.keys() else ())
-    hidden, layout = output.hidden, batch.inputs.layout
-    return {
-        name: REGULARIZERS[name](hidden, output.layers[num_layers], layout)
-        if name in REGULARIZERS
-        else model.loss(name, hidden, layout, target.rows, target.labels, IGNORE_INDEX, target.label_smoothing)
-        for name, target in batch.targets.items()
-    }
+    needs_raw_hidden = any(name in REGULARIZERS for name in batch.targets)
+    output = batch.forward(model, (num_layers,) if needs_raw_hidden else ())
+    hidden, layout, losses = output.hidden, batch.inputs.layout, {}
+    for name, t in batch.targets.items():
+        if name == "activation_reg":  # mean square of each state, after dropout (Merity et al. 2018, §4.6, AR)
+            losses[name] = hidden.float().square().mean(-1).sum()
+        elif name == "temporal_activation_reg":  # that of the change between states, before dropout (TAR)
+            raw_hidden = output.layers[num_layers]
+            squared_diff = (raw_hidden[1:] - raw_hidden[:-1]).float().square().mean(-1)
+            losses[name] = (squared_diff * (layout.positions[1:] > 0)).sum()
+        else:
+            losses[name] = model.loss(name, hidden, layout, t.rows, t.labels, IGNORE_INDEX, t.label_smoothing)
+    return losses
 
 
 @torch.no_grad()

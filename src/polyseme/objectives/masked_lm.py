@@ -1,30 +1,41 @@
-"""Masked language modeling (Devlin et al. 2019, §3.1; Liu et al. 2019)."""
-
-from __future__ import annotations
+"""Masked language modeling: tokens, words, n-grams or spans (Devlin et al. 2019, §3.1; Liu et al. 2019; SpanBERT)."""
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from polyseme.corpus.sampling import SampleTable, build_samples
+from polyseme.corpus.store import Corpus
+from polyseme.errors import ConfigError
 from polyseme.objectives.base import Objective, check_probability, text_capacity
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.masking import MaskUnit, mask_tokens
-from polyseme.objectives.packing import BatchBuilder, Labels, SpecialIds, StaticShape, add_special_tokens, pack
-from polyseme.rng import derive_sample_keys
+from polyseme.objectives.packing import (
+    BatchBuilder,
+    Labels,
+    SpecialIds,
+    StaticShape,
+    insert_ids,
+    pack,
+    ragged_positions,
+)
+from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, integers, random_bits, uniform
+from polyseme.text.cached_encoder import concat_ranges
 
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
+MaskUnit = Literal["token", "word", "ngram", "span"]
+# Relative frequencies of spans of 1, 2, 3, … words: 1/n up to three words (Lan et al. 2020, §4.1); geometric with
+# p = 0.2, at most ten words, 3.8 on average (Joshi et al. 2020, §3.1).
+SPAN_LENGTH_WEIGHTS = {"ngram": 1 / np.arange(1, 4), "span": 0.8 ** np.arange(10)}
 
 
 @dataclass(frozen=True)
 class MaskingConfig(Objective):
     """Fields of all objectives that mask tokens; abstract.
 
-    With `num_static_masks` 0 every epoch draws a new mask (Liu et al. 2019, §4.1); with n, epochs use n fixed masks in
-    turn, like BERT's data with its ten copies.
+    Each `mask_unit` is chosen with probability `mask_prob`. Of the chosen tokens, `random_token_prob` become a random
+    token, `keep_token_prob` stay, and the rest become the mask token. With `num_static_masks` 0 every epoch draws a new
+    mask (Liu et al. 2019, §4.1); with n, epochs use n fixed masks in turn, like BERT's data with its ten copies.
     """
 
     mask_prob: float = 0.15
@@ -42,6 +53,10 @@ class MaskingConfig(Objective):
         """Return the epoch that random draws depend on."""
         return epoch % self.num_static_masks if self.num_static_masks else epoch
 
+    def build_labels(self, masked: Labels) -> dict[str, Labels]:
+        """Return the labels of each term that predicts tokens, from those of masked tokens."""
+        return {"masked": masked}
+
 
 @dataclass(frozen=True)
 class MaskedLM(MaskingConfig):
@@ -57,7 +72,33 @@ class MaskedLM(MaskingConfig):
     cross_documents: bool = False
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
-        return MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed, self.cross_documents)
+        return _MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed, self.cross_documents)
+
+
+@dataclass(frozen=True)
+class SpanMaskedLM(MaskingConfig):
+    """Masked spans of words, and the span boundary objective (SpanBERT; Joshi et al. 2020, §3).
+
+    A masked token is predicted twice: from its own state, and from the states on both sides of its span together with
+    its offset in the span.
+    """
+
+    terms: ClassVar[tuple[str, ...]] = ("masked", "boundary")
+    mask_unit: MaskUnit = "span"
+    max_span_offset: int = 20  # tokens deeper inside a span have no boundary term
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask_unit not in ("ngram", "span"):
+            raise ConfigError(f"mask_unit is {self.mask_unit!r}, expected 'ngram' or 'span', which never touch")
+
+    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
+        return _MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed)
+
+    def build_labels(self, masked: Labels) -> dict[str, Labels]:
+        boundaries = span_boundaries(masked[0])
+        is_near = boundaries[:, 2] < self.max_span_offset
+        return {"masked": masked, "boundary": (boundaries[is_near], masked[1][is_near])}
 
 
 class MaskingBatchBuilder(BatchBuilder):
@@ -76,45 +117,40 @@ class MaskingBatchBuilder(BatchBuilder):
         super().__init__(samples, max_len, num_special_tokens)
         self.config, self.corpus, self.seed = config, corpus, seed
         name = type(config).__name__
-        self.cls, self.sep, self.mask = (special_ids.require(token, name) for token in ("cls", "sep", "mask"))
-        self.non_special_mask = special_ids.non_special_mask
-        self.replacement_ids = np.flatnonzero(self.non_special_mask)
+        self.special_ids = special_ids
+        self.cls, self.sep, _ = (special_ids.require(token, name) for token in ("cls", "sep", "mask"))
 
     def max_predictions(self, num_tokens: int) -> int:
         expected = num_tokens * self.config.mask_prob
         tokens_per_draw = {"token": 1, "word": 4, "ngram": 8, "span": 16}[self.config.mask_unit]
         return min(math.ceil(expected + 6 * math.sqrt(expected * tokens_per_draw)), num_tokens)
 
+    def sample_keys(self, ids: np.ndarray, epoch: int) -> np.ndarray:
+        """Return the keys of the random draws of samples."""
+        return derive_sample_keys(self.seed, self.config.mask_epoch(epoch), ids)
+
     def corrupt(
-        self,
-        starts: np.ndarray,
-        lengths: np.ndarray,
-        has_cls: np.ndarray,
-        sizes: np.ndarray,
-        sample_keys: np.ndarray,
-    ) -> tuple[np.ndarray, Labels]:
-        """Return masked token ranges with special tokens, and labels; `sizes` and `sample_keys` belong to sequences."""
-        needs_word_starts = self.config.mask_unit != "token"
-        tokens, word_starts = add_special_tokens(
-            self.corpus, starts, lengths, has_cls, self.cls, self.sep, needs_word_starts
-        )
-        corrupted, rows, labels = mask_tokens(
-            tokens,
-            np.repeat(sample_keys, sizes),
-            np.arange(len(tokens)) - np.repeat(np.cumsum(sizes) - sizes, sizes),
-            self.non_special_mask[tokens],
-            word_starts,
-            mask_id=self.mask,
-            replacement_ids=self.replacement_ids,
-            mask_prob=self.config.mask_prob,
-            random_token_prob=self.config.random_token_prob,
-            keep_token_prob=self.config.keep_token_prob,
-            mask_unit=self.config.mask_unit,
-        )
-        return corrupted, (rows, labels)
+        self, starts: np.ndarray, lengths: np.ndarray, has_cls: np.ndarray, sizes: np.ndarray, sample_keys: np.ndarray
+    ) -> tuple[np.ndarray, dict[str, Labels]]:
+        """Return masked token ranges and labels by term, with `sep` after each range and `cls` before some.
+
+        `sizes` and `sample_keys` belong to sequences, which may have several ranges.
+        """
+        ends = np.cumsum(lengths + has_cls + 1)
+        first = ends - lengths - 1
+        text = self.corpus.gather_tokens(starts, lengths)
+        tokens, is_text = insert_ids(text, (first[has_cls] - 1, self.cls), (ends - 1, self.sep))
+        word_starts = None
+        if self.config.mask_unit != "token":
+            word_starts = ~is_text  # a special token is a word, and a range starts one even if it was cut inside a word
+            word_starts[is_text] = self.corpus.gather_word_starts(starts, lengths)
+            word_starts[first] = True
+        keys, positions = np.repeat(sample_keys, sizes), ragged_positions(sizes)
+        corrupted, rows, labels = mask_tokens(self.config, tokens, keys, positions, word_starts, self.special_ids)
+        return corrupted, self.config.build_labels((rows, labels))
 
 
-class MaskedLMBatchBuilder(MaskingBatchBuilder):
+class _MaskedLMBatchBuilder(MaskingBatchBuilder):
     """Builder of masked sequences of sentences."""
 
     def __init__(
@@ -135,28 +171,127 @@ class MaskedLMBatchBuilder(MaskingBatchBuilder):
         self.num_documents = ends - self.first_inner_document + 1
         super().__init__(config, corpus, special_ids, samples, max_len, 1 + self.num_documents, seed)
 
-    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
-        return self.samples.lengths[ids] + 1 + self.num_documents[ids]
-
     def document_ranges(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return start and length of each range inside one document, and which of them start a sample."""
         starts, lengths, num_documents = self.samples.starts[ids], self.samples.lengths[ids], self.num_documents[ids]
         if num_documents.max() == 1:
             return starts, lengths, np.ones(len(ids), dtype=bool)
-        ends = np.cumsum(num_documents)
-        rank = np.arange(ends[-1]) - np.repeat(ends - num_documents, num_documents)  # of a range in its sample
+        rank = ragged_positions(num_documents)  # of a range in its sample
         document = np.repeat(self.first_inner_document[ids], num_documents) + rank - 1
         stops = np.append(self.document_starts, 0)[document + 1]
-        stops[ends - 1] = starts + lengths
+        stops[np.cumsum(num_documents) - 1] = starts + lengths
         starts = np.where(rank == 0, np.repeat(starts, num_documents), self.document_starts[document])
         return starts, stops - starts, rank == 0
 
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
         sizes = self.lengths(ids, epoch)
-        sample_keys = derive_sample_keys(self.seed, self.config.mask_epoch(epoch), ids)
-        tokens, masked = self.corrupt(*self.document_ranges(ids), sizes, sample_keys)
-        return pack(tokens, sizes, shape, self.build_labels(masked))
+        tokens, labels = self.corrupt(*self.document_ranges(ids), sizes, self.sample_keys(ids, epoch))
+        return pack(tokens, sizes, shape, labels)
 
-    def build_labels(self, masked: Labels) -> dict[str, Labels]:
-        """Return the labels of each term, from those of masked tokens."""
-        return {"masked": masked}
+
+def mask_tokens(
+    config: MaskingConfig,
+    tokens: np.ndarray,
+    keys: np.ndarray,
+    positions: np.ndarray,
+    word_starts: np.ndarray | None,
+    special_ids: SpecialIds,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the corrupted tokens, the rows to predict, and the true ids there.
+
+    `keys` and `positions` belong to tokens: the key of the token's sample and its position there. Each unit is drawn
+    independently, instead of exactly 15 % of a sequence, so that a draw depends on nothing around it. A whole word is
+    chosen by the draw at its first piece (`word_starts`, true at the first token of every sample too). What becomes of
+    a chosen piece is drawn for each piece, as in BERT's later release, or once for a span.
+    """
+    maskable, mask_prob = special_ids.non_special_mask[tokens], config.mask_prob
+    if config.mask_unit == "token":
+        is_chosen = bernoulli(random_bits(keys, positions, RandomStream.MASK_CHOICE), mask_prob)
+        rows = draw_rows = np.flatnonzero(is_chosen & maskable)
+    else:
+        assert word_starts is not None, "mask units other than tokens need word starts"
+        if config.mask_unit == "word":
+            heads = np.flatnonzero(word_starts)
+            is_chosen = bernoulli(random_bits(keys[heads], positions[heads], RandomStream.MASK_CHOICE), mask_prob)
+            first, end = heads[is_chosen], np.append(heads[1:], len(tokens))[is_chosen]
+        else:
+            first, end = sample_spans(config, keys, positions, maskable, word_starts)
+        rows = concat_ranges(first, end - first)
+        draw_rows = np.repeat(first, end - first) if config.mask_unit == "span" else rows
+        is_maskable = maskable[rows]
+        rows, draw_rows = rows[is_maskable], draw_rows[is_maskable]
+    labels = tokens[rows]
+    action_bits = random_bits(keys[draw_rows], positions[draw_rows], RandomStream.MASK_ACTION)
+    is_unmasked = bernoulli(action_bits, config.random_token_prob + config.keep_token_prob)
+    new_ids = np.where(is_unmasked, labels, special_ids.mask)  # type: ignore[arg-type]
+    randomized = np.flatnonzero(bernoulli(action_bits, config.random_token_prob))
+    bits = random_bits(keys[rows[randomized]], positions[rows[randomized]], RandomStream.REPLACEMENT_ID)
+    new_ids[randomized] = special_ids.text_ids[integers(bits, len(special_ids.text_ids))]
+    corrupted = tokens.copy()
+    corrupted[rows] = new_ids
+    return corrupted, rows, labels
+
+
+def sample_spans(
+    config: MaskingConfig, keys: np.ndarray, positions: np.ndarray, maskable: np.ndarray, word_starts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw spans of whole words: return the first token of each and the one after its last.
+
+    A run of words between special tokens has a budget of a share `mask_prob` of its words. Span lengths are drawn until
+    it is spent. Part of the budget is spent at the start, as if a span had begun before the run (the residual length of
+    a renewal process), so that lengths follow SPAN_LENGTH_WEIGHTS and the share holds on average for all run lengths.
+    Spans are then placed at random among the remaining words, with a word or more between two. Spans that do not fit
+    into a run are dropped.
+    """
+    heads = np.flatnonzero(word_starts)
+    word_ends = np.append(heads[1:], len(word_starts))
+    is_text = maskable[heads]
+    starts_run = is_text.copy()
+    starts_run[1:] &= ~is_text[:-1] | (positions[heads[1:]] == 0)
+    words = np.flatnonzero(is_text)
+    run_starts = np.flatnonzero(starts_run[words])
+    run_lengths = np.diff(run_starts, append=len(words))
+    keys, positions = keys[heads[words]], positions[heads[words]]
+
+    def draw(words: np.ndarray, stream: RandomStream) -> np.ndarray:
+        return random_bits(keys[words], positions[words], stream)
+
+    length_weights = SPAN_LENGTH_WEIGHTS[config.mask_unit]
+    length_cdf = np.cumsum(length_weights) / length_weights.sum()
+    survival = 1 - np.append(0, length_cdf[:-1])  # probability that a span is longer than 0, 1, 2, …
+    residual_cdf = np.cumsum(survival) / survival.sum()
+    budget = (run_lengths * config.mask_prob + uniform(draw(run_starts, RandomStream.MASK_BUDGET))).astype(np.int64)
+    residual_draws = uniform(draw(run_starts, RandomStream.MASK_SPAN_RESIDUAL))
+    residual = np.searchsorted(residual_cdf, residual_draws, side="right")
+    run, rank = np.repeat(np.arange(len(budget)), budget), ragged_positions(budget)
+    word = run_starts[run] + rank
+    lengths = 1 + np.searchsorted(length_cdf, uniform(draw(word, RandomStream.MASK_SPAN_LENGTH)), side="right")
+    preceding = _preceding_sums(lengths, budget, run)
+    fits = (residual[run] + preceding < budget[run]) & (preceding + lengths + rank <= run_lengths[run])
+    run, rank, word, lengths = run[fits], rank[fits], word[fits], lengths[fits]
+
+    counts = np.bincount(run, minlength=len(run_starts))
+    num_masked = np.bincount(run, lengths, len(run_starts)).astype(np.int64)
+    num_free = run_lengths - num_masked - counts + 1  # without one word between spans
+    gaps = integers(draw(word, RandomStream.MASK_SPAN_POSITION), num_free[run] + 1)
+    order = np.argsort(run * len(words) + gaps, kind="stable")  # within runs
+    gaps, lengths = gaps[order], lengths[order]
+    first = words[run_starts[run] + gaps + _preceding_sums(lengths, counts, run) + rank]
+    return heads[first], word_ends[first + lengths - 1]
+
+
+def span_boundaries(rows: np.ndarray) -> np.ndarray:
+    """Return for each masked row the rows before and after its span, and its offset in the span: [n, 3].
+
+    Spans do not touch each other, so consecutive rows are one span and the rows around it are not masked.
+    """
+    starts_span = np.diff(rows, prepend=-2) != 1
+    span = np.cumsum(starts_span) - 1
+    first, last = rows[starts_span], rows[np.append(starts_span[1:], True)] if len(rows) else rows
+    return np.stack((first[span] - 1, last[span] + 1, rows - first[span]), axis=1)
+
+
+def _preceding_sums(values: np.ndarray, counts: np.ndarray, list_index: np.ndarray) -> np.ndarray:
+    """Return the sum of the values before each value in its list, for concatenated lists of `counts` values."""
+    cumulative = np.append(0, np.cumsum(values))
+    return cumulative[:-1] - cumulative[np.cumsum(counts) - counts][list_index]

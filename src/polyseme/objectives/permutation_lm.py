@@ -1,41 +1,38 @@
-"""Permutation LM: some places are predicted in a drawn order, each from all that comes before it (Yang et al. 2019)."""
-
-from __future__ import annotations
+"""Permutation LM: some tokens are predicted in a random order, each from those before it in it (Yang et al. 2019)."""
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from polyseme.corpus.sampling import build_samples
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, pack
+from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, insert_ids, pack
 from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits
-
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
+from polyseme.text.cached_encoder import concat_ranges
 
 
 @dataclass(frozen=True)
 class PermutationLM(Objective):
-    """Runs of sentences, `run <sep> <cls>`, of which one token in `predict_one_in` is predicted.
+    """Sequences of sentences, `sentences <sep> <cls>`, of which one token in `predict_one_in` is predicted.
 
-    Spans as in §3.1: a sequence is cut into windows of `predict_one_in` · L tokens, L drawn evenly from 1 to
-    `max_span_length`, and of each window L tokens in a row are predicted; of n tokens ⌊n / one_in⌋, always. These and
-    the two marks stand in a random order; all other tokens come before them and see each other, as in the paper's code
-    (§2.3 needs no order among what is not predicted). Departures: the code draws L by 1 / L and lets spans end where
-    words do.
+    Spans as in §3.1: a sequence is divided into windows of `predict_one_in` · L tokens, L uniform from 1 to
+    `max_span_length`, and L consecutive tokens of each window are predicted, ⌊n / predict_one_in⌋ of n tokens. These
+    and the two special tokens are in a random order; all other tokens come before them and see each other, as in the
+    paper's code (§2.3 needs no order of tokens that are not predicted). Departures: the code draws L with probability
+    proportional to 1 / L and ends spans at word ends.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("masked",)
     needs_query_stream: ClassVar[bool] = True
-    has_static_shapes: ClassVar[bool] = True  # where all sequences have one length
+    has_static_shapes: ClassVar[bool] = True  # if all sequences have one length
     predict_one_in: int = 6
     max_span_length: int = 5
 
@@ -49,10 +46,8 @@ class PermutationLM(Objective):
 
 class _PermutationLMBatchBuilder(BatchBuilder):
     def __init__(self, config: PermutationLM, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int):
-        if max_len < config.predict_one_in + 2:
-            raise ConfigError(
-                f"max_len is {max_len}, expected {config.predict_one_in + 2} or more: else nothing is predicted"
-            )
+        if max_len < (min_len := config.predict_one_in + 2):
+            raise ConfigError(f"max_len is {max_len}, expected {min_len} or more, so that a token is predicted")
         super().__init__(build_samples(corpus, max_len - 2), max_len, 2)
         self.config, self.corpus, self.seed = config, corpus, seed
         self.cls, self.sep = (special_ids.require(token, "PermutationLM") for token in ("cls", "sep"))
@@ -60,57 +55,41 @@ class _PermutationLMBatchBuilder(BatchBuilder):
     def max_predictions(self, num_tokens: int) -> int:
         return math.ceil(num_tokens / self.config.predict_one_in)
 
-    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
-        return self.samples.lengths[ids] + 2
-
     def sample_spans(self, sizes: np.ndarray, sample_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start and length of each span, [samples, windows]; a length of 0 is none."""
+        """Return start and length of each span, [samples, windows]; a length of 0 is no span."""
         predict_one_in = self.config.predict_one_in
         windows = np.arange(int(sizes.max()) // predict_one_in)[None]
         sizes, window_keys = sizes[:, None], sample_keys[:, None]
-        span_lengths = 1 + integers(
-            random_bits(window_keys, windows, RandomStream.SPAN_LENGTH), self.config.max_span_length
-        )
-        starts = np.cumsum(predict_one_in * span_lengths, axis=1) - predict_one_in * span_lengths
+        length_bits = random_bits(window_keys, windows, RandomStream.SPAN_LENGTH)
+        span_lengths = 1 + integers(length_bits, self.config.max_span_length)
+        window_lengths = predict_one_in * span_lengths
+        starts = np.cumsum(window_lengths, axis=1) - window_lengths
         remaining = np.maximum(sizes - starts, 0)
-        fits = predict_one_in * span_lengths <= remaining  # else this window is the last, and is what is left
-        lengths, window_lengths = (
-            np.where(fits, span_lengths, remaining // predict_one_in),
-            np.where(fits, predict_one_in * span_lengths, remaining),
-        )
-        return starts + integers(
-            random_bits(window_keys, windows, RandomStream.SPAN_POSITION), window_lengths - lengths + 1
-        ), lengths
+        fits = window_lengths <= remaining  # otherwise this window is the last one, with the remaining tokens
+        lengths = np.where(fits, span_lengths, remaining // predict_one_in)
+        num_positions = np.where(fits, window_lengths, remaining) - lengths + 1
+        return starts + integers(random_bits(window_keys, windows, RandomStream.SPAN_POSITION), num_positions), lengths
 
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
         """Return a batch of exact size, whatever the shape: a query stream has one row per predicted position."""
         sizes, sample_keys = self.samples.lengths[ids], derive_sample_keys(self.seed, epoch, ids)
         ends = np.cumsum(sizes + 2)
         firsts = ends - sizes - 2
-        is_text = np.ones(int(ends[-1]), dtype=bool)
-        is_text[ends - 1] = is_text[ends - 2] = False
-        tokens = np.empty(len(is_text), dtype=np.int64)
-        tokens[is_text] = self.corpus.gather_tokens(self.samples.starts[ids], sizes)
-        tokens[ends - 2], tokens[ends - 1] = self.sep, self.cls
+        text = self.corpus.gather_tokens(self.samples.starts[ids], sizes)
+        tokens, is_text = insert_ids(text, (ends - 2, self.sep), (ends - 1, self.cls))
 
         starts, lengths = self.sample_spans(sizes, sample_keys)
-        span_starts, span_lengths = (starts + firsts[:, None]).ravel(), lengths.ravel()
-        predicted = np.repeat(span_starts - np.cumsum(span_lengths) + span_lengths, span_lengths) + np.arange(
-            span_lengths.sum()
-        )
+        predicted = concat_ranges((starts + firsts[:, None]).ravel(), lengths.ravel())
         is_ordered = ~is_text
         is_ordered[predicted] = True
         positions = np.flatnonzero(is_ordered)
-        sequence_ids = np.searchsorted(ends, positions, side="right")
+        sequence_ids = np.searchsorted(ends, positions, side="right")  # sorted
         bits = random_bits(sample_keys[sequence_ids], positions - firsts[sequence_ids], RandomStream.PERMUTATION_RANK)
-        permutation = np.lexsort((bits, sequence_ids))
+        permutation = np.lexsort((bits, sequence_ids))  # within sequences
         ranks = np.full(len(tokens), -1)
-        ranks[positions[permutation]] = np.arange(len(positions)) - np.searchsorted(
-            sequence_ids, sequence_ids
-        )  # `sequence_ids` is sorted, and drawn keeps it
+        ranks[positions[permutation]] = np.arange(len(positions)) - np.searchsorted(sequence_ids, sequence_ids)
 
         batch = pack(tokens, sizes + 2, None, {"masked": (len(tokens) + np.arange(len(predicted)), tokens[predicted])})
-        query_stream = QueryStream(
-            torch.from_numpy(ranks), torch.from_numpy(predicted), PackedLayout.from_lengths(lengths.sum(axis=1))
-        )
+        query_layout = PackedLayout.from_lengths(lengths.sum(axis=1))
+        query_stream = QueryStream(torch.from_numpy(ranks), torch.from_numpy(predicted), query_layout)
         return replace(batch, inputs=replace(batch.inputs, query_stream=query_stream))

@@ -1,13 +1,12 @@
 """Masked language modeling with sentence pairs: next sentence (BERT) or sentence order (ALBERT)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from polyseme.corpus.sampling import build_samples
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import check_probability, text_capacity
@@ -16,11 +15,7 @@ from polyseme.objectives.masked_lm import MaskingBatchBuilder, MaskingConfig
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, pack
 from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, integers, random_bits
 
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
-
-
-MAX_TRIES = 8  # draws of a random B whose first sentence fits
+MAX_TRIES = 8  # draws of a random B until its first sentence fits
 
 
 @dataclass(frozen=True)
@@ -81,9 +76,7 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
         document_offsets = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
         self.document_units = np.searchsorted(samples.unit_offsets, document_offsets)
         if not self.is_sentence_order and np.count_nonzero(np.diff(self.document_units)) < 2:
-            raise DataError(
-                "MaskedLMWithSentencePairs needs two documents or more: a random B comes from another document"
-            )
+            raise DataError("MaskedLMWithSentencePairs needs two documents or more, for a random B of another document")
         single_fraction = float(np.mean(np.diff(samples.first_units) == 1))
         if single_fraction == 1:
             raise DataError("MaskedLMWithSentencePairs needs documents of two sentences or more; the corpus has none")
@@ -94,13 +87,12 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
     def plan_pairs(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return starts [n, 2] and lengths [n, 2] of A and B, and which B are random or which pairs are swapped."""
         samples = self.samples
-        pair_keys = derive_sample_keys(self.seed, self.config.mask_epoch(epoch), ids)
+        pair_keys = self.sample_keys(ids, epoch)
         first, last, start = samples.first_units[ids], samples.first_units[ids + 1], samples.starts[ids]
         is_single = last - first == 1
         split = first + 1 + integers(random_bits(pair_keys, 0, RandomStream.PAIR_SPLIT), last - first - ~is_single)
-        ends = np.where(
-            self.is_sentence_order & is_single, start + samples.lengths[ids] // 2, samples.unit_offsets[split]
-        )
+        middle = start + samples.lengths[ids] // 2
+        ends = np.where(self.is_sentence_order & is_single, middle, samples.unit_offsets[split])
         starts = np.stack((start, ends), axis=1)
         lengths = np.stack((ends - start, start + samples.lengths[ids] - ends), axis=1)
         is_negative = bernoulli(random_bits(pair_keys, 0, RandomStream.PAIR_IS_NEGATIVE), self.negative_prob)
@@ -110,9 +102,8 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
             return starts, lengths, is_negative
         is_negative |= is_single
         negatives = np.flatnonzero(is_negative)
-        starts[negatives, 1], lengths[negatives, 1] = self._draw_random_segment(
-            ids[negatives], lengths[negatives, 0], pair_keys[negatives]
-        )
+        drawn = self._draw_random_segment(ids[negatives], lengths[negatives, 0], pair_keys[negatives])
+        starts[negatives, 1], lengths[negatives, 1] = drawn
         return starts, lengths, is_negative
 
     def _draw_random_segment(
@@ -124,14 +115,12 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
         units, pending = np.empty(len(ids), dtype=np.int64), np.arange(len(ids))
         for attempt in range(MAX_TRIES):
             skipped = (high - low)[pending]
-            candidates = integers(
-                random_bits(pair_keys[pending], attempt, RandomStream.RANDOM_SENTENCE), len(borders) - 1 - skipped
-            )
+            bits = random_bits(pair_keys[pending], attempt, RandomStream.RANDOM_SENTENCE)
+            candidates = integers(bits, len(borders) - 1 - skipped)
             candidates += np.where(candidates >= low[pending], skipped, 0)
             units[pending] = candidates
-            pending = pending[
-                borders[candidates + 1] - borders[candidates] > self.text_capacity - used_lengths[pending]
-            ]
+            too_long = borders[candidates + 1] - borders[candidates] > self.text_capacity - used_lengths[pending]
+            pending = pending[too_long]
             if not len(pending):
                 break
         starts = borders[units]
@@ -146,14 +135,11 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
         starts, lengths, is_negative = self.plan_pairs(ids, epoch)
         has_cls = np.tile([True, False], len(ids))
-        sizes = lengths.sum(axis=1) + 3
-        sample_keys = derive_sample_keys(self.seed, self.config.mask_epoch(epoch), ids)
-        tokens, masked = self.corrupt(starts.ravel(), lengths.ravel(), has_cls, sizes, sample_keys)
+        sizes, sample_keys = lengths.sum(axis=1) + 3, self.sample_keys(ids, epoch)
+        tokens, labels = self.corrupt(starts.ravel(), lengths.ravel(), has_cls, sizes, sample_keys)
         segments = np.repeat(np.tile([0, 1], len(ids)), (lengths + np.array([2, 1])).ravel())
-        labeled = (
-            np.flatnonzero(np.diff(self.samples.first_units)[ids] > 1)
-            if self.is_sentence_order
-            else np.arange(len(ids))
-        )
+        labeled = np.arange(len(ids))
+        if self.is_sentence_order:
+            labeled = np.flatnonzero(np.diff(self.samples.first_units)[ids] > 1)
         pairs = labeled, is_negative[labeled].astype(np.int64)
-        return pack(tokens, sizes, shape, {"masked": masked}, {"pair": pairs}, segments)
+        return pack(tokens, sizes, shape, labels, {"pair": pairs}, segments)

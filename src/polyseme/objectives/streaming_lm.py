@@ -1,23 +1,19 @@
 """Next-token prediction over consecutive segments, for models with memory (Dai et al. 2019, §3.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
 from polyseme.corpus.sampling import SampleTable
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.packing import SpecialIds, StaticShape, StreamingBatchBuilder, pack
 from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, normal, random_bits
-
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
 
 HALF_LENGTH_PROB = 0.05  # of steps whose segments have half the length
 MIN_SEGMENT_LEN = 5
@@ -74,13 +70,7 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
         self.stream_end = int(self.eos_positions[-1]) // max_len * max_len  # a whole number of segments
         starts = np.arange(0, self.stream_end, max_len)
         numbers, sizes = np.arange(len(starts)), np.full(len(starts), max_len)
-        super().__init__(SampleTable(starts, sizes, numbers, np.append(starts, 0), numbers, sizes), max_len, 0)
-
-    def max_predictions(self, num_tokens: int) -> int:
-        return num_tokens
-
-    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
-        return self.samples.lengths[ids]
+        super().__init__(SampleTable(starts, sizes, numbers, np.append(starts, 0), numbers, sizes), max_len)
 
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
         return self.segment_batch(self.samples.starts[ids], self.max_len)
@@ -90,17 +80,11 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
             return super().cuts(length, epoch)
         steps = np.arange(-(-length // MIN_SEGMENT_LEN))  # an upper bound
         step_keys = derive_sample_keys(self.seed, epoch, steps)
-        mean_lengths = np.where(
-            bernoulli(random_bits(step_keys, 0, RandomStream.BPTT_IS_SHORT), HALF_LENGTH_PROB),
-            self.max_len / 2,
-            self.max_len,
-        )
-        segment_lengths = mean_lengths + self.config.bptt_std * normal(
-            random_bits(step_keys, 0, RandomStream.BPTT_LENGTH), random_bits(step_keys, 1, RandomStream.BPTT_LENGTH)
-        )
-        ends = np.cumsum(
-            np.clip(segment_lengths.astype(np.int64), MIN_SEGMENT_LEN, self.config.max_input_len(self.max_len))
-        )
+        is_short = bernoulli(random_bits(step_keys, 0, RandomStream.BPTT_IS_SHORT), HALF_LENGTH_PROB)
+        noise = normal(*(random_bits(step_keys, i, RandomStream.BPTT_LENGTH) for i in (0, 1)))
+        lengths = np.where(is_short, self.max_len / 2, self.max_len) + self.config.bptt_std * noise
+        max_segment_len = self.config.max_input_len(self.max_len)
+        ends = np.cumsum(np.clip(lengths.astype(np.int64), MIN_SEGMENT_LEN, max_segment_len))
         return np.concatenate([[0], ends[ends < length], [length]])
 
     def segment_batch(self, offsets: np.ndarray, length: int) -> Batch:
@@ -112,18 +96,17 @@ class _StreamingCausalLMBatchBuilder(StreamingBatchBuilder):
         is_text = self.eos_positions[num_eos_before - 1] != positions
         extended = np.full(len(positions), self.eos)
         token_offsets = (positions - num_eos_before)[is_text]
-        run_starts = np.flatnonzero(
-            np.diff(num_eos_before[is_text], prepend=-1) | (np.diff(token_offsets, prepend=-2) != 1)
-        )
+        starts_run = np.diff(num_eos_before[is_text], prepend=-1) | (np.diff(token_offsets, prepend=-2) != 1)
+        run_starts = np.flatnonzero(starts_run)
         if len(run_starts):
-            extended[is_text] = self.corpus.gather_tokens(
-                token_offsets[run_starts], np.diff(run_starts, append=len(token_offsets))
-            )
-        extended_rows = extended.reshape(len(starts), length + 1)
-        all_but_last, all_but_first = extended_rows[:, :-1].ravel(), extended_rows[:, 1:].ravel()
-        tokens, labels = (all_but_first, all_but_last) if is_backward else (all_but_last, all_but_first)
-        labels_by_term = {self.config.terms[0]: (np.arange(len(tokens)), labels)}
-        batch = pack(tokens, np.full(len(starts), length), None, labels_by_term)
+            run_lengths = np.diff(run_starts, append=len(token_offsets))
+            extended[is_text] = self.corpus.gather_tokens(token_offsets[run_starts], run_lengths)
+        lanes = extended.reshape(len(starts), length + 1)
+        tokens, labels = lanes[:, :-1].ravel(), lanes[:, 1:].ravel()
+        if is_backward:
+            tokens, labels = labels, tokens
+        token_labels = {self.config.terms[0]: (np.arange(len(tokens)), labels)}
+        batch = pack(tokens, np.full(len(starts), length), None, token_labels)
         targets = batch.targets | self._regularizer_targets(len(tokens), len(starts))
         return replace(batch, targets=targets, lr_scale=length / self.max_len if self.config.bptt_std else 1.0)
 

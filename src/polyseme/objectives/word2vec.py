@@ -1,31 +1,25 @@
-"""Words and the words around them: skip-gram and CBOW (Mikolov et al. 2013a, §3; 2013b, §2).
+"""word2vec: skip-gram and CBOW (Mikolov et al. 2013a, §3; 2013b, §2).
 
-Frequent words are left out at random before windows are laid, so that windows reach further; how far a window reaches
-is drawn for each word. Every draw is a hash of the sample and the place in it.
+Frequent words are dropped at random before windows are applied, so that windows reach further; the size of the window
+is drawn for each word. Every draw is a hash of the sample and the position in it.
 """
-
-from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
 from polyseme.corpus.sampling import build_samples
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError
-from polyseme.nn.heads.word2vec import WindowBatch
-from polyseme.nn.model import Model
+from polyseme.nn.heads.word_vectors import WindowBatch
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import SparseUpdateBatch
-from polyseme.objectives.losses import evaluate_sparse_batch
-from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
+from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, ragged_positions
 from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits, uniform
-
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
 
 TOKENS_PER_CHUNK = 1 << 22  # counted at once
 
@@ -37,8 +31,8 @@ class Word2Vec(Objective):
     The `loss` is negative sampling, against `num_negatives` words drawn in proportion to count^`ns_exponent`, or
     hierarchical softmax. For a block of `block_size` words, `negatives_per_block` negatives are drawn once, and each of
     them counts num_negatives / negatives_per_block times. Words more frequent than `subsample_threshold` t are left out
-    at random: one of frequency f is kept with probability √(t/f) + t/f, as in the published program (the paper has the
-    first term only); 0 keeps all.
+    at random: a word of frequency f stays with probability √(t/f) + t/f, as in the published program (the paper has the
+    first term only); with 0 all words stay.
     """
 
     is_sparse: ClassVar[bool] = True
@@ -63,11 +57,8 @@ class Word2Vec(Objective):
     def terms(self) -> tuple[str, ...]:
         return (self.loss,)
 
-    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> _Word2VecBatchBuilder:
+    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _Word2VecBatchBuilder(self, corpus, special_ids, max_len, seed)
-
-    def evaluate(self, model: Model, batch: Any) -> dict[str, tuple[float, int, int]]:
-        return evaluate_sparse_batch(model, batch)
 
 
 def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
@@ -76,16 +67,15 @@ def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
     borders = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
     groups = np.unique(np.searchsorted(borders, np.arange(0, borders[-1] + TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)))
     for low, high in pairwise(groups.tolist()):
-        starts, ends = borders[low:high], borders[low + 1 : high + 1]
-        counts += np.bincount(
-            corpus.gather_tokens(starts[: len(ends)], ends - starts[: len(ends)]), minlength=vocab_size
-        )
+        lengths = np.diff(borders[low : high + 1])
+        tokens = corpus.gather_tokens(borders[low:high][: len(lengths)], lengths)
+        counts += np.bincount(tokens, minlength=vocab_size)
     return counts
 
 
 class _Word2VecBatchBuilder(BatchBuilder):
     def __init__(self, config: Word2Vec, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int):
-        super().__init__(build_samples(corpus, max_len), max_len, 0)
+        super().__init__(build_samples(corpus, max_len), max_len)
         self.config, self.corpus, self.seed = config, corpus, seed
         self.token_counts = count_tokens(corpus, special_ids.vocab_size)
         known_counts = np.where(special_ids.non_special_mask, self.token_counts, 0).astype(np.float64)
@@ -93,75 +83,51 @@ class _Word2VecBatchBuilder(BatchBuilder):
             raise DataError("the corpus has no known word: all of its tokens are special ones")
         frequency = np.maximum(known_counts / known_counts.sum(), 1e-300)
         with np.errstate(over="ignore"):
-            keep_prob = (
-                np.sqrt(config.subsample_threshold / frequency) + config.subsample_threshold / frequency
-                if config.subsample_threshold
-                else 1.0
-            )
-        self.keep_prob = np.where(known_counts > 0, np.minimum(keep_prob, 1.0), 0.0)
+            ratio = (config.subsample_threshold or math.inf) / frequency
+            keep_prob = np.minimum(np.sqrt(ratio) + ratio, 1.0)
+        self.keep_prob = np.where(known_counts > 0, keep_prob, 0.0)
         noise_weights = np.where(known_counts > 0, known_counts**config.ns_exponent, 0.0)
         self.noise_cdf = np.cumsum(noise_weights) / noise_weights.sum()
         self.noise_cdf[np.flatnonzero(noise_weights)[-1] :] = 1.0
 
-    def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
-        return self.samples.lengths[ids]
-
-    def max_predictions(self, num_tokens: int) -> int:
-        return num_tokens
-
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> SparseUpdateBatch:
         """Return the batch; unknown words are removed, so that the words around them are neighbors, as in word2vec."""
-        config, starts, sizes = self.config, self.samples.starts[ids], self.samples.lengths[ids]
-        tokens = self.corpus.gather_tokens(starts, sizes)
-        ends = np.cumsum(sizes)
-        owner = np.repeat(np.arange(len(ids)), sizes)
-        positions = np.arange(len(tokens)) - (ends - sizes)[owner]
+        config, sizes = self.config, self.samples.lengths[ids]
+        tokens = self.corpus.gather_tokens(self.samples.starts[ids], sizes)
+        owner, positions = np.repeat(np.arange(len(ids)), sizes), ragged_positions(sizes)
         token_keys = derive_sample_keys(self.seed, epoch, ids)[owner]
-        chosen = np.flatnonzero(
-            uniform(random_bits(token_keys, positions, RandomStream.SUBSAMPLING)) < self.keep_prob[tokens]
-        )
-        kept_ids, owner, positions, token_keys = tokens[chosen], owner[chosen], positions[chosen], token_keys[chosen]
-        kept_lengths = np.bincount(owner, minlength=len(ids))
-        num_before = np.arange(len(kept_ids)) - (np.cumsum(kept_lengths) - kept_lengths)[owner]
-        num_after = kept_lengths[owner] - 1 - num_before
+        draws = uniform(random_bits(token_keys, positions, RandomStream.SUBSAMPLING))
+        chosen = np.flatnonzero(draws < self.keep_prob[tokens])
+        words, owner, positions, token_keys = tokens[chosen], owner[chosen], positions[chosen], token_keys[chosen]
+        lengths = np.bincount(owner, minlength=len(ids))
+        num_before = ragged_positions(lengths)
+        num_after = lengths[owner] - 1 - num_before
         window: int | np.ndarray = config.window
         if config.dynamic_window:
             window = 1 + integers(random_bits(token_keys, positions, RandomStream.WINDOW_SIZE), config.window)
-        left_window, right_window = (
-            np.minimum(num_available, window).astype(np.int16) for num_available in (num_before, num_after)
-        )
+        left, right = (np.minimum(available, window).astype(np.int16) for available in (num_before, num_after))
         distances = np.arange(-config.window, config.window + 1, dtype=np.int16)
-        context_mask = (distances >= -left_window[:, None]) & (distances <= right_window[:, None]) & (distances != 0)
-        num_blocks = max(-(-len(kept_ids) // config.block_size), 1)
-        num_filler = num_blocks * config.block_size - len(kept_ids)
-        block_starts = np.arange(0, max(len(kept_ids), 1), config.block_size)
-        count = int(
-            (left_window + right_window > 0).sum()
-            if config.architecture == "cbow"
-            else (left_window + right_window).sum()
-        )
+        context_mask = (distances >= -left[:, None]) & (distances <= right[:, None]) & (distances != 0)
+        context_sizes = left + right
+        is_cbow = config.architecture == "cbow"
+        num_filler = -len(words) % config.block_size if len(words) else config.block_size
         window_batch = WindowBatch(
-            torch.from_numpy(np.pad(kept_ids, (config.window, config.window + num_filler))),
+            torch.from_numpy(np.pad(words, (config.window, config.window + num_filler))),
             torch.from_numpy(np.pad(context_mask, ((0, num_filler), (0, 0)))),
-            torch.from_numpy(
-                self._draw_negatives(token_keys[block_starts], positions[block_starts])
-                if len(kept_ids)
-                else _no_negatives(num_blocks, config)
-            ),
+            torch.from_numpy(self._draw_negatives(token_keys[:: config.block_size], positions[:: config.block_size])),
             config.block_size,
             config.window,
             config.num_negatives / config.negatives_per_block,
-            config.architecture == "cbow",
+            is_cbow,
         )
+        count = int((context_sizes > 0).sum() if is_cbow else context_sizes.sum())
         return SparseUpdateBatch(config.loss, window_batch, count, len(tokens))
 
     def _draw_negatives(self, block_keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Draw the negatives of each block, [blocks, drawn]; hierarchical softmax does not use them."""
+        if not len(positions):  # one block of filler
+            return np.zeros((1, self.config.negatives_per_block), np.int64)
         num_drawn = 1 if self.config.loss == "hierarchical_softmax" else self.config.negatives_per_block
         draw_positions = positions[:, None] * num_drawn + np.arange(num_drawn)
         bits = random_bits(np.repeat(block_keys, num_drawn), draw_positions.ravel(), RandomStream.NEGATIVE_SAMPLES)
         return np.searchsorted(self.noise_cdf, uniform(bits), side="right").reshape(-1, num_drawn)
-
-
-def _no_negatives(num_blocks: int, config: Word2Vec) -> np.ndarray:
-    return np.zeros((num_blocks, config.negatives_per_block), np.int64)

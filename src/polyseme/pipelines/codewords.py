@@ -4,11 +4,8 @@ The labels come from the authors of the documentation, every machine with Python
 depends on context ("the axis to sum over": is `axis` a parameter or a word?).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
-from collections.abc import Iterator
 
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.sources.python_docs import read_documents
@@ -42,19 +39,10 @@ def load_examples(is_test: bool) -> list[TaggingExample]:
 
 def tag_code_words(sentence: str) -> tuple[list[str], list[str]]:
     """Return the words of a sentence without backticks, and their tags `code` or `O`."""
-    words, tags = [], []
-    for text, is_code in _split_at_backticks(sentence):
-        for word in WORD_PATTERN.findall(text):
-            if word != "`":
-                words.append(word)
-                tags.append("code" if is_code else "O")
+    words: list[str] = []
+    tags: list[str] = []
+    for i, text in enumerate(BACKTICK_PATTERN.split(sentence)):  # text, backticks, code, text, …
+        text_words = [word for word in WORD_PATTERN.findall(text) if word != "`"]
+        words += text_words
+        tags += ["code" if i % 3 == 2 else "O"] * len(text_words)
     return words, tags
-
-
-def _split_at_backticks(sentence: str) -> Iterator[tuple[str, bool]]:
-    position = 0
-    for match in BACKTICK_PATTERN.finditer(sentence):
-        yield sentence[position : match.start()], False
-        yield match[2], True
-        position = match.end()
-    yield sentence[position:], False

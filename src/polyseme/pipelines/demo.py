@@ -1,23 +1,20 @@
 """The demo: pre-train and fine-tune on the documentation of the installed Python, and write a report."""
 
-from __future__ import annotations
-
 import html
 import json
 import logging
-import math
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.python_docs import read_documents
 from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
@@ -30,7 +27,7 @@ from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.pipelines.codewords import is_held_out, load_examples
-from polyseme.recipes.demo import demo as recipe
+from polyseme.recipes.encoders import demo as recipe
 from polyseme.report.charts import attention_grid, loss_chart
 from polyseme.report.html import code, html_page, html_table
 from polyseme.report.run_page import cost_table, metrics_table, read_log
@@ -93,7 +90,8 @@ def run_demo(out: Path, minutes: float, num_seeds: int) -> Path:
     num_chars = sum(map(len, texts))
     _log(start_time, f"training a tokenizer on {num_chars / 1e6:.1f} MB of {len(texts)} modules")
     tokenizer = Tokenizer.train("wordpiece", iter(texts), VOCAB_SIZE, lowercase=False)
-    prepare([text_path], tokenizer, out / "corpus", clean="none", dedup="none")  # the paragraphs are distinct
+    config = PrepareConfig(clean="none", dedup="none")  # the paragraphs are distinct
+    prepare([text_path], tokenizer, out / "corpus", config)
     text_path.unlink()
     unigram_entropy = _unigram_entropy(Corpus.open(out / "corpus"))
 
@@ -129,22 +127,17 @@ def compare_f1(
     base = out / "pretrain" / "model"
     f1_scores: dict[str, list[float]] = {}
     for seed in range(num_seeds):
-        train_sample = _sample(train, NUM_TRAIN, seed)
-
-        def finetuned_scores(
-            out_folder: Path | None, scratch: bool, train_sample: list[TaggingExample] = train_sample, seed: int = seed
-        ) -> Any:
-            options = RunOptions(first_seed=seed, from_scratch=scratch)
-            return finetune(base, TaskData(TaggingTask(), train_sample, test), out_folder, settings, options)["mean"]
-
-        task = TaggingTask.from_examples(train_sample)
-        for name, scores in {
-            "majority": task.baseline_metrics("majority", train_sample, test),
-            "linear, window of words": task.baseline_metrics("linear", train_sample, test),
-            "BERT from scratch": finetuned_scores(None, True),
-            "BERT, pre-trained": finetuned_scores(out / "task" if seed == 0 else None, False),
-        }.items():
-            f1_scores.setdefault(name, []).append(scores["f1"])
+        sample = _sample(train, NUM_TRAIN, seed)
+        task, data = TaggingTask.from_examples(sample), TaskData(TaggingTask(), sample, test)
+        task_folder, options = out / "task" if seed == 0 else None, RunOptions(first_seed=seed)
+        metrics_by_method = {
+            "majority": task.baseline_metrics("majority", sample, test),
+            "linear, window of words": task.baseline_metrics("linear", sample, test),
+            "BERT from scratch": finetune(base, data, None, settings, replace(options, from_scratch=True))["mean"],
+            "BERT, pre-trained": finetune(base, data, task_folder, settings, options)["mean"],
+        }
+        for name, metrics in metrics_by_method.items():
+            f1_scores.setdefault(name, []).append(metrics["f1"])
     return f1_scores, load_neural(out / "task" / "model")
 
 
@@ -156,16 +149,10 @@ def _sample(examples: list[TaggingExample], num_examples: int, seed: int) -> lis
 
 def _unigram_entropy(corpus: Corpus) -> float:
     """Return the entropy of the token frequencies in nats: the loss of a unigram model."""
-    counts = Counter(
-        corpus.gather_tokens(corpus.sentence_offsets[corpus.document_offsets[:-1]], _document_lengths(corpus)).tolist()
-    )
-    total = counts.total()
-    return -sum(n / total * math.log(n / total) for n in counts.values())
-
-
-def _document_lengths(corpus: Corpus) -> Any:
     offsets = corpus.sentence_offsets[corpus.document_offsets]
-    return offsets[1:] - offsets[:-1]
+    counts = np.bincount(corpus.gather_tokens(offsets[:-1], np.diff(offsets)))
+    probs = counts[counts > 0] / counts.sum()
+    return float(-(probs * np.log(probs)).sum())
 
 
 def _mean_and_deviation(scores: Sequence[float]) -> str:

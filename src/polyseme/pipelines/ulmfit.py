@@ -3,8 +3,7 @@
 Each stage has a subfolder of the run folder. Running again continues with the stage that was interrupted.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
 import random
 import shutil
@@ -12,16 +11,16 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from polyseme.config import Config
-from polyseme.corpus.build.prepare import prepare
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError
-from polyseme.families.ulmfit import to_hf_config
+from polyseme.families.ulmfit import ULMFIT
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
@@ -92,17 +91,14 @@ class UlmfitConfig(Config):
         return self.classifier.replace(batch_size=batch_size)
 
 
-@dataclass(frozen=True)
-class PretrainedLMs:
-    """Folder and recipe of the general language model, by direction."""
+class PretrainedLM(NamedTuple):
+    """Folder of a general language model, and the recipe of its architecture."""
 
-    folders: dict[str, Path]
-    recipes: dict[str, Recipe]
+    folder: Path
+    recipe: Recipe
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer, which all directions share."""
-        return Tokenizer.load(next(iter(self.folders.values())))
+
+Pretrained = dict[str, PretrainedLM]  # by direction
 
 
 def validate_sources(
@@ -129,8 +125,11 @@ def check_train_sizes(sizes: Sequence[int], train: Sequence[TextExample]) -> Non
 
 def pretrain_general_lm(
     config: UlmfitConfig, out: Path, text: Sequence[str], corpus: Path | None, general_models: Sequence[Path]
-) -> PretrainedLMs:
-    """Run the first stage: pre-train on text or on a prepared corpus, or use existing models."""
+) -> Pretrained:
+    """Run the first stage: pre-train on text or on a prepared corpus, or use existing models; return them by direction.
+
+    All directions share one tokenizer.
+    """
     validate_sources(config, text, corpus, general_models)
     if general_models:
         return _load_pretrained(config, general_models)
@@ -140,46 +139,41 @@ def pretrain_general_lm(
             sources = open_sources(text, "text", "file", False)
             vocab_size = config.vocab_size or VOCAB_SIZES[config.preset]
             prepare(text, Tokenizer.train("bpe", (d.text for d in sources), vocab_size), corpus)
-    folders = {}
+    pretrained = {}
     for direction in config.directions:
-        run_folder = out / f"general-{direction}"
-        _pretrain_stage(run_folder, config.general_recipe(direction), corpus)
-        folders[direction] = run_folder / "model"
-    return PretrainedLMs(folders, {direction: config.general_recipe(direction) for direction in folders})
+        run_folder, recipe = out / f"general-{direction}", config.general_recipe(direction)
+        _pretrain_stage(run_folder, recipe, corpus)
+        pretrained[direction] = PretrainedLM(run_folder / "model", recipe)
+    return pretrained
 
 
-def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> PretrainedLMs:
-    folder_by_direction, recipe_by_direction = {}, {}
+def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretrained:
+    pretrained = {}
     for path in folders:
         spec = read_model_config(path)[0]
         if spec.family != "ulmfit" or not {"next", "previous"} & spec.heads.keys():
-            raise ModelError(
-                f"{path} is not a ulmfit language model: family {spec.family}, heads: {', '.join(spec.heads) or 'none'}"
-            )
-        model_settings = {n: value for n, value in to_hf_config(spec).items() if n not in ("model_type", "vocab_size")}
-        direction = model_settings["direction"]
-        folder_by_direction[direction], recipe_by_direction[direction] = (
-            path,
-            config.general_recipe(direction).replace(model=model_settings, size=""),
-        )
-    if missing := [d for d in config.directions if d not in folder_by_direction]:
+            heads = ", ".join(spec.heads) or "none"
+            raise ModelError(f"{path} is not a ulmfit language model: family {spec.family}, heads: {heads}")
+        hf_config = ULMFIT.to_hf_config(spec)
+        settings = {n: value for n, value in hf_config.items() if n not in ("model_type", "vocab_size")}
+        direction = settings["direction"]
+        recipe = config.general_recipe(direction).replace(model=settings, size="")
+        pretrained[direction] = PretrainedLM(path, recipe)
+    if missing := [d for d in config.directions if d not in pretrained]:
         raise ConfigError(f"general_models has no {missing[0]} model: add one, or change direction")
-    return PretrainedLMs(
-        {d: folder_by_direction[d] for d in config.directions}, {d: recipe_by_direction[d] for d in config.directions}
-    )
+    return {direction: pretrained[direction] for direction in config.directions}
 
 
 def finetune_lm(
-    config: UlmfitConfig, out: Path, pretrained: PretrainedLMs, texts: Iterable[str], from_general: bool = True
+    config: UlmfitConfig, out: Path, pretrained: Pretrained, texts: Iterable[str], from_general: bool = True
 ) -> dict[str, Path]:
     """Run the second stage: train each general model, or a fresh one without `from_general`, on these texts."""
-    corpus = prepare_target_corpus(out / "target-corpus", pretrained.tokenizer, texts)
+    tokenizer = Tokenizer.load(next(iter(pretrained.values())).folder)
+    corpus = prepare_target_corpus(out / "target-corpus", tokenizer, texts)
     num_tokens = Corpus.open(corpus).num_tokens
     folders = {}
-    for direction, folder in pretrained.folders.items():
-        recipe = recipes.build_target_recipe(
-            pretrained.recipes[direction], num_tokens, config.target_epochs, config.target_lr
-        )
+    for direction, (folder, general_recipe) in pretrained.items():
+        recipe = recipes.build_target_recipe(general_recipe, num_tokens, config.target_epochs, config.target_lr)
         if not from_general:
             recipe = recipe.replace(optimizer=recipe.optimizer.replace(layer_decay=1.0))
         run_folder = out / f"target-{direction}"
@@ -194,7 +188,7 @@ def prepare_target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str])
     if not (out / "manifest.json").exists():
         text_path = out.with_name(f"{out.name}.jsonl")
         write_text(text_path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
-        prepare([text_path], tokenizer, out, clean="none", dedup="none", num_workers=1)
+        prepare([text_path], tokenizer, out, PrepareConfig(clean="none", dedup="none", num_workers=1))
         text_path.unlink()
     return out
 
@@ -216,31 +210,29 @@ def finetune_classifier(
     from_scratch: bool = False,
 ) -> dict[str, list[dict[str, float]]]:
     """Run the third stage; return the metrics per seed by direction, and of the ensemble `both` if there are two."""
-    predictions: dict[str, dict[int, list[Classification]]] = {}
+    predictions: dict[str, dict[int, list[Classification]]] = {direction: {} for direction in folders}
     metrics: dict[str, list[dict[str, float]]] = {}
+    data = TaskData(ClassificationTask(), train, dev)
     for direction, folder in folders.items():
-        seed_predictions = predictions[direction] = {}
-        options = RunOptions(len(seeds), seeds[0], from_scratch, on_predictions=seed_predictions.__setitem__)
+        options = RunOptions(len(seeds), seeds[0], from_scratch, on_predictions=predictions[direction].__setitem__)
         run = out / f"classifier-{direction}" if out else None
-        results = finetune(folder, TaskData(ClassificationTask(), train, dev), run, settings, options)
-        metrics[direction] = results["seeds"]
+        metrics[direction] = finetune(folder, data, run, settings, options)["seeds"]
     if len(folders) > 1:
         task, gold = ClassificationTask.from_examples(train), [e.gold for e in dev]
+        metrics["both"] = []
         for seed in seeds:
             probabilities = [
-                [np.array([[*p.probabilities.values()]]) for p in seed_predictions[seed]]
-                for seed_predictions in predictions.values()
+                [np.array([[*p.probabilities.values()]]) for p in by_seed[seed]] for by_seed in predictions.values()
             ]
             answers = [p.value for p in task.average_predictions(probabilities, dev)]
-            averaged = {"seed": seed, **task.score(gold, answers)}
-            metrics.setdefault("both", []).append(averaged)
+            metrics["both"].append({"seed": seed, **task.score(gold, answers)})
     return metrics
 
 
 def run_ulmfit(
     config: UlmfitConfig,
     out: Path,
-    pretrained: PretrainedLMs,
+    pretrained: Pretrained,
     train: Sequence[TextExample],
     dev: Sequence[TextExample],
     unlabeled: Sequence[str] = (),
@@ -267,7 +259,7 @@ def run_ulmfit(
 def low_shot_curve(
     config: UlmfitConfig,
     out: Path,
-    pretrained: PretrainedLMs,
+    pretrained: Pretrained,
     train: Sequence[TextExample],
     dev: Sequence[TextExample],
     sizes: Sequence[int],
@@ -283,28 +275,20 @@ def low_shot_curve(
     path = out / "curve.json"
     points: list[dict[str, Any]] = read_json(path) if path.exists() else []
     full_text_folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
-    for size in sizes:
-        for seed in range(num_seeds):
-            train_sample, point_folder = stratified_sample(train, size, seed), out / f"few-{size}-{seed}"
-            for row in CURVE_ROWS:
-                if any((d["size"], d["seed"], d["row"]) == (size, seed, row) for d in points):
-                    continue
-                folders = full_text_folders
-                if row == SUPERVISED:
-                    folders = finetune_lm(config, point_folder, pretrained, [e.text for e in train_sample])
-                metrics = finetune_classifier(
-                    folders,
-                    train_sample,
-                    dev,
-                    config.classifier_settings(size),
-                    None,
-                    [seed],
-                    from_scratch=row == SCRATCH,
-                )
-                direction = list(metrics)[-1]  # `both` if there are two
-                points.append({"size": size, "seed": seed, "row": row, "direction": direction, **metrics[direction][0]})
-                write_json(path, points)
-            shutil.rmtree(point_folder, ignore_errors=True)  # the models are not needed again
+    for size, seed in itertools.product(sizes, range(num_seeds)):
+        sample, sample_folder = stratified_sample(train, size, seed), out / f"few-{size}-{seed}"
+        settings = config.classifier_settings(size)
+        for row in CURVE_ROWS:
+            if any((d["size"], d["seed"], d["row"]) == (size, seed, row) for d in points):
+                continue
+            folders = full_text_folders
+            if row == SUPERVISED:
+                folders = finetune_lm(config, sample_folder, pretrained, [e.text for e in sample])
+            metrics = finetune_classifier(folders, sample, dev, settings, None, [seed], from_scratch=row == SCRATCH)
+            direction = list(metrics)[-1]  # `both` if there are two
+            points.append({"size": size, "seed": seed, "row": row, "direction": direction, **metrics[direction][0]})
+            write_json(path, points)
+        shutil.rmtree(sample_folder, ignore_errors=True)  # the models are not needed again
     return points
 
 
@@ -322,22 +306,19 @@ def stratified_sample(examples: Sequence[TextExample], size: int, seed: int) -> 
 
 def summarize_seeds(seed_metrics: Sequence[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
     """Return mean and sample standard deviation (None for one seed) of each metric."""
-    names = [name for name in seed_metrics[0] if name != "seed"]
-    values = {name: [seed_metric[name] for seed_metric in seed_metrics] for name in names}
-    return {n: (statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else None) for n, v in values.items()}
+    return {n: _mean_std([metrics[n] for metrics in seed_metrics]) for n in seed_metrics[0] if n != "seed"}
 
 
-def error_curves(
-    points: Sequence[dict[str, Any]], metric: str = ClassificationTask.default_metric
-) -> dict[str, dict[int, Any]]:
-    """Return mean and standard deviation of the error by method and training set size."""
-    curves: dict[str, dict[int, Any]] = {row: {} for row in CURVE_ROWS if any(d["row"] == row for d in points)}
-    for row, curve_points in curves.items():
-        for size in sorted({d["size"] for d in points}):
-            errors = [1 - d[metric] for d in points if (d["row"], d["size"]) == (row, size)]
-            if errors:
-                curve_points[size] = statistics.fmean(errors), statistics.stdev(errors) if len(errors) > 1 else 0.0
-    return curves
+def error_curves(points: Sequence[dict[str, Any]]) -> dict[str, dict[int, Any]]:
+    """Return mean and standard deviation (0 for one seed) of the error by method and training set size."""
+    errors: dict[str, dict[int, list[float]]] = {row: {} for row in CURVE_ROWS}
+    for point in sorted(points, key=lambda point: point["size"]):
+        errors[point["row"]].setdefault(point["size"], []).append(1 - point[ClassificationTask.default_metric])
+    return {row: {size: _mean_std(e, 0.0) for size, e in curve.items()} for row, curve in errors.items() if curve}
+
+
+def _mean_std(values: Sequence[float], default_std: float | None = None) -> tuple[float, float | None]:
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else default_std
 
 
 def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]]) -> str:
@@ -345,20 +326,16 @@ def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]])
     sections = []
     if results:
         names = list(next(iter(results["rows"].values())))
-        table_rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
-        sections += [
-            ("Results", html_table(["", *names], table_rows)),
-            ("Config", code(results["config"])),
-        ]
+        rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
+        sections += [("Results", html_table(["", *names], rows)), ("Config", code(results["config"]))]
     if points:
-        stats = error_curves(points)
-        sizes = sorted({d["size"] for d in points})
-        table_rows = [
-            [row, *(format_mean_std(curve_points[size]) if size in curve_points else "" for size in sizes)]
-            for row, curve_points in stats.items()
+        curves, sizes = error_curves(points), sorted({d["size"] for d in points})
+        rows = [
+            [row, *(format_mean_std(curve[size]) if size in curve else "" for size in sizes)]
+            for row, curve in curves.items()
         ]
-        chart = mean_std_chart(stats, "labeled examples", "error")
-        sections.append(("Error by number of examples", chart + html_table(["", *map(str, sizes)], table_rows)))
+        chart = mean_std_chart(curves, "labeled examples", "error")
+        sections.append(("Error by number of examples", chart + html_table(["", *map(str, sizes)], rows)))
     return html_page("ULMFiT", "a general language model, fine-tuned on the task's text, then a classifier", sections)
 
 

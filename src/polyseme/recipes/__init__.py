@@ -8,63 +8,33 @@ from pathlib import Path
 from polyseme.errors import ConfigError, suggest
 from polyseme.io.json import read_json
 from polyseme.ngram.train import NgramRecipe
-from polyseme.recipes import (
-    albert,
-    bert,
-    demo,
-    distilbert,
-    elmo,
-    flair,
-    gpt,
-    gpt2,
-    modernbert,
-    music,
-    ngram,
-    nnlm,
-    performance_rnn,
-    rnn_lm,
-    roberta,
-    seq2seq,
-    spanbert,
-    t5,
-    taglm,
-    transformer,
-    transformer_xl,
-    ulmfit,
-    word_vectors,
-    xlnet,
-)
+from polyseme.recipes import encoder_decoders as s2s
+from polyseme.recipes import encoders as enc
+from polyseme.recipes import language_models as lm
+from polyseme.recipes import ulmfit
+from polyseme.recipes import word_vectors as wv
 from polyseme.train.recipe import Recipe
 
 _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
-    *(demo.demo, bert.tiny, bert.small, bert.base, bert.large),
-    *(roberta.tiny, roberta.base, roberta.large),
-    *(albert.tiny, albert.base, albert.large, albert.xlarge, albert.xxlarge),
-    *(spanbert.tiny, spanbert.base, spanbert.large),
-    *(distilbert.tiny, distilbert.base),
-    *(modernbert.tiny, modernbert.small),
-    *(gpt.tiny, gpt.base),
-    *(gpt2.tiny, gpt2.small),
-    *(transformer_xl.tiny, transformer_xl.base),
-    *(xlnet.tiny, xlnet.base),
-    *(seq2seq.tiny, seq2seq.multi30k),
-    *(transformer.tiny, transformer.multi30k, transformer.base),
-    *(t5.tiny, t5.small, t5.base, t5.large, t5.v11),
-    *(music.tiny, music.base),
-    *(performance_rnn.tiny, performance_rnn.base),
-    *(nnlm.tiny, nnlm.ap),
+    *(enc.demo, enc.bert_tiny, enc.bert_small, enc.bert_base, enc.bert_large),
+    *(enc.roberta_tiny, enc.roberta_base, enc.roberta_large),
+    *(enc.albert_tiny, enc.albert_base, enc.albert_large, enc.albert_xlarge, enc.albert_xxlarge),
+    *(enc.spanbert_tiny, enc.spanbert_base, enc.spanbert_large, enc.distilbert_tiny, enc.distilbert_base),
+    *(enc.modernbert_tiny, enc.modernbert_small),
+    *(lm.gpt_tiny, lm.gpt_base, lm.gpt2_tiny, lm.gpt2_small, lm.transformer_xl_tiny, lm.transformer_xl_base),
+    *(enc.xlnet_tiny, enc.xlnet_base),
+    *(s2s.seq2seq_tiny, s2s.seq2seq_multi30k),
+    *(s2s.transformer_tiny, s2s.transformer_multi30k, s2s.transformer_base),
+    *(s2s.t5_tiny, s2s.t5_small, s2s.t5_base, s2s.t5_large, s2s.t5_v11),
+    *(lm.music_tiny, lm.music_base, lm.performance_rnn_tiny, lm.performance_rnn_base, lm.nnlm_tiny, lm.nnlm_ap),
     *(ulmfit.tiny, ulmfit.lecture, ulmfit.paper, ulmfit.awd),
-    *(rnn_lm.tiny, rnn_lm.medium),
-    *(word_vectors.word2vec_tiny, word_vectors.cbow_tiny, word_vectors.word2vec),
-    *(word_vectors.fasttext_tiny, word_vectors.fasttext, word_vectors.glove_tiny, word_vectors.glove),
-    *(elmo.tiny, elmo.small, elmo.original),
-    *(flair.tiny, flair.small, flair.paper, taglm.tiny, taglm.paper),
+    *(lm.rnn_lm_tiny, lm.rnn_lm_medium),
+    *(wv.word2vec_tiny, wv.cbow_tiny, wv.word2vec, wv.fasttext_tiny, wv.fasttext, wv.glove_tiny, wv.glove),
+    *(lm.elmo_tiny, lm.elmo_small, lm.elmo_original),
+    *(lm.flair_tiny, lm.flair_small, lm.flair_paper, lm.taglm_tiny, lm.taglm_paper),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {recipe_fn().name: recipe_fn for recipe_fn in _RECIPE_FUNCTIONS}
-
-NGRAM_RECIPES: dict[str, Callable[[], NgramRecipe]] = {
-    recipe_fn().name: recipe_fn for recipe_fn in (ngram.ngram3, ngram.ngram5)
-}
+NGRAM_RECIPES: dict[str, Callable[[], NgramRecipe]] = {"ngram-3": lm.ngram3, "ngram-5": lm.ngram5}
 
 
 def get_training_recipe(name: str) -> Recipe:

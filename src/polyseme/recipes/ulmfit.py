@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyseme.objectives.streaming_lm import StreamingCausalLM
+from polyseme.recipes.base import define
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig
@@ -17,21 +18,18 @@ def awd() -> Recipe:
 
     Merity et al. 2018, §5 and §6, and the authors' code.
     """
-    return Recipe(
-        name="ulmfit-awd",
-        family="ulmfit",
-        size="paper",
-        model={"embedding_row_dropout": 0.1, "input_dropout": 0.65, "hidden_dropout": 0.2},
-        objective=STREAMING_LM,
+    return define(
+        "ulmfit-awd",
+        STREAMING_LM,
         max_len=70,
         batch_tokens=5600,
-        micro_batch_tokens=5600,
-        budget=BudgetConfig(steps=750 * 373),
+        size="paper",
+        model={"embedding_row_dropout": 0.1, "input_dropout": 0.65, "hidden_dropout": 0.2},
+        steps=750 * 373,
         optimizer=OptimizerConfig(lr=30.0, weight_decay=1.2e-6, max_grad_norm=0.25, name="nt_asgd", patience=5),
         schedule=ScheduleConfig("constant", warmup=1),
-        eval_every=373,  # an epoch of WikiText-2
+        every=373,  # an epoch of WikiText-2
         eval_tokens=1 << 20,
-        save_every=373,
         log_every=50,
     )
 
@@ -47,20 +45,16 @@ def paper() -> Recipe:
     Howard and Ruder 2018, §4.1: segments of 70 tokens, Adam with learning rate 4e-3, β₁ 0.7 and β₂ 0.99. The paper
     specifies no more for its 103 M words; here 256 parallel streams, half of the dropout, slanted triangular schedule.
     """
-    return Recipe(
-        name="ulmfit-paper",
-        family="ulmfit",
-        size="paper",
-        model={"dropout": 0.5},
-        objective=STREAMING_LM,
+    return define(
+        "ulmfit-paper",
+        STREAMING_LM,
         max_len=70,
         batch_tokens=17920,
-        micro_batch_tokens=17920,
-        budget=BudgetConfig(steps=30_000),
+        model={"dropout": 0.5},
+        steps=30_000,
         optimizer=ADAM,
         schedule=ScheduleConfig("slanted", 0.1),
-        eval_every=1000,
-        save_every=1000,
+        every=1000,
         log_every=50,
     )
 

@@ -1,7 +1,5 @@
 """Charts: loss curves as hand-written SVG, other charts with matplotlib."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ import numpy as np
 from polyseme.report.html import columns, escape, html_table
 
 _WIDTH, _HEIGHT, _LEFT_MARGIN = 430, 230, 62  # of `line_chart`, in pixels
+_COLORS = _GRAY, _BLUE, _ORANGE, _GREEN, _PURPLE = "#8a94a6", "#2b6cb0", "#c05621", "#2f855a", "#6b46c1"
 
 
 def loss_chart(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats") -> str:
@@ -22,13 +21,13 @@ def loss_chart(rows: Sequence[dict[str, Any]], references: dict[str, float] | No
     for name in sorted({name for row in rows for name in row.get("loss", {})}):
         points = [(r["step"], r["loss"][name]) for r in rows if name in r.get("loss", {})]
         window = len(points) // 40
-        series = [Series("training", points, "#b9c4d6" if window > 1 else "#2b6cb0")]
+        series = [Series("training", points, "#b9c4d6" if window > 1 else _BLUE)]
         if window > 1:
             smoothed = np.convolve([value for _, value in points], np.ones(window) / window, "valid").tolist()
             window_ends = [step for step, _ in points[window - 1 :]]
-            series.append(Series(f"training, mean of {window}", list(zip(window_ends, smoothed)), "#2b6cb0"))
+            series.append(Series(f"training, mean of {window}", list(zip(window_ends, smoothed)), _BLUE))
         valid_points = [(r["step"], r["valid"][name]) for r in rows if name in r.get("valid", {})]
-        series.append(Series("held-out", valid_points, "#c05621", show_points=True))
+        series.append(Series("held-out", valid_points, _ORANGE, show_points=True))
         for label, reference in (references or {}).items():
             ends = [(points[0][0], reference), (points[-1][0], reference)]
             series.append(Series(label, ends, "#5b6478", 'stroke-dasharray="2 3"'))
@@ -47,28 +46,6 @@ class Series:
     show_points: bool = False
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Mapping from values to pixels."""
-
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
-    top: int
-
-    @classmethod
-    def fit(cls, points: Sequence[tuple[float, float]], top: int) -> _Scale:
-        """Fit the ranges to points, with a margin above and below."""
-        (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points))
-        y_range = (y0 - 0.04 * (y1 - y0), y1 + 0.04 * (y1 - y0)) if y1 > y0 else (y0 - 1, y0 + 1)
-        return cls((x0, max(x1, x0 + 1)), y_range, top)
-
-    def to_pixels(self, x: float, y: float) -> tuple[float, float]:
-        """Map a point to pixels; y grows downward."""
-        (x0, x1), (y0, y1) = self.x_range, self.y_range
-        pixel_x = _LEFT_MARGIN + (x - x0) / (x1 - x0) * (_WIDTH - _LEFT_MARGIN - 12)
-        return pixel_x, self.top + (y1 - y) / (y1 - y0) * _HEIGHT
-
-
 def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
     """Draw lines as an inline SVG with integer ticks on the x-axis; points that are not finite are skipped.
 
@@ -79,15 +56,24 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
     if not visible:
         return ""
     top = 8 + 16 * math.ceil(len(visible) / 2)
-    scale = _Scale.fit([point for line in visible for point in line.points], top)
-    parts = [part for index, line in enumerate(visible) for part in _draw_line(line, index, scale)]
+    (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*(point for line in visible for point in line.points)))
+    x1, margin = max(x1, x0 + 1), 0.04 * (y1 - y0) or 1
+    y0, y1 = y0 - margin, y1 + margin
+
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
+        pixel_x = _LEFT_MARGIN + (x - x0) / (x1 - x0) * (_WIDTH - _LEFT_MARGIN - 12)
+        return pixel_x, top + (y1 - y) / (y1 - y0) * _HEIGHT
+
+    parts: list[str] = []
+    for index, line in enumerate(visible):
+        parts += _draw_line(line, index, [to_pixels(*point) for point in line.points])
     axes = f"M{_LEFT_MARGIN} {top}v{_HEIGHT}H{_WIDTH}"
-    for tick in _ticks(*scale.x_range, 6, min_step=1):
-        x, y = scale.to_pixels(tick, scale.y_range[0])
+    for tick in _ticks(x0, x1, 6, min_step=1):
+        x, y = to_pixels(tick, y0)
         axes += f"M{x:.1f} {y:.1f}v4"
         parts.append(_svg_text(x, y + 17, f"{tick:,.10g}"))
-    for tick in _ticks(*scale.y_range, 6):
-        x, y = scale.to_pixels(scale.x_range[0], tick)
+    for tick in _ticks(y0, y1, 6):
+        x, y = to_pixels(x0, tick)
         axes += f"M{x:.1f} {y:.1f}h-4"
         parts.append(_svg_text(x - 8, y + 4, f"{tick:,.10g}", 'text-anchor="end"'))
     middle, total_height = top + _HEIGHT / 2, top + _HEIGHT + 44
@@ -100,9 +86,8 @@ def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
     )
 
 
-def _draw_line(line: Series, index: int, scale: _Scale) -> list[str]:
+def _draw_line(line: Series, index: int, coordinates: list[tuple[float, float]]) -> list[str]:
     """Draw a line, its legend and its points."""
-    coordinates = [scale.to_pixels(*point) for point in line.points]
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in coordinates)
     legend_x, legend_y = _LEFT_MARGIN + 180 * (index % 2), 16 * (index // 2)
     dots = coordinates if line.show_points or len(coordinates) == 1 else ()
@@ -137,48 +122,39 @@ def histograms(bins_by_name: dict[str, tuple[Sequence[int], Sequence[int]]], y_l
             tables.append(html_table([name, y_label], list(zip(spans, counts))))
         return columns(*tables)
     for (name, (bin_edges, counts)), axis in zip(bins_by_name.items(), axes[0]):
-        axis.stairs(counts, bin_edges, fill=True, color="#2b6cb0", edgecolor="white", linewidth=0.8)
-        _log_axis(axis, name, y_label)
+        axis.stairs(counts, bin_edges, fill=True, color=_BLUE, edgecolor="white", linewidth=0.8)
+        _label_axes(axis, name, y_label)
+        axis.yaxis.set_major_formatter(_format_tick)
     return _to_svg(figure)
 
 
 def log_line_chart(points: Sequence[tuple[int, int]], x_label: str, y_label: str) -> str:
     """Draw a curve over a logarithmic x-axis; a table if matplotlib is not installed."""
     try:
-        figure, axes = _figure(1, 1, (4.25, 2.9))
+        figure, ((axis,),) = _figure(1, 1, (4.25, 2.9))
     except ImportError:
         return html_table([x_label, y_label], points)
-    axes[0][0].plot(*zip(*points), "o-", color="#2b6cb0", markersize=3)
-    axes[0][0].set_ylim(bottom=0)
-    _log_axis(axes[0][0], x_label, y_label)
+    axis.plot(*zip(*points), "o-", color=_BLUE, markersize=3)
+    axis.set_ylim(bottom=0)
+    _label_axes(axis, x_label, y_label)
+    axis.yaxis.set_major_formatter(_format_tick)
     return _to_svg(figure)
 
 
 def mean_std_chart(curves_by_name: dict[str, dict[int, tuple[float, float]]], x_label: str, y_label: str) -> str:
     """Draw curves (x to mean and deviation) over a logarithmic x-axis; a table if matplotlib is not installed."""
     try:
-        figure, axes = _figure(1, 1, (5.6, 3.4))
+        figure, ((axis,),) = _figure(1, 1, (5.6, 3.4))
     except ImportError:
-        x_values = sorted({x_value for curve_points in curves_by_name.values() for x_value in curve_points})
-        mean_cells = [
-            [f"{curve_points[p][0]:.4f}" if p in curve_points else "" for p in x_values]
-            for curve_points in curves_by_name.values()
-        ]
-        return html_table(
-            [x_label, *map(str, x_values)], [[name, *cells] for name, cells in zip(curves_by_name, mean_cells)]
-        )
-    axis = axes[0][0]
-    for (name, curve_points), color in zip(
-        curves_by_name.items(), ("#8a94a6", "#2b6cb0", "#c05621", "#2f855a", "#6b46c1")
-    ):
-        x_values = sorted(curve_points)
-        means, deviations = (np.array([curve_points[x_value][i] for x_value in x_values]) for i in (0, 1))
-        axis.plot(x_values, means, "o-", color=color, markersize=3.5, label=name)
-        axis.fill_between(x_values, means - deviations, means + deviations, color=color, alpha=0.15, linewidth=0)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    axis.set_xlabel(x_label)
-    axis.set_ylabel(y_label)
+        xs = sorted({x for curve in curves_by_name.values() for x in curve})
+        rows = [[n, *(f"{c[x][0]:.4f}" if x in c else "" for x in xs)] for n, c in curves_by_name.items()]
+        return html_table([x_label, *map(str, xs)], rows)
+    for (name, curve), color in zip(curves_by_name.items(), _COLORS):
+        xs = sorted(curve)
+        means, deviations = np.array([curve[x] for x in xs]).T
+        axis.plot(xs, means, "o-", color=color, markersize=3.5, label=name)
+        axis.fill_between(xs, means - deviations, means + deviations, color=color, alpha=0.15, linewidth=0)
+    _label_axes(axis, x_label, y_label)
     axis.legend(frameon=False, fontsize=8)
     return _to_svg(figure)
 
@@ -191,15 +167,13 @@ def attention_grid(tokens: Sequence[str], maps: np.ndarray) -> str:
         figure, axes = _figure(num_heads, num_layers, (num_heads * size + 1, num_layers * size + 0.6))
     except ImportError:
         return ""
-    for layer in range(num_layers):
-        for head in range(num_heads):
-            axis = axes[layer][head]
-            axis.imshow(maps[layer, head], cmap="Blues", vmin=0, vmax=1, aspect="equal")
-            axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
-            axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
-            axis.set_yticks(range(len(tokens)), tokens if head == 0 else [], fontsize=7)
-            for side in axis.spines.values():
-                side.set_visible(False)
+    for layer, head in np.ndindex(num_layers, num_heads):
+        axis = axes[layer][head]
+        axis.imshow(maps[layer, head], cmap="Blues", vmin=0, vmax=1, aspect="equal")
+        axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
+        axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
+        axis.set_yticks(range(len(tokens)), tokens if head == 0 else [], fontsize=7)
+        axis.spines[:].set_visible(False)
     return _to_svg(figure)
 
 
@@ -214,10 +188,14 @@ def _figure(num_columns: int, num_rows: int, size: tuple[float, float]) -> tuple
     return figure, axes
 
 
-def _log_axis(axis: Any, x_label: str, y_label: str) -> None:
+def _format_tick(value: float, _: int) -> str:
+    return f"{value:,.0f}"
+
+
+def _label_axes(axis: Any, x_label: str, y_label: str) -> None:
+    """Label both axes; the x-axis is logarithmic."""
     axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    axis.yaxis.set_major_formatter(lambda y, _: f"{y:,.0f}")
+    axis.xaxis.set_major_formatter(_format_tick)
     axis.set_xlabel(x_label)
     axis.set_ylabel(y_label)
 

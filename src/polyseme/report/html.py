@@ -1,7 +1,5 @@
 """Self-contained HTML pages: page, table, code, note and other elements."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Sequence

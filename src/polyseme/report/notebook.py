@@ -1,7 +1,5 @@
 """HTML views of results for notebooks."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -12,10 +10,8 @@ class NotebookResult:
     """A base class of result dataclasses: notebooks show a table of their fields."""
 
     def _repr_html_(self) -> str:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return html_table(
-            [type(self).__name__, ""], [(f.name, _format(getattr(self, f.name))) for f in fields if f.repr]
-        )
+        names = [field.name for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
+        return html_table([type(self).__name__, ""], [(name, _format(getattr(self, name))) for name in names])
 
 
 def _format(value: Any) -> str:

@@ -1,12 +1,10 @@
 """Typed results of runs: metrics, and paths to the model and the page."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from polyseme.report.notebook import NotebookResult
 
@@ -28,24 +26,14 @@ class ValidationResult(NotebookResult):
 
 
 @dataclass(frozen=True)
-class PretrainResult(NotebookResult):
-    """A finished pre-training run: its folder, validation losses, and sizes."""
+class _RunResult(NotebookResult):
+    """A finished run in the folder `out`."""
 
     out: Path
-    valid: ValidationResult
-    num_parameters: int
-    num_tokens: int
-    num_steps: int
-
-    @classmethod
-    def from_results(cls, out: Path, results: Mapping[str, Any]) -> PretrainResult:
-        """From the dictionary in `results.json`."""
-        valid = ValidationResult(dict(results["valid"]))
-        return cls(Path(out), valid, results["parameters"], results["tokens"], results["steps"])
 
     @property
     def model(self) -> Path:
-        """The model folder."""
+        """The model folder, of the best seed if there are several."""
         return self.out / "model"
 
     @property
@@ -55,31 +43,61 @@ class PretrainResult(NotebookResult):
 
 
 @dataclass(frozen=True)
-class FinetuneResult(NotebookResult):
-    """A finished fine-tuning run: the mean and standard deviation of every metric over the seeds."""
+class PretrainResult(_RunResult):
+    """A finished pre-training run: its folder, validation losses, and sizes."""
 
-    out: Path
+    valid: ValidationResult
+    num_parameters: int
+    num_tokens: int
+    num_steps: int
+
+    @classmethod
+    def from_results(cls, out: Path, results: Mapping[str, Any]) -> Self:
+        """From the dictionary in `results.json`."""
+        valid = ValidationResult(dict(results["valid"]))
+        return cls(Path(out), valid, results["parameters"], results["tokens"], results["steps"])
+
+
+@dataclass(frozen=True)
+class FinetuneResult(_RunResult):
+    """A finished fine-tuning run: the mean and standard deviation of every metric over the seeds.
+
+    `baselines` are the metrics of simple models, `tasks` the results of each of several tasks, `grid` the mean score of
+    every point of a grid search, and `details` the content of `results.json`.
+    """
+
     primary_metric: str
     mean: dict[str, float]
     std: dict[str, float | None]
     seeds: tuple[dict[str, Any], ...]
     best_seed: int
     failed_seeds: tuple[int, ...]
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    tasks: dict[str, "FinetuneResult"] = field(default_factory=dict)
+    grid: dict[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_results(cls, out: Path, results: Mapping[str, Any]) -> FinetuneResult:
+    def from_results(cls, out: Path, results: Mapping[str, Any]) -> "FinetuneResult":
         """From the dictionary in `results.json`."""
+        tasks = {name: cls.from_results(Path(out), each) for name, each in results.get("tasks", {}).items()}
         return cls(
             Path(out), results["primary_metric"], dict(results["mean"]), dict(results["std"]),
             tuple(results["seeds"]), results["best_seed"], tuple(results["failed_seeds"]),
+            results.get("baselines", {}), tasks, results.get("grid", {}), results,
         )  # fmt: skip
 
-    @property
-    def model(self) -> Path:
-        """The model folder of the best seed."""
-        return self.out / "model"
 
-    @property
-    def report(self) -> Path:
-        """The page about the run."""
-        return self.out / "report.html"
+@dataclass(frozen=True)
+class EvaluationResult(NotebookResult):
+    """The metrics of a task model on labeled examples, its size and its speed.
+
+    `chosen_on_dev` is what was selected on these same examples, so that their scores are optimistic.
+    """
+
+    metrics: dict[str, float]
+    num_examples: int
+    num_parameters: int
+    examples_per_second: float
+    ms_per_text: float
+    chosen_on_dev: tuple[str, ...] = ()

@@ -1,7 +1,5 @@
 """HTML report of a pre-training or fine-tuning run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,12 +37,8 @@ def dev_selection_note(choices: Sequence[str]) -> str:
 
 def truncation_note(results: dict[str, Any], split: str) -> str:
     """Return how many examples of a split were truncated; empty if none were."""
-    num_truncated, total = results["num_truncated"][split], results[f"{split}_examples"]
-    return (
-        f"{split}: {num_truncated:,} of {total:,} examples ({num_truncated / max(total, 1):.1%}) were truncated"
-        if num_truncated
-        else ""
-    )
+    count, total = results["num_truncated"][split], results[f"{split}_examples"]
+    return f"{split}: {count:,} of {total:,} examples ({count / max(total, 1):.1%}) were truncated" if count else ""
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
@@ -65,20 +59,15 @@ def write_report(run: Path) -> Path:
 def _pretraining_page(run: Path, results: dict[str, Any]) -> str:
     saved_recipe = read_json(run / "recipe.json")
     recipe = saved_recipe["recipe"]
-    return html_page(
-        f"Pre-training: {recipe['name']}",
-        f"{escape(recipe['family'])} on {escape(saved_recipe['corpus'])}",
-        [
-            ("Loss", loss_chart(read_log(run))),
-            ("Results", metrics_table(results["valid"])),
-            ("Cost", cost_table(results)),
-            ("The exact recipe", code(recipe)),
-            (
-                "What next",
-                code(f"polyseme score {run}/model --data TEXT.txt\npolyseme finetune {run}/model --help"),
-            ),
-        ],
-    )
+    sections = [
+        ("Loss", loss_chart(read_log(run))),
+        ("Results", metrics_table(results["valid"])),
+        ("Cost", cost_table(results)),
+        ("The exact recipe", code(recipe)),
+        ("What next", code(f"polyseme score {run}/model --data TEXT.txt\npolyseme finetune {run}/model --help")),
+    ]
+    lead = f"{escape(recipe['family'])} on {escape(saved_recipe['corpus'])}"
+    return html_page(f"Pre-training: {recipe['name']}", lead, sections)
 
 
 def _finetuning_page(run: Path, results: dict[str, Any]) -> str:
@@ -87,21 +76,14 @@ def _finetuning_page(run: Path, results: dict[str, Any]) -> str:
     rows.append(["mean", *(f"{results['mean'][n]:.4f}" for n in names)])
     if len(results["seeds"]) > 1:
         rows.append(["std", *(f"{results['std'][n]:.4f}" for n in names)])
+    notes = [dev_selection_note(results.get("chosen_on_dev", ()))]
+    notes += [truncation_note(results, part) for part in results["num_truncated"]]
     log = [row for row in read_log(run) if row.get("seed") == results["best_seed"]]
-    facts = {k: v for k, v in results.items() if k not in ("seeds", "mean", "std")}
-    notes = [
-        dev_selection_note(results.get("chosen_on_dev", ())),
-        *(truncation_note(results, part) for part in results["num_truncated"]),
+    sections = [
+        ("Results", html_table(["", *names], rows) + "".join(note(line) for line in notes if line)),
+        (f"Loss of seed {results['best_seed']}", loss_chart(log, unit=results.get("loss_unit", "nats"))),
+        ("Facts", code({k: v for k, v in results.items() if k not in ("seeds", "mean", "std")})),
+        ("Settings", code(read_json(run / "model" / "polyseme.json")["metadata"]["settings"])),
     ]
-    settings = read_json(run / "model" / "polyseme.json")["metadata"]["settings"]
-    unit = results.get("loss_unit", "nats")
-    return html_page(
-        f"Fine-tuning: {results.get('data') or results['task']}",
-        f"from {escape(str(results['model']))}",
-        [
-            ("Results", html_table(["", *names], rows) + "".join(note(line) for line in notes if line)),
-            (f"Loss of seed {results['best_seed']}", loss_chart(log, unit=unit)),
-            ("Facts", code(facts)),
-            ("Settings", code(settings)),
-        ],
-    )
+    title = f"Fine-tuning: {results.get('data') or results['task']}"
+    return html_page(title, f"from {escape(str(results['model']))}", sections)

@@ -18,45 +18,34 @@ from polyseme.tasks.tagging import TaggingTask
 if TYPE_CHECKING:
     from polyseme.nn.model import ModelConfig
 
-TASKS: dict[str, type[TaskConfig]] = {
-    task.task_type: task
-    for task in (
-        ClassificationTask,
-        PairClassificationTask,
-        RegressionTask,
-        TaggingTask,
-        SemanticRolesTask,
-        ExtractiveQATask,
-        MultipleChoiceTask,
-        CoreferenceTask,
-    )
-}
+_TASKS: tuple[type[TaskConfig], ...] = (
+    *(ClassificationTask, PairClassificationTask, RegressionTask, TaggingTask, SemanticRolesTask),
+    *(ExtractiveQATask, MultipleChoiceTask, CoreferenceTask),
+)
+TASKS: dict[str, type[TaskConfig]] = {task.task_type: task for task in _TASKS}
 
 
 def find_task(name: str, tasks: Iterable[type[TaskConfig]] = ()) -> type[TaskConfig]:
     """Return a task by its type, one of `TASKS` or of those passed."""
-    known = TASKS | {task.task_type: task for task in tasks}
-    if name not in known:
-        raise ConfigError(f"there is no task {name!r}; {suggest(name, known)}")
-    return known[name]
+    return _get(TASKS | {task.task_type: task for task in tasks}, name)
 
 
 def task_from_json(value: Any, tasks: Iterable[type[TaskConfig]] = ()) -> TaskConfig:
     """Read a task from the JSON that `TaskConfig.to_json` wrote; users' own tasks are passed in `tasks`."""
-    known = {task.__name__: task for task in (*TASKS.values(), *tasks)}
     kind = value.get("kind") if isinstance(value, Mapping) else None
-    if kind not in known:
-        raise ConfigError(f"there is no task {kind!r}; {suggest(str(kind), known)}")
-    return known[kind].from_json(value, "task")
+    return _get({task.__name__: task for task in (*TASKS.values(), *tasks)}, str(kind)).from_json(value, "task")
+
+
+def _get(tasks: Mapping[str, type[TaskConfig]], name: str) -> type[TaskConfig]:
+    if name not in tasks:
+        raise ConfigError(f"there is no task {name!r}; {suggest(name, tasks)}")
+    return tasks[name]
 
 
 def load_task(
     metadata: Mapping[str, Any], model_config: ModelConfig, tasks: Iterable[type[TaskConfig]] = ()
 ) -> TaskConfig:
-    """Return the task of a model folder: the one that its `polyseme.json` records.
-
-    A folder that other tools wrote records none: there its task is that of its published head.
-    """
+    """Return the task that a model folder records in `polyseme.json`, or the task of a published head without it."""
     if isinstance(metadata.get("tasks"), Mapping):
         raise ConfigError(f"the model answers several tasks, {', '.join(metadata['tasks'])}: choose one")
     if "task" in metadata:

@@ -7,11 +7,13 @@ is one file: a frozen dataclass that derives from `TaskConfig`, with an `Example
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -19,56 +21,55 @@ import torch
 from polyseme.config import Config
 from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.io.atomic import write_text
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.tasks.baselines.feature_taggers import require_sklearn
-from polyseme.tasks.encoded import EncodedExample, Target
-from polyseme.tasks.readers.rows import Columns, RowReader, read_rows
+from polyseme.tasks.baselines.taggers import require_sklearn
+from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, mean_rows, softmax
+from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, read_lines, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 
 if TYPE_CHECKING:
     from polyseme.families.family import Family
-    from polyseme.nn.heads.base import HeadConfig
     from polyseme.nn.model import Model
     from polyseme.nn.trunks.base import TrunkConfig
-    from polyseme.text.tokenizer import Tokenizer
 
-MetricsFn = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]  # of examples and predicted values
-BaselineFn = Callable[[Sequence[Any], Sequence[Any]], list[Any]]  # (train, dev) to a value for each dev example
+Metrics = dict[str, float]
+MetricsFn = Callable[[Sequence[Any], Sequence[Any]], Metrics]  # (examples, predicted values) -> metrics
+BaselineFn = Callable[[Sequence[Any], Sequence[Any]], list[Any]]  # (train, dev) -> one value per dev example
 Words = tuple[str, ...]
+RowsAndLabels = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Example(ABC):
+class Example:
     """One labeled or unlabeled input, and where it was read."""
+
+    gold_field: ClassVar[str] = "label"
 
     location: str
 
     @property
-    @abstractmethod
     def gold(self) -> Any:
         """The true answer as a plain value; None if it is unknown."""
+        return getattr(self, self.gold_field)
 
 
-class Prediction(ABC):
+class Prediction:
     """The answer of a model to one example."""
 
+    value_field: ClassVar[str] = "label"
+
     @property
-    @abstractmethod
     def value(self) -> Any:
         """The answer as a plain value, comparable with `Example.gold`."""
-
-
-class RowScores(NamedTuple):
-    """Scores of the rows of one encoded example, [rows, labels], and the best label of each row, [rows]."""
-
-    logits: np.ndarray
-    labels: np.ndarray
+        return getattr(self, self.value_field)
 
 
 @dataclass(frozen=True)
-class TaskConfig(Config, ABC):
+class TaskConfig(Config, Codec):
     """What is predicted and how: labels and settings, saved in `polyseme.json` and read back.
 
     `name` is set where one model answers several tasks; it is part of the head's name. With a `text_template` the
@@ -83,10 +84,8 @@ class TaskConfig(Config, ABC):
     loss_unit: ClassVar[str] = "nats"
     feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
-    scores_tokens: ClassVar[bool] = False  # whether models have to read the same tokens to be averaged
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
     supports_text: ClassVar[bool] = False  # whether it can be answered in text
-    max_windows: ClassVar[int | None] = None  # encoded examples whose scores are held at a time; None: all
 
     name: str = field(default="", kw_only=True)
     text_template: TextToTextTemplate | None = field(default=None, kw_only=True)
@@ -122,6 +121,12 @@ class TaskConfig(Config, ABC):
     @abstractmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Yield one function per row of a file; calling it parses the row."""
+
+    @classmethod
+    def iter_json_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
+        """Yield the rows of a file of JSON lines, which `from_record` parses."""
+        build = partial(cls.from_record, columns=columns, needs_labels=needs_labels)
+        return iter_json_lines(path, read_lines(path, columns.encoding), build)
 
     @classmethod
     def from_value(cls, value: Any, location: str, needs_labels: bool = False) -> Any:
@@ -166,7 +171,7 @@ class TaskConfig(Config, ABC):
     # --------------------------------------------------------------------------------------------------- model
 
     @property
-    def codec(self) -> Any:
+    def codec(self) -> Codec:
         """What puts the task to a model and reads its scores: the task itself, or a wrapper for text."""
         return self
 
@@ -180,35 +185,20 @@ class TaskConfig(Config, ABC):
         return self.head_type + (f"@{self.name}" if self.name else "")
 
     def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
-        """Return the heads that the task puts on a trunk of the family."""
         return {self.head_name: family.task_head(self.head_type, self.output_labels, trunk)}
 
     @classmethod
     def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
         """Return the task of a folder that other tools wrote, which has heads but no task; None if it is another."""
+        head = heads.get(cls.head_type)
+        return cls.from_head(head) if isinstance(head, ClassificationHeadConfig) else None
+
+    @classmethod
+    def from_head(cls, head: ClassificationHeadConfig) -> Self | None:
+        """Return the task of a published head; None if it is another's."""
         return None
 
-    @abstractmethod
-    def target(self, example: Any) -> Target:
-        """Encode the gold answer; None if there is none."""
-
-    @abstractmethod
-    def encode(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        max_len: int,
-        truncate: bool = False,
-        use_labels: bool = True,
-    ) -> Iterable[EncodedExample]:
-        """Encode examples as token ids; one example may give several windows.
-
-        An example that is longer than `max_len` is an error, or is cut if `truncate` is set. Without `use_labels` there
-        are no targets, and labels that are present are ignored.
-        """
-
     def collate(self, encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
-        """Pack encoded examples, sorted by length; also return which of them stands at each position."""
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         ordered = [encoded[i] for i in order]
         sizes = np.array([size for e in ordered for size in e.sequence_lengths])
@@ -228,9 +218,7 @@ class TaskConfig(Config, ABC):
         return Batch(inputs, {self.head_name: targets}, layout.num_tokens), order
 
     @abstractmethod
-    def batch_targets(
-        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return the rows that the head reads and their labels.
 
         `ranks` has the position of each sequence of the batch, `starts` its first token, in the order of `encoded`.
@@ -244,39 +232,40 @@ class TaskConfig(Config, ABC):
         """Return how many rows of scores an encoded example has."""
         return 1
 
-    def num_tokens(self, encoded: EncodedExample) -> int:
-        """Return how much of a batch's token budget an encoded example takes when it is scored."""
-        return len(encoded.ids)
-
     def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Any]:
-        """Return the raw scores of each encoded example, read as one batch."""
         batch, order = self.collate(encoded)
         batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
         hidden = model.trunk(batch.inputs).hidden
+        scores = self.head_scores(model, hidden, batch, [encoded[i] for i in order])
+        return [each for _, each in sorted(zip(order, scores), key=itemgetter(0))]
+
+    def head_scores(
+        self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Sequence[EncodedExample]
+    ) -> Iterable[Any]:
+        """Return the scores of each encoded example, in the order of the batch."""
         rows = batch.targets[self.head_name].rows
         outputs = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)
-        logits, labels = (tensor.cpu().numpy() for tensor in outputs)
-        ends = np.cumsum([self.num_rows(encoded[i]) for i in order])[:-1]
-        scores = dict(zip(order, map(RowScores, np.split(logits, ends), np.split(labels, ends))))
-        return [scores[i] for i in range(len(encoded))]
+        ends = np.cumsum([self.num_rows(e) for e in encoded])[:-1]
+        return map(RowScores, *(np.split(tensor.cpu().numpy(), ends) for tensor in outputs))
 
     def describe_limit(self, max_len: int) -> str:
-        """Say to what a long example is cut."""
+        """Describe the limit that a long example is cut to."""
         return f"{max_len} tokens"
 
-    @abstractmethod
-    def decode(self, scored: Iterable[tuple[EncodedExample, Any]], examples: Sequence[Any]) -> list[Any]:
-        """Turn scores into one prediction for each example; windows of one example are merged."""
+    def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
+        means = mean_rows([[self.to_probabilities(s.logits) for s in one] for one in scores])
+        return [RowScores(logits, logits.argmax(-1)) for logits in map(self.from_probabilities, means)]
 
-    def average(
-        self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Sequence[EncodedExample]
-    ) -> list[Any]:
-        """Combine the scores that several models give to the same examples into scores that `decode` reads."""
-        raise UnsupportedError(f"predictions of several models cannot be averaged for {self.task_type}: no ensemble")
+    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Return scores as numbers that can be averaged: probabilities over labels."""
+        return softmax(logits, axis=-1)
+
+    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
+        """Reverse `to_probabilities`."""
+        return np.log(np.maximum(probabilities, 1e-300))
 
     @property
     def ensemble_key(self) -> tuple[Any, ...]:
-        """What models of an ensemble must have in common."""
         return self.task_type, self.output_labels
 
     # -------------------------------------------------------------------------------------------------- scores
@@ -299,12 +288,13 @@ class TaskConfig(Config, ABC):
         """Return the metrics of predicted values."""
 
     def metrics(
-        self, examples: Sequence[Any], predictions: Sequence[Any], extra_metrics: MetricsFn | None = None
-    ) -> dict[str, float]:
+        self, examples: Examples, predictions: Sequence[Any], extra_metrics: MetricsFn | None = None
+    ) -> Metrics:
         """Return the metrics of predictions, with those of the data set if it has its own."""
-        values = [self.scored_value(prediction) for prediction in predictions]
-        scores = self.score([e.gold for e in examples], values)
-        return scores | (extra_metrics(examples, values) if extra_metrics else {})
+        return self._score_values(examples, [self.scored_value(p) for p in predictions], extra_metrics)
+
+    def _score_values(self, examples: Examples, values: list[Any], extra: MetricsFn | None) -> Metrics:
+        return self.score([e.gold for e in examples], values) | (extra(examples, values) if extra else {})
 
     def scored_value(self, prediction: Any) -> Any:
         """Return a prediction as the metrics count it."""
@@ -319,16 +309,12 @@ class TaskConfig(Config, ABC):
         return {}
 
     def baseline_metrics(
-        self, name: str, train: Sequence[Any], dev: Sequence[Any], extra_metrics: MetricsFn | None = None
-    ) -> dict[str, float]:
+        self, name: str, train: Examples, dev: Examples, extra_metrics: MetricsFn | None = None
+    ) -> Metrics:
         """Return the metrics of a baseline that has learned from `train`."""
         self.check_baseline(name)
-        for example in (*train, *dev):
-            if example.gold is None:
-                raise DataError(f"{example.location}: there is no label to compare with")
-        values = self.baselines()[name](train, dev)
-        scores = self.score([e.gold for e in dev], values)
-        return scores | (extra_metrics(dev, values) if extra_metrics else {})
+        require_gold([*train, *dev])
+        return self._score_values(dev, self.baselines()[name](train, dev), extra_metrics)
 
     def check_baseline(self, name: str) -> None:
         """Raise an error if the task has no such baseline, or if a library that it needs is missing."""
@@ -341,7 +327,7 @@ class TaskConfig(Config, ABC):
     # -------------------------------------------------------------------------------------------------- output
 
     def write(self, path: Path, examples: Sequence[Any], predictions: Sequence[Any]) -> None:
-        """Write predictions in the order of the examples; what is written can be read again as examples."""
+        """Write predictions in the order of the examples, in a format that can be read as examples."""
         if path.suffix not in self.output_suffixes:
             known = ", ".join(self.output_suffixes)
             raise ConfigError(f"{path}: predictions of {self.task_type} are written as {known}, not {path.suffix!r}")
@@ -394,5 +380,41 @@ class TaskConfig(Config, ABC):
         return self
 
     def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
-        """Return the task as one that is answered in text, written as the data set `name` is if it is known."""
+        """Return the task with a template to answer it in text, that of the data set `name` if there is one."""
         raise UnsupportedError(f"{self.task_type} cannot be answered in text")
+
+
+@dataclass(frozen=True)
+class LabelSetTask(TaskConfig):
+    """A task whose answers are among the labels of its training set."""
+
+    labels: tuple[str, ...] = ()
+
+    @property
+    def output_labels(self) -> tuple[str, ...]:
+        return self.labels
+
+    @cached_property
+    def _label_ids(self) -> dict[str, int]:
+        return {label: i for i, label in enumerate(self.labels)}
+
+    def label_id(self, label: str, location: str) -> int:
+        """Return the index of a label; one that is not among those of training is an error."""
+        if label not in self._label_ids:
+            known = suggest(label, self._label_ids)
+            raise DataError(f"{location}: the label {label!r} was never seen in training; {known}")
+        return self._label_ids[label]
+
+
+def require_gold(examples: Examples) -> None:
+    """Raise an error if an example has no label."""
+    for example in examples:
+        if example.gold is None:
+            raise DataError(f"{example.location}: there is no label to compare with")
+
+
+def require_labels(labels: Sequence[str], examples: Sequence[Any], min_labels: int = 2) -> None:
+    """Raise an error if the labels of a training set are too few to learn from."""
+    if len(labels) < min_labels:
+        shown = f"only the label {labels[0]!r}" if labels else "no labels"
+        raise DataError(f"the training data has {shown} ({examples[0].location} …): there is nothing to learn")

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
 
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.io.atomic import write_text
-from polyseme.nn.heads.coreference import (
-    DOCUMENT,
-    FIRST_TOKEN,
-    GENRE,
-    LAST_TOKEN,
-    SENTENCE_END,
-    SPEAKER,
-    CoreferenceHead,
-    CoreferenceHeadConfig,
-)
-from polyseme.tasks.base import BaselineFn, Example, Prediction, TaskConfig, Words
-from polyseme.tasks.baselines.mentions import no_mentions, string_match
-from polyseme.tasks.encoded import EncodedExample, encode_words
+from polyseme.nn.heads import coreference as head_columns
+from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.coreference import FIRST_TOKEN, LAST_TOKEN, SENTENCE_END, CoreferenceHead, CoreferenceHeadConfig
+from polyseme.objectives.batch import Batch
+from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
+from polyseme.tasks.baselines.texts import no_mentions, string_match
+from polyseme.tasks.encoded import EncodedExample, Examples, encode_words
 from polyseme.tasks.metrics.coreference import Mention, coreference_metrics
 from polyseme.tasks.readers.conll2012 import ConllDocument, format_conll, iter_documents, plain_document
 from polyseme.tasks.readers.rows import Columns, RowReader
@@ -36,7 +31,6 @@ from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from polyseme.families.family import Family
-    from polyseme.nn.heads.base import HeadConfig
     from polyseme.nn.model import Model
     from polyseme.nn.trunks.base import TrunkConfig
 
@@ -47,37 +41,33 @@ Clusters = tuple[tuple[Mention, ...], ...]
 class DocumentExample(Example):
     """The words of a document, and clusters of mentions, which are the first and last word of each."""
 
+    gold_field = "clusters"
+
     words: Words
     document: ConllDocument
     clusters: Clusters | None = None
     id: str = ""
-
-    @property
-    def gold(self) -> Clusters | None:
-        return self.clusters
 
 
 @dataclass(frozen=True)
 class CoreferenceClusters(Prediction):
     """Clusters of mentions."""
 
-    clusters: Clusters
+    value_field = "clusters"
 
-    @property
-    def value(self) -> Clusters:
-        return self.clusters
+    clusters: Clusters
 
 
 @dataclass(frozen=True)
 class CoreferenceTask(TaskConfig):
     """Mentions are found and linked by one head, whose settings are those of the task."""
 
-    task_type: ClassVar[str] = "coreference"
-    example_type: ClassVar[type[Example]] = DocumentExample
-    default_metric: ClassVar[str] = "f1"
-    head_type: ClassVar[str] = "coreference"
-    output_suffixes: ClassVar[tuple[str, ...]] = (".conll", ".jsonl")
-    feature_networks: ClassVar[tuple[str, ...]] = ("bilstm", "linear")
+    task_type = "coreference"
+    example_type = DocumentExample
+    default_metric = "f1"
+    head_type = "coreference"
+    output_suffixes = (".conll", ".jsonl")
+    feature_networks = ("bilstm", "linear")
 
     head: CoreferenceHeadConfig = field(default_factory=CoreferenceHeadConfig)
 
@@ -94,7 +84,7 @@ class CoreferenceTask(TaskConfig):
         return make_document(sentences, location)
 
     def fit(self, examples: Sequence[DocumentExample]) -> Self:
-        """The head has an embedding for each genre of the training set."""
+        """Return the task with the genres of the training set, each of which has an embedding."""
         if not any(e.clusters for e in examples):
             raise DataError(f"the training data has no mentions ({examples[0].location} …): there is nothing to learn")
         genres = {e.document.genre for e in examples if e.document.genre}
@@ -142,18 +132,13 @@ class CoreferenceTask(TaskConfig):
         rows[:, FIRST_TOKEN] = rows[:, LAST_TOKEN] = np.arange(size)
         rows[:, SENTENCE_END] = np.repeat(np.cumsum(document.sentence_lengths) - 1, document.sentence_lengths)
         numbers = {name: i for i, name in enumerate(dict.fromkeys(document.speakers))}
-        rows[:, SPEAKER] = [numbers[name] for name in document.speakers]
+        rows[:, head_columns.SPEAKER] = [numbers[name] for name in document.speakers]
         genres = self.head.genres
-        rows[:, GENRE] = genres.index(document.genre) + 1 if document.genre in genres else 0
+        rows[:, head_columns.GENRE] = genres.index(document.genre) + 1 if document.genre in genres else 0
         return rows
 
     def encode(
-        self,
-        examples: Sequence[DocumentExample],
-        tokenizer: Tokenizer,
-        max_len: int,
-        truncate: bool = False,
-        use_labels: bool = True,
+        self, examples: Examples, tokenizer: Tokenizer, max_len: int, truncate: bool = False, use_labels: bool = True
     ) -> list[EncodedExample]:
         """Encode documents as segments, end to end. A word that is longer than a segment is an error, or is cut."""
         room = max_len - tokenizer.num_special_tokens_to_add()
@@ -169,35 +154,20 @@ class CoreferenceTask(TaskConfig):
             if sizes.max() > room and not truncate:
                 shown = f"the word {example.words[int(sizes.argmax())][:40]!r} has {sizes.max()} tokens"
                 raise DataError(f"{example.location}: {shown}, and {room} are read")
-            cut_sizes = np.minimum(sizes, room)
-            ids: list[int] = []
-            segments: list[int] = []
-            lengths = []
+            cut_sizes, parts, num_tokens = np.minimum(sizes, room), [], 0
             for a, b in _split_segments(cut_sizes, rows[:, SENTENCE_END], room):
                 inner = [int(i) for w in range(a, b) for i in pieces[starts[w] : starts[w] + cut_sizes[w]]]
-                segment_ids, segment_types = tokenizer.build_inputs_with_special_tokens(inner)
-                ends = len(ids) + lead + np.cumsum(cut_sizes[a:b])
+                parts.append(tokenizer.build_inputs_with_special_tokens(inner))
+                ends = num_tokens + lead + np.cumsum(cut_sizes[a:b])
                 rows[a:b, FIRST_TOKEN], rows[a:b, LAST_TOKEN] = ends - cut_sizes[a:b], ends - 1
-                ids += segment_ids
-                segments += segment_types
-                lengths.append(len(segment_ids))
-            encoded.append(
-                EncodedExample(
-                    np.array(ids, dtype=np.int64),
-                    np.array(segments, dtype=np.int64),
-                    rows,
-                    self.target(example) if use_labels else None,
-                    tuple(lengths),
-                    bool((sizes > room).any()),
-                    index,
-                )
-            )
+                num_tokens += len(parts[-1][0])
+            ids, segments = (np.array([*chain(*part)], dtype=np.int64) for part in zip(*parts))
+            target, lengths = self.target(example) if use_labels else None, tuple(len(part) for part, _ in parts)
+            encoded.append(EncodedExample(ids, segments, rows, target, lengths, bool((sizes > room).any()), index))
         return encoded
 
-    def batch_targets(
-        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The labels are the true mentions of all documents."""
+    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+        """Return the rows of all words; the labels are the true mentions of all documents."""
         rows, mentions = [], [np.zeros((0, 3), dtype=np.int64)]
         num_words = num_clusters = sequence = 0
         for number, document in enumerate(encoded):
@@ -206,7 +176,7 @@ class CoreferenceTask(TaskConfig):
             for column in (FIRST_TOKEN, LAST_TOKEN):
                 row[:, column] += starts[sequence + segment] - borders[segment]
             row[:, SENTENCE_END] += num_words
-            row[:, DOCUMENT] = number
+            row[:, head_columns.DOCUMENT] = number
             if isinstance(document.target, np.ndarray) and len(document.target):
                 mentions.append(document.target + np.array([num_words, num_words, num_clusters]))
                 num_clusters += int(document.target[:, 2].max())
@@ -217,21 +187,21 @@ class CoreferenceTask(TaskConfig):
     def num_targets(self, encoded: EncodedExample) -> int:
         return self.head.max_mentions(len(encoded.positions))
 
-    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Clusters]:
+    def head_scores(
+        self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Sequence[EncodedExample]
+    ) -> list[Clusters]:
         """Return the clusters of each document."""
         head = model.heads[self.head_name]
         assert isinstance(head, CoreferenceHead)
-        batch, order = self.collate(encoded)
-        batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
-        hidden = model.trunk(batch.inputs).hidden
-        states = head.select_states(hidden, batch.inputs.layout, batch.targets[self.head_name].rows, model.trunk.pool)
-        clusters: list[Clusters] = [()] * len(encoded)
-        for place, found_clusters in zip(order, head.decode_clusters(states)):
-            clusters[place] = tuple(sorted(tuple(sorted(cluster)) for cluster in found_clusters))
-        return clusters
+        rows = batch.targets[self.head_name].rows
+        states = head.select_states(hidden, batch.inputs.layout, rows, model.trunk.pool)
+        return [tuple(sorted(tuple(sorted(c)) for c in clusters)) for clusters in head.decode_clusters(states)]
+
+    def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
+        raise UnsupportedError(f"predictions of several models cannot be averaged for {self.task_type}: no ensemble")
 
     def decode(
-        self, scored: Iterable[tuple[EncodedExample, Clusters]], examples: Sequence[DocumentExample]
+        self, scored: Iterable[tuple[EncodedExample, Clusters]], examples: Examples
     ) -> list[CoreferenceClusters]:
         return [CoreferenceClusters(clusters) for _, clusters in scored]
 
@@ -244,9 +214,7 @@ class CoreferenceTask(TaskConfig):
     def to_record(self, example: DocumentExample, prediction: CoreferenceClusters) -> dict[str, Any]:
         return {"id": example.id, "words": example.words, "clusters": prediction.clusters}
 
-    def write_as(
-        self, path: Path, examples: Sequence[DocumentExample], predictions: Sequence[CoreferenceClusters]
-    ) -> None:
+    def write_as(self, path: Path, examples: Examples, predictions: Sequence[CoreferenceClusters]) -> None:
         pairs = zip(examples, predictions, strict=True)
         write_text(path, "".join(format_conll(e.document, p.clusters) for e, p in pairs))
 

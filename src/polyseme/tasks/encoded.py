@@ -1,24 +1,36 @@
-"""An example as a model reads it: token ids with special tokens around them, and where its predictions stand."""
+"""Examples as a model reads them: token ids with special tokens, and the positions that are predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, DataError
+from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.layers.frozen_features import FeatureStore
+from polyseme.objectives.batch import Batch
 from polyseme.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from polyseme.families.family import Family
+    from polyseme.nn.model import Model
+    from polyseme.nn.trunks.base import TrunkConfig
+
 Target = np.ndarray | int | float | None  # the ids of an example's labels, or the number to predict
+Examples = Sequence[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class TextTargets:
-    """For a model that answers in text: the token that targets start with, the one they end with, and the answers that
-    there are, each with its end token. There are none where an answer is a span of the text."""
+    """Targets of a model that answers in text: start token, end token, and the candidate answers with the end token.
+
+    There are no candidates where the answer is a span of the text.
+    """
 
     start_id: int
     end_id: int
@@ -27,13 +39,12 @@ class TextTargets:
 
 @dataclass(frozen=True, eq=False)
 class EncodedExample:
-    """Token ids, and what the task needs to make targets and predictions of them.
+    """Token ids, and what the task needs to build targets and predictions.
 
     `positions` are, for tagging, the first pieces of the words that were not cut off; for question answering, the
     pieces of the context; for coreference, [n, 6], the rows of `nn/heads/coreference.py` for each word.
 
-    An example may be several sequences, end to end: `lengths` has theirs. Or it may be several windows, each of which
-    stands alone and has the `example_index` of its example.
+    An example may be several concatenated sequences of `lengths` tokens, or several windows with one `example_index`.
     """
 
     ids: np.ndarray  # int64 [n]
@@ -56,52 +67,98 @@ class EncodedExample:
 
     @property
     def sequence_lengths(self) -> tuple[int, ...]:
+        """The length of each sequence of the example."""
         return self.lengths or (len(self.ids),)
 
 
-def check_room(tokenizer: Tokenizer, max_len: int) -> None:
-    """Raise an error if special tokens leave no room for text."""
-    if max_len - tokenizer.num_special_tokens_to_add(pair=True) < 2:
-        raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
+class RowScores(NamedTuple):
+    """Scores of the rows of one encoded example, [rows, labels], and the best label of each row, [rows]."""
+
+    logits: np.ndarray
+    labels: np.ndarray
 
 
-def check_lengths(
-    examples: Sequence[Any],
-    encoded: Sequence[EncodedExample],
-    lengths: Sequence[int],
-    max_len: int,
-    truncate: bool,
-) -> list[EncodedExample]:
-    """Number encoded examples and mark those that were cut; without `truncate` these are an error.
+class Codec(ABC):
+    """How examples are put to a model as token ids, and how its scores become predictions."""
 
-    `lengths` are the numbers of tokens before truncation.
-    """
-    long = [(example, length) for example, length in zip(examples, lengths) if length > max_len]
-    if long and not truncate:
-        first, length = long[0]
-        raise ConfigError(
-            f"{len(long)} of {len(examples)} examples are longer than {max_len} tokens, the first at "
-            f"{first.location} with {length}: truncate them, or use a model that reads more"
-        )
-    return [
-        replace(one, is_truncated=length > max_len, example_index=i)
-        for i, (one, length) in enumerate(zip(encoded, lengths))
-    ]
+    scores_tokens: ClassVar[bool] = False  # whether models have to read the same tokens to be averaged
+    max_windows: ClassVar[int | None] = None  # encoded examples whose scores are held at a time; None: all
+
+    @property
+    @abstractmethod
+    def head_name(self) -> str:
+        """The name in a model of the head that is trained."""
+
+    @abstractmethod
+    def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
+        """Return the heads that are put on a trunk of the family."""
+
+    def target(self, example: Any) -> Target:
+        """Encode the gold answer; None if there is none."""
+        raise NotImplementedError
+
+    def encode(
+        self, examples: Examples, tokenizer: Tokenizer, max_len: int, truncate: bool = False, use_labels: bool = True
+    ) -> Iterable[EncodedExample]:
+        """Encode examples as token ids; one example may give several windows.
+
+        An example that is longer than `max_len` is an error, or is cut if `truncate` is set. Without `use_labels` there
+        are no targets, and labels that are present are ignored.
+        """
+        targets = [self.target(e) if use_labels else None for e in examples]
+        if max_len - tokenizer.num_special_tokens_to_add(pair=True) < 2:
+            raise ConfigError(f"max_len {max_len} leaves no room for text beside the special tokens")
+        encoded = list(self.encode_truncated(examples, targets, tokenizer, max_len))
+        long = [(example, length) for example, (_, length) in zip(examples, encoded) if length > max_len]
+        if long and not truncate:
+            first, length = long[0]
+            raise ConfigError(
+                f"{len(long)} of {len(examples)} examples are longer than {max_len} tokens, the first at "
+                f"{first.location} with {length}: truncate them, or use a model that reads more"
+            )
+        return [replace(e, is_truncated=n > max_len, example_index=i) for i, (e, n) in enumerate(encoded)]
+
+    def encode_truncated(
+        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+    ) -> Iterator[tuple[EncodedExample, int]]:
+        """Yield each example cut to `max_len` tokens, and its length before that; `encode` checks the lengths."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def collate(self, encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
+        """Pack encoded examples, sorted by length; also return which of them stands at each position."""
+
+    def num_tokens(self, encoded: EncodedExample) -> int:
+        """Return how much of a batch's token budget an encoded example takes when it is scored."""
+        return len(encoded.ids)
+
+    @abstractmethod
+    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Any]:
+        """Return the raw scores of each encoded example, read as one batch."""
+
+    @abstractmethod
+    def decode(self, scored: Iterable[tuple[EncodedExample, Any]], examples: Sequence[Any]) -> list[Any]:
+        """Turn scores into one prediction for each example; windows of one example are merged."""
+
+    @abstractmethod
+    def average(
+        self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Sequence[EncodedExample]
+    ) -> list[Any]:
+        """Combine the scores that several models give to the same examples into scores that `decode` reads."""
+
+    @property
+    @abstractmethod
+    def ensemble_key(self) -> tuple[Any, ...]:
+        """What models of an ensemble must have in common."""
 
 
-def label_id(label: str, label_ids: Mapping[str, int], location: str) -> int:
-    """Return the index of a label; one that is not among those of training is an error."""
-    if label not in label_ids:
-        known = suggest(label, label_ids)
-        raise DataError(f"{location}: the label {label!r} was never seen in training; {known}")
-    return label_ids[label]
-
-
-def add_special_tokens(tokenizer: Tokenizer, first: list[int], second: list[int] | None) -> tuple[list[int], list[int]]:
+def add_special_tokens(
+    tokenizer: Tokenizer, first: list[int], second: list[int] | None = None
+) -> tuple[list[int], list[int]]:
     """Add special tokens to a text or a pair.
 
-    Tokenizers of causal models add none: there a pair would run together, so the end-of-text token parts it
-    (as GPT's delimiter does, Radford et al. 2018, §3.3), and a text without tokens would be no sequence.
+    Tokenizers of causal models add none. For them the end-of-text token separates a pair, like GPT's delimiter (Radford
+    et al. 2018, §3.3), and stands for an empty text.
     """
     if tokenizer.num_special_tokens_to_add(second is not None):
         return tokenizer.build_inputs_with_special_tokens(first, second)
@@ -111,19 +168,48 @@ def add_special_tokens(tokenizer: Tokenizer, first: list[int], second: list[int]
 
 
 def encode_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Encode words as pieces, and return the word of each. A word without any (zero-width) is unknown."""
+    """Encode words as pieces, and return the word of each piece. A word without pieces (zero-width) is unknown."""
     pieces, word_of = (np.array(a, dtype=np.int64) for a in tokenizer.encode_words(words))
     lost = np.setdiff1d(np.arange(len(words)), word_of)
     places = np.searchsorted(word_of, lost)
-    unknown = first_not_none(tokenizer.special_token_ids.unk, tokenizer.special_token_ids.eos)
+    special = tokenizer.special_token_ids
+    unknown = special.unk if special.unk is not None else special.eos or 0
     return np.insert(pieces, places, unknown), np.insert(word_of, places, lost)
 
 
 def separator_id(tokenizer: Tokenizer) -> int:
-    """Return the id that ends a text, where the tokenizer itself puts none."""
+    """Return the id that ends a text if the tokenizer adds none."""
     special = tokenizer.special_token_ids
-    return first_not_none(special.sep, special.eos, special.unk)
+    return next((i for i in (special.sep, special.eos, special.unk) if i is not None), 0)
 
 
-def first_not_none(*ids: int | None) -> int:
-    return next((i for i in ids if i is not None), 0)
+def truncate_longest(texts: Sequence[list[int]], max_tokens: int, message: str = "no room for text") -> None:
+    """Drop tokens from the end, always of the longest text, the last of several, as BERT's code does one by one."""
+
+    def total(level: int) -> int:
+        return sum(min(len(text), level) for text in texts)
+
+    level = bisect_right(range(max(map(len, texts)) + 1), max_tokens, key=total) - 1
+    if level < 1:
+        raise DataError(message)
+    num_longer = max_tokens - total(level)  # texts that keep one token more
+    for text in texts:
+        is_longer = len(text) > level and num_longer > 0
+        del text[level + is_longer :]
+        num_longer -= is_longer
+
+
+def softmax(logits: np.ndarray, axis: int) -> np.ndarray:
+    """Return probabilities in double precision."""
+    logits = logits.astype(np.float64)
+    powers = np.exp(logits - logits.max(axis, keepdims=True))
+    return powers / powers.sum(axis, keepdims=True)
+
+
+def mean_rows(scores: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Average over models; where one cut more words off than another, over the rows that all have."""
+    means = []
+    for each in zip(*scores, strict=True):
+        size = min(map(len, each))
+        means.append(np.mean([one[:size] for one in each], axis=0))
+    return means

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,30 +18,22 @@ from polyseme.io.json import write_json
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
-from polyseme.tasks.base import BaselineFn, Example, Prediction, RowScores, TaskConfig, Words
-from polyseme.tasks.baselines.questions import first_words, sliding_window
-from polyseme.tasks.encoded import EncodedExample, TextTargets, separator_id
+from polyseme.tasks import windows
+from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
+from polyseme.tasks.baselines.texts import first_words, sliding_window
+from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, separator_id
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
 from polyseme.tasks.readers.rows import Columns, RowReader, parse_text
 from polyseme.tasks.readers.squad import GoldAnswer, iter_questions
 from polyseme.tasks.readers.words import WORD_PATTERN, split_words
-from polyseme.tasks.sequence import mean_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
-from polyseme.tasks.windows import (
-    CHUNK_CHARS,
-    JoinFn,
-    WindowAnswer,
-    best_span,
-    gold_token_span,
-    slide_window,
-    tokenize_in_chunks,
-)
+from polyseme.tasks.text_to_text import TextQA
 from polyseme.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class QuestionExample(Example):
-    """A question about a text; no answers at all, (), say that there is none to find."""
+    """A question about a text; an empty tuple of answers means that the text has none."""
 
     context: str
     question: str
@@ -53,18 +46,18 @@ class QuestionExample(Example):
 
     @property
     def valid_answers(self) -> list[GoldAnswer]:
-        """The answers that do stand at their offset."""
+        """The answers that the context has at their offset."""
         answers = self.answers or ()
         return [(text, at) for text, at in answers if text and at >= 0 and self.context.startswith(text, at)]
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the offset of an answer is right, or there is no answer to find."""
+        """Whether the offset of an answer is correct, or there is no answer to find."""
         return not self.answers or bool(self.valid_answers)
 
     @property
     def char_span(self) -> tuple[int, int] | None:
-        """The characters of the first valid answer; (0, 0) where there is none to find."""
+        """The characters of the first valid answer; (0, 0) if there is none to find."""
         if self.answers == ():
             return (0, 0)
         return next(((start, start + len(text)) for text, start in self.valid_answers), None)
@@ -74,9 +67,11 @@ class QuestionExample(Example):
 class SpanAnswer(Prediction):
     """A span of the context; an empty text is "no answer".
 
-    `null_score_diff` is by how much "no answer" is worth more than the best span. The probability is that of start and
-    end in their window.
+    `null_score_diff` is the score of "no answer" minus that of the best span. The probability is that of start and end
+    in their window.
     """
+
+    value_field = "text"
 
     text: str
     start: int
@@ -84,30 +79,27 @@ class SpanAnswer(Prediction):
     probability: float
     null_score_diff: float
 
-    @property
-    def value(self) -> str:
-        return self.text
-
 
 @dataclass(frozen=True)
 class ExtractiveQATask(TaskConfig):
-    """A window begins at most `doc_stride` tokens, and at most half a window, after the one before it.
+    """The span of a context that answers a question, read in overlapping windows.
 
-    An answer has at most `max_answer_tokens` tokens. Without a `null_score_diff_threshold` every question has an
-    answer; with one, those whose `null_score_diff` is above it have none. Where training questions lack an answer, the
-    threshold is tuned on the dev examples (`tune_threshold`), unless it is set.
+    A window begins at most `doc_stride` tokens, and at most half a window, after the previous one. An answer has at
+    most `max_answer_tokens` tokens. Without a `null_score_diff_threshold` every question has an answer; with one, those
+    whose `null_score_diff` is above it have none. Where training questions lack an answer, the threshold is tuned on
+    the dev examples (`tune_threshold`), unless it is set.
     """
 
-    task_type: ClassVar[str] = "extractive_qa"
-    example_type: ClassVar[type[Example]] = QuestionExample
-    default_metric: ClassVar[str] = "f1"
-    head_type: ClassVar[str] = "span"
-    output_suffixes: ClassVar[tuple[str, ...]] = (".json", ".jsonl")
-    feature_networks: ClassVar[tuple[str, ...]] = ("bidaf", "bilstm")
-    answers_questions: ClassVar[bool] = True
-    scores_tokens: ClassVar[bool] = True
-    supports_text: ClassVar[bool] = True
-    max_windows: ClassVar[int | None] = 512
+    task_type = "extractive_qa"
+    example_type = QuestionExample
+    default_metric = "f1"
+    head_type = "span"
+    output_suffixes = (".json", ".jsonl")
+    feature_networks = ("bidaf", "bilstm")
+    answers_questions = True
+    scores_tokens = True
+    supports_text = True
+    max_windows = 512
 
     doc_stride: int = 128
     max_answer_tokens: int = 30
@@ -150,8 +142,8 @@ class ExtractiveQATask(TaskConfig):
         return self
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
-        return cls() if isinstance(heads.get(cls.head_type), ClassificationHeadConfig) else None
+    def from_head(cls, head: ClassificationHeadConfig) -> Self:
+        return cls()
 
     def trainable(self, examples: Sequence[QuestionExample]) -> list[QuestionExample]:
         return [e for e in examples if e.is_trainable]
@@ -159,35 +151,21 @@ class ExtractiveQATask(TaskConfig):
     def describe_data(self, train: Sequence[QuestionExample], dev: Sequence[QuestionExample]) -> dict[str, Any]:
         return {"bad_offsets": {"train": count_bad_offsets(train), "dev": count_bad_offsets(dev)}}
 
-    def target(self, example: QuestionExample) -> np.ndarray | None:
-        raise NotImplementedError("the target of a question depends on its window")
-
     def encode(
         self,
-        examples: Sequence[QuestionExample],
+        examples: Examples,
         tokenizer: Tokenizer,
         max_len: int,
         truncate: bool = False,
         use_labels: bool = True,
-    ) -> Iterator[EncodedExample]:
-        join = partial(_join, tokenizer)
-        return self.sliding_windows(examples, tokenizer, max_len, truncate, use_labels, join)
-
-    def sliding_windows(
-        self,
-        examples: Sequence[QuestionExample],
-        tokenizer: Tokenizer,
-        max_len: int,
-        truncate: bool,
-        use_labels: bool,
-        join: JoinFn,
-        text_targets: TextTargets | None = None,
+        join: windows.JoinFn | None = None,
     ) -> Iterator[EncodedExample]:
         """Yield every window of every example, so that no document has to be held as tokens.
 
         A question may take half of a window; a longer one is an error, or is cut if `truncate` is set. `join` puts
-        question and context together.
+        question and context together, by default with the tokenizer's special tokens.
         """
+        join = join or partial(_join, tokenizer)
         template, cls_id = join([-1], [-2])[0], tokenizer.special_token_ids.cls
         max_question = max_len // 2 - len(template) + 2
         if max_question < 2:
@@ -199,37 +177,34 @@ class ExtractiveQATask(TaskConfig):
             is_truncated = len(question) > max_question
             if is_truncated and not truncate:
                 shown = f"the question has {len(question)} tokens, and {max_question} are read"
-                raise ConfigError(f"{example.location}: {shown}: truncate")
+                raise ConfigError(f"{example.location}: {shown}: truncate it")
             question = question[:max_question]
             size = max_len - len(join(question, [])[0])
             context_start = join(question, [-1])[0].index(-1)
             if cached[0] is not example.context:  # the questions of a paragraph come together
-                chunks = tokenize_in_chunks(tokenizer, example.context)
-                cached = (example.context, list(chunks)) if len(example.context) <= CHUNK_CHARS else ("", [])
+                chunks = windows.tokenize_in_chunks(tokenizer, example.context)
+                cached = (example.context, list(chunks)) if len(example.context) <= windows.CHUNK_CHARS else ("", [])
             gold_span = example.char_span if use_labels else None
-            pieces = cached[1] or tokenize_in_chunks(tokenizer, example.context)
-            for place, ids, offsets in slide_window(pieces, size, min(self.doc_stride, max(size // 2, 1))):
+            pieces = cached[1] or windows.tokenize_in_chunks(tokenizer, example.context)
+            for place, ids, offsets in windows.slide_window(pieces, size, min(self.doc_stride, max(size // 2, 1))):
                 joined, segments = join(question, ids.tolist())
                 null_position = 0 if null_is_first else len(joined) - 1
                 yield EncodedExample(
                     np.array(joined, dtype=np.int64),
                     np.array(segments, dtype=np.int64),
                     np.arange(context_start, context_start + len(ids)),
-                    gold_token_span(gold_span, place, offsets, context_start, null_position),
+                    windows.gold_token_span(gold_span, place, offsets, context_start, null_position),
                     is_truncated=is_truncated,
                     example_index=index,
                     offsets=offsets,
                     null_position=null_position,
-                    text_targets=text_targets,
                 )
 
     def describe_limit(self, max_len: int) -> str:
         return "half a window"  # a question; the context is read in windows
 
-    def batch_targets(
-        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The labels of each row are the rows of the right start and end."""
+    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+        """Return all rows; the labels of each are the rows of the correct start and end."""
         total = sum(len(e.ids) for e in encoded)
         labels = np.full((total, 2), IGNORE_INDEX)
         for start, e in zip(starts.tolist(), encoded):
@@ -240,26 +215,22 @@ class ExtractiveQATask(TaskConfig):
     def num_rows(self, encoded: EncodedExample) -> int:
         return len(encoded.ids)
 
-    def decode(
-        self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Sequence[QuestionExample]
-    ) -> list[SpanAnswer]:
-        return self.merge_windows(
-            ((w.example_index, best_span(w, s.logits, self.max_answer_tokens)) for w, s in scored), examples
-        )
+    def decode(self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Examples) -> list[SpanAnswer]:
+        best = ((w.example_index, windows.best_span(w, s.logits, self.max_answer_tokens)) for w, s in scored)
+        return self.merge_windows(best, examples)
 
     def merge_windows(
-        self, window_answers: Iterable[tuple[int, WindowAnswer]], examples: Sequence[QuestionExample]
+        self, window_answers: Iterable[tuple[int, windows.WindowAnswer]], examples: Sequence[QuestionExample]
     ) -> list[SpanAnswer]:
         """Return the best span of each example, from those of its windows, each with the index of its example."""
         answers = []
-        for index, group in groupby(window_answers, key=lambda pair: pair[0]):
-            top, null_score = WindowAnswer(-np.inf, 0, 0, 0.0, 0.0), np.inf
+        for index, group in groupby(window_answers, key=itemgetter(0)):
+            top, null_score = windows.WindowAnswer(-np.inf, 0, 0, 0.0, 0.0), np.inf
             for _, each in group:  # no list of them: a document may have any number of windows
                 top, null_score = (each if each.score > top.score else top), min(null_score, each.null_score)
             text = examples[index].context
-            begin, end = top.start, top.end
-            inner = text[begin:end]
-            begin, end = begin + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
+            span = text[top.start : top.end]
+            begin, end = top.end - len(span.lstrip()), top.start + len(span.rstrip())
             diff = float(null_score - top.score)
             answer = SpanAnswer(text[begin:end], begin, max(begin, end), top.probability, diff)
             answers.append(self.apply_threshold(answer, text))
@@ -271,9 +242,12 @@ class ExtractiveQATask(TaskConfig):
         is_null = threshold is not None and answer.null_score_diff > threshold
         return replace(answer, text="" if is_null else context[answer.start : answer.end])
 
-    def average(self, scores: Sequence[Sequence[RowScores]], models: Any, encoded: Any) -> list[RowScores]:
-        means = mean_rows([[s.logits.astype(np.float64) for s in one] for one in scores])
-        return [RowScores(mean, np.empty(0)) for mean in means]
+    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Return the scores themselves, which are averaged."""
+        return logits.astype(np.float64)
+
+    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
+        return probabilities
 
     def calibrate(self, predictions: list[SpanAnswer], dev: Sequence[QuestionExample]) -> tuple[Self, list[SpanAnswer]]:
         if not self.tune_threshold:
@@ -298,7 +272,7 @@ class ExtractiveQATask(TaskConfig):
         return {"id": example.id, "question": example.question, **asdict(prediction)}
 
     def write_as(self, path: Path, examples: Sequence[QuestionExample], predictions: Sequence[SpanAnswer]) -> None:
-        """Write what SQuAD's script reads, the scores of "no answer" in a file of their own."""
+        """Write what SQuAD's script reads, with the scores of "no answer" in a second file."""
         pairs = list(zip(examples, predictions, strict=True))
         write_json(path.with_suffix(".null_odds.json"), {e.id: p.null_score_diff for e, p in pairs})
         write_json(path, {e.id: p.text for e, p in pairs})
@@ -323,12 +297,13 @@ class ExtractiveQATask(TaskConfig):
         chars = np.array([m.span() for m in WORD_PATTERN.finditer(example.context)], dtype=np.int64)
         gold_span = example.char_span if use_labels else None
         words = [(offsets[context] + np.arange(len(context)), chars)]
-        for place, ids, covered in slide_window(words, max_words, min(self.doc_stride, max(max_words // 2, 1))):
+        step = min(self.doc_stride, max(max_words // 2, 1))
+        for place, ids, covered in windows.slide_window(words, max_words, step):
             yield EncodedExample(
                 np.concatenate([ids, question_ids]),
                 np.repeat([0, 1], [len(ids), len(question_ids)]),
                 np.arange(len(ids)),
-                gold_token_span(gold_span, place, covered, 0, len(ids)),
+                windows.gold_token_span(gold_span, place, covered, 0, len(ids)),
                 example_index=index,
                 offsets=covered,
                 null_position=len(ids),
@@ -339,9 +314,7 @@ class ExtractiveQATask(TaskConfig):
         return ClassificationHeadConfig(self.output_labels, "tokens")
 
     @property
-    def codec(self) -> Any:
-        from polyseme.tasks.text_qa import TextQA
-
+    def codec(self) -> Codec:
         return self if self.text_template is None else TextQA(self)
 
     def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
@@ -364,13 +337,13 @@ def find_best_threshold(examples: Sequence[QuestionExample], answers: Sequence[S
 
 
 def count_bad_offsets(examples: Sequence[QuestionExample]) -> tuple[int, int]:
-    """Return how many answers do not stand at their offset, and how many questions have no other."""
+    """Return how many answers are not at their offset, and how many questions have no other."""
     bad = sum(len(e.answers or ()) - len(e.valid_answers) for e in examples)
     return bad, sum(not e.is_trainable for e in examples)
 
 
 def _join(tokenizer: Tokenizer, question: list[int], context: list[int]) -> tuple[list[int], list[int]]:
-    """Add special tokens to question and context; a causal model, which has none, ends on one that saw all."""
+    """Add special tokens to question and context; a causal model, which has none, ends on one that sees it all."""
     if tokenizer.num_special_tokens_to_add(pair=True):
         return tokenizer.build_inputs_with_special_tokens(question, context)
     end = separator_id(tokenizer)

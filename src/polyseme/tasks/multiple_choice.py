@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
 from polyseme.errors import DataError
-from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
-from polyseme.tasks.base import BaselineFn, Example, Prediction
+from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, require_labels
 from polyseme.tasks.baselines.texts import linear_choice, majority_label
-from polyseme.tasks.encoded import EncodedExample
+from polyseme.tasks.encoded import EncodedExample, softmax
 from polyseme.tasks.metrics.standard import accuracy
-from polyseme.tasks.readers.rows import (
-    JSON_LINES_SUFFIXES,
-    Columns,
-    RowFormat,
-    RowReader,
-    data_suffix,
-    from_record,
-    iter_json_lines,
-    parse_text,
-    parse_texts,
-    read_lines,
-    wrong_suffix,
-)
-from polyseme.tasks.sequence import SequenceTask, require_labels, softmax
+from polyseme.tasks.readers import rows
+from polyseme.tasks.sequence import SequenceTask, TextPair
 from polyseme.tasks.text_templates import TextToTextTemplate
 
 
 @dataclass(frozen=True)
 class ChoiceExample(Example):
-    """A text with several choices; the label is the index of the right one, from 0."""
+    """A text with several choices; the label is the index of the correct one, from 0."""
 
     text: str
     choices: tuple[str, ...]
     label: str | None = None
     id: str = ""
-    accepted_answers: tuple[str, ...] = ()  # all texts that are right, where several are
-
-    @property
-    def gold(self) -> str | None:
-        return self.label
+    accepted_answers: tuple[str, ...] = ()  # all correct texts, where there are several
 
 
 @dataclass(frozen=True)
@@ -56,51 +39,41 @@ class ChoicePrediction(Prediction):
     label: str
     probabilities: dict[str, float]
 
-    @property
-    def value(self) -> str:
-        return self.label
-
 
 @dataclass(frozen=True)
 class MultipleChoiceTask(SequenceTask):
     """Each choice is read with the text, and a softmax over their scores decides (Radford et al. 2018, §3.3)."""
 
-    task_type: ClassVar[str] = "multiple_choice"
-    example_type: ClassVar[type[Example]] = ChoiceExample
-    default_metric: ClassVar[str] = "accuracy"
-    supports_text: ClassVar[bool] = True
-    text_prefix: ClassVar[str] = "choice"
-    text_fields: ClassVar[str] = "{choices} text: {text}"
-    head_type: ClassVar[str] = "choice"
-    feature_networks: ClassVar[tuple[str, ...]] = ("esim", "biattentive", "linear", "bilstm")
+    task_type = "multiple_choice"
+    example_type = ChoiceExample
+    default_metric = "accuracy"
+    supports_text = True
+    text_format = "choice {choices} text: {text}"
+    head_type = "choice"
+    feature_networks = ("esim", "biattentive", "linear", "bilstm")
 
     @property
     def output_labels(self) -> tuple[str, ...]:
         return ("score",)
 
     @classmethod
-    def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
-        """Read JSON lines: a text (or `prompt`), a list of `choices`, and the right one or its index from 0."""
-        if data_suffix(path) not in JSON_LINES_SUFFIXES:
-            raise wrong_suffix(path, cls.task_type, JSON_LINES_SUFFIXES)
-        lines = read_lines(path, columns.encoding)
-        return iter_json_lines(
-            path, lines, lambda record, location: cls.from_record(record, location, columns, needs_labels)
-        )
+    def iter_rows(cls, path: Path, columns: rows.Columns, needs_labels: bool) -> Iterator[rows.RowReader]:
+        """Read JSON lines: a text (or `prompt`), a list of `choices`, and the correct one or its index from 0."""
+        if rows.data_suffix(path) not in rows.JSON_LINES_SUFFIXES:
+            raise rows.wrong_suffix(path, cls.task_type, rows.JSON_LINES_SUFFIXES)
+        return cls.iter_json_rows(path, columns, needs_labels)
 
     @classmethod
-    def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
+    def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:
         text = "prompt" if columns.text not in record and "prompt" in record else columns.text
         names = {"text": text, "choices": "choices", "label": columns.label}
-
-        def build(location: str, values: dict[str, Any]) -> ChoiceExample:
-            choices = parse_texts(values["choices"], location, "choices")
-            if len(choices) < 2:
-                raise DataError(f"{location}: there is one choice, which leaves nothing to choose")
-            label = _parse_index(values.get("label"), choices, location, columns.label, needs_labels)
-            return ChoiceExample(location, parse_text(values["text"], location, columns.text), choices, label)
-
-        return from_record(record, location, RowFormat(names, () if needs_labels else ("label",), build))
+        optional = () if needs_labels else ("label",)
+        values = rows.from_record(record, location, rows.RowFormat(names, optional, lambda _, values: values))
+        choices = rows.parse_texts(values["choices"], location, "choices")
+        if len(choices) < 2:
+            raise DataError(f"{location}: there is one choice, which leaves nothing to choose")
+        label = _parse_index(values.get("label"), choices, location, columns.label, needs_labels)
+        return ChoiceExample(location, rows.parse_text(values["text"], location, columns.text), choices, label)
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> ChoiceExample:
@@ -111,27 +84,25 @@ class MultipleChoiceTask(SequenceTask):
         raise DataError(f"{location} is {str(value)[:40]!r}: a text and a list of choices is needed")
 
     def fit(self, examples: Sequence[ChoiceExample]) -> Self:
-        require_labels(examples, min_labels=1)
+        require_labels([e.label for e in examples if e.label is not None], examples, min_labels=1)
         return self
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
-        return cls() if isinstance(heads.get(cls.head_type), ClassificationHeadConfig) else None
+    def from_head(cls, head: ClassificationHeadConfig) -> Self:
+        return cls()
 
     def target(self, example: ChoiceExample) -> int | None:
         return None if example.label is None else int(example.label)
 
-    def text_sequences(self, example: ChoiceExample) -> list[tuple[str, str | None]]:
+    def text_sequences(self, example: ChoiceExample) -> list[TextPair]:
         return [(example.text, choice) for choice in example.choices]
 
-    def batch_targets(
-        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The label of each row is the row of the right choice."""
+    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+        """Return all rows; the label of each is the row of the correct choice."""
         sizes = [len(e.sequence_lengths) for e in encoded]
         firsts = np.cumsum([0, *sizes])
-        right = [first + e.target if e.target is not None else IGNORE_INDEX for first, e in zip(firsts, encoded)]
-        return ranks, np.repeat(right, sizes)
+        correct = [first + e.target if e.target is not None else IGNORE_INDEX for first, e in zip(firsts, encoded)]
+        return ranks, np.repeat(correct, sizes)
 
     def num_rows(self, encoded: EncodedExample) -> int:
         return len(encoded.sequence_lengths)
@@ -161,19 +132,14 @@ class MultipleChoiceTask(SequenceTask):
 
 
 def _parse_index(label: Any, choices: tuple[str, ...], location: str, column: str, needs_labels: bool) -> str | None:
-    """Return the index of the right choice, which a label names by its text or its number."""
-    index = None
-    if isinstance(label, str) and choices.count(label) == 1:
-        index = choices.index(label)
-    elif isinstance(label, int) and not isinstance(label, bool):
-        index = label
-    elif isinstance(label, str) and label.isdecimal():
-        index = int(label)
+    """Return the index of the correct choice, which a label names by its text or its number."""
     if label in (None, ""):
         if needs_labels:
             raise DataError(f"{location}: the label ({column}) is missing")
         return None
-    if index is None or not 0 <= index < len(choices):
+    if isinstance(label, str) and choices.count(label) == 1:
+        return str(choices.index(label))
+    if not str(label).isdecimal() or int(label) >= len(choices):
         shown = f"the label is {str(label)[:40]!r}"
         raise DataError(f"{location}: {shown}: one of the choices is needed, or 0 to {len(choices) - 1}")
-    return str(index)
+    return str(int(label))

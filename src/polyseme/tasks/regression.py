@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Self
 
 import numpy as np
 
 from polyseme.errors import UnsupportedError
-from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.tasks.base import BaselineFn, Prediction
+from polyseme.tasks.base import BaselineFn, Prediction, require_labels
 from polyseme.tasks.baselines.texts import linear_regressor, mean_number
 from polyseme.tasks.metrics.standard import regression_metrics
 from polyseme.tasks.readers.rows import parse_float
-from polyseme.tasks.sequence import TextExample, TextTask, require_labels
+from polyseme.tasks.sequence import TextExample, TextTask
 from polyseme.tasks.text_templates import TextToTextTemplate
 
 
@@ -24,32 +23,25 @@ from polyseme.tasks.text_templates import TextToTextTemplate
 class Regression(Prediction):
     """A number."""
 
-    number: float
+    value_field = "number"
 
-    @property
-    def value(self) -> float:
-        return self.number
+    number: float
 
 
 @dataclass(frozen=True)
 class RegressionTask(TextTask):
     """A number, learned by squared error. With `symmetric_pairs` a pair is read in both orders."""
 
-    task_type: ClassVar[str] = "regression"
-    default_metric: ClassVar[str] = "spearman"
-    supports_text: ClassVar[bool] = True
-    text_prefix: ClassVar[str] = "regression"
-    text_fields: ClassVar[str] = "text1: {text} text2: {pair}"
-    loss_unit: ClassVar[str] = "squared error"
-    pair_column: ClassVar[Literal["absent", "optional", "required"]] = "optional"
-    target_dtype: ClassVar[Any] = np.float32
-    no_target: ClassVar[float] = np.nan
+    task_type = "regression"
+    default_metric = "spearman"
+    supports_text = True
+    text_format = "regression text1: {text} text2: {pair}"
+    loss_unit = "squared error"
+    pair_column = "optional"
+    target_dtype = np.float32
+    no_target = np.nan
 
     symmetric_pairs: bool = False
-
-    @property
-    def reads_both_orders(self) -> bool:
-        return self.symmetric_pairs
 
     @classmethod
     def check_dependencies(cls) -> None:
@@ -62,13 +54,12 @@ class RegressionTask(TextTask):
             parse_float(label, location)
 
     def fit(self, examples: Sequence[TextExample]) -> Self:
-        require_labels(examples)
+        require_labels(sorted({e.label for e in examples if e.label is not None}), examples)
         return self
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
-        head = heads.get(cls.head_type)
-        return cls() if isinstance(head, ClassificationHeadConfig) and not head.labels else None
+    def from_head(cls, head: ClassificationHeadConfig) -> Self | None:
+        return None if head.labels else cls()
 
     def target(self, example: TextExample) -> float | None:
         return None if example.label is None else parse_float(example.label, example.location)
@@ -89,12 +80,8 @@ class RegressionTask(TextTask):
     def baselines(self) -> dict[str, BaselineFn]:
         return {"mean": mean_number, "linear": linear_regressor}
 
-    def to_record(self, example: TextExample, prediction: Regression) -> dict[str, Any]:
-        texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
-        return texts | {"label": prediction.number}
-
     def with_text_template(self, name: str, examples: Sequence[TextExample]) -> Self:
-        """Numbers are written to the nearest step of a range that is fitted to the examples."""
+        """Return the task with a template; without a range of its own, it gets one fitted to the examples."""
         task = super().with_text_template(name, examples)
         assert task.text_template is not None
         if task.text_template.step:
@@ -111,6 +98,4 @@ class RegressionTask(TextTask):
         return None if number is None else template.nearest_number_index(number)
 
     def candidate_scores(self, template: TextToTextTemplate, log_probs: np.ndarray) -> np.ndarray:
-        numbers = np.array(template.number_texts, dtype=np.float64)
-        number: np.ndarray = numbers[log_probs.argmax()].reshape(1, 1)
-        return number
+        return np.array([[float(template.number_texts[log_probs.argmax()])]])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -14,16 +14,9 @@ from polyseme.io.atomic import write_text
 from polyseme.tasks.base import Example, Words
 from polyseme.tasks.encoded import EncodedExample, add_special_tokens, encode_words, separator_id
 from polyseme.tasks.metrics.srl import format_props, srl_scores
-from polyseme.tasks.readers.rows import (
-    JSON_LINES_SUFFIXES,
-    Columns,
-    RowReader,
-    data_suffix,
-    iter_json_lines,
-    read_lines,
-)
+from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, Columns, RowReader, data_suffix
 from polyseme.tasks.readers.srl import iter_predicates
-from polyseme.tasks.tagging import Tagging, WordTask, parse_words, place_words, read_tagged_record, repair_examples
+from polyseme.tasks.tagging import Tagging, WordTask, parse_words, place_words, read_tagged_record
 from polyseme.text.tokenizer import Tokenizer
 
 
@@ -31,33 +24,28 @@ from polyseme.text.tokenizer import Tokenizer
 class PredicateExample(Example):
     """A sentence with one of its words marked: the predicate, by its index from 0 and its name in the file."""
 
-    words: Words
-    tags: tuple[str, ...] | None = None
-    predicate: tuple[int, str] | None = None
+    gold_field = "tags"
 
-    @property
-    def gold(self) -> tuple[str, ...] | None:
-        return self.tags
+    words: Words
+    tags: Words | None = None
+    predicate: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
 class SemanticRolesTask(WordTask):
     """One tag for each word, of the arguments of a predicate; counted as CoNLL-2005's srl-eval does."""
 
-    task_type: ClassVar[str] = "semantic_roles"
-    example_type: ClassVar[type[Example]] = PredicateExample
-    output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".conll", ".props")
-    has_word_marks: ClassVar[bool] = True
+    task_type = "semantic_roles"
+    example_type = PredicateExample
+    output_suffixes = (".jsonl", ".conll", ".props")
+    has_word_marks = True
 
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Read JSON lines with `words`, `tags` and `predicate`, or columns as CoNLL-2005 and CoNLL-2012 have them."""
-        if data_suffix(path) not in JSON_LINES_SUFFIXES:
-            return iter_predicates(path, needs_labels, PredicateExample)
-        lines = read_lines(path, columns.encoding)
-        return iter_json_lines(
-            path, lines, lambda record, location: cls.from_record(record, location, columns, needs_labels)
-        )
+        if data_suffix(path) in JSON_LINES_SUFFIXES:
+            return cls.iter_json_rows(path, columns, needs_labels)
+        return iter_predicates(path, needs_labels, PredicateExample)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
@@ -73,31 +61,26 @@ class SemanticRolesTask(WordTask):
     @classmethod
     def parse_value(cls, value: Any, location: str) -> PredicateExample:
         if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int):
-            return cls.from_record(
-                {"words": list(parse_words(value[0], location)), "predicate": value[1]}, location, Columns(), False
-            )
+            record = {"words": list(parse_words(value[0], location)), "predicate": value[1]}
+            return cls.from_record(record, location, Columns(), needs_labels=False)
         return PredicateExample(location, parse_words(value, location))
 
-    @classmethod
-    def collect(cls, path: Path, rows: Iterable[RowReader], skip_bad: bool = False, strict: bool = False) -> list[Any]:
-        return repair_examples(path, super().collect(path, rows, skip_bad), strict)
-
     def encode_sentence(
-        self, example: PredicateExample, target: np.ndarray | None, tokenizer: Tokenizer, max_len: int
+        self, example: PredicateExample, target: Any, tokenizer: Tokenizer, max_len: int
     ) -> tuple[EncodedExample, int]:
         """Put the predicate first, as a text of its own, and between two separators in its sentence.
 
-        Shi and Lin 2019 put it behind the sentence; a causal model must have read it before. The separators tell it
-        from other occurrences of the same word.
+        Shi and Lin 2019 put it after the sentence, but a causal model has to read it before. The separators distinguish
+        it from other occurrences of the same word.
         """
         if example.predicate is None:
             return super().encode_sentence(example, target, tokenizer, max_len)
         pieces, word_of = encode_words(tokenizer, example.words)
         starts = np.searchsorted(word_of, np.arange(len(example.words)))
         place = example.predicate[0]
-        borders = np.searchsorted(word_of, [place, place + 1])
-        predicate = pieces[borders[0] : borders[1]].tolist()
-        pieces = np.insert(pieces, borders, separator_id(tokenizer))
+        first, end = np.searchsorted(word_of, [place, place + 1])
+        predicate = pieces[first:end].tolist()
+        pieces = np.insert(pieces, [first, end], separator_id(tokenizer))
         starts[place:] += 1
         starts[place + 1 :] += 1
 

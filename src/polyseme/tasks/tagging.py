@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -19,25 +18,12 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
 from polyseme.objectives.batch import IGNORE_INDEX
-from polyseme.tasks.base import BaselineFn, Example, Prediction, RowScores, TaskConfig, Words
-from polyseme.tasks.baselines.tags import crf_tags, linear_tags, majority_tag, memm_tags
-from polyseme.tasks.encoded import EncodedExample, check_lengths, check_room, encode_words, label_id
+from polyseme.tasks.base import BaselineFn, Example, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
+from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
+from polyseme.tasks.encoded import EncodedExample, Examples, RowScores, Target, encode_words, softmax
 from polyseme.tasks.metrics.standard import tagging_metrics
+from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.conll import iter_sentences
-from polyseme.tasks.readers.rows import (
-    CONLL_SUFFIXES,
-    JSON_LINES_SUFFIXES,
-    Columns,
-    RowFormat,
-    RowReader,
-    data_suffix,
-    flatten_cell,
-    from_record,
-    iter_json_lines,
-    parse_texts,
-    read_lines,
-)
-from polyseme.tasks.sequence import mean_rows, softmax
 from polyseme.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -45,64 +31,61 @@ if TYPE_CHECKING:
     from polyseme.nn.trunks.base import TrunkConfig
 
 logger = logging.getLogger(__name__)
+WrapFn = Callable[[list[int]], tuple[list[int], list[int]]]  # pieces to token ids and segments
 
 
 @dataclass(frozen=True)
 class TaggingExample(Example):
     """The words of a sentence and their tags."""
 
-    words: Words
-    tags: tuple[str, ...] | None = None
-    id: str = ""
+    gold_field = "tags"
 
-    @property
-    def gold(self) -> tuple[str, ...] | None:
-        return self.tags
+    words: Words
+    tags: Words | None = None
+    id: str = ""
 
 
 @dataclass(frozen=True)
 class Tagging(Prediction):
     """The tag of each word and its probability, None where the word was cut off."""
 
-    tags: tuple[str, ...]
-    probabilities: tuple[float | None, ...]
+    value_field = "tags"
 
-    @property
-    def value(self) -> tuple[str, ...]:
-        return self.tags
+    tags: Words
+    probabilities: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
-class WordTask(TaskConfig):
-    """What tasks with one label per word share. Labels are in order of frequency: the first is the best blind guess.
+class WordTask(LabelSetTask):
+    """A task with one label per word. Labels are in order of frequency: the first is the best blind guess.
 
     With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2); transitions that the
     tag scheme forbids are barred, unless the training data has some (`is_constrained`).
     """
 
-    default_metric: ClassVar[str] = "f1"
-    head_type: ClassVar[str] = "tag"
-    feature_networks: ClassVar[tuple[str, ...]] = ("bilstm", "linear")
+    default_metric = "f1"
+    head_type = "tag"
+    feature_networks = ("bilstm", "linear")
 
-    labels: tuple[str, ...] = ()
     decoder: Literal["softmax", "crf"] = "softmax"
     is_constrained: bool = True
+
+    @classmethod
+    def collect(
+        cls, path: Path, row_readers: Iterable[rows.RowReader], skip_bad: bool = False, strict: bool = False
+    ) -> list[Any]:
+        return repair_examples(path, super().collect(path, row_readers, skip_bad), strict)
 
     def fit(self, examples: Sequence[Any]) -> Self:
         counts = Counter(tag for e in examples for tag in e.tags or ())
         labels = sorted(counts, key=lambda tag: (-counts[tag], tag))
-        if len(labels) < 2:
-            shown = f"only the label {labels[0]!r}" if labels else "no labels"
-            raise DataError(f"the training data has {shown} ({examples[0].location} …): there is nothing to learn")
+        require_labels(labels, examples)
         is_constrained = all(first_invalid(e.tags or ()) is None for e in examples)
         return self.replace(labels=tuple(labels), is_constrained=is_constrained)
 
     @property
-    def output_labels(self) -> tuple[str, ...]:
-        return self.labels
-
-    @property
     def crf(self) -> CRFConfig | None:
+        """The config of the CRF that decodes, if one does."""
         return CRFConfig(self.is_constrained) if self.decoder == "crf" else None
 
     def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
@@ -115,46 +98,27 @@ class WordTask(TaskConfig):
     def for_features(self) -> Self:
         return self.replace(decoder="crf")
 
-    @cached_property
-    def _label_ids(self) -> dict[str, int]:
-        return {label: i for i, label in enumerate(self.labels)}
-
     def target(self, example: Any) -> np.ndarray | None:
-        if example.tags is None:
-            return None
-        return np.array([label_id(tag, self._label_ids, example.location) for tag in example.tags])
+        return None if example.tags is None else np.array([self.label_id(t, example.location) for t in example.tags])
 
-    def encode(
-        self,
-        examples: Sequence[Any],
-        tokenizer: Tokenizer,
-        max_len: int,
-        truncate: bool = False,
-        use_labels: bool = True,
-    ) -> list[EncodedExample]:
-        targets = [self.target(e) if use_labels else None for e in examples]
-        check_room(tokenizer, max_len)
-        encoded, lengths = [], []
+    def encode_truncated(
+        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+    ) -> Iterator[tuple[EncodedExample, int]]:
         for example, target in zip(examples, targets):
-            one, length = self.encode_sentence(example, target, tokenizer, max_len)
-            encoded.append(one)
-            lengths.append(length)
-        return check_lengths(examples, encoded, lengths, max_len, truncate)
+            yield self.encode_sentence(example, target, tokenizer, max_len)
 
     def encode_sentence(
-        self, example: Any, target: np.ndarray | None, tokenizer: Tokenizer, max_len: int
+        self, example: Any, target: Any, tokenizer: Tokenizer, max_len: int
     ) -> tuple[EncodedExample, int]:
         """Encode words as pieces; a word is predicted at its first. Also return the length before truncation."""
         pieces, word_of = encode_words(tokenizer, example.words)
         starts = np.searchsorted(word_of, np.arange(len(example.words)))
         return place_words(pieces, starts, target, tokenizer.build_inputs_with_special_tokens, max_len)
 
-    def batch_targets(
-        self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        rows = np.concatenate([start + e.positions for start, e in zip(starts.tolist(), encoded)])
+    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+        word_rows = np.concatenate([start + e.positions for start, e in zip(starts.tolist(), encoded)])
         targets = [IGNORE_INDEX if e.target is None else e.target for e in encoded]
-        return rows, np.concatenate([np.full(len(e.positions), t) for e, t in zip(encoded, targets)])
+        return word_rows, np.concatenate([np.full(len(e.positions), t) for e, t in zip(encoded, targets)])
 
     def num_targets(self, encoded: EncodedExample) -> int:
         return len(encoded.positions)
@@ -166,26 +130,19 @@ class WordTask(TaskConfig):
         return [self.decode_one(s.logits, example, s.labels) for (_, s), example in zip(scored, examples)]
 
     def decode_one(self, logits: np.ndarray, example: Any, best: np.ndarray | None = None) -> Tagging:
-        """Turn the scores of one sentence into tags; `best` if those are not the highest.
+        """Turn the scores of one sentence into tags; `best` are the labels if not those with the highest scores.
 
         Words that were cut off get the tag of words outside of everything (O, else the first and most frequent), so
         that no word is ever lost.
         """
-        shares = softmax(logits, axis=-1)
-        best = shares.argmax(-1) if best is None else best
+        best = logits.argmax(-1) if best is None else best
+        shares = softmax(logits, axis=-1)[np.arange(len(best)), best].tolist()
         num_cut = len(example.words) - len(logits)
         outside = "O" if "O" in self.labels else self.labels[0]
-        tags = (*(self.labels[i] for i in best), *[outside] * num_cut)
-        return Tagging(tags, (*shares[np.arange(len(best)), best].tolist(), *[None] * num_cut))
-
-    def average(self, scores: Sequence[Sequence[RowScores]], models: Any, encoded: Any) -> list[RowScores]:
-        """Of a CRF it is the probability of each tag by itself that counts."""
-        means = mean_rows([[softmax(s.logits, axis=-1) for s in one] for one in scores])
-        logits = [np.log(np.maximum(mean, 1e-300)) for mean in means]
-        return [RowScores(each, softmax(each, axis=-1).argmax(-1)) for each in logits]
+        return Tagging((*(self.labels[i] for i in best), *[outside] * num_cut), (*shares, *[None] * num_cut))
 
     def scored_value(self, prediction: Tagging) -> tuple[str | None, ...]:
-        """A word that was cut off has no tag, so that what it should have been counts as wrong."""
+        """Return the tags, without those of words that were cut off, which count as wrong."""
         pairs = zip(prediction.tags, prediction.probabilities)
         return tuple(None if share is None else tag for tag, share in pairs)
 
@@ -196,8 +153,7 @@ class WordTask(TaskConfig):
         return {"majority": majority_tag, "linear": linear_tags, "memm": memm_tags, "crf": crf_tags}
 
     def to_record(self, example: Any, prediction: Tagging) -> dict[str, Any]:
-        tags, probabilities = prediction.tags, prediction.probabilities
-        return {"words": example.words, "tags": tags, "tag_probabilities": probabilities}
+        return {"words": example.words, "tags": prediction.tags, "tag_probabilities": prediction.probabilities}
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         if not example.words:
@@ -212,78 +168,58 @@ class WordTask(TaskConfig):
 class TaggingTask(WordTask):
     """One tag for each word: entities, chunks, parts of speech."""
 
-    task_type: ClassVar[str] = "tagging"
-    example_type: ClassVar[type[Example]] = TaggingExample
-    output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".tsv", *CONLL_SUFFIXES)
+    task_type = "tagging"
+    example_type = TaggingExample
+    output_suffixes = (".jsonl", ".tsv", *rows.CONLL_SUFFIXES)
 
     @classmethod
-    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
-        head = heads.get(cls.head_type)
-        if not isinstance(head, ClassificationHeadConfig):
-            return None
+    def from_head(cls, head: ClassificationHeadConfig) -> Self:
         return cls(labels=head.labels, decoder="crf" if head.crf else "softmax")
 
     @classmethod
-    def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
+    def iter_rows(cls, path: Path, columns: rows.Columns, needs_labels: bool) -> Iterator[rows.RowReader]:
         """Read JSON lines with `words` and `tags`, or columns with the word first and its tag last."""
-        lines = read_lines(path, columns.encoding)
-        if data_suffix(path) not in JSON_LINES_SUFFIXES:
-            return iter_sentences(path, lines, needs_labels, TaggingExample)
-        return iter_json_lines(
-            path, lines, lambda record, location: cls.from_record(record, location, columns, needs_labels)
-        )
+        if rows.data_suffix(path) in rows.JSON_LINES_SUFFIXES:
+            return cls.iter_json_rows(path, columns, needs_labels)
+        return iter_sentences(path, rows.read_lines(path, columns.encoding), needs_labels, TaggingExample)
 
     @classmethod
-    def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
+    def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:
         return TaggingExample(location, *read_tagged_record(record, location, needs_labels))
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> TaggingExample:
         return TaggingExample(location, parse_words(value, location))
 
-    @classmethod
-    def collect(cls, path: Path, rows: Iterable[RowReader], skip_bad: bool = False, strict: bool = False) -> list[Any]:
-        return repair_examples(path, super().collect(path, rows, skip_bad), strict)
-
     def write_as(self, path: Path, examples: Sequence[TaggingExample], predictions: Sequence[Tagging]) -> None:
         sentences = [zip(e.words, p.tags) for e, p in zip(examples, predictions, strict=True)]
-        rows = ["".join(f"{flatten_cell(word)}\t{tag}\n" for word, tag in sentence) for sentence in sentences]
-        write_text(path, "\n".join(rows))
+        lines = ["".join(f"{rows.flatten_cell(word)}\t{tag}\n" for word, tag in sentence) for sentence in sentences]
+        write_text(path, "\n".join(lines))
 
 
 def place_words(
-    pieces: np.ndarray,
-    starts: np.ndarray,
-    target: np.ndarray | None,
-    wrap: Any,
-    max_len: int,
+    pieces: np.ndarray, starts: np.ndarray, target: np.ndarray | None, wrap: WrapFn, max_len: int
 ) -> tuple[EncodedExample, int]:
     """Add special tokens to the pieces of a sentence and cut it; `starts` has the first piece of each word."""
     template = wrap([-1])[0]
     room = max(max_len - len(template) + 1, 0)
     positions = template.index(-1) + starts[starts < room]
     ids, segments = (np.array(part, dtype=np.int64) for part in wrap(pieces[:room].tolist()))
-    kept_target = None if target is None else target[: len(positions)]
-    return EncodedExample(ids, segments, positions, kept_target), len(pieces) + len(template) - 1
+    target = None if target is None else target[: len(positions)]
+    return EncodedExample(ids, segments, positions, target), len(pieces) + len(template) - 1
 
 
 def read_tagged_record(record: dict[str, Any], location: str, needs_labels: bool) -> tuple[Words, Words | None]:
     """Return the words and the tags of a JSON object."""
-
-    def build(location: str, values: dict[str, Any]) -> tuple[Words, Words | None]:
-        words = parse_texts(values["words"], location, "words")
-        tags = None if values.get("tags") is None else parse_texts(values["tags"], location, "tags")
-        if needs_labels and tags is None:
-            raise DataError(f"{location}: the tags are missing")
-        if tags is not None and len(tags) != len(words):
-            raise DataError(f"{location}: {len(words)} words but {len(tags)} tags")
-        return words, tags
-
-    names = {"words": "words", "tags": "tags"}
-    row: tuple[Words, Words | None] = from_record(
-        record, location, RowFormat(names, () if needs_labels else ("tags",), build)
-    )
-    return row
+    names, optional = {"words": "words", "tags": "tags"}, () if needs_labels else ("tags",)
+    values = rows.from_record(record, location, rows.RowFormat(names, optional, lambda _, values: values))
+    words = rows.parse_texts(values["words"], location, "words")
+    tags = None if values.get("tags") is None else rows.parse_texts(values["tags"], location, "tags")
+    if needs_labels and tags is None:
+        raise DataError(f"{location}: the tags are missing")
+    if tags is not None and len(tags) != len(words):
+        raise DataError(f"{location}: {len(words)} words but {len(tags)} tags")
+    return words, tags
 
 
 def parse_words(value: Any, location: str) -> Words:

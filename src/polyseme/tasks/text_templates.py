@@ -1,8 +1,8 @@
-"""How a task reads as text, for families that answer in text (Raffel et al. 2020, §2.4): data alone.
+"""Templates that write tasks as text, for families that answer in text (Raffel et al. 2020, §2.4): data alone.
 
-Prefixes, names of fields and words for labels are those of the paper's appendix D where it has them, so that models
-others have trained are asked as they know it. What our examples hold in one text stays one: COPA's question behind its
-premise, MultiRC's answer behind its question, ReCoRD's query behind its passage, WiC's word before its first sentence.
+Prefixes, field names and label words are those of appendix D of the paper where it has them, so that published models
+are asked in the form they were trained on. Texts that our examples join remain joined: COPA's question follows its
+premise, MultiRC's answer its question, ReCoRD's query its passage, and WiC's word precedes its first sentence.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any, Literal, Self
 from polyseme.config import Config
 from polyseme.errors import ConfigError
 
-NUM_VALUE_STEPS = 25  # steps that the range of a number is cut into: 0.2 for numbers from 0 to 5
+NUM_VALUE_STEPS = 25  # steps that the range of numbers is divided into
 
 
 @dataclass(frozen=True)
 class TextToTextTemplate(Config):
-    """`template` says where the {fields} of an example stand, `label_words` what is written for a label that is not its
-    own word. A choice is answered by its name (choice1, choice2 …, or its word), or by its text. Numbers are written
-    to the nearest `step` from `low` to `high`. A target starts with `decoder_start_token`.
+    """A template with {fields} of an example; `label_words` are what is written for labels, by default themselves.
+
+    A choice is answered by its name (choice1, choice2 …, or its word) or by its text. Numbers are written to the
+    nearest `step` from `low` to `high`. A target starts with `decoder_start_token`.
     """
 
     template: str
@@ -60,9 +61,6 @@ class TextToTextTemplate(Config):
             elif value is not None:
                 parts.append((before, value))
         return [(before.strip(), text) for before, text in parts]
-
-    def label_word(self, label: str) -> str:
-        return self.label_words.get(label, label)
 
     def choice_answers(self, choices: Sequence[str]) -> list[str]:
         """Return what is written for each choice."""

@@ -1,8 +1,8 @@
-"""Windows over a long text: overlapping stretches of tokens or words, and the best answer of each.
+"""Overlapping windows over a long text, and the best answer of each.
 
-As BERT does it (Devlin et al. 2019, §4.2 and 4.3): the question first, then as much of the context as fits; windows
-overlap; a span is worth the score of its first token as a start plus that of its last as an end. "No answer" is the
-span at the token of the whole sequence; it wins if it is worth more than the best one by more than a threshold.
+As in BERT (Devlin et al. 2019, §4.2 and 4.3), the question comes first, then as much of the context as fits. The score
+of a span is the start score of its first token plus the end score of its last. "No answer" is the span at the token of
+the whole sequence; it wins if its score exceeds that of the best span by more than a threshold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WindowAnswer:
 
 
 def tokenize_in_chunks(tokenizer: Tokenizer, text: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield ids and the characters they cover, of stretches that end before a space."""
+    """Yield token ids and the characters they cover, for chunks that end before a space."""
     begin = 0
     while begin < len(text):
         end = begin + CHUNK_CHARS
@@ -47,7 +47,7 @@ def tokenize_in_chunks(tokenizer: Tokenizer, text: str) -> Iterator[tuple[np.nda
 def slide_window(
     chunks: Iterable[tuple[np.ndarray, np.ndarray]], window_size: int, step: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield windows, each `step` after the one before it; and whether a window is first, last, both or neither."""
+    """Yield windows, each `step` tokens after the previous one, with their place: "first", "last", both or neither."""
     ids, offsets = np.empty(0, np.int32), np.empty((0, 2), np.int64)
     place = "first"
     for chunk_ids, chunk_offsets in chunks:
@@ -75,7 +75,7 @@ def gold_token_span(
 
 
 def best_span(window: EncodedExample, scores: np.ndarray, max_answer_tokens: int) -> WindowAnswer:
-    """Return the best span of one window: all up to the maximum are compared, not only those of the best starts."""
+    """Return the best span of a window among all spans up to the maximum length."""
     assert window.offsets is not None
     scores = scores.astype(np.float64)
     null_score = float(scores[window.null_position].sum())

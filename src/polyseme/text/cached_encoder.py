@@ -5,16 +5,13 @@ in numpy at places where the tokenizer is certain to split too, and identifies e
 Only units that are not in the cache go through the tokenizer. The ids are the same; encoding is ten times as fast.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading
 import unicodedata
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -22,6 +19,8 @@ from tokenizers import Tokenizer as Backend
 BATCH_CHARS = 1 << 18  # characters per batch: the arrays stay in the processor's cache
 MAX_CACHED_CHARS = 48  # longer units are rare and not cached
 _HASH_BASE = 0xD6E8FEB86659FD93  # odd, so it has an inverse modulo 2^64
+_SEPARATORS = (32, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)
+UNICODE_SPACES = (*_SEPARATORS, *range(9, 14), 0x85, 0x2028, 0x2029)
 _OTHER, _SPACE, _ISOLATED, _LETTER, _PUNCTUATION, _QUOTE = range(6)
 
 
@@ -32,22 +31,26 @@ class EncodedTexts(NamedTuple):
     lengths: np.ndarray  # int64 [number of texts]
     word_starts: np.ndarray  # bool [T]; True for the first token of each word and of each text
 
+    @property
+    def offsets(self) -> np.ndarray:
+        """Index of the first id of each text."""
+        return np.cumsum(self.lengths) - self.lengths
+
 
 def encode_uncached(backend: Backend, texts: Sequence[str], is_word_start: np.ndarray | None) -> EncodedTexts:
     """Encode with the tokenizer itself. `is_word_start` is indexed by id; if None, word ids mark the word starts."""
     encode = backend.encode_batch if is_word_start is None else backend.encode_batch_fast
     encodings = encode(list(texts), add_special_tokens=False)
     lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
-    total = int(lengths.sum())
-    chain = itertools.chain.from_iterable
-    ids = np.fromiter(chain(encoding.ids for encoding in encodings), np.int32, total)
+    ids = _concat_ints((encoding.ids for encoding in encodings), lengths)
     if is_word_start is None:
-        word_ids = np.fromiter(chain(encoding.word_ids for encoding in encodings), np.int32, total)
-        word_starts = np.concatenate([np.ones(min(total, 1), bool), word_ids[1:] != word_ids[:-1]])
+        word_ids = _concat_ints((encoding.word_ids for encoding in encodings), lengths)
+        word_starts = np.concatenate([np.ones(min(len(ids), 1), bool), word_ids[1:] != word_ids[:-1]])
     else:
         word_starts = is_word_start[ids]
-    word_starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
-    return EncodedTexts(ids, lengths, word_starts)
+    encoded = EncodedTexts(ids, lengths, word_starts)
+    word_starts[encoded.offsets[lengths > 0]] = True
+    return encoded
 
 
 def pretokenization_rule(backend: Backend) -> str | None:
@@ -56,34 +59,28 @@ def pretokenization_rule(backend: Backend) -> str | None:
     if any(not token["special"] for token in config["added_tokens"]):
         return None  # such a token is matched anywhere in a text
     model, pre_tokenizer, normalizer = config["model"], config["pre_tokenizer"] or {}, config["normalizer"] or {}
-    types = model["type"], normalizer.get("type"), pre_tokenizer.get("type")
-    if (
-        types[0] in ("WordPiece", "WordLevel")
-        and types[1:] == ("BertNormalizer", "BertPreTokenizer")
-        and normalizer["clean_text"]
-    ):
-        return "bert" if normalizer["handle_chinese_chars"] else "bert-no-cjk"
-    if types in (("BPE", None, "ByteLevel"), ("BPE", "Lowercase", "ByteLevel")) and not model["dropout"]:
-        return "gpt2" if pre_tokenizer["use_regex"] and not pre_tokenizer["add_prefix_space"] else None
+    # Without a normalizer the rules are those for lowercase.
+    types = model["type"], normalizer.get("type", "Lowercase"), pre_tokenizer.get("type")
     steps = [step["type"] for step in pre_tokenizer.get("pretokenizers", [])]
-    if types[0] == "WordLevel" and types[1] in (None, "Lowercase") and steps == ["WhitespaceSplit", "Split"]:
-        return "spaces"
-    return None
+    if types[0] in ("WordPiece", "WordLevel") and types[1:] == ("BertNormalizer", "BertPreTokenizer"):
+        rule = "bert" if normalizer["handle_chinese_chars"] else "bert-no-cjk"
+        return rule if normalizer["clean_text"] else None
+    if types == ("BPE", "Lowercase", "ByteLevel") and not model["dropout"]:
+        return "gpt2" if pre_tokenizer["use_regex"] and not pre_tokenizer["add_prefix_space"] else None
+    return "spaces" if types[:2] == ("WordLevel", "Lowercase") and steps == ["WhitespaceSplit", "Split"] else None
 
 
 @cache
 def _char_classes(rule: str) -> np.ndarray:
     """Return the class of every code point, uint8 [0x110000]."""
     classes = np.full(0x110000, _OTHER, np.uint8)
-    if rule in ("gpt2", "spaces"):  # white space as defined by Unicode
-        classes[
-            [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
-        ] = _SPACE
+    if rule in ("gpt2", "spaces"):
+        classes[list(UNICODE_SPACES)] = _SPACE
         for code in range(33, 127) if rule == "gpt2" else ():
             classes[code] = _LETTER if chr(code).isalnum() else _QUOTE if chr(code) == "'" else _PUNCTUATION
         return classes
     # BERT's normalizer removes control characters without leaving a space, so they are not spaces.
-    classes[[9, 10, 13, 32, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000]] = _SPACE
+    classes[[9, 10, 13, *_SEPARATORS]] = _SPACE
     spans = [(33, 48), (58, 65), (91, 97), (123, 127)]
     spans += [(0x2010, 0x2028), (0x2030, 0x205F), (0x3001, 0x3004), (0x3008, 0x3012), (0xFF01, 0xFF21)]
     for code in itertools.chain.from_iterable(itertools.starmap(range, spans)):
@@ -129,33 +126,17 @@ def hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
     return powers_of(_HASH_BASE), powers_of(pow(_HASH_BASE, -1, 1 << 64))
 
 
-@dataclass(eq=False)
 class _UnitCache:
-    """Open-addressing hash table from units to their ids, which are stored concatenated."""
+    """Open-addressing hash table of 2^bits slots from units to their ids, which are stored concatenated."""
 
-    bits: int
-    keys: np.ndarray
-    unit_indices: np.ndarray  # int32: the unit in each slot
-    offsets: np.ndarray  # int64: start of each unit in `ids`
-    lengths: np.ndarray
-    ids: np.ndarray
-    word_starts: np.ndarray
-    num_units: int = 0
-    num_ids: int = 0
-
-    @classmethod
-    def allocate(cls, bits: int) -> _UnitCache:
-        """Allocate an empty table of 2^bits slots."""
-        max_units, max_ids = 1 << bits - 1, 1 << bits
-        return cls(
-            bits,
-            np.zeros(1 << bits, np.uint64),
-            np.zeros(1 << bits, np.int32),
-            np.zeros(max_units, np.int64),
-            np.zeros(max_units, np.int64),
-            np.zeros(max_ids, np.int32),
-            np.zeros(max_ids, bool),
-        )
+    def __init__(self, bits: int):
+        self.bits, self.num_units, self.num_ids = bits, 0, 0
+        self.keys = np.zeros(1 << bits, np.uint64)
+        self.unit_indices = np.zeros(1 << bits, np.int32)  # the unit in each slot
+        self.offsets = np.zeros(1 << bits - 1, np.int64)  # start of each unit in `ids`
+        self.lengths = np.zeros(1 << bits - 1, np.int64)
+        self.ids = np.zeros(1 << bits, np.int32)
+        self.word_starts = np.zeros(1 << bits, bool)
 
     def find(self, hashes: np.ndarray) -> np.ndarray:
         """Return the index of each unit, -1 if it is not in the table."""
@@ -178,15 +159,14 @@ class _UnitCache:
 
     def add(self, hashes: np.ndarray, encoded: EncodedTexts) -> None:
         """Add units; their hashes must be distinct and not in the table."""
-        num_new_units, num_new_ids = len(hashes), len(encoded.ids)
-        unit_indices = np.arange(self.num_units, self.num_units + num_new_units)
-        self.offsets[unit_indices] = self.num_ids + np.cumsum(encoded.lengths) - encoded.lengths
+        unit_indices = np.arange(self.num_units, self.num_units + len(hashes))
+        new_ids = slice(self.num_ids, self.num_ids + len(encoded.ids))
+        self.offsets[unit_indices] = self.num_ids + encoded.offsets
         self.lengths[unit_indices] = encoded.lengths
-        self.ids[self.num_ids : self.num_ids + num_new_ids] = encoded.ids
-        self.word_starts[self.num_ids : self.num_ids + num_new_ids] = encoded.word_starts
-        self.num_units, self.num_ids = self.num_units + num_new_units, self.num_ids + num_new_ids
+        self.ids[new_ids], self.word_starts[new_ids] = encoded.ids, encoded.word_starts
+        self.num_units, self.num_ids = self.num_units + len(hashes), new_ids.stop
         slots = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
-        unplaced = np.arange(num_new_units)
+        unplaced = np.arange(len(hashes))
         while unplaced.size:
             free = unplaced[self.keys[slots[unplaced]] == 0]
             self.keys[slots[free]] = hashes[free]  # if several want one slot, the last one gets it
@@ -201,7 +181,7 @@ class CachedEncoder:
     def __init__(self, backend: Backend, rule: str, is_word_start: np.ndarray | None, bits: int = 20):
         self.backend, self.rule, self.is_word_start, self.bits = backend, rule, is_word_start, bits
         self.lowercase = bool(getattr(backend.normalizer, "lowercase", backend.normalizer is not None))
-        self.cache = _UnitCache.allocate(bits)
+        self.cache = _UnitCache(bits)
         self.lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
@@ -210,8 +190,6 @@ class CachedEncoder:
             encoded_batches = [self._encode_batch(batch) for batch in _split_batches(texts)]
         if len(encoded_batches) == 1:
             return encoded_batches[0]
-        if not encoded_batches:
-            return EncodedTexts(np.zeros(0, np.int32), np.zeros(0, np.int64), np.zeros(0, bool))
         return EncodedTexts(*map(np.concatenate, zip(*encoded_batches)))
 
     def _encode_batch(self, texts: Sequence[str]) -> EncodedTexts:
@@ -255,7 +233,7 @@ class CachedEncoder:
         unit_starts, unit_stops = starts[missing[first_missing]], stops[missing[first_missing]]
         encoded = self._encode_units([text[a:b] for a, b in zip(unit_starts.tolist(), unit_stops.tolist())])
         ids_per_unit[missing] = encoded.lengths[new_indices]
-        offsets[missing] = cache.num_ids + (np.cumsum(encoded.lengths) - encoded.lengths)[new_indices]
+        offsets[missing] = cache.num_ids + encoded.offsets[new_indices]
         index = concat_ranges(offsets, ids_per_unit)
         ids = np.append(cache.ids[: cache.num_ids], encoded.ids)[index]
         word_starts = np.append(cache.word_starts[: cache.num_ids], encoded.word_starts)[index]
@@ -266,24 +244,22 @@ class CachedEncoder:
         """Encode units that are not cached. Plain ASCII words need no normalization or split, only the model."""
         plain_words = list(map(self._plain_word, texts))
         tokenize = self.backend.model.tokenize
-        ids_per_unit = [[] if word is None else [token.id for token in tokenize(word)] for word in plain_words]
-        lengths = np.fromiter(map(len, ids_per_unit), np.int64, len(ids_per_unit))
-        ids = np.fromiter(itertools.chain.from_iterable(ids_per_unit), np.int32, int(lengths.sum()))
-        word_starts = np.zeros(len(ids), bool)
-        word_starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
+        unit_ids = [[] if word is None else [token.id for token in tokenize(word)] for word in plain_words]
+        lengths = np.fromiter(map(len, unit_ids), np.int64, len(unit_ids))
+        ids = _concat_ints(unit_ids, lengths)
+        encoded = EncodedTexts(ids, lengths, np.zeros(len(ids), bool))
+        offsets = encoded.offsets
+        encoded.word_starts[offsets[lengths > 0]] = True
         needs_backend = np.fromiter((word is None for word in plain_words), bool, len(plain_words))
         if not needs_backend.any():
-            return EncodedTexts(ids, lengths, word_starts)
-        encoded_rest = encode_uncached(
-            self.backend, [t for t, word in zip(texts, plain_words) if word is None], self.is_word_start
-        )
-        offsets = np.cumsum(lengths) - lengths
-        offsets[needs_backend] = len(ids) + np.cumsum(encoded_rest.lengths) - encoded_rest.lengths
-        lengths[needs_backend] = encoded_rest.lengths
+            return encoded
+        other_texts = [text for text, word in zip(texts, plain_words) if word is None]
+        others = encode_uncached(self.backend, other_texts, self.is_word_start)
+        offsets[needs_backend] = len(ids) + others.offsets
+        lengths[needs_backend] = others.lengths
         index = concat_ranges(offsets, lengths)
-        return EncodedTexts(
-            np.append(ids, encoded_rest.ids)[index], lengths, np.append(word_starts, encoded_rest.word_starts)[index]
-        )
+        word_starts = np.append(encoded.word_starts, others.word_starts)[index]
+        return EncodedTexts(np.append(ids, others.ids)[index], lengths, word_starts)
 
     def _plain_word(self, text: str) -> str | None:
         """Return the model's input for an ASCII word or number, or None for text that needs the full tokenizer."""
@@ -297,12 +273,10 @@ class CachedEncoder:
         is_short = unit_chars <= MAX_CACHED_CHARS
         if not is_short.all():
             id_mask = np.repeat(is_short, encoded.lengths)
-            hashes, encoded = (
-                hashes[is_short],
-                EncodedTexts(encoded.ids[id_mask], encoded.lengths[is_short], encoded.word_starts[id_mask]),
-            )
+            hashes = hashes[is_short]
+            encoded = EncodedTexts(encoded.ids[id_mask], encoded.lengths[is_short], encoded.word_starts[id_mask])
         if not self.cache.fits(encoded):
-            self.cache = _UnitCache.allocate(self.bits)
+            self.cache = _UnitCache(self.bits)
         if self.cache.fits(encoded):
             self.cache.add(hashes, encoded)
 
@@ -314,7 +288,7 @@ def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         if num_chars >= BATCH_CHARS:
             yield texts[first : text_index + 1]
             first, num_chars = text_index + 1, 0
-    if first < len(texts):
+    if first < len(texts) or not texts:
         yield texts[first:]
 
 
@@ -324,12 +298,14 @@ def _hash_units(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.
     prefix_sums = np.zeros(len(codes) + 1, np.uint64)
     np.cumsum((codes + np.uint32(1)) * factors[: len(codes)], out=prefix_sums[1:])
     state = (prefix_sums[stops] - prefix_sums[starts]) * inverses[starts]
-    state ^= state >> np.uint64(32)
-    state *= np.uint64(0xD6E8FEB86659FD93)
-    state ^= state >> np.uint64(32)
-    state *= np.uint64(0xD6E8FEB86659FD93)
-    state ^= state >> np.uint64(32)
-    return state | np.uint64(1)
+    for _ in range(2):
+        state ^= state >> np.uint64(32)
+        state *= np.uint64(_HASH_BASE)
+    return state ^ state >> np.uint64(32) | np.uint64(1)
+
+
+def _concat_ints(lists: Iterable[Iterable[Any]], lengths: np.ndarray) -> np.ndarray:
+    return np.fromiter(itertools.chain.from_iterable(lists), np.int32, int(lengths.sum()))
 
 
 def concat_ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:

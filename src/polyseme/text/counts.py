@@ -4,36 +4,40 @@ Three measures bound the counts: large sources are sampled, rare words are dropp
 scaled down. None of them applies to a small corpus, and all are deterministic: the same text gives the same counts.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
+import logging
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, models, trainers
 
-from polyseme.errors import ConfigError, suggest
+from polyseme.corpus.sources.sources import SourceReader, open_sources
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.lines import replace_surrogates
+from polyseme.progress import progress
+from polyseme.text.cached_encoder import UNICODE_SPACES
 from polyseme.text.pipelines import TOKENIZER_KINDS, build_untrained
+from polyseme.text.trainers import MAX_WORDS
+
+logger = logging.getLogger(__name__)
 
 MAX_SAMPLE_CHARS = 200_000_000  # counted before documents are sampled
 SMOOTHING = 0.7  # multilingual BERT's exponent
-MAX_WORDS = 2_000_000  # in all tables together
 _MAX_CHARS_PER_WORD = 20  # mean length that the limit on characters allows
 _BATCH_CHARS = 16_000_000  # characters counted at once
 _MAX_TOTAL_COUNT = 50_000_000  # sum of the counts passed to a trainer
 _NUM_SAMPLES, _SAMPLE_CHARS = 200, 2_000  # documents, and characters of each, for validation
 
-# White space as defined by Unicode. A unit is white space and the text up to the next white space.
-_WHITESPACE = frozenset(map(chr, [*range(9, 14), 32, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029]))
-_WHITESPACE |= frozenset("\u202f\u205f\u3000")
-_WHITESPACE_CLASS = "".join(sorted(_WHITESPACE))
-_UNIT_PATTERN = re.compile(f"[{_WHITESPACE_CLASS}]*[^{_WHITESPACE_CLASS}]+|[{_WHITESPACE_CLASS}]+")
+# A unit is white space and the text up to the next white space.
+_WHITESPACE = "".join(map(chr, UNICODE_SPACES))
+_UNIT_PATTERN = re.compile(f"[{_WHITESPACE}]*[^{_WHITESPACE}]+|[{_WHITESPACE}]+")
 
 
 class TextGroup(NamedTuple):
@@ -47,20 +51,22 @@ class TextGroup(NamedTuple):
 DEFAULT_GROUP = TextGroup()
 
 
+@dataclass
 class _GroupCounts:
     """Counts of one group and how much of its text they represent."""
 
-    def __init__(self) -> None:
-        self.word_counts: dict[str, int] = {}
-        self.num_letters = 0  # in the keys of `word_counts`
-        self.pending: list[str] = []
-        self.pending_chars = 0
-        self.num_documents = self.num_chars = 0  # including documents that are not sampled
-        self.chars_at_rate = 0  # characters sampled at the current rate
-        self.rate_halvings = 0  # one of 2^halvings documents is sampled, with that weight
-        self.num_sampled_chars = 0  # characters counted
-        self.num_words = self.num_dropped = 0  # occurrences counted, and those that pruning removed
-        self.samples: list[tuple[int, int, str]] = []
+    words: dict[str, int] = field(default_factory=dict)
+    num_letters: int = 0  # in the keys of `words`
+    pending: list[str] = field(default_factory=list)
+    pending_chars: int = 0
+    num_documents: int = 0  # including documents that are not sampled
+    num_chars: int = 0
+    chars_at_rate: int = 0  # characters sampled at the current rate
+    rate_halvings: int = 0  # one of 2^halvings documents is sampled, with that weight
+    num_sampled_chars: int = 0  # characters counted
+    num_words: int = 0  # occurrences counted
+    num_dropped: int = 0  # occurrences that pruning removed
+    samples: list[tuple[int, int, str]] = field(default_factory=list)
 
 
 class WordCounts:
@@ -78,7 +84,7 @@ class WordCounts:
             raise ConfigError(f"unknown tokenizer kind {kind!r}; {suggest(kind, TOKENIZER_KINDS)}")
         self.kind = kind
         self.lowercase = kind == "wordpiece" if lowercase is None else lowercase
-        self.max_words = max_words
+        self.max_words = max_words  # in all tables together
         self.group_sample_chars = max(max_sample_chars // max(num_groups, 1), 1)
         self.samples_per_group = max(_NUM_SAMPLES // max(num_groups, 1), 1)
         self.groups: dict[TextGroup, _GroupCounts] = {}
@@ -96,51 +102,48 @@ class WordCounts:
         """Add a document. Its index within its group decides whether it is sampled."""
         if not text or text.isspace():
             return
-        group_counts = self.groups.setdefault(group, _GroupCounts())
-        document_index = group_counts.num_documents
-        group_counts.num_documents += 1
-        group_counts.num_chars += len(text)
-        while group_counts.chars_at_rate >= self.group_sample_chars:
-            self._count_pending(group_counts)  # the pending texts were sampled at the old rate
-            group_counts.chars_at_rate -= self.group_sample_chars
-            group_counts.rate_halvings += 1
+        counts = self.groups.setdefault(group, _GroupCounts())
+        document_index = counts.num_documents
+        counts.num_documents += 1
+        counts.num_chars += len(text)
+        while counts.chars_at_rate >= self.group_sample_chars:
+            self._count_pending(counts)  # the pending texts were sampled at the old rate
+            counts.chars_at_rate -= self.group_sample_chars
+            counts.rate_halvings += 1
         document_hash = _splitmix64(document_index)
-        if document_hash >> (64 - group_counts.rate_halvings):
+        if document_hash >> (64 - counts.rate_halvings):
             return
         text = replace_surrogates(text)
-        group_counts.chars_at_rate += len(text)
-        group_counts.num_sampled_chars += len(text)
-        group_counts.pending.append(text)
-        group_counts.pending_chars += len(text)
+        counts.chars_at_rate += len(text)
+        counts.num_sampled_chars += len(text)
+        counts.pending.append(text)
+        counts.pending_chars += len(text)
         self._pending_chars += len(text)
-        push_sample = heapq.heappush if len(group_counts.samples) < self.samples_per_group else heapq.heappushpop
-        push_sample(group_counts.samples, (-document_hash, document_index, text[:_SAMPLE_CHARS]))
+        push_sample = heapq.heappush if len(counts.samples) < self.samples_per_group else heapq.heappushpop
+        push_sample(counts.samples, (-document_hash, document_index, text[:_SAMPLE_CHARS]))
         if self._pending_chars >= _BATCH_CHARS:
             self._count_pending(max(self.groups.values(), key=lambda group_counts: group_counts.pending_chars))
 
     def sample_texts(self) -> list[str]:
         """Return a deterministic sample of the documents of every group."""
-        return [
-            text
-            for group_counts in self.groups.values()
-            for _, _, text in sorted(group_counts.samples, key=lambda s: s[1])
-        ]
+        samples = (sorted(counts.samples, key=lambda sample: sample[1]) for counts in self.groups.values())
+        return [text for group_samples in samples for _, _, text in group_samples]
 
     @property
     def num_chars(self) -> int:
         """Number of characters added."""
-        return sum(group_counts.num_chars for group_counts in self.groups.values())
+        return sum(counts.num_chars for counts in self.groups.values())
 
     @property
     def num_sampled_chars(self) -> int:
         """Number of characters counted."""
-        return sum(group_counts.num_sampled_chars for group_counts in self.groups.values())
+        return sum(counts.num_sampled_chars for counts in self.groups.values())
 
     @property
     def dropped_fraction(self) -> float:
         """Share of all counted words that were dropped because they were rare."""
-        total = sum(group_counts.num_words for group_counts in self.groups.values())
-        return sum(group_counts.num_dropped for group_counts in self.groups.values()) / max(total, 1)
+        total = sum(counts.num_words for counts in self.groups.values())
+        return sum(counts.num_dropped for counts in self.groups.values()) / max(total, 1)
 
     def smoothed_counts(self, smoothing: float = SMOOTHING, max_total: int = _MAX_TOTAL_COUNT) -> dict[str, int]:
         """Return one sorted table in which a language of n characters has a share proportional to n^smoothing.
@@ -148,48 +151,40 @@ class WordCounts:
         Within a language, sources keep their proportions, multiplied by their weights. The largest language at the
         smallest weight keeps its counts; if the sum exceeds `max_total`, all counts are scaled down.
         """
-        for group_counts in self.groups.values():
-            self._count_pending(group_counts)
         chars_per_language: dict[str, float] = {}
-        for group, group_counts in self.groups.items():
-            chars_per_language[group.lang] = (
-                chars_per_language.get(group.lang, 0) + group.weight * group_counts.num_chars
-            )
+        for group, counts in self.groups.items():
+            self._count_pending(counts)
+            num_chars = chars_per_language.get(group.lang, 0) + group.weight * counts.num_chars
+            chars_per_language[group.lang] = num_chars
         max_chars = max(chars_per_language.values(), default=0)
         min_weight = min((group.weight for group in self.groups), default=1)
-        counts: Counter[str] = Counter()
-        for group, group_counts in self.groups.items():
-            if not group_counts.word_counts:
-                continue
-            factor = (chars_per_language[group.lang] / max_chars) ** (smoothing - 1) * group.weight / min_weight
-            counts.update(
-                group_counts.word_counts
-                if factor == 1
-                else {w: round(n * factor) for w, n in group_counts.word_counts.items()}
-            )
-        scale = min(max_total / max(counts.total(), 1), 1)
-        scaled_counts = counts if scale == 1 else {word: round(count * scale) for word, count in counts.items()}
-        return {word: scaled_counts[word] for word in sorted(scaled_counts) if scaled_counts[word]}
+        totals: Counter[str] = Counter()
+        for group, counts in self.groups.items():
+            if counts.words:
+                factor = (chars_per_language[group.lang] / max_chars) ** (smoothing - 1) * group.weight / min_weight
+                totals.update(_scale(counts.words, factor))
+        scaled = _scale(totals, min(max_total / max(totals.total(), 1), 1))
+        return {word: scaled[word] for word in sorted(scaled) if scaled[word]}
 
-    def _count_pending(self, group_counts: _GroupCounts) -> None:
+    def _count_pending(self, counts: _GroupCounts) -> None:
         """Count the pending texts.
 
         Text is split where the tokenizer is certain to split too. The units are counted, and each then goes through the
         tokenizer once per set bit of its count: a few times instead of thousands.
         """
         units: Counter[str] = Counter()
-        for text in group_counts.pending:
+        for text in counts.pending:
             units.update(self._split_units(text))
-        self._pending_chars -= group_counts.pending_chars
-        group_counts.pending, group_counts.pending_chars = [], 0
+        self._pending_chars -= counts.pending_chars
+        counts.pending, counts.pending_chars = [], 0
         bit = 1
         while units:
             for word, count in self._count_words([unit for unit, count in units.items() if count & bit]).items():
-                count *= bit << group_counts.rate_halvings
-                previous_count = group_counts.word_counts.get(word, 0)
-                group_counts.word_counts[word] = previous_count + count
-                group_counts.num_letters += 0 if previous_count else len(word)
-                group_counts.num_words += count
+                count *= bit << counts.rate_halvings
+                previous_count = counts.words.get(word, 0)
+                counts.words[word] = previous_count + count
+                counts.num_letters += 0 if previous_count else len(word)
+                counts.num_words += count
             units = Counter({unit: count for unit, count in units.items() if count > bit * 2 - 1})
             bit *= 2
         self._prune()
@@ -216,28 +211,74 @@ class WordCounts:
 
     def _prune(self) -> None:
         """While the tables are too large in total, drop the rarer half of the words of the largest one."""
-        while len(self.groups) and (
-            sum(len(group_counts.word_counts) for group_counts in self.groups.values()) > self.max_words
-            or sum(group_counts.num_letters for group_counts in self.groups.values())
-            > self.max_words * _MAX_CHARS_PER_WORD
+        groups = self.groups.values()
+        while (
+            sum(len(counts.words) for counts in groups) > self.max_words
+            or sum(counts.num_letters for counts in groups) > self.max_words * _MAX_CHARS_PER_WORD
         ):
-            group_counts = max(
-                self.groups.values(), key=lambda group_counts: group_counts.num_letters + len(group_counts.word_counts)
-            )
-            previous_total, half = sum(group_counts.word_counts.values()), len(group_counts.word_counts) // 2
-            counts = np.fromiter(group_counts.word_counts.values(), np.int64, len(group_counts.word_counts))
-            count_threshold = int(np.partition(counts, len(counts) - half)[len(counts) - half]) if half else 1 << 62
-            tied_words = sorted(
-                (word for word, count in group_counts.word_counts.items() if count == count_threshold), key=_hash_order
-            )
-            frequent_words = {
-                word: count for word, count in group_counts.word_counts.items() if count > count_threshold
-            }
-            group_counts.word_counts = frequent_words | dict.fromkeys(
-                tied_words[: half - len(frequent_words)], count_threshold
-            )
-            group_counts.num_letters = sum(map(len, group_counts.word_counts))
-            group_counts.num_dropped += previous_total - sum(group_counts.word_counts.values())
+            largest = max(groups, key=lambda counts: counts.num_letters + len(counts.words))
+            values, half = np.fromiter(largest.words.values(), np.int64, len(largest.words)), len(largest.words) // 2
+            threshold = int(np.partition(values, len(values) - half)[len(values) - half]) if half else 1 << 62
+            tied_words = sorted((word for word, count in largest.words.items() if count == threshold), key=_hash_order)
+            frequent_words = {word: count for word, count in largest.words.items() if count > threshold}
+            largest.words = frequent_words | dict.fromkeys(tied_words[: half - len(frequent_words)], threshold)
+            largest.num_letters = sum(map(len, largest.words))
+            largest.num_dropped += int(values.sum()) - sum(largest.words.values())
+
+
+def count_words(
+    kind: str,
+    sources: str | Path | Iterable[Any],
+    lowercase: bool | None = None,
+    sample_characters: int = MAX_SAMPLE_CHARS,
+    **source_options: Any,
+) -> WordCounts:
+    """Count the words of sources (a path, or a list of `Path`), or of an iterable of texts.
+
+    After `sample_characters` characters half of the documents are read, after as many again a quarter, and so on. Other
+    options are those of `open_sources`: `key`, `split`, `format`, `lang`, `skip_bad`.
+    """
+    if isinstance(sources, str | Path):
+        sources, are_paths = [sources], True
+    else:
+        are_paths = isinstance(sources, list | tuple) and all(isinstance(source, Path) for source in sources)
+    if are_paths and sources:
+        reader = open_sources(list(sources), **source_options)
+        counts = count_source_words(kind, reader, lowercase, sample_characters)
+        log_counts(counts, reader)
+        return counts
+    if source_options:
+        raise ConfigError(f"{', '.join(source_options)} apply to files, and texts in memory were given")
+    counts = WordCounts(kind, lowercase, sample_characters)
+    for text in sources:
+        counts.add(text)
+    return counts
+
+
+def count_source_words(kind: str, reader: SourceReader, lowercase: bool | None, sample_characters: int) -> WordCounts:
+    """Count the words of opened sources, each language and source by itself."""
+    groups = {(file.source_index, file.lang) for file in reader.files}
+    counts = WordCounts(kind, lowercase, sample_characters, len(groups))
+    with progress("read", None, "characters") as bar:
+        for file, document in reader.documents():
+            bar.advance(len(document.text))
+            counts.add(document.text, TextGroup(file.lang, file.source_index, reader.sources[file.source_index].weight))
+    if not counts.num_chars:
+        raise DataError(f"there is no text in {', '.join(source.path for source in reader.sources)}")
+    return counts
+
+
+def log_counts(counts: WordCounts, reader: SourceReader) -> None:
+    """Log how much text was read and counted, and what was dropped or skipped."""
+    logger.info(f"{counts.num_chars:,} characters read, {counts.num_sampled_chars:,} of them counted")
+    if counts.dropped_fraction:
+        logger.info(f"rare words dropped to save memory: {counts.dropped_fraction:.2%} of the text")
+    if num_bad := reader.skipped.num_bad:
+        logger.warning(f"{num_bad:,} bad rows were skipped, the first: {reader.skipped.bad_row_messages[0]}")
+
+
+def _scale(counts: dict[str, int], factor: float) -> dict[str, int]:
+    return counts if factor == 1 else {word: round(count * factor) for word, count in counts.items()}
 
 
 def _split_at_spaces(text: str) -> list[str]:

@@ -1,26 +1,51 @@
 """Import of published vocabularies; the format is detected from the content of a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from polyseme.errors import ConfigError, ModelError
-from polyseme.text.pipelines import (
-    BERT_SPECIALS,
-    END_OF_TEXT,
-    END_OF_WORD_SUFFIX,
-    ROBERTA_SPECIALS,
-    add_special_tokens,
-    build_bpe,
-    build_wordpiece,
-)
+from polyseme.io.json import read_json
+from polyseme.text import pipelines
+from polyseme.text.pipelines import BERT_SPECIALS, END_OF_TEXT, END_OF_WORD_SUFFIX, ROBERTA_SPECIALS
 from polyseme.text.sentencepiece_model import build_tokenizer, parse_model
 
+# Vocabulary files that a folder may hold; the first complete set is used.
+_FILE_SETS = (
+    *(("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")),
+    *(("spiece.model",), ("sentencepiece.bpe.model",), ("tokenizer.model",)),
+)
 _SUPPORTED_FORMATS = "BERT's vocab.txt, vocab.json with merges.txt (GPT-2, GPT), sentencepiece's .model, tokenizer.json"
+
+
+def load_files(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """Load the tokenizer of a folder or file; return it with its special tokens and other settings."""
+    folder, files = (path, []) if path.is_dir() else (path.parent, [path])
+    if path.is_dir():
+        file_sets = ([folder / name for name in names] for names in _FILE_SETS)
+        files = next((paths for paths in file_sets if all(map(Path.is_file, paths))), [])
+        if not files:
+            expected = "tokenizer.json, vocab.txt, vocab.json with merges.txt or a sentencepiece .model"
+            raise ModelError(f"no tokenizer in {folder}: expected {expected}")
+    elif not path.is_file():
+        raise ModelError(f"no tokenizer at {path}: no such file or folder")
+    config: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            config |= read_json(folder / name)
+    if files[0].suffix == ".txt":
+        return _read_wordpiece(files[0], config.get("do_lower_case")), config
+    if files[0].suffix == ".json" and len(files) == 1:
+        return _read_tokenizer(files[0]), config
+    tokenizer, tokens = import_vocabulary(files)
+    if config.get("extra_ids") and tokenizer.token_to_id(pipelines.SENTINEL_TEMPLATE.format(0)) is None:
+        # T5's sentencepiece file holds neither the sentinels nor the template.
+        pipelines.add_sentinels(tokenizer, config["extra_ids"])
+        pipelines.set_eos_template(tokenizer)
+    return tokenizer, tokens | config
 
 
 def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> tuple[Tokenizer, dict[str, str]]:
@@ -39,28 +64,27 @@ def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> t
         path_by_format[file_format] = path
     formats = set(path_by_format)
     if formats == {"a BPE vocabulary", "BPE merges"}:
+        merges_path = path_by_format["BPE merges"]
         vocab = json.loads(contents[path_by_format["a BPE vocabulary"]])
-        return _read_bpe(vocab, path_by_format["BPE merges"], contents[path_by_format["BPE merges"]], lowercase), {}
+        return _read_bpe(vocab, merges_path, contents[merges_path], lowercase), {}
     if formats in ({"a BPE vocabulary"}, {"BPE merges"}):
         missing_file = "the merges (merges.txt)" if "a BPE vocabulary" in formats else "the vocabulary (vocab.json)"
         raise ModelError(f"{files[0]} is {next(iter(formats))}: pass {missing_file} too")
     if len(formats) != 1:
-        raise ModelError(
-            f"{', '.join(map(str, files))} do not belong together: pass one file, or a vocabulary and its merges"
-        )
+        names = ", ".join(map(str, files))
+        raise ModelError(f"{names} do not belong together: pass one file, or a vocabulary and its merges")
     (path,) = files
     if formats == {"a BERT vocabulary"}:
-        return read_wordpiece_vocab(path, lowercase), {}
+        return _read_wordpiece(path, lowercase), {}
     if lowercase is not None:
-        raise ConfigError(
-            f"lowercase cannot be set for {path}, which specifies it; it applies to BERT's and GPT-2's vocabularies"
-        )
+        hint = "it applies to BERT's and GPT-2's vocabularies"
+        raise ConfigError(f"lowercase cannot be set for {path}, which specifies it; {hint}")
     if formats == {"a tokenizer.json"}:
-        return read_tokenizer(path), {}
+        return _read_tokenizer(path), {}
     return build_tokenizer(parse_model(contents[path]), str(path))
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def _read_tokenizer(path: Path) -> Tokenizer:
     """Read a `tokenizer.json`; raise `ModelError` if it is not one."""
     try:
         return Tokenizer.from_file(str(path))
@@ -68,7 +92,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise ModelError(f"{path} is not a valid tokenizer.json: {error}") from None
 
 
-def read_wordpiece_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
+def _read_wordpiece(path: Path, lowercase: bool | None) -> Tokenizer:
     """Read BERT's `vocab.txt`. By default it lowercases if all pieces are lowercase."""
     try:
         pieces = _read_bytes(path).decode().removesuffix("\n").split("\n")
@@ -81,7 +105,7 @@ def read_wordpiece_vocab(path: Path, lowercase: bool | None) -> Tokenizer:
         raise ModelError(f"{path} is not a BERT vocabulary: {len(pieces) - len(vocab)} lines are duplicates")
     if lowercase is None:
         lowercase = not any(piece != piece.lower() for piece in vocab if not piece.startswith("["))
-    return build_wordpiece(vocab, lowercase)
+    return pipelines.build_wordpiece(vocab, lowercase)
 
 
 def _read_bpe(vocab: dict[str, int], merges_path: Path, content: bytes, lowercase: bool | None) -> Tokenizer:
@@ -90,13 +114,11 @@ def _read_bpe(vocab: dict[str, int], merges_path: Path, content: bytes, lowercas
     for line_number, line in enumerate(content.decode().split("\n"), start=1):
         if not line.strip() or (line_number == 1 and line.startswith("#version")):
             continue
-        pair = line.rstrip("\r").split(" ")
+        pair, location = line.rstrip("\r").split(" "), f"{merges_path}, line {line_number}"
         if len(pair) != 2:
-            raise ModelError(
-                f"{merges_path}, line {line_number}: expected two pieces separated by a space, not {line!r}"
-            )
+            raise ModelError(f"{location}: expected two pieces separated by a space, not {line!r}")
         if missing_pieces := [piece for piece in (*pair, "".join(pair)) if piece not in vocab]:
-            raise ModelError(f"{merges_path}, line {line_number}: {missing_pieces[0]!r} is not in the vocabulary")
+            raise ModelError(f"{location}: {missing_pieces[0]!r} is not in the vocabulary")
         merges.append((pair[0], pair[1]))
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise ModelError(f"the ids of the vocabulary of {merges_path} are not 0 to {len(vocab) - 1}")
@@ -105,7 +127,7 @@ def _read_bpe(vocab: dict[str, int], merges_path: Path, content: bytes, lowercas
     special_tokens = [token for token in (END_OF_TEXT, *ROBERTA_SPECIALS) if token in vocab]
     if not special_tokens:
         raise ModelError(f"the vocabulary of {merges_path} has no {END_OF_TEXT} token")
-    return build_bpe(vocab, merges, bool(lowercase), special_tokens)
+    return pipelines.build_bpe(vocab, merges, bool(lowercase), special_tokens)
 
 
 def _build_gpt(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
@@ -118,7 +140,7 @@ def _build_gpt(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenize
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD_SUFFIX)
-    add_special_tokens(tokenizer, [unk_token] if unk_token else [])
+    pipelines.add_special_tokens(tokenizer, [unk_token] if unk_token else [])
     return tokenizer
 
 

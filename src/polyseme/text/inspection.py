@@ -1,8 +1,6 @@
 """Statistics of a tokenizer: its vocabulary, and how it encodes texts."""
 
-from __future__ import annotations
-
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +17,7 @@ _BATCH_CHARS = 1_000_000  # characters encoded at once
 
 def describe_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     """Describe the vocabulary. Lengths are in bytes for byte-level pieces, else in characters."""
+    ids = tokenizer.special_token_ids
     pieces = [piece for i, piece in enumerate(tokenizer.vocabulary) if i not in tokenizer.all_special_ids]
     lengths = Counter(len(strip_markers(tokenizer, piece).replace(METASPACE, "")) for piece in pieces)
     num_continuations = _count_continuations(tokenizer, pieces)
@@ -27,10 +26,7 @@ def describe_vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         "kind": tokenizer.kind,
         "pieces": tokenizer.vocab_size,
         "lowercase": tokenizer.lowercase,
-        "specials": {
-            role: [token, getattr(tokenizer.special_token_ids, role)]
-            for role, token in tokenizer.special_tokens_map.items()
-        },
+        "specials": {role: [token, getattr(ids, role)] for role, token in tokenizer.special_tokens_map.items()},
         "continuation pieces": None if num_continuations is None else num_continuations / max(len(pieces), 1),
         "characters": None if tokenizer.is_byte_level else len(alphabet - {METASPACE}),
         "lengths": {str(length): count for length, count in sorted(lengths.items())},
@@ -81,32 +77,34 @@ def measure_tokenization(
     tokenizer: Tokenizer, texts: Iterable[tuple[Hashable, str]]
 ) -> dict[Hashable, TokenizationStats]:
     """Measure how the tokenizer encodes the texts of each group, in bounded memory."""
-    stats_by_group: dict[Hashable, TokenizationStats] = {}
-    pending: dict[Hashable, list[str]] = {}
+    stats: defaultdict[Hashable, TokenizationStats] = defaultdict(TokenizationStats)
+    pending: defaultdict[Hashable, list[str]] = defaultdict(list)
     pending_chars = 0
+
+    def add_pending() -> None:
+        for group, group_texts in pending.items():
+            _add_texts(tokenizer, stats[group], group_texts)
+        pending.clear()
+
     for group, text in texts:
-        pending.setdefault(group, []).append(replace_surrogates(text))
+        pending[group].append(replace_surrogates(text))
         pending_chars += len(text)
         if pending_chars >= _BATCH_CHARS:
-            for pending_group, pending_texts in pending.items():
-                _add_texts(tokenizer, stats_by_group.setdefault(pending_group, TokenizationStats()), pending_texts)
-            pending, pending_chars = {}, 0
-    for pending_group, pending_texts in pending.items():
-        _add_texts(tokenizer, stats_by_group.setdefault(pending_group, TokenizationStats()), pending_texts)
-    return stats_by_group
+            add_pending()
+            pending_chars = 0
+    add_pending()
+    return dict(stats)
 
 
 def _add_texts(tokenizer: Tokenizer, stats: TokenizationStats, texts: list[str]) -> None:
-    encoded = tokenizer.encode_corpus(texts)
+    encoded, unk_id = tokenizer.encode_corpus(texts), tokenizer.special_token_ids.unk
+    is_unknown = encoded.ids == (-1 if tokenizer.is_byte_level or unk_id is None else unk_id)
+    starts = np.flatnonzero(encoded.word_starts)
+    is_single_token = np.diff(np.append(starts, len(encoded.ids))) == 1
     stats.num_documents += len(texts)
     stats.num_chars += sum(map(len, texts))
     stats.num_words += sum(len(text.split()) for text in texts)
     stats.num_tokens += len(encoded.ids)
-    is_unknown = encoded.ids == (
-        -1 if tokenizer.is_byte_level or tokenizer.special_token_ids.unk is None else tokenizer.special_token_ids.unk
-    )
     stats.num_unknown += int(is_unknown.sum())
-    starts = np.flatnonzero(encoded.word_starts)
     stats.num_pretokens += len(starts)
-    is_single_token = np.diff(np.append(starts, len(encoded.ids))) == 1
     stats.num_whole_words += int((is_single_token & ~is_unknown[starts]).sum())

@@ -1,24 +1,17 @@
 """Tokenizer pipelines of each kind: normalizer, pre-tokenizer, model, post-processor and decoder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-TOKENIZER_KINDS = ("wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace")
+from polyseme.corpus.sources.events import EVENTS, SPECIAL_TOKENS
+
+TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
+TOKENIZER_KINDS: tuple[str, ...] = get_args(TokenizerKind)
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-UNIGRAM_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")  # in ALBERT's order
+ALBERT_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in RoBERTa's order: its position ids start after pad
 T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # in T5's order
 WORD_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -41,10 +34,7 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
 
 
 def build_bpe(
-    vocab: dict[str, int],
-    merges: Sequence[tuple[str, str]],
-    lowercase: bool,
-    special_tokens: Sequence[str] = (END_OF_TEXT,),
+    vocab: dict[str, int], merges: Sequence[tuple[str, str]], lowercase: bool, specials: Sequence[str] = (END_OF_TEXT,)
 ) -> Tokenizer:
     """Build GPT-2's byte-level BPE tokenizer, in which a space is part of the word after it.
 
@@ -57,33 +47,29 @@ def build_bpe(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    add_special_tokens(tokenizer, special_tokens)
-    if {"<s>", "</s>", "<mask>"} <= set(special_tokens):
+    add_special_tokens(tokenizer, specials)
+    if {"<s>", "</s>", "<mask>"} <= set(specials):
         sep, cls = ((token, tokenizer.get_vocab()[token]) for token in ("</s>", "<s>"))
         tokenizer.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=False, add_prefix_space=False)
     return tokenizer
 
 
 def build_unigram(
-    pieces: Sequence[tuple[str, float]], lowercase: bool, special_tokens: Sequence[str] = UNIGRAM_SPECIALS
+    pieces: Sequence[tuple[str, float]], lowercase: bool, specials: Sequence[str] = ALBERT_SPECIALS
 ) -> Tokenizer:
     """Build a unigram tokenizer from pieces with log probabilities, with ALBERT's or T5's template.
 
     Normalization is NFKC and one space for any run of white space. Joiners and direction marks are kept.
     """
-    vocab = [*((token, 0.0) for token in special_tokens), *pieces]
-    tokenizer = Tokenizer(models.Unigram(vocab, special_tokens.index("<unk>"), False))
+    vocab = [*((token, 0.0) for token in specials), *pieces]
+    tokenizer = Tokenizer(models.Unigram(vocab, specials.index("<unk>"), False))
     steps = [normalizers.NFKC(), *([normalizers.Lowercase()] if lowercase else [])]
     steps += [normalizers.Replace(Regex(r"\A\s+|\s+\z"), ""), normalizers.Replace(Regex(r"\s+"), " ")]
     tokenizer.normalizer = normalizers.Sequence(steps)
-    metaspace = pre_tokenizers.Metaspace(replacement=METASPACE, prepend_scheme="always", split=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([metaspace, split_special_tokens(special_tokens)])
-    tokenizer.decoder = decoders.Metaspace(replacement=METASPACE, prepend_scheme="always", split=True)
-    add_special_tokens(tokenizer, special_tokens)
-    if "[CLS]" in special_tokens:
-        set_pair_template(tokenizer)
-    else:
-        set_eos_template(tokenizer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), split_special_tokens(specials)])
+    tokenizer.decoder = decoders.Metaspace()
+    add_special_tokens(tokenizer, specials)
+    (set_pair_template if "[CLS]" in specials else set_eos_template)(tokenizer)
     return tokenizer
 
 
@@ -125,6 +111,24 @@ def build_word_level(words: Sequence[str], lowercase: bool, pretokenization: str
     return tokenizer
 
 
+def build_whitespace(words: Sequence[str]) -> Tokenizer:
+    """Build a tokenizer over words split at white space, `<unk>` for others; `<s>` and `</s>` are special tokens."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    add_special_tokens(tokenizer, [word for word in ("<s>", "</s>", "<unk>") if word in words])
+    return tokenizer
+
+
+def build_events() -> Tokenizer:
+    """Build the tokenizer of musical performances: a fixed vocabulary with one token per event."""
+    vocab = {word: i for i, word in enumerate((*SPECIAL_TOKENS, *EVENTS))}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    steps = [pre_tokenizers.WhitespaceSplit(), split_special_tokens(SPECIAL_TOKENS)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    add_special_tokens(tokenizer, SPECIAL_TOKENS)
+    return tokenizer
+
+
 def build_untrained(kind: str, lowercase: bool) -> Tokenizer:
     """Build a tokenizer of a kind without a vocabulary, for its normalizer and pre-tokenizer."""
     if kind == "wordpiece":
@@ -138,46 +142,8 @@ def build_untrained(kind: str, lowercase: bool) -> Tokenizer:
 
 def add_special_tokens(tokenizer: Tokenizer, tokens: Iterable[str]) -> None:
     """Add special tokens that are matched in unnormalized text; `<mask>` also absorbs the space before it."""
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in tokens]
-    )
-
-
-def set_pair_template(tokenizer: Tokenizer) -> None:
-    """Set the template `[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS]:0 $A:0 [SEP]:0",
-        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )
-
-
-def set_cls_last_template(tokenizer: Tokenizer, cls: str, sep: str) -> None:
-    """Set XLNet's template `A <sep> B <sep> <cls>` with segments 0, 1 and 2."""
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A:0 {sep}:0 {cls}:2",
-        pair=f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
-    )
-
-
-def set_text_template(tokenizer: Tokenizer, start: str, between: str, end: str) -> None:
-    """Set the template `start A between B end`, all in segment 0 (Radford et al. 2018, §3.3)."""
-    add_special_tokens(tokenizer, (start, between, end))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{start}:0 $A:0 {end}:0",
-        pair=f"{start}:0 $A:0 {between}:0 $B:0 {end}:0",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (start, between, end)],
-    )
-
-
-def set_eos_template(tokenizer: Tokenizer, eos_token: str = "</s>") -> None:
-    """Set the template `A </s> B </s>`."""
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A:0 {eos_token}:0",
-        pair=f"$A:0 {eos_token}:0 $B:0 {eos_token}:0",
-        special_tokens=[(eos_token, tokenizer.token_to_id(eos_token))],
-    )
+    options = {"special": True, "normalized": False}
+    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", **options) for token in tokens])
 
 
 def add_sentinels(tokenizer: Tokenizer, num_sentinels: int) -> None:
@@ -185,24 +151,41 @@ def add_sentinels(tokenizer: Tokenizer, num_sentinels: int) -> None:
     add_special_tokens(tokenizer, [SENTINEL_TEMPLATE.format(i) for i in reversed(range(num_sentinels))])
 
 
+def set_pair_template(tokenizer: Tokenizer) -> None:
+    """Set the template `[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
+    _set_template(tokenizer, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", "[CLS]", "[SEP]")
+
+
+def set_cls_last_template(tokenizer: Tokenizer, cls: str, sep: str) -> None:
+    """Set XLNet's template `A <sep> B <sep> <cls>` with segments 0, 1 and 2."""
+    _set_template(tokenizer, f"$A:0 {sep}:0 {cls}:2", f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2", cls, sep)
+
+
+def set_text_template(tokenizer: Tokenizer, start: str, between: str, end: str) -> None:
+    """Set the template `start A between B end`, all in segment 0 (Radford et al. 2018, §3.3)."""
+    add_special_tokens(tokenizer, (start, between, end))
+    pair = f"{start}:0 $A:0 {between}:0 $B:0 {end}:0"
+    _set_template(tokenizer, f"{start}:0 $A:0 {end}:0", pair, start, between, end)
+
+
+def set_eos_template(tokenizer: Tokenizer, eos: str = "</s>") -> None:
+    """Set the template `A </s> B </s>`."""
+    _set_template(tokenizer, f"$A:0 {eos}:0", f"$A:0 {eos}:0 $B:0 {eos}:0", eos)
+
+
+def _set_template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> None:
+    ids = [(token, tokenizer.token_to_id(token)) for token in tokens]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+
+
 def split_special_tokens(tokens: Iterable[str]) -> pre_tokenizers.Split:
     """Build a pre-tokenizer that splits after the first character of a special token written in plain text.
 
     A unigram model matches any entry in a text, so without this split `[MASK]` in a corpus would become the mask token.
     """
-    suffixes_by_first: dict[str, list[str]] = {}
+    suffixes: dict[str, list[str]] = {}  # by first character
     for token in tokens:
         if len(token) > 1:
-            suffixes_by_first.setdefault(token[0], []).append(token[1:])
-    escaped = (
-        f"{re.escape(first)}(?={'|'.join(map(re.escape, suffixes))})" for first, suffixes in suffixes_by_first.items()
-    )
-    return pre_tokenizers.Split(Regex("|".join(escaped)), "merged_with_previous")
-
-
-def build_whitespace(words: Sequence[str]) -> Tokenizer:
-    """Build a tokenizer over words split at white space, `<unk>` for others; `<s>` and `</s>` are special tokens."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    add_special_tokens(tokenizer, [word for word in ("<s>", "</s>", "<unk>") if word in words])
-    return tokenizer
+            suffixes.setdefault(token[0], []).append(re.escape(token[1:]))
+    pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in suffixes.items())
+    return pre_tokenizers.Split(Regex(pattern), "merged_with_previous")

@@ -1,7 +1,5 @@
 """Reader of sentencepiece `.model` files: a protocol buffer of pieces, scores and normalization settings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,17 +9,12 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from polyseme.errors import ModelError
-from polyseme.text.pipelines import (
-    METASPACE,
-    add_special_tokens,
-    set_cls_last_template,
-    set_pair_template,
-    split_special_tokens,
-)
+from polyseme.text import pipelines
+from polyseme.text.pipelines import METASPACE
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 UNIGRAM, BPE, WORD, CHAR = range(1, 5)
-_ROLES = ("unk", "bos", "eos", "pad")
+_DEFAULT_ROLE_IDS = {"unk": 0, "bos": 1, "eos": 2, "pad": -1}
 # Usual names of control symbols for which the format has no field.
 _CONTROL_SYMBOLS = {"cls": ("[CLS]", "<cls>"), "sep": ("[SEP]", "<sep>"), "mask": ("[MASK]", "<mask>")}
 
@@ -63,12 +56,10 @@ def _parse_fields(serialized: bytes) -> SentencePieceProto:
     trainer_spec: dict[int, Any] = {}
     for field_number, value in _iter_fields(serialized):
         if field_number == 1:
-            piece_fields = dict(_iter_fields(value))
-            (score,) = np.frombuffer(piece_fields.get(2, bytes(4)), "<f4")
+            fields = dict(_iter_fields(value))
+            (score,) = np.frombuffer(fields.get(2, bytes(4)), "<f4")
             # The shortest digits that identify the float32: `tokenizers` misreads the last of seventeen.
-            proto.pieces.append(
-                SentencePiece(piece_fields.get(1, b"").decode(), float(str(score)), piece_fields.get(3, NORMAL))
-            )
+            proto.pieces.append(SentencePiece(fields.get(1, b"").decode(), float(str(score)), fields.get(3, NORMAL)))
         elif field_number == 2:
             trainer_spec = dict(_iter_fields(value))
         elif field_number == 3:
@@ -81,11 +72,8 @@ def _parse_fields(serialized: bytes) -> SentencePieceProto:
         raise ValueError("no pieces")
     proto.model_type = trainer_spec.get(3, UNIGRAM)
     proto.treat_whitespace_as_suffix, proto.byte_fallback = bool(trainer_spec.get(24)), bool(trainer_spec.get(35))
-    ids = {
-        role: _to_signed(trainer_spec.get(40 + i, default))
-        for i, (role, default) in enumerate(zip(_ROLES, (0, 1, 2, -1)))
-    }
-    for role, i in ids.items():
+    for field_number, (role, default) in enumerate(_DEFAULT_ROLE_IDS.items(), start=40):
+        i = trainer_spec.get(field_number, default)  # -1 is written as 2^64 - 1
         if 0 <= i < len(proto.pieces) and proto.pieces[i].kind in (UNKNOWN, CONTROL):
             proto.roles[role] = proto.pieces[i].text
     return proto
@@ -107,21 +95,21 @@ def build_tokenizer(proto: SentencePieceProto, name: str) -> tuple[Tokenizer, di
         tokenizer = Tokenizer(_build_bpe(proto, unk_index))
     tokenizer.normalizer = _build_normalizer(proto)
     tokenizer.pre_tokenizer = _build_pre_tokenizer(proto)
-    byte_fallback_steps = [decoders.ByteFallback()] if proto.byte_fallback else []
-    strip_steps = [decoders.Strip(" ", 1, 0)] if proto.add_dummy_prefix else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(METASPACE, " "), *byte_fallback_steps, decoders.Fuse(), *strip_steps]
-    )
+    steps: list[Any] = [decoders.Replace(METASPACE, " ")]
+    steps += [decoders.ByteFallback()] if proto.byte_fallback else []
+    steps += [decoders.Fuse()]
+    steps += [decoders.Strip(" ", 1, 0)] if proto.add_dummy_prefix else []
+    tokenizer.decoder = decoders.Sequence(steps)
     special_tokens = [piece.text for piece in proto.pieces if piece.kind in (UNKNOWN, CONTROL)]
-    add_special_tokens(tokenizer, special_tokens)
+    pipelines.add_special_tokens(tokenizer, special_tokens)
     roles = dict(proto.roles)
     for role, names in _CONTROL_SYMBOLS.items():
         if symbols := [name for name in names if name in special_tokens]:
             roles[role] = symbols[0]
     if roles.get("cls") == "[CLS]" and roles.get("sep") == "[SEP]":
-        set_pair_template(tokenizer)
+        pipelines.set_pair_template(tokenizer)
     if roles.get("cls") == "<cls>" and roles.get("sep") == "<sep>":
-        set_cls_last_template(tokenizer, "<cls>", "<sep>")
+        pipelines.set_cls_last_template(tokenizer, "<cls>", "<sep>")
     return tokenizer, {f"{role}_token": token for role, token in roles.items()}
 
 
@@ -157,31 +145,27 @@ def _build_pre_tokenizer(proto: SentencePieceProto) -> pre_tokenizers.Sequence:
         pattern = "|".join(sorted(user_defined_patterns, key=len, reverse=True))
         steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
     if proto.model_type == UNIGRAM:
-        steps.append(split_special_tokens(p.text for p in proto.pieces if p.kind in (UNKNOWN, CONTROL, UNUSED, BYTE)))
+        special_kinds = (UNKNOWN, CONTROL, UNUSED, BYTE)
+        steps.append(pipelines.split_special_tokens(p.text for p in proto.pieces if p.kind in special_kinds))
     return pre_tokenizers.Sequence(steps)
 
 
 def _build_bpe(proto: SentencePieceProto, unk_index: int) -> models.BPE:
     """Build a BPE model. Sentencepiece merges any neighbors that form a piece, best score first; list those merges."""
     ids = {piece.text: i for i, piece in enumerate(proto.pieces)}
-    mergeable = {piece.text for piece in proto.pieces if piece.kind in (NORMAL, UNUSED)}
+    mergeable = {piece.text: piece.score for piece in proto.pieces if piece.kind in (NORMAL, UNUSED)}
     merges = []
-    for piece in sorted((p for p in proto.pieces if p.kind in (NORMAL, UNUSED)), key=lambda p: -p.score):
-        text = piece.text
-        pairs = [
-            (text[:split_at], text[split_at:])
-            for split_at in range(1, len(text))
-            if text[:split_at] in mergeable and text[split_at:] in mergeable
-        ]
-        merges += sorted(pairs, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-    has_user_defined = any(piece.kind == USER_DEFINED for piece in proto.pieces)
+    for text in sorted(mergeable, key=lambda text: -mergeable[text]):
+        pairs = ((text[:i], text[i:]) for i in range(1, len(text)))
+        pieces = [(a, b) for a, b in pairs if a in mergeable and b in mergeable]
+        merges += sorted(pieces, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
     return models.BPE(
         ids,
         merges,
         unk_token=proto.pieces[unk_index].text,
         fuse_unk=True,
         byte_fallback=proto.byte_fallback,
-        ignore_merges=has_user_defined,
+        ignore_merges=any(piece.kind == USER_DEFINED for piece in proto.pieces),
     )
 
 
@@ -195,9 +179,9 @@ def _iter_fields(serialized: bytes) -> Iterator[tuple[int, Any]]:
             value, position = _read_varint(serialized, position)
             yield tag >> 3, value
             continue
-        size, position = (
-            _read_varint(serialized, position) if wire_type == 2 else ({1: 8, 5: 4}.get(wire_type, -1), position)
-        )
+        size = {1: 8, 5: 4}.get(wire_type, -1)
+        if wire_type == 2:
+            size, position = _read_varint(serialized, position)
         if size < 0 or position + size > len(serialized):
             raise ValueError("not a protocol buffer")
         yield tag >> 3, serialized[position : position + size]
@@ -213,7 +197,3 @@ def _read_varint(serialized: bytes, position: int) -> tuple[int, int]:
         if byte < 128:
             return value, position
     raise ValueError("not a protocol buffer")
-
-
-def _to_signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value

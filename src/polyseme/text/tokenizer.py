@@ -1,7 +1,5 @@
 """Tokenizer: text to ids and back, special tokens and word starts."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools
@@ -11,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -20,22 +18,13 @@ from tokenizers.normalizers import BertNormalizer
 from polyseme.corpus.sources.events import EVENTS
 from polyseme.errors import ModelError
 from polyseme.io.atomic import write_text
-from polyseme.io.json import read_json, write_json
+from polyseme.io.json import write_json
 from polyseme.io.lines import replace_surrogates
+from polyseme.text import pipelines
 from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
-from polyseme.text.counts import SMOOTHING, WordCounts
-from polyseme.text.events import build_event_tokenizer
-from polyseme.text.importers import import_vocabulary, read_tokenizer, read_wordpiece_vocab
-from polyseme.text.pipelines import (
-    METASPACE,
-    SENTINEL_TEMPLATE,
-    add_sentinels,
-    set_cls_last_template,
-    set_eos_template,
-    set_text_template,
-)
-from polyseme.text.train_tokenizer import count_words, resolve_vocab_size
-from polyseme.text.trainers import MAX_ALPHABET, train_vocabulary
+from polyseme.text.counts import SMOOTHING, WordCounts, count_words
+from polyseme.text.importers import import_vocabulary, load_files
+from polyseme.text.trainers import MAX_ALPHABET, VocabularyConfig, train_vocabulary
 from polyseme.text.validation import validate_tokenizer
 
 # Usual names of each special role, for folders that do not name it; the first one in the vocabulary is used.
@@ -48,12 +37,6 @@ _DEFAULT_SPECIAL_TOKENS = {
     "bos": ("<s>", "<|endoftext|>"),
     "eos": ("</s>", "<|endoftext|>"),
 }
-# Vocabulary files that a folder may hold; the first complete set is used.
-_FILE_CANDIDATES = (
-    *(("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt")),
-    *(("spiece.model",), ("sentencepiece.bpe.model",), ("tokenizer.model",)),
-)
-TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
 _FIRST_TEXT, _SECOND_TEXT = -1, -2  # slots of the texts in a template; a special token's slot is its id
 
 
@@ -84,16 +67,15 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.special_tokens_map = _find_special_tokens(backend, self.config)
-        self.special_token_ids = SpecialTokenIds(
-            **{r: backend.token_to_id(t) for r, t in self.special_tokens_map.items()}
-        )
+        ids = {role: backend.token_to_id(token) for role, token in self.special_tokens_map.items()}
+        self.special_token_ids = SpecialTokenIds(**ids)
         self._single_template = _extract_template(backend.encode("a"))
         self._pair_template = _extract_template(backend.encode("a", "a"))
 
     @classmethod
     def train(
         cls,
-        kind: TokenizerKind,
+        kind: pipelines.TokenizerKind,
         sources: str | Path | Iterable[Any],
         vocab_size: int | None = None,
         lowercase: bool | None = None,
@@ -102,7 +84,7 @@ class Tokenizer:
         smoothing: float = SMOOTHING,
         num_sentinels: int = 0,
         **source_options: Any,
-    ) -> Tokenizer:
+    ) -> Self:
         """Train a tokenizer on sources of text (a path or a list of `Path`, as `prepare` reads them) or on texts.
 
         The vocabulary has at most `vocab_size` entries; the same text gives the same one. `lowercase` is on for
@@ -113,70 +95,32 @@ class Tokenizer:
         >>> tokenizer.convert_ids_to_tokens(tokenizer.encode("the cat"))
         ['the', 'cat']
         """
-        vocab_size = resolve_vocab_size(kind, vocab_size, max_alphabet, num_sentinels)
-        counts = count_words(kind, sources, lowercase, **source_options)
-        return cls.from_counts(counts, vocab_size, min_frequency, max_alphabet, smoothing, num_sentinels)
+        config = VocabularyConfig(kind, vocab_size, min_frequency, max_alphabet, num_sentinels)
+        return cls.from_counts(count_words(kind, sources, lowercase, **source_options), config, smoothing)
 
     @classmethod
-    def from_counts(
-        cls,
-        counts: WordCounts,
-        vocab_size: int,
-        min_frequency: int = 2,
-        max_alphabet: int = MAX_ALPHABET,
-        smoothing: float = SMOOTHING,
-        num_sentinels: int = 0,
-    ) -> Tokenizer:
+    def from_counts(cls, counts: WordCounts, config: VocabularyConfig, smoothing: float = SMOOTHING) -> Self:
         """Train a tokenizer on word counts and validate it on a sample of the counted text.
 
-        `min_frequency` applies to WordPiece, BPE and words; `smoothing` is the exponent on the sizes of languages. The
-        last `num_sentinels` entries are sentinel tokens for T5's span corruption.
+        `smoothing` is the exponent on the sizes of languages (`WordCounts.smoothed_counts`).
         """
-        word_counts = counts.smoothed_counts(smoothing)
-        tokenizer = cls(
-            train_vocabulary(
-                counts.kind, word_counts, vocab_size, counts.lowercase, min_frequency, max_alphabet, num_sentinels
-            )
-        )
+        tokenizer = cls(train_vocabulary(counts.smoothed_counts(smoothing), counts.lowercase, config))
         tokenizer.validate(counts.sample_texts())
         return tokenizer
 
     @classmethod
-    def load(cls, path: Path | str) -> Tokenizer:
+    def load(cls, path: Path | str) -> Self:
         """Load a tokenizer from a folder or file: `tokenizer.json` or a published vocabulary.
 
         The path `events`, unless it exists, names the fixed vocabulary of musical events.
         """
         path = Path(path)
         if str(path) == "events" and not path.exists():
-            return cls(build_event_tokenizer())
-        folder = path if path.is_dir() else path.parent
-        files = [path]
-        if path.is_dir():
-            candidates = ([folder / name for name in names] for names in _FILE_CANDIDATES)
-            files = next((names for names in candidates if all(map(Path.is_file, names))), [])
-            if not files:
-                other_formats = "vocab.json with merges.txt or a sentencepiece .model"
-                raise ModelError(f"no tokenizer in {folder}: expected tokenizer.json, vocab.txt, {other_formats}")
-        elif not path.is_file():
-            raise ModelError(f"no tokenizer at {path}: no such file or folder")
-        config: dict[str, Any] = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            if (folder / name).is_file():
-                config |= read_json(folder / name)
-        if files[0].suffix == ".txt":
-            return cls(read_wordpiece_vocab(files[0], config.get("do_lower_case")), config)
-        if files[0].suffix == ".json" and len(files) == 1:
-            return cls(read_tokenizer(files[0]), config)
-        backend, tokens = import_vocabulary(files)
-        if (num_sentinels := config.get("extra_ids")) and backend.token_to_id(SENTINEL_TEMPLATE.format(0)) is None:
-            # T5's sentencepiece file holds neither the sentinels nor the template.
-            add_sentinels(backend, num_sentinels)
-            set_eos_template(backend)
-        return cls(backend, tokens | config)
+            return cls(pipelines.build_events())
+        return cls(*load_files(path))
 
     @classmethod
-    def import_files(cls, files: Sequence[Path], lowercase: bool | None = None) -> Tokenizer:
+    def import_files(cls, files: Sequence[Path], lowercase: bool | None = None) -> Self:
         """Import a published vocabulary: one file, or vocabulary and merges; the content tells the format."""
         return cls(*import_vocabulary(files, lowercase))
 
@@ -185,18 +129,17 @@ class Tokenizer:
         self.validate()
         tokens = {f"{role}_token": token for role, token in self.special_tokens_map.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        normalizer = self.backend.normalizer
-        if self.kind == "bpe" and self.is_byte_level and normalizer is None and not self.num_special_tokens_to_add():
+        normalizer, template = self.backend.normalizer, self.build_inputs_with_special_tokens([])[0]
+        is_bert = self.kind == "wordpiece" and isinstance(normalizer, BertNormalizer)
+        if self.kind == "bpe" and self.is_byte_level and normalizer is None and not template:
             config["tokenizer_class"] = "GPT2Tokenizer"
-        elif (
-            self.kind == "wordpiece"
-            and isinstance(normalizer, BertNormalizer)
-            and self.build_inputs_with_special_tokens([])[0] == [self.special_token_ids.cls, self.special_token_ids.sep]
-        ):
-            config["tokenizer_class"] = "BertTokenizer"
-            config["do_lower_case"] = normalizer.lowercase
-            config["strip_accents"] = normalizer.strip_accents
-            config["tokenize_chinese_chars"] = normalizer.handle_chinese_chars
+        elif is_bert and template == [self.special_token_ids.cls, self.special_token_ids.sep]:
+            config = {
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": normalizer.lowercase,
+                "strip_accents": normalizer.strip_accents,
+                "tokenize_chinese_chars": normalizer.handle_chinese_chars,
+            }
             write_text(folder / "vocab.txt", "\n".join(self.vocabulary) + "\n")
         config |= self.config | tokens
         write_json(folder / "special_tokens_map.json", tokens)
@@ -241,10 +184,8 @@ class Tokenizer:
 
         def drop_unset(value: Any) -> Any:
             if isinstance(value, dict):
-                return {
-                    key: drop_unset(entry) for key, entry in value.items() if entry is not None and entry is not False
-                }
-            return [drop_unset(entry) for entry in value] if isinstance(value, list) else value
+                return {k: drop_unset(v) for k, v in value.items() if v is not None and v is not False}
+            return [drop_unset(v) for v in value] if isinstance(value, list) else value
 
         canonical = json.dumps(drop_unset(json.loads(self.backend.to_str())), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -265,7 +206,7 @@ class Tokenizer:
     def sentinel_ids(self) -> tuple[int, ...]:
         """Ids of the sentinel tokens `<extra_id_0>`, `<extra_id_1>`, … for removed spans."""
         vocab = self.backend.get_vocab()
-        names = (SENTINEL_TEMPLATE.format(i) for i in itertools.count())
+        names = (pipelines.SENTINEL_TEMPLATE.format(i) for i in itertools.count())
         return tuple(vocab[name] for name in itertools.takewhile(vocab.__contains__, names))
 
     def encode(self, text: str) -> list[int]:
@@ -290,7 +231,7 @@ class Tokenizer:
         """
         encoding = self._encode_text(text)
         ids, offsets = encoding.ids, encoding.offsets
-        metaspace_id = self.backend.token_to_id(METASPACE)
+        metaspace_id = self.backend.token_to_id(pipelines.METASPACE)
         if metaspace_id is None and (text.isascii() or self.is_byte_level):
             return ids, offsets
         special_ids = self.all_special_ids - {self.special_token_ids.unk}
@@ -333,36 +274,36 @@ class Tokenizer:
         ids: list[int] = []
         segments: list[int] = []
         for slot, segment in self._single_template if second is None else self._pair_template:
-            slot_ids = [slot] if slot >= 0 else list(first) if slot == _FIRST_TEXT else list(second or ())
+            slot_ids = [slot] if slot >= 0 else first if slot == _FIRST_TEXT else second or ()
             ids += slot_ids
             segments += [segment] * len(slot_ids)
         return ids, segments
 
-    def with_cls_position(self, cls_position: Literal["first", "last"]) -> Tokenizer:
+    def with_cls_position(self, cls_position: Literal["first", "last"]) -> Self:
         """Return a tokenizer that puts the CLS token first (itself) or last (a copy, for XLNet)."""
         cls, sep = self.special_tokens_map.get("cls"), self.special_tokens_map.get("sep")
         if cls_position == "first" or cls is None or sep is None:
             return self
         backend = copy.deepcopy(self.backend)
-        set_cls_last_template(backend, cls, sep)
+        pipelines.set_cls_last_template(backend, cls, sep)
         # Other tools must then pad on the left and pass the segment ids.
         input_names = ["input_ids", "token_type_ids", "attention_mask"]
-        return Tokenizer(backend, self.config | {"padding_side": "left", "model_input_names": input_names})
+        return type(self)(backend, self.config | {"padding_side": "left", "model_input_names": input_names})
 
-    def with_template(self, start: str, between: str, end: str) -> Tokenizer:
+    def with_template(self, start: str, between: str, end: str) -> Self:
         """Return a copy that adds tokens around a text and between two; tokens not in the vocabulary get new ids."""
         backend = copy.deepcopy(self.backend)
-        set_text_template(backend, start, between, end)
-        return Tokenizer(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
+        pipelines.set_text_template(backend, start, between, end)
+        return type(self)(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
 
-    def with_eos(self) -> Tokenizer:
+    def with_eos(self) -> Self:
         """Return a copy that appends the EOS token, or itself if it already adds special tokens or has no EOS."""
         eos_token = self.special_tokens_map.get("eos")
         if self.num_special_tokens_to_add() or eos_token is None:
             return self
         backend = copy.deepcopy(self.backend)
-        set_eos_template(backend, eos_token)
-        return Tokenizer(backend, self.config)
+        pipelines.set_eos_template(backend, eos_token)
+        return type(self)(backend, self.config)
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Return the number of tokens that `build_inputs_with_special_tokens` adds."""
@@ -427,13 +368,12 @@ def _find_special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, 
         configured = config.get(f"{role}_token")
         if isinstance(configured, dict):  # a serialized AddedToken
             configured = configured.get("content")
-        token = next(
-            (t for t in ([configured] if configured else default_tokens) if backend.token_to_id(t) is not None), None
-        )
-        if configured and not token:
+        candidates = [configured] if configured else default_tokens
+        tokens = [token for token in candidates if backend.token_to_id(token) is not None]
+        if configured and not tokens:
             raise ModelError(f"the tokenizer's {role} token {configured!r} is not in its vocabulary")
-        if token:
-            token_by_role[role] = token
+        if tokens:
+            token_by_role[role] = tokens[0]
     return token_by_role
 
 

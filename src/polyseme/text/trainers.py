@@ -1,110 +1,81 @@
 """Deterministic training of vocabularies from word counts."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
-from polyseme.text.pipelines import (
-    BERT_SPECIALS,
-    CONTINUATION_PREFIX,
-    END_OF_TEXT,
-    METASPACE,
-    ROBERTA_SPECIALS,
-    T5_SPECIALS,
-    UNIGRAM_SPECIALS,
-    WORD_SPECIALS,
-    add_sentinels,
-    build_bpe,
-    build_characters,
-    build_unigram,
-    build_word_level,
-    build_wordpiece,
-)
+from polyseme.text import pipelines
+from polyseme.text.pipelines import ALBERT_SPECIALS, BERT_SPECIALS, ROBERTA_SPECIALS, T5_SPECIALS, WORD_SPECIALS
 from polyseme.text.sentencepiece_model import parse_model
 
 MAX_ALPHABET = 10_000
-BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (END_OF_TEXT,), "byte-bpe-roberta": ROBERTA_SPECIALS}
+MAX_WORDS = 2_000_000
+BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (pipelines.END_OF_TEXT,), "byte-bpe-roberta": ROBERTA_SPECIALS}
 _CHARACTER_COVERAGE = 0.9999  # share of the text written in characters that get an entry
 _MAX_UNIGRAM_WORDS = 500_000  # sentencepiece holds a suffix array of all of them in memory
 
 
-def train_vocabulary(
-    kind: str,
-    word_counts: Mapping[str, int],
-    vocab_size: int,
-    lowercase: bool,
-    min_frequency: int = 2,
-    max_alphabet: int = MAX_ALPHABET,
-    num_sentinels: int = 0,
-) -> Tokenizer:
-    """Train a tokenizer with at most `vocab_size` entries on sorted counts (`WordCounts.smoothed_counts`).
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Settings of a vocabulary. Characters, words and whitespace need no `vocab_size`.
 
-    The last `num_sentinels` entries are sentinels; a unigram vocabulary with sentinels gets T5's other special tokens.
+    `min_frequency` applies to WordPiece, BPE and words. The last `num_sentinels` entries are sentinel tokens for T5's
+    span corruption; a unigram vocabulary with sentinels gets T5's other special tokens, too.
     """
-    check_vocab_size(kind, vocab_size, num_sentinels)
+
+    kind: str
+    vocab_size: int | None = None
+    min_frequency: int = 2
+    max_alphabet: int = MAX_ALPHABET
+    num_sentinels: int = 0
+
+    def __post_init__(self) -> None:
+        if self.vocab_size is None and self.kind not in ("characters", "words", "whitespace"):
+            raise ConfigError(f"vocab_size is missing: the maximum number of entries in a {self.kind} vocabulary")
+        size = self.size
+        if self.num_sentinels and size <= 0:
+            raise ConfigError(f"vocab_size is {self.vocab_size}, too small for {self.num_sentinels} sentinel tokens")
+        specials = BYTE_BPE_SPECIALS.get(self.kind, ())
+        if specials and size < (min_size := 256 + len(specials)):
+            needs = f"256 bytes and {' '.join(specials)} need {min_size}"
+            raise ConfigError(f"vocab_size is {size}, too small for {self.kind}: {needs}")
+        if size <= len(BERT_SPECIALS):
+            raise ConfigError(f"vocab_size is {size}, too small for the {len(BERT_SPECIALS)} special tokens")
+
+    @property
+    def size(self) -> int:
+        """Maximum number of entries without sentinels."""
+        default = self.max_alphabet if self.kind == "characters" else MAX_WORDS
+        return (default if self.vocab_size is None else self.vocab_size) - self.num_sentinels
+
+
+def train_vocabulary(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:
+    """Train a tokenizer on sorted counts (`WordCounts.smoothed_counts`)."""
     if not word_counts:
         raise DataError("there is no text to train the tokenizer on")
-    if num_sentinels:
-        tokenizer = _train_kind(
-            kind, word_counts, vocab_size - num_sentinels, lowercase, min_frequency, max_alphabet, T5_SPECIALS
-        )
-        add_sentinels(tokenizer, num_sentinels)
-        return tokenizer
-    return _train_kind(kind, word_counts, vocab_size, lowercase, min_frequency, max_alphabet, UNIGRAM_SPECIALS)
+    if config.kind == "wordpiece":
+        tokenizer = _train_wordpiece(word_counts, lowercase, config)
+    elif config.kind in BYTE_BPE_SPECIALS:
+        tokenizer = _train_bpe(word_counts, lowercase, config)
+    elif config.kind == "unigram":
+        tokenizer = _train_unigram(word_counts, lowercase, config)
+    elif config.kind in ("words", "whitespace"):
+        frequent = {w: n for w, n in word_counts.items() if n >= config.min_frequency and w not in WORD_SPECIALS}
+        words = _most_frequent(frequent, config.size - len(WORD_SPECIALS))
+        tokenizer = pipelines.build_word_level(words, lowercase, config.kind)
+    else:
+        tokenizer = pipelines.build_characters(_choose_alphabet(word_counts, config, 1), lowercase)
+    pipelines.add_sentinels(tokenizer, config.num_sentinels)
+    return tokenizer
 
 
-def _train_kind(
-    kind: str,
-    word_counts: Mapping[str, int],
-    vocab_size: int,
-    lowercase: bool,
-    min_frequency: int,
-    max_alphabet: int,
-    special_tokens: tuple[str, ...],
-) -> Tokenizer:
-    if kind == "wordpiece":
-        return _train_wordpiece(word_counts, vocab_size, lowercase, min_frequency, max_alphabet)
-    if kind in BYTE_BPE_SPECIALS:
-        return _train_bpe(word_counts, vocab_size, lowercase, min_frequency, BYTE_BPE_SPECIALS[kind])
-    if kind == "unigram":
-        return _train_unigram(word_counts, vocab_size, lowercase, max_alphabet, special_tokens)
-    if kind in ("words", "whitespace"):
-        frequent_words = (
-            word for word, count in word_counts.items() if count >= min_frequency and word not in WORD_SPECIALS
-        )
-        top_words = sorted(frequent_words, key=lambda word: (-word_counts[word], word))[
-            : vocab_size - len(WORD_SPECIALS)
-        ]
-        return build_word_level(top_words, lowercase, kind)
-    alphabet = _choose_alphabet(word_counts, vocab_size, max_alphabet, entries_per_char=1)
-    return build_characters(alphabet, lowercase)
-
-
-def check_vocab_size(kind: str, vocab_size: int, num_sentinels: int = 0) -> None:
-    """Raise `ConfigError` if a vocabulary size is too small for any text."""
-    if num_sentinels:
-        if vocab_size <= num_sentinels:
-            raise ConfigError(f"vocab_size is {vocab_size}, too small for {num_sentinels} sentinel tokens")
-        return check_vocab_size(kind, vocab_size - num_sentinels)
-    if kind in BYTE_BPE_SPECIALS and vocab_size < (min_size := 256 + len(BYTE_BPE_SPECIALS[kind])):
-        special_tokens = " ".join(BYTE_BPE_SPECIALS[kind])
-        raise ConfigError(
-            f"vocab_size is {vocab_size}, too small for {kind}: 256 bytes and {special_tokens} need {min_size}"
-        )
-    if vocab_size <= len(BERT_SPECIALS):
-        raise ConfigError(f"vocab_size is {vocab_size}, too small for the {len(BERT_SPECIALS)} special tokens")
-
-
-def _train_wordpiece(
-    word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, max_alphabet: int
-) -> Tokenizer:
+def _train_wordpiece(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:
     """Train WordPiece with the `tokenizers` trainer, made deterministic.
 
     That trainer numbers the `##x` characters in the order of a randomly seeded hash map and breaks ties between merges
@@ -113,46 +84,49 @@ def _train_wordpiece(
     be encoded as [UNK] anyway.
     """
     # Four entries per character: both forms of all characters fill at most half of the vocabulary.
-    alphabet = _choose_alphabet(word_counts, vocab_size, max_alphabet, entries_per_char=4)
-    continuation_chars = [CONTINUATION_PREFIX + character for character in alphabet]
+    alphabet = _choose_alphabet(word_counts, config, 4)
+    continuation_chars = [pipelines.CONTINUATION_PREFIX + character for character in alphabet]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
+        vocab_size=config.size,
+        min_frequency=config.min_frequency,
         special_tokens=[*BERT_SPECIALS, *continuation_chars],
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    trained_tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    trained_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trained_tokenizer.train_from_iterator(_repeat_words(_filter_by_alphabet(word_counts, alphabet)), trainer)
-    vocab_items = sorted(trained_tokenizer.get_vocab().items(), key=lambda item: item[1])
-    initial_pieces = dict.fromkeys([*BERT_SPECIALS, *alphabet, *continuation_chars])
-    pieces = [*initial_pieces, *(piece for piece, _ in vocab_items if piece not in initial_pieces)]
-    return build_wordpiece({piece: i for i, piece in enumerate(pieces)}, lowercase)
+    vocab = _run_trainer(models.WordPiece(unk_token="[UNK]"), trainer, _filter_words(word_counts, alphabet))["vocab"]
+    pieces = dict.fromkeys([*BERT_SPECIALS, *alphabet, *continuation_chars, *sorted(vocab, key=vocab.__getitem__)])
+    return pipelines.build_wordpiece({piece: i for i, piece in enumerate(pieces)}, lowercase)
 
 
-def _train_bpe(
-    word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, min_frequency: int, special_tokens: Sequence[str]
-) -> Tokenizer:
+def _train_bpe(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:
     """Train GPT-2's byte-level BPE, which encodes any text. The trainer breaks ties by id, so it is deterministic."""
+    specials = BYTE_BPE_SPECIALS[config.kind]
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_frequency,
-        special_tokens=list(special_tokens),
+        vocab_size=config.size,
+        min_frequency=config.min_frequency,
+        special_tokens=list(specials),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    trained_tokenizer = Tokenizer(models.BPE())
-    # The counted words contain no white space, only its byte-level symbols.
-    trained_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trained_tokenizer.train_from_iterator(_repeat_words(word_counts), trainer)
-    model = json.loads(trained_tokenizer.to_str())["model"]
-    return build_bpe(model["vocab"], [(first, second) for first, second in model["merges"]], lowercase, special_tokens)
+    model = _run_trainer(models.BPE(), trainer, word_counts)
+    return pipelines.build_bpe(model["vocab"], [(a, b) for a, b in model["merges"]], lowercase, specials)
 
 
-def _train_unigram(
-    word_counts: Mapping[str, int], vocab_size: int, lowercase: bool, max_alphabet: int, special_tokens: tuple[str, ...]
-) -> Tokenizer:
+def _run_trainer(model: models.Model, trainer: trainers.Trainer, word_counts: Mapping[str, int]) -> dict[str, dict]:
+    """Train on each word as often as it was counted; return the model as JSON. The words contain no white space."""
+
+    def lines(words_per_line: int = 1000) -> Iterator[str]:
+        for word, count in word_counts.items():
+            for start in range(0, count, words_per_line):
+                yield (word + " ") * min(words_per_line, count - start)
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.train_from_iterator(lines(), trainer)
+    return json.loads(tokenizer.to_str())["model"]
+
+
+def _train_unigram(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:
     """Train unigram pieces (Kudo 2018) with the sentencepiece library on one thread.
 
     The trainer in `tokenizers` sums numbers in the order of a randomly seeded hash map, so its scores and the choice of
@@ -163,16 +137,14 @@ def _train_unigram(
     except ImportError:
         raise UnsupportedError("training a unigram vocabulary needs sentencepiece: install polyseme[unigram]") from None
 
-    stripped_counts = {
-        word.removeprefix(METASPACE): count for word, count in word_counts.items() if word.removeprefix(METASPACE)
-    }
-    alphabet = _choose_alphabet(
-        stripped_counts, vocab_size, max_alphabet, entries_per_char=2, special_tokens=special_tokens
-    )
-    covered_counts = _filter_by_alphabet(stripped_counts, alphabet)
+    specials = T5_SPECIALS if config.num_sentinels else ALBERT_SPECIALS
+    stripped = ((word.removeprefix(pipelines.METASPACE), count) for word, count in word_counts.items())
+    stripped_counts = {word: count for word, count in stripped if word}
+    alphabet = _choose_alphabet(stripped_counts, config, 2, specials)
+    covered_counts = _filter_words(stripped_counts, alphabet)
     if len(covered_counts) > _MAX_UNIGRAM_WORDS:
-        top_words = sorted(covered_counts, key=lambda word: (-covered_counts[word], word))[:_MAX_UNIGRAM_WORDS]
-        covered_counts = {word: covered_counts[word] for word in sorted(top_words)}
+        top_words = sorted(_most_frequent(covered_counts, _MAX_UNIGRAM_WORDS))
+        covered_counts = {word: covered_counts[word] for word in top_words}
     model_buffer = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -180,7 +152,7 @@ def _train_unigram(
             input_format="tsv",
             model_writer=model_buffer,
             model_type="unigram",
-            vocab_size=vocab_size - len(special_tokens) + 1,
+            vocab_size=config.size - len(specials) + 1,
             hard_vocab_limit=False,
             character_coverage=1.0,
             normalization_rule_name="identity",
@@ -192,45 +164,39 @@ def _train_unigram(
             minloglevel=3,
         )
     except (RuntimeError, OSError) as error:
-        raise DataError(f"cannot train a unigram vocabulary of {vocab_size} on this text: {error}") from None
+        raise DataError(f"cannot train a unigram vocabulary of {config.size} on this text: {error}") from None
     pieces = [(piece.text, piece.score) for piece in parse_model(model_buffer.getvalue()).pieces[1:]]
-    return build_unigram(pieces, lowercase, special_tokens)
+    return pipelines.build_unigram(pieces, lowercase, specials)
 
 
 def _choose_alphabet(
-    word_counts: Mapping[str, int],
-    vocab_size: int,
-    max_alphabet: int,
-    entries_per_char: int,
-    special_tokens: tuple[str, ...] = BERT_SPECIALS,
+    words: Mapping[str, int], config: VocabularyConfig, entries_per_char: int, specials: Sequence[str] = BERT_SPECIALS
 ) -> list[str]:
     """Return the sorted characters that get an entry: ASCII, then the most frequent, up to 99.99 % of the text.
 
     There are at most `max_alphabet`, and few enough that `entries_per_char` entries per character fit.
     """
     counts: Counter[str] = Counter()
-    for word, count in word_counts.items():
+    for word, count in words.items():
         for character in word:
             counts[character] += count
     ranked_chars = sorted(counts, key=lambda character: (not character.isascii(), -counts[character], character))
     coverage = np.cumsum([counts[character] for character in ranked_chars]) / counts.total()
-    num_needed = min(int(np.searchsorted(coverage, _CHARACTER_COVERAGE)) + 1, len(ranked_chars), max_alphabet)
-    num_chars = min(num_needed, (vocab_size - len(special_tokens)) // entries_per_char)
+    num_needed = min(int(np.searchsorted(coverage, _CHARACTER_COVERAGE)) + 1, len(ranked_chars), config.max_alphabet)
+    num_chars = min(num_needed, (config.size - len(specials)) // entries_per_char)
     if num_chars < num_needed and (num_chars < 1 or coverage[num_chars - 1] < 0.99):
         raise ConfigError(
-            f"vocab_size is {vocab_size}, too small for a text of {len(ranked_chars)} different characters: "
-            f"use at least {len(special_tokens) + entries_per_char * num_needed}"
+            f"vocab_size is {config.size}, too small for a text of {len(ranked_chars)} different characters: "
+            f"use at least {len(specials) + entries_per_char * num_needed}"
         )
     return sorted(ranked_chars[:num_chars])
 
 
-def _filter_by_alphabet(word_counts: Mapping[str, int], alphabet: list[str]) -> dict[str, int]:
+def _filter_words(word_counts: Mapping[str, int], alphabet: list[str]) -> dict[str, int]:
+    """Return the counts of words that consist of characters of the alphabet."""
     alphabet_set = set(alphabet)
     return {word: count for word, count in word_counts.items() if alphabet_set.issuperset(word)}
 
 
-def _repeat_words(word_counts: Mapping[str, int], words_per_line: int = 1000) -> Iterator[str]:
-    """Yield each word as often as it was counted, in lines of bounded length."""
-    for word, count in word_counts.items():
-        for start in range(0, count, words_per_line):
-            yield (word + " ") * min(words_per_line, count - start)
+def _most_frequent(word_counts: Mapping[str, int], max_words: int) -> list[str]:
+    return sorted(word_counts, key=lambda word: (-word_counts[word], word))[:max_words]

@@ -51,14 +51,12 @@ def probe_text(tokenizer: Tokenizer) -> str:
     if tokenizer.is_byte_level:
         return "naïve café" if tokenizer.lowercase else "Naïve Café: 12 “quotes”, it's 東京!"
     normalizer = tokenizer.backend.normalizer
-    has_continuations = tokenizer.kind == "wordpiece"
-    pieces = [
-        strip_markers(tokenizer, piece)
-        for piece in tokenizer.vocabulary
-        if not (has_continuations and piece.startswith(CONTINUATION_PREFIX))
-    ]
-    words = [word for word in pieces if word.isalpha()][:80] or [word for word in pieces if word.isdigit()][:80]
-    words = words or [word for word in pieces if word.isalnum()][:80]
+    pieces = tokenizer.vocabulary
+    if tokenizer.kind == "wordpiece":
+        pieces = [piece for piece in pieces if not piece.startswith(CONTINUATION_PREFIX)]
+    pieces = [strip_markers(tokenizer, piece) for piece in pieces]
+    candidates = (list(filter(is_kind, pieces))[:80] for is_kind in (str.isalpha, str.isdigit, str.isalnum))
+    words = next(filter(None, candidates), [])
     if normalizer is not None:
         words = [word for word in words if normalizer.normalize_str(word).strip(f" {METASPACE}") == word]
     if not words:
@@ -74,7 +72,7 @@ def count_unknown_characters(tokenizer: Tokenizer, texts: Sequence[str]) -> Coun
 
 
 def _check_special_tokens(tokenizer: Tokenizer) -> None:
-    ids = {role: token_id for role, token_id in asdict(tokenizer.special_token_ids).items() if token_id is not None}
+    ids = {role: i for role, i in asdict(tokenizer.special_token_ids).items() if i is not None}
     missing_roles = [role for role in _MODEL_ROLES if role not in ids]
     if missing_roles and tokenizer.kind in ("wordpiece", "characters", "byte-bpe-roberta"):
         raise ModelError(f"the tokenizer has no {' and no '.join(missing_roles)} token")
@@ -91,17 +89,12 @@ def _check_special_tokens(tokenizer: Tokenizer) -> None:
 
 def _check_template(tokenizer: Tokenizer, text: str) -> None:
     first, second = text, text[:20]
-    pair_encoding = tokenizer.backend.encode(first, second)
-    if tokenizer.build_inputs_with_special_tokens(tokenizer.encode(first), tokenizer.encode(second)) != (
-        pair_encoding.ids,
-        pair_encoding.type_ids,
-    ):
+    pair, build = tokenizer.backend.encode(first, second), tokenizer.build_inputs_with_special_tokens
+    if build(tokenizer.encode(first), tokenizer.encode(second)) != (pair.ids, pair.type_ids):
         raise ModelError("the tokenizer's post-processor does more than add special tokens")
     cls, sep = tokenizer.special_token_ids.cls, tokenizer.special_token_ids.sep
-    if tokenizer.kind in ("wordpiece", "characters") and tokenizer.build_inputs_with_special_tokens([], []) not in (
-        ([cls, sep, sep], [0, 0, 1]),
-        ([sep, sep, cls], [0, 1, 2]),
-    ):
+    templates = ([cls, sep, sep], [0, 0, 1]), ([sep, sep, cls], [0, 1, 2])
+    if tokenizer.kind in ("wordpiece", "characters") and build([], []) not in templates:
         raise ModelError("the tokenizer's pair template is not [CLS] A [SEP] B [SEP] with segments 0 and 1")
 
 

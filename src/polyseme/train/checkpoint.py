@@ -1,10 +1,8 @@
 """Checkpoints that survive a crash at any moment.
 
-Written to a temporary folder, synced, renamed, verified, and only then named in LATEST; only then are old ones removed.
-The loader walks back to the newest one whose hashes hold. Safetensors and JSON only.
+A checkpoint is written to a temporary folder, synced, renamed, verified and then named in LATEST; only then are old
+ones removed. The newest one whose hashes match is loaded. All files are safetensors or JSON.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -27,13 +25,15 @@ STEP_PATTERN = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """The tensors and plain values of a run after a step."""
+
     step: int
-    tensors: dict[str, dict[str, Tensor]]  # file name -> tensors
+    tensors: dict[str, dict[str, Tensor]]  # by file name without suffix
     state: dict[str, Any]
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_checkpoints: int) -> Path:
-    """Write `step-N`; then, and only then, forget all but the newest `keep_checkpoints`."""
+    """Write the folder `step-N`, then remove all but the newest `keep_checkpoints`."""
     target = folder / f"step-{checkpoint.step}"
     with atomic_directory(target) as temporary:
         hashes = {}
@@ -53,7 +53,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_checkpoints: int)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint, or None where there is none."""
+    """Return the newest valid checkpoint, or None."""
     for path in _list_checkpoints(folder):
         if _is_valid(path):
             manifest = read_json(path / "state.json")
@@ -63,9 +63,9 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def average_checkpoints(model: torch.nn.Module, folder: Path, num_averaged: int) -> list[int]:
-    """Give a model the mean of the weights of the newest checkpoints (Vaswani et al. 2017, §6.1); returns their steps.
+    """Set the weights of a model to the mean of the newest checkpoints (Vaswani et al. 2017, §6.1); return their steps.
 
-    Nothing happens for a number below 2.
+    With `num_averaged` below 2, the model is unchanged.
     """
     paths = [path for path in _list_checkpoints(folder) if _is_valid(path)][:num_averaged] if num_averaged > 1 else []
     sums: dict[str, Tensor] = {}
@@ -78,7 +78,7 @@ def average_checkpoints(model: torch.nn.Module, folder: Path, num_averaged: int)
 
 
 def _list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoint folders, newest first."""
+    """Return the checkpoint folders, newest first."""
     paths = [p for p in folder.glob("step-*") if STEP_PATTERN.fullmatch(p.name)]
     return sorted(paths, key=_step_number, reverse=True)
 

@@ -1,7 +1,5 @@
 """CUDA graphs of training steps: what is captured, and the wrapper of a captured function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +11,17 @@ MAX_GRAPHS = 48  # per function
 
 
 class CudaGraphed:
-    """A function whose kernels are captured at the fourth call with arguments of the same shapes, then replayed."""
+    """A function whose kernels are captured at the fourth call with arguments of the same shapes, then replayed.
 
-    def __init__(self, fn: Callable[..., Any]):
-        self.fn = fn
+    Unless `enabled`, it is called eagerly.
+    """
+
+    def __init__(self, fn: Callable[..., Any], enabled: bool):
+        self.fn, self.enabled = fn, enabled
         self.graphs = CudaGraphs(WARMUP_CALLS, MAX_GRAPHS, clone_outputs=True)
 
     def __call__(self, *args: Any) -> Any:
-        return self.graphs(shape_signature(args), self.fn, *args)
+        return self.graphs(shape_signature(args), self.fn, *args) if self.enabled else self.fn(*args)
 
 
 def can_capture(model: Model, has_static_shapes: bool, is_padded: bool) -> bool:

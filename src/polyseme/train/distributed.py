@@ -1,6 +1,4 @@
-"""The few collective operations the loop needs; all do nothing when there is one process."""
-
-from __future__ import annotations
+"""The collective operations of the training loop; with one process they do nothing."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +14,7 @@ ResultT = TypeVar("ResultT")
 
 
 def init_process_group() -> tuple[int, int]:
-    """(rank, world size), joining the group `torchrun` described, if any."""
+    """Join the process group of `torchrun`, if there is one, and return (rank, world size)."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         return 0, 1
@@ -28,46 +26,44 @@ def init_process_group() -> tuple[int, int]:
 
 
 def is_distributed() -> bool:
-    """Whether there are other processes."""
+    """Return whether there are other processes."""
     return dist.is_initialized()
 
 
 def shutdown() -> None:
-    """Wait for the others and leave the group."""
+    """Wait for the other processes and leave the group."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
 def on_rank_zero(fn: Callable[[], ResultT]) -> ResultT:
-    """Let rank 0 do what must be done once, and tell every rank the answer, or the user's mistake."""
+    """Call a function on rank 0 only; every rank returns its result or raises its `PolysemeError`."""
     if not dist.is_initialized():
         return fn()
-    payload: list[Any] = [None]
+    payload: list[Any] = [None, None]  # value, error
     if dist.get_rank() == 0:
         try:
-            payload = [("answer", fn())]
+            payload[0] = fn()
         except PolysemeError as error:
-            payload = [("error", error)]
+            payload[1] = error
     dist.broadcast_object_list(payload)
-    kind, value = payload[0]
-    if kind == "error":
-        raise value
-    return value
+    if payload[1] is not None:
+        raise payload[1]
+    return payload[0]
 
 
 def all_reduce_counts(counts: dict[str, int], device: torch.device) -> dict[str, int]:
-    """Counts over every rank: one small all-reduce a step."""
+    """Sum counts over all ranks, in one small all-reduce per step."""
     if not dist.is_initialized():
         return counts
     names = sorted(counts)
-    total = torch.tensor([counts[n] for n in names], device=device)
-    dist.all_reduce(total)
-    return dict(zip(names, total.tolist()))
+    totals = all_reduce_sum(torch.tensor([counts[name] for name in names], device=device))
+    return dict(zip(names, totals.tolist()))
 
 
 def all_reduce_grads(model: nn.Module) -> None:
-    """Add every rank's gradients: losses are already divided by the step's counts, so a sum is the mean."""
+    """Sum gradients over all ranks: losses are already divided by the counts of the step, so this is the mean."""
     if not dist.is_initialized():
         return
     grads = [p.grad for p in model.parameters() if p.grad is not None]  # the same ones on every rank
@@ -78,20 +74,21 @@ def all_reduce_grads(model: nn.Module) -> None:
 
 
 def broadcast_weights(model: nn.Module) -> None:
-    """Give every rank the weights of the first."""
+    """Copy the weights of rank 0 to every rank."""
     if dist.is_initialized():
         for p in model.parameters():
             dist.broadcast(p.data, 0)
 
 
 def all_reduce_sum(values: torch.Tensor) -> torch.Tensor:
+    """Sum a tensor over all ranks, in place."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
 
 
 def all_gather_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of every rank, which have names of their own."""
+    """Merge the named tensors of all ranks, whose names differ."""
     if not dist.is_initialized():
         return tensors
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -100,9 +97,5 @@ def all_gather_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """True on every rank if it is on any: a signal that reached one process stops all at the same step."""
-    if not dist.is_initialized():
-        return flag
-    value = torch.tensor(int(flag), device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return bool(value.item())
+    """Return whether a flag is set on any rank, so that a signal to one process stops all at the same step."""
+    return bool(all_reduce_sum(torch.tensor(int(flag), device=device))) if dist.is_initialized() else flag

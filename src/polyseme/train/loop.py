@@ -1,67 +1,88 @@
-"""The one training loop: a generator of steps. Saving, measuring and printing stay with whoever iterates."""
+"""The training loop: a generator of steps. The caller saves, validates and prints."""
 
-from __future__ import annotations
-
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import count, takewhile
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyseme.errors import ModelError
 from polyseme.nn.model import Model
-from polyseme.objectives.batch import Batch, SparseUpdateBatch
+from polyseme.objectives.batch import AnyBatch, SparseUpdateBatch
 from polyseme.objectives.losses import compute_losses
 from polyseme.train import distributed
-from polyseme.train.flops import count_training_flops
 from polyseme.train.optimizer import OptimizerConfig, set_lr
-from polyseme.train.prefetch import prefetch
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.train.sparse_step import SparseStepExecutor
 from polyseme.train.step import StepExecutor
 
-AnyBatch = Batch | SparseUpdateBatch
-
+T = TypeVar("T")
 SYNC_EVERY = 64  # steps after which the host waits for the GPU
+PREFETCH_SIZE = 3  # steps whose batches are built ahead
 
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """What one step did. `loss` has each term's mean over the step; `position` is where the next step reads.
+    """What one step did; `position` is where the next step continues in the data.
 
-    On a GPU the numbers stay there until somebody asks for them: asking waits for the step to end.
+    On a GPU, `loss` and `grad_norm` stay on the device until they are read, which waits for the end of the step.
     """
 
-    step: int  # steps done, this one included
+    step: int  # number of steps done, including this one
     terms: tuple[str, ...]
     raw_metrics: Tensor  # the mean of each term, the norm of the gradient, and the first step that was not finite, or 0
     lr: float
     tokens: int
     flops: int
-    seconds: float
     position: Any
 
     @cached_property
     def metrics(self) -> list[float]:
+        """The mean of each term and the norm of the gradient; raises if a step was not finite."""
         *metrics, first_nonfinite_step = self.raw_metrics.tolist()
         if first_nonfinite_step:
             summary = ", ".join(f"{n} {v:.4g}" for n, v in zip([*self.terms, "grad_norm"], metrics))
             raise ModelError(
-                f"step {int(first_nonfinite_step)} is not finite ({summary}): what was saved is whole; try a lower rate"
+                f"step {int(first_nonfinite_step)} is not finite ({summary}): "
+                "the last checkpoint is intact; try a lower learning rate"
             )
         return metrics
 
     @property
     def loss(self) -> dict[str, float]:
+        """The mean of each loss term over the step."""
         return dict(zip(self.terms, self.metrics))
 
     @property
     def grad_norm(self) -> float:
+        """The norm of the gradient before clipping."""
         return self.metrics[-1]
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def count_training_flops(model: Model, batch: AnyBatch) -> int:
+    """Return the operations of a forward and backward pass: 6 per matrix weight and row, and those of attention."""
+    trunk, dim = model.config.trunk, model.config.trunk.dim
+    if isinstance(batch, SparseUpdateBatch):  # products of pairs of words
+        return 6 * dim * batch.examples.num_products
+    inputs = batch.inputs
+    source_lengths = () if inputs.source is None else inputs.source.layout.lengths
+    total = trunk.count_flops(inputs.layout.lengths, source_lengths)
+    for name, targets in batch.targets.items():
+        if (head := model.config.heads.get(name)) is not None:  # otherwise a term without weights
+            has_pooler = head.pooling == "pooled" and trunk.pooler.dense
+            total += 6 * targets.count * (head.matmul_params(dim) + (dim * dim if has_pooler else 0))
+    return total + batch.extra.num_extra_forwards * total // 3
 
 
 @dataclass
@@ -83,84 +104,71 @@ class TrainState:
     start_step: int = 0
     schedule_start: int = 0
     loss_fn: Callable[[Model, Any], dict[str, Tensor]] = compute_losses
-    is_compiled: bool = False  # whether `terms` is
-    use_cuda_graphs: bool = False  # on a GPU, replay a step's kernels as one; micro-batches must be of one shape
+    is_compiled: bool = False  # whether `loss_fn` is
+    use_cuda_graphs: bool = False  # on a GPU, capture the kernels of a step; micro-batches must have one shape
     flops_fn: Callable[[Model, Any], int] = count_training_flops
 
     def autocast(self) -> AbstractContextManager:
-        if self.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        """Return the context of a forward pass in `precision`."""
+        return nullcontext() if self.precision == "float32" else torch.autocast(self.device.type, torch.bfloat16)
 
 
 def setup_device() -> torch.device:
-    """The GPU if there is one. On a CPU every operation is deterministic, so that a run can be repeated bit for bit."""
+    """Return the GPU if there is one. On a CPU, make every operation deterministic, so that runs are repeatable."""
     if torch.cuda.is_available():
-        torch.backends.cudnn.allow_tf32 = False  # float32 means it; who wants speed takes bfloat16
+        torch.backends.cudnn.allow_tf32 = False  # float32 is exact; bfloat16 is for speed
         return torch.device("cuda", torch.cuda.current_device())
     torch.use_deterministic_algorithms(True)
-    # filling fresh memory is that mode's aid to debugging, and costs 5 %
+    # filling uninitialized memory helps debugging, and costs 5 %
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
     return torch.device("cpu")
 
 
 def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) -> Iterator[StepReport]:
-    """Run steps `start + 1 … total` over (micro-batches of one step, the cursor after it).
+    """Run the steps after `start_step` up to `total_steps`, which the caller may change between steps.
 
-    Whoever iterates may change `state.total` between steps.
+    `batches` yields the micro-batches of a step and the position in the data after it.
     """
     state.model.train()
     is_cuda = state.device.type == "cuda"
-    steps = zip(_step_numbers(state), prefetch(_pin_batches(batches) if is_cuda else batches))
+    numbers = takewhile(lambda step: step < state.total_steps, count(state.start_step))
+    generators = [torch.default_generator]  # `torch.manual_seed` seeds those of all devices: a millisecond per step
+    if is_cuda:
+        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        batches = (([b.pin_memory() for b in micro_batches], position) for micro_batches, position in batches)
     executor_class: Any = SparseStepExecutor if state.optimizer_config.is_sparse else StepExecutor
     with closing(executor_class(state)) as executor:
-        for step, (micro_batches, position) in steps:
-            start_time = time.perf_counter()
-            # dropout is drawn from (seed, step, rank) and nothing else, so a run goes on exactly where it stopped
-            _seed((state.seed << 40) + (step << 12) + state.rank, state.device)
+        for step, (micro_batches, position) in zip(numbers, prefetch(batches)):
+            # dropout depends on (seed, step, rank) only, so that a resumed run continues exactly
+            for generator in generators:
+                generator.manual_seed((state.seed << 40) + (step << 12) + state.rank)
             terms = tuple(micro_batches[0].counts())
             counts = {name: sum(b.counts()[name] for b in micro_batches) for name in terms}
             counts |= {" tokens": sum(b.num_tokens for b in micro_batches)}
             counts = distributed.all_reduce_counts(counts, state.device)
-            lr = (
-                state.optimizer_config.lr
-                * state.schedule.lr_factor(step - state.schedule_start, state.total_steps - state.schedule_start)
-                * micro_batches[0].lr_scale
-            )
+            lr_factor = state.schedule.lr_factor(step - state.schedule_start, state.total_steps - state.schedule_start)
+            lr = state.optimizer_config.lr * lr_factor * micro_batches[0].lr_scale
             set_lr(state.optimizer, lr)
             divisors = torch.tensor([float(max(counts[name], 1)) for name in terms])
             for index, batch in enumerate(micro_batches):
                 executor.forward_backward(batch, divisors, is_first=index == 0)
-            report = StepReport(
-                step + 1,
-                terms,
-                executor.reduce_and_clip(torch.tensor(step + 1.0)),
-                lr,
-                counts[" tokens"],
-                sum(state.flops_fn(state.model, b) for b in micro_batches),
-                time.perf_counter() - start_time,
-                position,
-            )
+            metrics = executor.reduce_and_clip(torch.tensor(step + 1.0))
+            flops = sum(state.flops_fn(state.model, b) for b in micro_batches)
+            report = StepReport(step + 1, terms, metrics, lr, counts[" tokens"], flops, position)
             if not is_cuda or step % SYNC_EVERY == SYNC_EVERY - 1:
                 report.metrics  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
             executor.optimizer_step()
             yield report
 
 
-def _step_numbers(state: TrainState) -> Iterator[int]:
-    step = state.start_step
-    while step < state.total_steps:
-        yield step
-        step += 1
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """`torch.manual_seed` for the generators in use; that of every other device would cost a millisecond a step."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
-
-
-def _pin_batches(batches: Iterable[tuple[Sequence[AnyBatch], Any]]) -> Iterator[tuple[Sequence[AnyBatch], Any]]:
-    for micro_batches, position in batches:
-        yield [batch.pin_memory() for batch in micro_batches], position
+def prefetch(items: Iterable[T], buffer_size: int = PREFETCH_SIZE) -> Iterator[T]:
+    """Yield the items, which one thread computes ahead: masking a batch is numpy, which releases the lock."""
+    iterator, end = iter(items), object()
+    pool = ThreadPoolExecutor(1)
+    try:
+        futures = deque(pool.submit(next, iterator, end) for _ in range(buffer_size))
+        while (item := futures.popleft().result()) is not end:
+            futures.append(pool.submit(next, iterator, end))
+            yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(cancel_futures=True)

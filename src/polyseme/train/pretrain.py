@@ -1,8 +1,5 @@
-"""Pre-training: a recipe and a corpus to a run folder with a model in it."""
+"""Pre-training: from a recipe and a corpus to a run folder with a model in it."""
 
-from __future__ import annotations
-
-import dataclasses
 import logging
 import math
 import platform
@@ -11,90 +8,44 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.corpus.sampling import WINDOW_SAMPLES, DataPosition, SampleBin, ShuffledSampler, StreamSampler
+from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import ConfigError, DataError, Interrupted, PolysemeError
+from polyseme.errors import Interrupted
 from polyseme.families import Family, get_family
-from polyseme.io.atomic import is_occupied
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.compile import exclude_from_compile
-from polyseme.nn.memory import Memory
+from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, SparseUpdateBatch
-from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, StreamingBatchBuilder
+from polyseme.objectives.batch import Batch
+from polyseme.objectives.packing import BatchBuilder, SpecialIds
 from polyseme.progress import progress
 from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
-from polyseme.train.asgd import NTASGD, swap_averaged_weights
-from polyseme.train.budget import Deadline, Overhead, plan_steps
-from polyseme.train.char_vocabulary import set_char_vocabulary
+from polyseme.train.budget import Deadline, plan_steps
 from polyseme.train.checkpoint import Checkpoint, average_checkpoints, load_checkpoint, save_checkpoint
 from polyseme.train.cuda_graph import can_capture
-from polyseme.train.flops import count_parameters, count_training_flops
-from polyseme.train.loop import StepReport, TrainState, setup_device, train
-from polyseme.train.optimizer import load_optimizer_state_dict, optimizer_state_dict
+from polyseme.train.loop import StepReport, TrainState, count_parameters, count_training_flops, setup_device, train
+from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
 from polyseme.train.recipe import Recipe
-from polyseme.train.run_logger import RunLogger
+from polyseme.train.run_folder import RunLogger, open_run, update_run_record
+from polyseme.train.streams import BatchStream, open_streams
 from polyseme.weights.folder import check_tokenizer_compatible, save_model
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class BatchStream:
-    """A corpus read by an objective in the order of a recipe, for one rank.
-
-    Where batches go on from step to step, `segment_states` holds what the model remembers, one for each bin of a step.
-    """
-
-    builder: BatchBuilder
-    sampler: ShuffledSampler | StreamSampler
-    shape: StaticShape | None
-    rank: int = 0
-    world_size: int = 1
-    segment_states: dict[int, SegmentState] = field(default_factory=dict)
-
-    def steps(self, position: DataPosition, start_step: int = 0) -> Iterator[tuple[list[Any], DataPosition]]:
-        for sample_bins, next_position in self.sampler.steps(position, self.rank, self.world_size, start_step):
-            yield [self._batch(index, sample_bin) for index, sample_bin in enumerate(sample_bins)], next_position
-
-    def _batch(self, index: int, sample_bin: SampleBin) -> Batch | SparseUpdateBatch:
-        if not isinstance(self.builder, StreamingBatchBuilder):
-            return self.builder.batch(sample_bin.sample_ids, sample_bin.epoch, self.shape)
-        segment_state = self.segment_states.setdefault(self.rank + index * self.world_size, SegmentState())
-        batch = self.builder.segment_batch(sample_bin.sample_ids, sample_bin.segment_length)
-        return dataclasses.replace(batch, extra=SegmentExtra(segment_state, sample_bin.starts_epoch))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What is carried from step to step, on every rank: every rank has to ask."""
-        memories = {
-            number: segment_state.memory
-            for number, segment_state in self.segment_states.items()
-            if segment_state.memory is not None
-        }
-        tensors = {f"{n}/{name}": t.cpu() for n, memory in memories.items() for name, t in memory.to_tensors().items()}
-        return distributed.all_gather_tensors(tensors) if isinstance(self.builder, StreamingBatchBuilder) else {}
-
-    def load_state_dict(self, tensors: dict[str, Tensor], device: torch.device) -> None:
-        """The inverse of `state_dict`."""
-        for number in {int(name.partition("/")[0]) for name in tensors}:
-            memory_tensors = {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{number}/")}
-            self.segment_states.setdefault(number, SegmentState()).memory = Memory.from_tensors(memory_tensors, device)
+LossFn = Callable[[Model, Batch], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class InitialModel:
-    """The model that a run starts from, and what `recipe.json` says about it: path and hash of its folder."""
+    """The model that a run starts from, and its provenance for `recipe.json`: path and hash of its folder."""
 
     model: Model
     provenance: dict[str, str]
@@ -116,57 +67,26 @@ def pretrain(
     """
     start_time = time.perf_counter() if start_time is None else start_time
     rank, world_size = distributed.init_process_group()
-    device = setup_device()
-    recipe = recipe.check()
+    device, recipe = setup_device(), recipe.check()
     distributed.on_rank_zero(lambda: verify_corpus(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
-    has_target_vocab = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
-    target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_vocab else None
+    has_target_tokenizer = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
+    target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_tokenizer else None
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
-    config = recipe.model_config(*vocab_sizes, families) if initial_model is None else initial_model.model.config
+    config = initial_model.model.config if initial_model else recipe.model_config(*vocab_sizes, families)
+    provenance = initial_model.provenance if initial_model else {}
     family = get_family(config.family, families)
     tokenizer = tokenizer.with_cls_position(family.cls_position)
     check_tokenizer_compatible(config, tokenizer, family)
-    provenance = {} if initial_model is None else initial_model.provenance
-    run_record = distributed.on_rank_zero(lambda: _open_run(out, recipe, corpus, resume, provenance))
-    stream, valid = open_streams(recipe, corpus, tokenizer, rank, world_size, target_tokenizer)
+    record = distributed.on_rank_zero(lambda: open_run(out, recipe, corpus, provenance, resume))
+    special_ids = SpecialIds.from_tokenizer(tokenizer, target_tokenizer)
+    stream, valid = open_streams(recipe, corpus, special_ids, rank, world_size)
     state = build_train_state(recipe, config, device, rank, initial_model)
     state.model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids, stream.builder.token_counts)
-    set_char_vocabulary(state.model, tokenizer)
-    environment = _environment(state, world_size)
-    if "total_steps" not in run_record:
-        step_plan = plan_steps(
-            recipe, state, stream, lambda trial: valid and evaluate(trial, valid, recipe), start_time
-        )
-        run_record = distributed.on_rank_zero(partial(_store_total_steps, out, run_record, *step_plan))
-    state.total_steps = run_record["total_steps"]
-    checkpoint = load_checkpoint(out / "checkpoints")
-    position, spent = DataPosition(), {"tokens": 0, "flops": 0, "seconds": 0.0}
-    if checkpoint is not None:
-        position, spent = _restore(state, checkpoint, environment)
-        stream.load_state_dict(checkpoint.tensors.get("memory", {}), device)
-    end_time = start_time + recipe.budget.minutes * 60 - spent["seconds"] if recipe.budget.is_wall_clock else math.inf
-    deadline = Deadline(
-        end_time, max(state.start_step, recipe.batch_warmup_steps), state.total_steps, run_record.get("overheads", ())
-    )
-    valid_metrics = _run_steps(recipe, out, state, stream, valid, position, spent, environment, deadline)
-    averaged_steps = distributed.on_rank_zero(
-        lambda: average_checkpoints(state.model, out / "checkpoints", recipe.num_averaged)
-    )
-    if averaged_steps:
-        distributed.broadcast_weights(state.model)
-    if valid is not None and (averaged_steps or not valid_metrics):  # or every step was done before this call
-        valid_metrics = evaluate(state, valid, recipe)
-    results = {
-        "valid": valid_metrics,
-        "steps": state.total_steps,
-        "parameters": count_parameters(state.model),
-        "tokens": spent["tokens"],
-        "flops": spent["flops"],
-        "device_hours": spent["seconds"] * world_size / 3600,
-        **({"averaged_steps": averaged_steps} if averaged_steps else {}),
-        "environment": environment,
-    }
+    _set_spellings(state.model, tokenizer)
+    run = _Run(recipe, out, state, stream, valid)
+    run.train(run.prepare(record, start_time))
+    results = run.finish()
     if rank == 0:
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **provenance}
         with swap_averaged_weights(state.optimizer):
@@ -176,74 +96,160 @@ def pretrain(
     return results
 
 
-def _run_steps(
-    recipe: Recipe,
-    out: Path,
-    state: TrainState,
-    stream: BatchStream,
-    valid: BatchBuilder | None,
-    position: DataPosition,
-    spent: dict[str, Any],
-    environment: dict[str, Any],
-    deadline: Deadline,
-) -> dict[str, float]:
-    """Take the steps behind the cursor, with measuring, logging and saving; what they cost is added to `spent`.
+@dataclass
+class _Run:
+    """A run in progress; `spent` is summed over all calls that resumed it."""
 
-    Returns what was measured last. A signal ends it with a checkpoint, and with `Interrupted`.
-    """
-    log = RunLogger(out, state.start_step) if state.rank == 0 else None
-    valid_metrics: dict[str, float] = {}
-    last_time = time.perf_counter()
-    with (
-        _catch_signals() as caught,
-        progress("pretrain", state.total_steps * recipe.batch_tokens, "tokens", show=state.rank == 0) as bar,
-    ):
-        bar.add_completed(state.start_step * recipe.batch_tokens)
-        for report in train(state, stream.steps(position, state.start_step)):
-            now = time.perf_counter()
-            spent["tokens"] += report.tokens
-            spent["flops"] += report.flops * stream.world_size
-            spent["seconds"] += now - last_time  # with the measuring and saving after the step before
-            last_time = now
-            if deadline.should_check(report.step) and report.step < state.total_steps:
-                _adjust_total_steps(deadline, state, report, out)
-                bar.set_total(state.total_steps * recipe.batch_tokens)
-            done = report.step == state.total_steps
-            if log is not None:
-                log.log_step(report, log_every=recipe.log_every, is_last=done)
-            shows_loss = (
-                state.device.type == "cpu" or report.step % recipe.log_every == 0
-            )  # on a GPU asking costs a wait
-            bar.advance(
-                recipe.batch_tokens, ", ".join(f"{n} {v:.3f}" for n, v in report.loss.items()) if shows_loss else ""
-            )
-            if valid is not None and (done or report.step % recipe.eval_every == 0) and report.metrics:
-                with deadline.pause():
-                    valid_metrics = evaluate(state, valid, recipe)
-                if isinstance(state.optimizer, NTASGD):
-                    state.optimizer.report_validation_loss(valid_metrics[recipe.objective.terms[0]])
-                if log is not None:
-                    log.write_row({"step": report.step, "valid": valid_metrics})
-            stop = distributed.any_rank(bool(caught), state.device)
-            if done or stop or report.step % recipe.save_every == 0:
-                memory = stream.state_dict()
-                if state.rank == 0 and report.metrics:
-                    keep_checkpoints = max(recipe.keep_checkpoints, recipe.num_averaged)
+    recipe: Recipe
+    out: Path
+    state: TrainState
+    stream: BatchStream
+    valid: BatchBuilder | None
+    position: DataPosition = field(default_factory=DataPosition)
+    spent: dict[str, Any] = field(default_factory=lambda: {"tokens": 0, "flops": 0, "seconds": 0.0})
+    valid_metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        is_cuda = self.state.device.type == "cuda"
+        self.environment = {  # what a resumed run needs to give the same bits
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "device": torch.cuda.get_device_name() if is_cuda else "cpu",
+            "threads": torch.get_num_threads(),
+            "world": self.stream.world_size,
+            "compile": self.state.is_compiled,
+            "precision": self.state.precision,
+        }
+
+    def prepare(self, record: dict[str, Any], start_time: float) -> Deadline:
+        """Determine the number of steps, or take that of the run to resume, and load its last checkpoint."""
+        recipe, state = self.recipe, self.state
+        if "total_steps" not in record:
+            total_steps, overheads = plan_steps(recipe, state, self.stream, self._validate, start_time)
+            changes = {"total_steps": total_steps} | ({"overheads": overheads} if overheads else {})
+            record = distributed.on_rank_zero(lambda: update_run_record(self.out, record, **changes))
+        state.total_steps = record["total_steps"]
+        if (checkpoint := load_checkpoint(self.out / "checkpoints")) is not None:
+            self._restore(checkpoint)
+        end_time = start_time + recipe.budget.minutes * 60 - self.spent["seconds"]
+        start_step = max(state.start_step, recipe.batch_warmup_steps)
+        overheads = record.get("overheads", ())
+        return Deadline(end_time if recipe.budget.is_wall_clock else math.inf, start_step, state.total_steps, overheads)
+
+    def train(self, deadline: Deadline) -> None:
+        """Run the remaining steps, with validation, logging and checkpoints.
+
+        A signal ends the run with a checkpoint and `Interrupted`.
+        """
+        recipe, state = self.recipe, self.state
+        log, last_time = RunLogger(self.out, state.start_step, state.rank), time.perf_counter()
+        title, total_tokens = "pretrain", state.total_steps * recipe.batch_tokens
+        with _catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
+            bar.add_completed(state.start_step * recipe.batch_tokens)
+            for report in train(state, self.stream.steps(self.position, state.start_step)):
+                now = time.perf_counter()
+                self.spent["tokens"] += report.tokens
+                self.spent["flops"] += report.flops * self.stream.world_size
+                self.spent["seconds"] += now - last_time  # with validation and saving after the step before
+                last_time = now
+                if deadline.should_check(report.step) and report.step < state.total_steps:
+                    self._adjust_total_steps(deadline, report)
+                    bar.set_total(state.total_steps * recipe.batch_tokens)
+                is_last = report.step == state.total_steps
+                if is_last or report.step == 1 or report.step % recipe.log_every == 0:
+                    log.log_step(report)
+                bar.advance(recipe.batch_tokens, self._format_loss(report))
+                if self.valid is not None and (is_last or report.step % recipe.eval_every == 0) and report.metrics:
                     with deadline.pause():
-                        _save(out, state, report, spent, environment, keep_checkpoints, memory)
-            if stop and not done:
-                raise Interrupted(caught[0] if caught else signal.SIGTERM, report.step)
-    return valid_metrics
+                        self.valid_metrics = self._validate(state)
+                    if isinstance(state.optimizer, NTASGD):
+                        state.optimizer.report_validation_loss(self.valid_metrics[recipe.objective.terms[0]])
+                    log.write_row({"step": report.step, "valid": self.valid_metrics})
+                stop = distributed.any_rank(bool(caught), state.device)
+                if is_last or stop or report.step % recipe.save_every == 0:
+                    self._save(report, deadline)
+                if stop and not is_last:
+                    raise Interrupted(caught[0] if caught else signal.SIGTERM, report.step)
+
+    def finish(self) -> dict[str, Any]:
+        """Average checkpoints, if the recipe says so, and return the results."""
+        state, folder = self.state, self.out / "checkpoints"
+        averaged_steps = distributed.on_rank_zero(
+            lambda: average_checkpoints(state.model, folder, self.recipe.num_averaged)
+        )
+        if averaged_steps:
+            distributed.broadcast_weights(state.model)
+        if averaged_steps or not self.valid_metrics:  # or every step was done before this call
+            self.valid_metrics = self._validate(state)
+        return {
+            "valid": self.valid_metrics,
+            "steps": state.total_steps,
+            "parameters": count_parameters(state.model),
+            "tokens": self.spent["tokens"],
+            "flops": self.spent["flops"],
+            "device_hours": self.spent["seconds"] * self.stream.world_size / 3600,
+            **({"averaged_steps": averaged_steps} if averaged_steps else {}),
+            "environment": self.environment,
+        }
+
+    def _validate(self, state: TrainState) -> dict[str, float]:
+        return {} if self.valid is None else evaluate(state, self.valid, self.recipe)
+
+    def _format_loss(self, report: StepReport) -> str:
+        if self.state.device.type == "cuda" and report.step % self.recipe.log_every:
+            return ""  # reading the loss would wait for the GPU
+        return ", ".join(f"{name} {value:.3f}" for name, value in report.loss.items())
+
+    def _adjust_total_steps(self, deadline: Deadline, report: StepReport) -> None:
+        """Set the number of steps to what fits before the deadline, by the clock of the first rank."""
+        report.metrics  # noqa: B018  # waits for the end of the step on a GPU
+        replanned_steps = deadline.replan_steps(report.step, self.state.total_steps)
+        total_steps = distributed.on_rank_zero(lambda: replanned_steps)
+        if total_steps != self.state.total_steps and self.state.rank == 0:
+            update_run_record(self.out, read_json(self.out / "recipe.json"), total_steps=total_steps)
+        self.state.total_steps = total_steps
+
+    def _save(self, report: StepReport, deadline: Deadline) -> None:
+        """Write a checkpoint on rank 0; every rank has to call this."""
+        state, memory = self.state, self.stream.state_dict()
+        if state.rank == 0 and report.metrics:
+            with deadline.pause():
+                optimizer_state = optimizer_state_dict(state.optimizer, state.model)
+                tensors = {"model": state.model.state_dict(), "optimizer": optimizer_state}
+                tensors |= {"memory": memory} if memory else {}
+                position = asdict(report.position)
+                values = {"position": position, "spent": self.spent, "environment": self.environment}
+                keep_checkpoints = max(self.recipe.keep_checkpoints, self.recipe.num_averaged)
+                save_checkpoint(self.out / "checkpoints", Checkpoint(report.step, tensors, values), keep_checkpoints)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        state, values = self.state, checkpoint.state
+        for key, saved_value in values["environment"].items():
+            if self.environment.get(key) != saved_value and state.rank == 0:
+                logger.warning("%s was %s, now %s: bits may differ", key, saved_value, self.environment.get(key))
+        state.model.load_state_dict(checkpoint.tensors["model"])
+        load_optimizer_state_dict(state.optimizer, state.model, checkpoint.tensors["optimizer"])
+        state.start_step = checkpoint.step
+        self.position, self.spent = DataPosition(**values["position"]), values["spent"]
+        self.stream.load_state_dict(checkpoint.tensors.get("memory", {}), state.device)
 
 
 def build_train_state(
     recipe: Recipe, config: ModelConfig, device: torch.device, rank: int = 0, initial_model: InitialModel | None = None
 ) -> TrainState:
-    """The model at its start, and all that a step needs but the number of steps."""
+    """Return the model at the start, and everything a step needs except the number of steps."""
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
-    model = (config.build(recipe.seed) if initial_model is None else initial_model.model).to(device)
+    model = (initial_model.model if initial_model else config.build(recipe.seed)).to(device)
     model.trunk.gradient_checkpointing = recipe.gradient_checkpointing
-    state = TrainState(
+    dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32  # of the working copy
+    loss = recipe.objective.build_loss(device, dtype)
+    loss_fn = try_compile(loss.fn, device) if recipe.compile else loss.fn
+
+    def count_flops(model: Model, batch: Any) -> int:
+        frozen_flops = sum(count_training_flops(frozen, batch) // 3 for frozen in loss.frozen_models)
+        return count_training_flops(model, batch) + frozen_flops
+
+    return TrainState(
         model,
         recipe.optimizer.build(model, model.trunk.layer_groups()),
         recipe.optimizer,
@@ -253,95 +259,17 @@ def build_train_state(
         precision=precision,
         seed=recipe.seed,
         rank=rank,
+        loss_fn=loss_fn,
+        is_compiled=loss_fn is not loss.fn,
         use_cuda_graphs=can_capture(model, recipe.objective.has_static_shapes, recipe.compile),
+        flops_fn=count_flops,
     )
-    dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32  # of the working copy
-    loss = recipe.objective.build_loss(device, dtype)
-    state.loss_fn = loss.fn
-    if loss.frozen_models:
-        state.flops_fn = lambda model, batch: (
-            count_training_flops(model, batch)
-            + sum(count_training_flops(frozen, batch) // 3 for frozen in loss.frozen_models)
-        )
-    eager_loss_fn = state.loss_fn
-    if recipe.compile:
-        state.loss_fn = try_compile(eager_loss_fn, device)
-    state.is_compiled = state.loss_fn is not eager_loss_fn
-    return state
-
-
-def _environment(state: TrainState, world_size: int) -> dict[str, Any]:
-    """What has to stay the same for a resumed run to give the same bits."""
-    return {
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "device": torch.cuda.get_device_name() if state.device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "world": world_size,
-        "compile": state.is_compiled,
-        "precision": state.precision,
-    }
-
-
-def get_special_ids(tokenizer: Tokenizer, target_tokenizer: Tokenizer | None = None) -> SpecialIds:
-    ids = tokenizer.special_token_ids
-    special_ids = ids.cls, ids.sep, ids.mask, ids.bos, ids.eos, ids.pad
-    target_special_ids = get_special_ids(target_tokenizer) if target_tokenizer else None
-    return SpecialIds(
-        tokenizer.vocab_size, tokenizer.all_special_ids, *special_ids, tokenizer.sentinel_ids, target_special_ids
-    )
-
-
-def open_streams(
-    recipe: Recipe,
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    rank: int,
-    world_size: int,
-    target_tokenizer: Tokenizer | None = None,
-) -> tuple[BatchStream, BatchBuilder | None]:
-    """What is trained on, in the recipe's order, and what is held out."""
-    special_ids = get_special_ids(tokenizer, target_tokenizer)
-    train_corpus, valid_corpus = corpus.split(recipe.valid_fraction)
-    train_corpus = train_corpus.resample_by_weight()  # after the split, so that what is read twice is never held out
-    builder = recipe.objective.bind(train_corpus, special_ids, recipe.max_len, recipe.seed)
-    shape = builder.static_shape(recipe.micro_batch_tokens) if recipe.compile else None
-    micro_batches_per_step = recipe.batch_tokens // recipe.micro_batch_tokens
-    samples_per_bin = recipe.micro_batch_tokens / float(np.mean(builder.samples.lengths + builder.num_special_tokens))
-    sampler: ShuffledSampler | StreamSampler = ShuffledSampler(
-        builder,
-        recipe.micro_batch_tokens,
-        micro_batches_per_step,
-        recipe.seed,
-        window_samples=max(
-            WINDOW_SAMPLES, 1 << int(32 * samples_per_bin).bit_length()
-        ),  # the last bin of a window is half empty, as a rule
-        max_samples=shape.max_samples if shape else 0,
-        batch_warmup_steps=recipe.batch_warmup_steps,
-    )
-    if isinstance(builder, StreamingBatchBuilder):
-        sampler = StreamSampler(builder, recipe.micro_batch_tokens, micro_batches_per_step)
-    valid = None
-    if valid_corpus is not None:
-        try:
-            valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
-        except PolysemeError as error:
-            logger.warning(f"nothing is held out for validation: {error}")
-            return open_streams(
-                recipe.replace(valid_fraction=0.0), corpus, tokenizer, rank, world_size, target_tokenizer
-            )
-    return BatchStream(builder, sampler, shape, rank, world_size), valid
 
 
 @torch.no_grad()
 def evaluate(state: TrainState, builder: BatchBuilder, recipe: Recipe) -> dict[str, float]:
-    """Mean loss and accuracy of each term on held-out text, always on the same damage; perplexity of the words."""
-    sampler = (
-        StreamSampler(builder, recipe.micro_batch_tokens)
-        if isinstance(builder, StreamingBatchBuilder)
-        else ShuffledSampler(builder, recipe.micro_batch_tokens)
-    )
-    stream = BatchStream(builder, sampler, None)
+    """Return mean loss and accuracy of each term on held-out text, always masked alike, and the token perplexity."""
+    stream = BatchStream(builder, builder.build_sampler(recipe.micro_batch_tokens))
     sums: dict[str, list[float]] = {}
     tokens = 0
     state.model.eval()
@@ -359,105 +287,41 @@ def evaluate(state: TrainState, builder: BatchBuilder, recipe: Recipe) -> dict[s
         metrics[name] = loss / max(count, 1)
         if not recipe.optimizer.is_sparse:
             metrics[f"{name}_accuracy"] = num_correct / max(count, 1)
-    token_losses = [metrics[name] for name in ("masked", "next", "previous") if name in metrics]
-    if token_losses:
+    if token_losses := [metrics[name] for name in ("masked", "next", "previous") if name in metrics]:
         metrics["perplexity"] = math.exp(min(statistics.fmean(token_losses), 50.0))
     return metrics
 
 
-LossFn = Callable[[Model, Batch], dict[str, Tensor]]
-
-
 def try_compile(loss_fn: LossFn, device: torch.device) -> LossFn:
-    """The function compiled, or, on a machine without a compiler, one line and the function itself."""
+    """Compile the function; on a machine without a compiler, log a warning and return it unchanged."""
     exclude_from_compile()
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(3, device=device))
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:120]
-        logger.warning(f"torch.compile does not work here ({reason}); going on without it")
+        logger.warning("torch.compile does not work here (%s); continuing without it", reason)
         return loss_fn
     return torch.compile(loss_fn)
 
 
-def _open_run(out: Path, recipe: Recipe, corpus: Corpus, resume: bool, provenance: dict[str, str]) -> dict[str, Any]:
-    """What `recipe.json` holds or will hold, once it is sure that a run may begin or go on in this folder."""
-    saved = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash, **provenance}
-    path = out / "recipe.json"
-    if not path.exists():
-        if is_occupied(out):
-            raise ConfigError(f"{out} exists already and holds no run: choose another folder")
-        return saved
-    if not resume:
-        raise ConfigError(f"{out} already holds a run: resume the run, or choose another folder")
-    existing = read_json(path)
-    if not isinstance(existing, dict) or not saved.keys() <= existing.keys():
-        raise DataError(f"{path} is not a run's recipe")
-    if existing["corpus_hash"] != saved["corpus_hash"]:
-        raise ConfigError(f"{out} was begun on another corpus ({existing['corpus']})")
-    saved_recipe = Recipe.from_json(
-        existing["recipe"], config_types=(type(recipe.objective),)
-    ).to_json()  # with the fields that it did not have yet
-    existing = existing | {"recipe": saved_recipe}
-    if saved_recipe != saved["recipe"]:
-        key = next(k for k in recipe.to_json() if existing["recipe"].get(k) != recipe.to_json()[k])
-        old, new = existing["recipe"].get(key), recipe.to_json()[key]
-        raise ConfigError(f"{out} was begun with another recipe: {key} was {old!r}, now {new!r}")
-    if existing.get("initialized_from_hash") != saved.get("initialized_from_hash"):
-        raise ConfigError(f"{out} was started from another model ({existing.get('initialized_from')})")
-    return dict(existing)
-
-
-def _store_total_steps(
-    out: Path, run_record: dict[str, Any], total_steps: int, overheads: list[Overhead]
-) -> dict[str, Any]:
-    """Begin the run folder with the length of the run, which a resumed one keeps, and what else takes its time."""
-    run_record = run_record | {"total_steps": total_steps} | ({"overheads": overheads} if overheads else {})
-    write_json(out / "recipe.json", run_record)
-    return run_record
-
-
-def _adjust_total_steps(deadline: Deadline, state: TrainState, report: StepReport, out: Path) -> None:
-    """At the clock: the run gets the number of steps that fit, by that of the first rank."""
-    report.metrics  # noqa: B018  # on a GPU the clock says nothing before the step has ended
-    total_steps = deadline.replan_steps(report.step, state.total_steps)
-    total_steps = distributed.on_rank_zero(lambda: total_steps)
-    if total_steps != state.total_steps and state.rank == 0:
-        write_json(out / "recipe.json", read_json(out / "recipe.json") | {"total_steps": total_steps})
-    state.total_steps = total_steps
-
-
-def _save(
-    out: Path,
-    state: TrainState,
-    report: StepReport,
-    spent: dict[str, Any],
-    environment: dict[str, Any],
-    keep_checkpoints: int,
-    memory: dict[str, Tensor],
-) -> None:
-    tensors = {"model": state.model.state_dict(), "optimizer": optimizer_state_dict(state.optimizer, state.model)}
-    tensors |= {"memory": memory} if memory else {}
-    metadata = {"position": dataclasses.asdict(report.position), "spent": spent, "environment": environment}
-    save_checkpoint(out / "checkpoints", Checkpoint(report.step, tensors, metadata), keep_checkpoints)
-
-
-def _restore(
-    state: TrainState, checkpoint: Checkpoint, environment: dict[str, Any]
-) -> tuple[DataPosition, dict[str, Any]]:
-    metadata = checkpoint.state
-    for key, saved_value in metadata["environment"].items():
-        if environment.get(key) != saved_value and state.rank == 0:
-            logger.warning(f"{key} was {saved_value}, now {environment.get(key)}: bits may differ")
-    state.model.load_state_dict(checkpoint.tensors["model"])
-    load_optimizer_state_dict(state.optimizer, state.model, checkpoint.tensors["optimizer"])
-    state.start_step = checkpoint.step
-    return DataPosition(**metadata["position"]), metadata["spent"]
+def _set_spellings(model: Model, tokenizer: Tokenizer) -> None:
+    """Set the characters of each token in a model with a character CNN; bos and eos are single characters."""
+    embeddings = getattr(model.trunk, "embeddings", None)
+    if not isinstance(embeddings, CharCNN):
+        return
+    specials, words = tokenizer.special_token_ids, list[str | int](tokenizer.vocabulary)
+    if tokenizer.is_byte_level:
+        words = [tokenizer.decode([i], skip_special_tokens=False).strip() or word for i, word in enumerate(words)]
+    boundaries = (specials.cls, BOS_CHARACTER), (specials.bos, BOS_CHARACTER)
+    for token_id, character in (*boundaries, (specials.sep, EOS_CHARACTER), (specials.eos, EOS_CHARACTER)):
+        if token_id is not None:
+            words[token_id] = character
+    embeddings.set_spellings(words)
 
 
 @contextmanager
 def _catch_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM instead of dying; a second Ctrl-C interrupts at once."""
+    """Collect SIGINT and SIGTERM in a list; a second Ctrl-C interrupts at once."""
     caught: list[int] = []
 
     def note(signum: int, frame: Any) -> None:
@@ -467,9 +331,8 @@ def _catch_signals() -> Iterator[list[int]]:
 
     try:
         previous_handlers = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals stay with whoever runs it
-        yield caught
-        return
+    except ValueError:  # not the main thread, which alone may handle signals
+        previous_handlers = {}
     try:
         yield caught
     finally:

@@ -1,6 +1,4 @@
-"""A Recipe says everything about one run; it is saved beside the run's result."""
-
-from __future__ import annotations
+"""Recipe: a complete description of one pre-training run, saved next to its result."""
 
 import logging
 import math
@@ -8,7 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 from polyseme.config import Config, parse_value
 from polyseme.errors import ConfigError, suggest
@@ -18,11 +16,10 @@ from polyseme.objectives.base import Objective
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.glove import GloVe
-from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.objectives.span_corruption import SpanCorruption
-from polyseme.objectives.span_masked_lm import SpanMaskedLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.objectives.translation import Translation
 from polyseme.objectives.word2vec import Word2Vec
@@ -34,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BudgetConfig(Config):
-    """How long: the first of these that is not zero. Minutes become steps by a short calibration, and by the clock."""
+    """The length of a run: the first of these that is not zero. Minutes are converted to steps by a calibration."""
 
     steps: int = 0
     tokens: int = 0
@@ -43,23 +40,24 @@ class BudgetConfig(Config):
     def __post_init__(self) -> None:
         self.check_range(0, math.inf, "steps", "tokens", "minutes")
 
-    def with_override(self, path: str, text: str) -> BudgetConfig:
+    def with_override(self, path: str, text: str) -> Self:
         """Set one limit; it replaces the others, so that the latest setting counts."""
         changed = super().with_override(path, text)
-        replaced = {f.name: getattr(self, f.name) for f in fields(self) if f.name != path and getattr(self, f.name)}
+        others = {f.name: getattr(self, f.name) for f in fields(self) if f.name != path}
+        replaced = ", ".join(f"budget.{name}={value:g}" for name, value in others.items() if value)
         if not getattr(changed, path) or not replaced:
             return changed
-        listed = ", ".join(f"budget.{name}={value:g}" for name, value in replaced.items())
-        logger.info("budget.%s=%g replaces %s", path, getattr(changed, path), listed)
+        logger.info("budget.%s=%g replaces %s", path, getattr(changed, path), replaced)
         return type(self)(**{path: getattr(changed, path)})
 
     @property
     def is_wall_clock(self) -> bool:
+        """Whether the budget is in minutes."""
         return not (self.steps or self.tokens)
 
     @classmethod
-    def parse(cls, text: str) -> BudgetConfig:
-        """From `20m`, `1h30m`, `90s`, `500steps` or `1e9tokens`."""
+    def parse(cls, text: str) -> Self:
+        """Parse `20m`, `1h30m`, `90s`, `500steps` or `1e9tokens`."""
         if match := re.fullmatch(r"([\d.e]+)(steps|tokens)", text):
             number, unit = match.groups()
             with suppress(ValueError, OverflowError):
@@ -96,7 +94,7 @@ class Recipe(Config):
     seed: int = 0
     precision: Literal["auto", "float32", "bf16"] = "auto"
     compile: bool = False
-    gradient_checkpointing: bool = False  # less memory, a third more work
+    gradient_checkpointing: bool = False  # less memory, a third more computation
     valid_fraction: float = 0.01
     eval_every: int = 500
     eval_tokens: int = 65536
@@ -111,7 +109,7 @@ class Recipe(Config):
     )
 
     def model_config(self, vocab_size: int, target_vocab_size: int = 0, families: Sequence[Family] = ()) -> ModelConfig:
-        """Return the model with the heads that the objective trains; `families` are those beyond the package's."""
+        """Return the config of the model with the heads that the objective trains; `families` are additional ones."""
         family = get_family(self.family, families)
         arguments = get_type_hints(family.trunk_config)
         del arguments["return"]
@@ -142,13 +140,12 @@ class Recipe(Config):
             expected = "'sparse_sgd' or 'sparse_adagrad'" if objective.is_sparse else "'adamw', 'muon' or 'nt_asgd'"
             raise ConfigError(f"optimizer.name is {self.optimizer.name!r}, but {name} is trained by {expected}")
         if objective.needs_bounded_memory and self.batch_warmup_steps:
-            raise ConfigError(
-                f"batch_warmup_steps is {self.batch_warmup_steps}, expected 0: {name} has the same streams in each step"
-            )
+            steps = self.batch_warmup_steps
+            raise ConfigError(f"batch_warmup_steps is {steps}, expected 0: {name} has the same streams in each step")
         if self.compile and not config.trunk.supports_static_shape:
-            raise ConfigError(f"compile is true, but the kernels of {self.family} depend on lengths: set it to false")
+            raise ConfigError(f"compile is true, which {self.family} does not support: set it to false")
 
-    def check(self) -> Recipe:
+    def check(self) -> Self:
         """Return the recipe, or raise if its values do not fit each other."""
         self.check_range(1, math.inf, "max_len", "batch_tokens", "micro_batch_tokens")
         self.check_range(1, math.inf, "eval_every", "save_every", "log_every", "keep_checkpoints")
@@ -161,11 +158,11 @@ class Recipe(Config):
                 f"batch_tokens {self.batch_tokens} is not a multiple of micro_batch_tokens {self.micro_batch_tokens}"
             )
         if self.optimizer.lr <= 0:
-            raise ConfigError(f"optimizer.lr is {self.optimizer.lr}, which is not above 0")
+            raise ConfigError(f"optimizer.lr is {self.optimizer.lr}, expected more than 0")
         if self.optimizer.name == "nt_asgd" and not self.valid_fraction:
-            raise ConfigError("nt_asgd is triggered by the loss on held-out text: valid_fraction is 0")
+            raise ConfigError("valid_fraction is 0, but nt_asgd depends on the loss on held-out text")
         if self.optimizer.name == "nt_asgd" and self.num_averaged:
-            raise ConfigError(f"nt_asgd has a mean of its own: num_averaged is {self.num_averaged}, expected 0")
+            raise ConfigError(f"num_averaged is {self.num_averaged}, expected 0: nt_asgd averages weights itself")
         if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
             raise ConfigError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
         return self

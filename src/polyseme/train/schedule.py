@@ -1,6 +1,4 @@
-"""How the learning rate moves over a run: plain functions of (step, total)."""
-
-from __future__ import annotations
+"""Learning rate schedules."""
 
 import math
 from dataclasses import dataclass
@@ -11,11 +9,11 @@ from polyseme.config import Config
 
 @dataclass(frozen=True)
 class ScheduleConfig(Config):
-    """Warm-up, then a shape. `warmup` below 1 is a share of the run, else a number of steps.
+    """Linear warm-up, then a shape. `warmup` below 1 is a fraction of the run, otherwise a number of steps.
 
-    `linear` and `cosine` fall to `min_lr_ratio`; `inverse_sqrt` falls with √step (Vaswani et al. 2017, §5.3); `slanted`
-    is ULMFiT's triangle (Howard and Ruder 2018, §3.2): its cut_frac is `warmup`, and `slanted_ratio` is how much
-    smaller than its peak the lowest rate is.
+    `linear` and `cosine` decay to `min_lr_ratio`; `inverse_sqrt` decays with √step (Vaswani et al. 2017, §5.3);
+    `slanted` is ULMFiT's slanted triangle (Howard and Ruder 2018, §3.2): its cut_frac is `warmup`, and `slanted_ratio`
+    is the ratio of the highest to the lowest rate.
     """
 
     shape: Literal["constant", "linear", "cosine", "inverse_sqrt", "slanted"] = "linear"
@@ -27,7 +25,7 @@ class ScheduleConfig(Config):
         self.check_range(1, math.inf, "slanted_ratio")
 
     def lr_factor(self, step: int, total_steps: int) -> float:
-        """The factor on the peak rate at a step counted from 0."""
+        """Return the factor on the peak learning rate at a step, counted from 0."""
         warmup = max(int(self.warmup * total_steps if self.warmup < 1 else self.warmup), 1)
         if self.shape == "slanted":
             fraction = step / warmup if step < warmup else 1 - (step - warmup) / max(total_steps - warmup, 1)

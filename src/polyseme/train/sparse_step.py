@@ -1,21 +1,20 @@
 """A training step that updates few rows of large tables, without a gradient of a whole table.
 
-Gradients of several words are summed, where the word2vec program updates word by word. To get the same result, rows
-that occur many times must not diverge: a sum of n terms is divided by 1 + n · lr · `count_damping`. That is nearly 1
-for most words, and makes many terms count less than their sum, as if each had seen the updates before it.
+Gradients of several words are summed, while the word2vec program updates after each word. For the same result, rows
+that occur many times must not diverge: a sum of n gradients is divided by 1 + n · lr · `count_damping`. That is nearly
+1 for most words; for frequent words it has the effect of gradients that each see the updates before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from polyseme.errors import ConfigError
+from polyseme.nn.layers.embeddings import SparseRowGrad
 from polyseme.nn.model import SparseBatch
-from polyseme.nn.sparse import SparseRowGrad
 from polyseme.objectives.batch import SparseUpdateBatch
 from polyseme.train import distributed
 from polyseme.train.cuda_graph import CudaGraphed
@@ -29,9 +28,7 @@ class SparseStepExecutor:
 
     def __init__(self, state: TrainState):
         if distributed.is_distributed():
-            raise ConfigError(
-                f"optimizer {state.optimizer_config.name!r} updates tables in place and runs in one process only"
-            )
+            raise ConfigError(f"optimizer {state.optimizer_config.name!r} runs in one process only")
         self.state = state
         self.lr = torch.zeros((), device=state.device)  # captured kernels read this tensor
         self.mean_loss = torch.zeros((), device=state.device)
@@ -39,21 +36,19 @@ class SparseStepExecutor:
         self.count_buffers: dict[int, Tensor] = {}  # zeros, one buffer for each table size
         self.num_threads = torch.get_num_threads()
         torch.set_num_threads(1)  # operators are too small for threads
-        self._update: Callable[[SparseBatch], None] = self._update_rows
-        self._update_with_loss: Callable[[SparseBatch], Tensor] = self._update_rows_with_loss
-        if state.use_cuda_graphs and state.device.type == "cuda":
-            self._update, self._update_with_loss = CudaGraphed(self._update), CudaGraphed(self._update_with_loss)
+        captures = state.use_cuda_graphs and state.device.type == "cuda"
+        self._update = CudaGraphed(self._update_rows, captures)
+        self._update_with_loss = CudaGraphed(self._update_rows_with_loss, captures)
 
     def close(self) -> None:
         """Restore the number of threads and release the memory of CUDA graphs."""
         torch.set_num_threads(self.num_threads)
         for call in (self._update, self._update_with_loss):
-            if isinstance(call, CudaGraphed):
-                call.graphs.clear()
+            call.graphs.clear()
 
     @torch.no_grad()
     def forward_backward(self, batch: SparseUpdateBatch, counts: Tensor, is_first: bool) -> None:
-        """Update the tables. The loss is that of the first words only, before their update: it would cost time."""
+        """Update the tables. For speed, the loss is that of the first words only, before their update."""
         examples, self.term = batch.to(self.state.device).examples, batch.term
         self.lr.fill_(self.state.optimizer.param_groups[0]["lr"])
         blocks_per_update = max(self.state.optimizer_config.words_per_update // examples.block_size, 1)
@@ -82,14 +77,12 @@ class SparseStepExecutor:
 
     def reduce_and_clip(self, step: Tensor) -> Tensor:
         """Return the mean loss, 0 for the norm of the gradient, and the first step that was not finite, or 0."""
-        is_first_failure = (self.first_nonfinite_step == 0) & ~self.mean_loss.isfinite()
-        self.first_nonfinite_step = torch.where(
-            is_first_failure, step.to(self.first_nonfinite_step), self.first_nonfinite_step
-        )
+        first = self.first_nonfinite_step
+        first.copy_(torch.where((first == 0) & ~self.mean_loss.isfinite(), step.to(first), first))
         return torch.stack([self.mean_loss, torch.zeros_like(self.mean_loss), self.first_nonfinite_step])
 
     def optimizer_step(self) -> None:
-        """Do nothing: the tables are updated."""
+        """Do nothing: `forward_backward` has updated the tables."""
 
     def _apply_grad(self, grad: SparseRowGrad) -> None:
         table, ids, rows, counts = grad

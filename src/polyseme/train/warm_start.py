@@ -1,6 +1,4 @@
-"""Pre-training that goes on from a model: on the text of a domain, or of a task (ULMFiT's second stage)."""
-
-from __future__ import annotations
+"""Initial models for continued pre-training, on the text of a domain or of a task (ULMFiT's second stage)."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from polyseme.errors import DataError, ModelError, suggest
 from polyseme.families import FAMILIES
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import InitialModel
@@ -19,16 +18,15 @@ from polyseme.weights.folder import ModelFolder, hash_weights, load_model
 
 
 def init_from_model(path: Path, recipe: Recipe, corpus_path: Path) -> InitialModel:
-    """The recipe's model with the weights of a folder, which has to be of the same family, sizes and vocabulary.
+    """Return the recipe's model with the weights of a folder, which must have the same family, sizes and vocabulary.
 
-    What is no weight is the recipe's: dropout may differ. Of a folder of word vectors, the vectors of those tokens that
-    are words.
+    Settings that are not weights, such as dropout, are the recipe's. From a folder of word vectors, the embeddings of
+    tokens that are whole words are copied.
     """
     folder = load_model(path)
     saved_config = folder.model.config
-    if isinstance(saved_config.trunk, StaticEmbeddingTrunkConfig) and not isinstance(
-        FAMILIES[recipe.family].model_config().trunk, StaticEmbeddingTrunkConfig
-    ):
+    recipe_trunk = FAMILIES[recipe.family].model_config().trunk
+    if _is_static(saved_config.trunk) and not _is_static(recipe_trunk):
         return _init_from_word_vectors(folder, recipe, corpus_path)
     if saved_config.family != recipe.family:
         raise ModelError(f"{path} is of the family {saved_config.family}, but {recipe.name} is for {recipe.family}")
@@ -44,48 +42,47 @@ def init_from_model(path: Path, recipe: Recipe, corpus_path: Path) -> InitialMod
             sizes = f"{tuple(tensor.shape)} in {recipe.name} and {tuple(saved_state[name].shape)} in {path}"
             raise ModelError(f"{name} is {sizes}: give the recipe the sizes of the model")
     if unexpected := [n for n in saved_state if n not in state and n.startswith("trunk.")]:
-        raise ModelError(
-            f"{path} has {unexpected[0]}, which the model of {recipe.name} has not: give it the model's sizes"
-        )
+        raise ModelError(f"{path} has {unexpected[0]}, which {recipe.name} lacks: give the recipe the model's sizes")
     model.load_state_dict({name: saved_state[name] for name in state})
-    return InitialModel(model, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})
+    return InitialModel(model, _provenance(path))
 
 
 def _init_from_word_vectors(folder: ModelFolder, recipe: Recipe, corpus_path: Path) -> InitialModel:
-    """The recipe's model, its tokens that are whole words with the vectors that these have.
+    """Return the recipe's model with word vectors as the embeddings of tokens that are whole words.
 
-    They are made as long as those they take the place of, since weights behind them are drawn for these. Of two
-    vocabularies it is the source's.
+    The vectors are scaled to the size of the embeddings they replace, for which the weights above them are initialized.
+    Of two vocabularies it is the source's.
     """
     path, tokenizer, word_tokenizer = folder.path, Tokenizer.load(corpus_path / "tokenizer"), folder.tokenizer
     target_tokenizer = Tokenizer.load(corpus_path / "target") if (corpus_path / "target").is_dir() else None
-    model = (
-        recipe.check()
-        .model_config(tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0)
-        .build(recipe.seed)
-    )
+    vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
+    model = recipe.check().model_config(*vocab_sizes).build(recipe.seed)
     trunk: Any = model.trunk
     table, vectors = getattr(trunk, "encoder", trunk).token_embeddings, folder.model.trunk.token_embeddings
     if not isinstance(table, Tensor) or not isinstance(vectors, Tensor) or table.shape[1] != vectors.shape[1]:
         raise ModelError(
-            f"the vectors of {path} have {folder.model.config.trunk.dim} numbers, but those of {recipe.name} "
+            f"the vectors of {path} have {folder.model.config.trunk.dim} dimensions, but those of {recipe.name} "
             f"{table.shape[1] if isinstance(table, Tensor) else 'are no table'}: set model.dim, or model.embedding_dim"
         )
     word_ids = [i for i in range(word_tokenizer.vocab_size) if i not in word_tokenizer.all_special_ids]
-    word_ids = [0, *word_ids]  # all stand behind another word
-    token_ids, word_of_token = (
-        np.array(part) for part in tokenizer.encode_words(["a", *(word_tokenizer.vocabulary[i] for i in word_ids[1:])])
-    )
-    is_whole_word = (np.bincount(word_of_token, minlength=len(word_ids))[word_of_token] == 1) & (
-        word_of_token > 0
-    )  # one piece is the whole word
+    words = [word_tokenizer.vocabulary[i] for i in word_ids]
+    # encoded after another word, "a", which is left out again
+    token_ids, word_of_token = (np.array(part) for part in tokenizer.encode_words(["a", *words]))
+    num_tokens = np.bincount(word_of_token, minlength=len(words) + 1)[word_of_token]
+    is_whole_word = (num_tokens == 1) & (word_of_token > 0)
     if not is_whole_word.any():
         raise DataError(f"no token of {corpus_path} is a word of {path}")
-    vocab_rows, first_index = np.unique(
-        token_ids[is_whole_word], return_index=True
-    )  # of words that are one token, the first
-    vector_rows = torch.from_numpy(np.array(word_ids)[word_of_token[is_whole_word][first_index]])
+    vocab_rows, first_index = np.unique(token_ids[is_whole_word], return_index=True)  # the first word of each token
+    vector_rows = np.array(word_ids)[word_of_token[is_whole_word][first_index] - 1]
     with torch.no_grad():
-        chosen_vectors = vectors.index_select(0, vector_rows)
+        chosen_vectors = vectors.index_select(0, torch.from_numpy(vector_rows))
         table.index_copy_(0, torch.from_numpy(vocab_rows), chosen_vectors * (table.std() / chosen_vectors.std()))
-    return InitialModel(model, {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)})
+    return InitialModel(model, _provenance(path))
+
+
+def _is_static(trunk: TrunkConfig) -> bool:
+    return isinstance(trunk, StaticEmbeddingTrunkConfig)
+
+
+def _provenance(path: Path) -> dict[str, str]:
+    return {"initialized_from": str(path), "initialized_from_hash": hash_weights(path)}

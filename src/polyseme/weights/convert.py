@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from polyseme.errors import ModelError, suggest
-from polyseme.families.family import Family, WeightMap
+from polyseme.families import Family
+from polyseme.families.hf import WeightMap
 from polyseme.nn.model import ModelConfig
 
 
 def expand_weight_maps(family: Family, config: ModelConfig) -> Iterator[WeightMap]:
     """Yield the weight maps of a config, with layer indices filled in."""
-    num_blocks = config.trunk.num_blocks
     for weight_map in family.weight_maps(config) if callable(family.weight_maps) else family.weight_maps:
         if "{}" not in weight_map.name:
             yield weight_map
             continue
-        for i in range(num_blocks):
-            yield WeightMap(
-                weight_map.name.replace("{}", str(i)),
-                tuple(t.replace("{}", str(i)) for t in weight_map.published_names),
-                weight_map.op,
-            )
+        for i in range(config.trunk.num_blocks):
+            published_names = tuple(name.replace("{}", str(i)) for name in weight_map.published_names)
+            yield replace(weight_map, name=weight_map.name.replace("{}", str(i)), published_names=published_names)
     for head in config.heads:
         yield from family.head_weight_maps.get(head, ())
 
@@ -36,17 +35,14 @@ def to_published(
     published: dict[str, Tensor] = {}
     unpublished = set(state)
     for weight_map in expand_weight_maps(family, config):
-        if weight_map.name not in state:
+        names = weight_map.published_names
+        # if two heads share a published name, the first one gets it
+        if weight_map.name not in state or not published.keys().isdisjoint(names):
             continue
-        if any(name in published for name in weight_map.published_names):
-            continue  # if two heads share a published name, the first one gets it
         unpublished.discard(weight_map.name)
-        tensor = state[weight_map.name]
-        parts = tensor.chunk(len(weight_map.published_names))
-        published.update(
-            (name, _export_tensor(part, weight_map.op, config)) for name, part in zip(weight_map.published_names, parts)
-        )
-    return {name: t.contiguous() for name, t in published.items()}, unpublished
+        for name, part in zip(names, state[weight_map.name].chunk(len(names))):
+            published[name] = _export_tensor(part, weight_map.op, config).contiguous()
+    return published, unpublished
 
 
 def from_published(
@@ -64,33 +60,26 @@ def from_published(
     present = _normalize_names(family, published)
     state: dict[str, Tensor] = {}
     used: set[str] = set()
-    for weight_map in (weight_map for weight_map in expand_weight_maps(family, config) if weight_map.name in shapes):
-        missing = [name for name in weight_map.published_names if name not in present]
-        if missing and weight_map.name.startswith(family.optional_weights):
+    for weight_map in expand_weight_maps(family, config):
+        names = weight_map.published_names
+        missing = [name for name in names if name not in present]
+        if weight_map.name not in shapes or (missing and weight_map.name.startswith(family.optional_weights)):
             continue
         if missing:
             raise ModelError(f"{source_name} has no tensor {missing[0]!r}; {suggest(missing[0], set(present) - used)}")
-        shape = tuple(shapes[weight_map.name])
-        expected = (
-            torch.empty(shape[0] // len(weight_map.published_names), *shape[1:], device="meta")
-            if shape
-            else torch.empty(())
-        )
-        parts = [present[name] for name in weight_map.published_names]
-        for name, tensor in zip(weight_map.published_names, parts):
-            if tensor.shape != _export_tensor(expected, weight_map.op, config).shape:
-                raise ModelError(
-                    f"{source_name}: {name!r} has shape {tuple(tensor.shape)}, which does not match its config"
-                )
-        used.update(weight_map.published_names)
-        parts = [_import_tensor(tensor, weight_map.op) for tensor in parts]
+        ours = torch.empty(shapes[weight_map.name], device="meta")
+        expected = _export_tensor(ours[: len(ours) // len(names)] if ours.ndim else ours, weight_map.op, config)
+        for name in names:
+            if present[name].shape != expected.shape:
+                shape = tuple(present[name].shape)
+                raise ModelError(f"{source_name}: {name!r} has shape {shape}, which does not match its config")
+        used.update(names)
+        parts = [_import_tensor(present[name], weight_map.op) for name in names]
         state[weight_map.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
     for name, tied_to in family.tied_weights.items():
         if name in present and name not in used and tied_to in present:
             if not torch.equal(present[name], present[tied_to]):
-                raise ModelError(
-                    f"{source_name}: {name!r} differs from {tied_to!r}, but the two are tied in {family.name}"
-                )
+                raise ModelError(f"{source_name}: {name!r} and {tied_to!r} differ, but are tied in {family.name}")
             used.add(name)
     if extra := sorted(set(present) - used):
         raise ModelError(
@@ -105,13 +94,8 @@ def _normalize_names(family: Family, published: Mapping[str, Tensor]) -> dict[st
         family.upgrade_name(name): t for name, t in published.items() if not name.endswith(family.ignored_weights)
     }
     if not any(name.startswith(family.base_model_prefix) for name in present):
-        head_names = {
-            name
-            for weight_maps in family.head_weight_maps.values()
-            for weight_map in weight_maps
-            for name in weight_map.published_names
-        }
-        head_names |= set(family.tied_weights)
+        head_maps = chain.from_iterable(family.head_weight_maps.values())
+        head_names = {*family.tied_weights, *(name for weight_map in head_maps for name in weight_map.published_names)}
         present = {name if name in head_names else family.base_model_prefix + name: t for name, t in present.items()}
     for name, tied_to in family.tied_weights.items():
         if name in present:

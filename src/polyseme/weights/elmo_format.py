@@ -20,6 +20,22 @@ from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
 VOCAB_SIZE = 1  # the format has no vocabulary; tokens are characters
+# key in options.json -> argument of the family's `trunk_config`, `projection_dim` or `num_characters`
+OPTIONS = {
+    "lstm.cell_clip": "cell_clip",
+    "lstm.use_skip_connections": "use_skip_connections",
+    "lstm.n_layers": "num_layers",
+    "lstm.proj_clip": "projection_clip",
+    "lstm.projection_dim": "projection_dim",
+    "lstm.dim": "ffn_dim",
+    "char_cnn.embedding.dim": "char_dim",
+    "char_cnn.filters": "filters",
+    "char_cnn.n_highway": "num_highway",
+    "char_cnn.n_characters": "num_characters",
+    "char_cnn.max_characters_per_token": "max_chars_per_word",
+    "char_cnn.activation": "activation",
+}
+DEFAULTS = {"cell_clip": 0, "projection_clip": 0, "use_skip_connections": False, "activation": "relu"}
 
 
 def is_elmo_folder(folder: Path) -> bool:
@@ -39,9 +55,8 @@ def read_elmo(folder: Path | str) -> Model:
     state = model.state_dict()
     for names, published, op in _iter_weight_maps(trunk_config):
         if published not in tensors:
-            raise ModelError(
-                f"{files[0]} has no {published!r}, which {OPTIONS_FILE} requires; {suggest(published, tensors)}"
-            )
+            hint = suggest(published, tensors)
+            raise ModelError(f"{files[0]} has no {published!r}, which {OPTIONS_FILE} requires; {hint}")
         tensor = torch.from_numpy(tensors.pop(published))
         try:
             imported = _import_tensor(tensor, op)
@@ -51,9 +66,8 @@ def read_elmo(folder: Path | str) -> Model:
         except (RuntimeError, IndexError):
             is_fitting = False
         if not is_fitting:
-            raise ModelError(
-                f"{files[0]}: {published!r} has shape {tuple(tensor.shape)}, which does not match {OPTIONS_FILE}"
-            )
+            shape = tuple(tensor.shape)
+            raise ModelError(f"{files[0]}: {published!r} has shape {shape}, which does not match {OPTIONS_FILE}")
         for name, piece in zip(names, pieces):
             state[name].copy_(piece)
     if tensors:
@@ -69,7 +83,7 @@ def write_elmo(folder: Path | str, model: Model) -> None:
     h5py = _import_h5py()
     state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
     with atomic_directory(Path(folder)) as temporary:
-        write_json(temporary / OPTIONS_FILE, _build_options(trunk_config))
+        write_json(temporary / OPTIONS_FILE, _build_options(model.config))
         with h5py.File(temporary / WEIGHTS_FILE, "w") as file:
             for names, published, op in _iter_weight_maps(trunk_config):
                 tensor = torch.cat([state[name] for name in names], dim=-1)
@@ -127,60 +141,33 @@ def _swap_gates(tensor: Tensor) -> Tensor:
 
 
 def _read_trunk_config(path: Path) -> RecurrentTrunkConfig:
-    options = read_json(path)
-
-    def at(*keys: str, default: Any = None) -> Any:
+    options, args = read_json(path), {}
+    for option, name in OPTIONS.items():
         value = options
-        for key in keys:
-            if not isinstance(value, dict) or (key not in value and default is None):
-                known_keys = value if isinstance(value, dict) else ()
-                raise ModelError(f"{path} has no {'.'.join(keys)}; {suggest(key, known_keys)}")
-            value = value.get(key, default)
-        return value
-
-    num_characters = at("char_cnn", "n_characters")
-    if num_characters not in (NUM_CHARACTERS, NUM_CHARACTERS - 1):
-        raise ModelError(
-            f"{path}: char_cnn.n_characters is {num_characters!r}, expected {NUM_CHARACTERS - 1} or {NUM_CHARACTERS}"
-        )
-    trunk_config = FAMILIES["elmo"].trunk_config(
-        num_layers=at("lstm", "n_layers"),
-        dim=2 * at("lstm", "projection_dim"),
-        ffn_dim=at("lstm", "dim"),
-        vocab_size=VOCAB_SIZE,
-        filters=tuple(tuple(filter_spec) for filter_spec in at("char_cnn", "filters")),
-        char_dim=at("char_cnn", "embedding", "dim"),
-        max_chars_per_word=at("char_cnn", "max_characters_per_token"),
-        num_highway=at("char_cnn", "n_highway"),
-        activation=at("char_cnn", "activation", default="relu"),
-        cell_clip=at("lstm", "cell_clip", default=0),
-        projection_clip=at("lstm", "proj_clip", default=0),
-        use_skip_connections=at("lstm", "use_skip_connections", default=False),
-    )
+        for key in option.split("."):
+            if not isinstance(value, dict) or (key not in value and name not in DEFAULTS):
+                raise ModelError(f"{path} has no {option}; {suggest(key, value if isinstance(value, dict) else ())}")
+            value = value.get(key, DEFAULTS.get(name))
+        args[name] = value
+    if (num_characters := args.pop("num_characters")) not in (NUM_CHARACTERS, NUM_CHARACTERS - 1):
+        expected = f"expected {NUM_CHARACTERS - 1} or {NUM_CHARACTERS}"
+        raise ModelError(f"{path}: char_cnn.n_characters is {num_characters!r}, {expected}")
+    args |= {"dim": 2 * args.pop("projection_dim"), "filters": tuple(map(tuple, args["filters"]))}
+    trunk_config = FAMILIES["elmo"].trunk_config(vocab_size=VOCAB_SIZE, **args)
     return RecurrentTrunkConfig.from_json(trunk_config.to_json(), str(path))  # checks the type of each value
 
 
-def _build_options(trunk_config: RecurrentTrunkConfig) -> dict[str, Any]:
-    char_cnn = trunk_config.embeddings
-    assert isinstance(char_cnn, CharCNNConfig)
-    return {
-        "lstm": {
-            "cell_clip": trunk_config.cell_clip,
-            "use_skip_connections": trunk_config.skip == "residual",
-            "n_layers": trunk_config.num_layers,
-            "proj_clip": trunk_config.projection_clip,
-            "projection_dim": trunk_config.projection_dim,
-            "dim": trunk_config.hidden_dims[0],
-        },
-        "char_cnn": {
-            "embedding": {"dim": char_cnn.char_dim},
-            "filters": [list(filter_spec) for filter_spec in char_cnn.filters],
-            "n_highway": char_cnn.num_highway,
-            "n_characters": NUM_CHARACTERS,
-            "max_characters_per_token": char_cnn.max_chars_per_word,
-            "activation": char_cnn.activation,
-        },
-    }
+def _build_options(config: ModelConfig) -> dict[str, Any]:
+    values = FAMILIES["elmo"].to_hf_config(config)
+    values |= {"projection_dim": values["dim"] // 2, "num_characters": NUM_CHARACTERS}
+    options: dict[str, Any] = {}
+    for option, name in OPTIONS.items():
+        *groups, key = option.split(".")
+        parent = options
+        for group in groups:
+            parent = parent.setdefault(group, {})
+        parent[key] = values[name]
+    return options
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:

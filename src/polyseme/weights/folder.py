@@ -59,10 +59,8 @@ def save_model(
     state = {name: _to_storage(t) for name, t in model.state_dict().items()}
     architecture = _select_architecture(family, model.config)
     published_heads = family.architectures[architecture] if architecture else ()
-    heads = {  # published heads first, since two heads may share a published name
-        name: model.config.heads[name]
-        for name in (*published_heads, *(h for h in model.config.heads if h not in published_heads))
-    }
+    # published heads first, since two heads may share a published name
+    heads = {name: model.config.heads[name] for name in dict.fromkeys([*published_heads, *model.config.heads])}
     published, unpublished = to_published(family, model.config.replace(heads=heads), state)
     if architecture is not None and not family.architectures[architecture]:
         published = {name.removeprefix(family.base_model_prefix): t for name, t in published.items()}
@@ -75,14 +73,9 @@ def save_model(
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
             target_tokenizer.save(folder / TARGET_TOKENIZER_DIR)
-        hashes = {p.name: sha256(p) for p in sorted(folder.glob("*.safetensors"))}
-        record = {
-            "format": FORMAT_VERSION,
-            "config": model.config.to_json(),
-            "sha256": hashes,
-            "metadata": metadata or {},
-        }
-        write_json(folder / "polyseme.json", record)
+        record: dict[str, Any] = {"format": FORMAT_VERSION, "config": model.config.to_json()}
+        record["sha256"] = {p.name: sha256(p) for p in sorted(folder.glob("*.safetensors"))}
+        write_json(folder / "polyseme.json", record | {"metadata": metadata or {}})
 
 
 def load_model(
@@ -102,21 +95,17 @@ def load_model(
     state = _load_tensors(extra) if extra.exists() else {}
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
-            raise ModelError(
-                f"{extra}: tensor {name!r} of shape {tuple(tensor.shape)} does not match the config in polyseme.json"
-            )
+            shape = tuple(tensor.shape)
+            raise ModelError(f"{extra}: tensor {name!r} of shape {shape} does not match the config in polyseme.json")
     published = {name: t for file in list_weight_files(folder) for name, t in _load_tensors(file).items()}
     state |= from_published(family, config, {n: s for n, s in shapes.items() if n not in state}, published, str(folder))
     if heads is not None:
         kept_prefixes = tuple(f"heads.{name}." for name, head in config.heads.items() if heads.get(name) == head)
         config = config.replace(heads=heads)
-        state = {
-            name: t for name, t in state.items() if not name.startswith("heads.") or name.startswith(kept_prefixes)
-        }
+        state = {n: t for n, t in state.items() if not n.startswith("heads.") or n.startswith(kept_prefixes)}
     model = build_meta(config)
     model.to_empty(device="cpu")
-    newly_initialized = sorted(set(model.state_dict()) - set(state))
-    if newly_initialized:
+    if newly_initialized := sorted(set(model.state_dict()) - set(state)):
         allowed = (*family.optional_weights, *(f"heads.{name}." for name in heads or {}))
         if missing := [name for name in newly_initialized if not name.startswith(allowed)]:
             raise ModelError(f"{folder} has no tensor {missing[0]!r}; {suggest(missing[0], state)}")
@@ -128,47 +117,39 @@ def load_model(
     tokenizer = Tokenizer.load(folder)
     _check_tokenizer(folder, tokenizer, config.trunk.embeddings.vocab_size)
     model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
-    target_tokenizer = (
-        Tokenizer.load(folder / TARGET_TOKENIZER_DIR) if (folder / TARGET_TOKENIZER_DIR).is_dir() else None
-    )
+    target_folder = folder / TARGET_TOKENIZER_DIR
+    target_tokenizer = Tokenizer.load(target_folder) if target_folder.is_dir() else None
     return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer)
 
 
 def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[ModelConfig, dict[str, Any]]:
     """Read the config of a model from `polyseme.json` or, if there is none, from `config.json`."""
     hf_config = _read_json_object(folder / "config.json")
-    model_type = hf_config.get("model_type", "")
     if (folder / "polyseme.json").exists():
         record = _read_json_object(folder / "polyseme.json")
         config_types = [config_type for family in families for config_type in family.config_types]
         config = ModelConfig.from_json(record.get("config"), "config", config_types)
-        known = FAMILIES | {family.name: family for family in families}
+        known = [*FAMILIES, *(family.name for family in families)]
         if config.family not in known:
             raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, known)}")
         return config, record.get("metadata", {})
     families_by_type = {family.model_type or family.name: family for family in (*FAMILIES.values(), *families)}
-    if model_type not in families_by_type:
-        raise ModelError(
-            f"{folder}/config.json: model_type {model_type!r} is not supported; "
-            f"{suggest(str(model_type), families_by_type)}"
-        )
+    if (model_type := hf_config.get("model_type", "")) not in families_by_type:
+        hint = suggest(str(model_type), families_by_type)
+        raise ModelError(f"{folder}/config.json: model_type {model_type!r} is not supported; {hint}")
     family = families_by_type[model_type]
-    architecture = (hf_config.get("architectures") or [None])[0]
-    base_architecture = next(a for a, heads in family.architectures.items() if not heads)
-    if (architecture or base_architecture) not in family.architectures:
-        raise ModelError(
-            f"{folder}/config.json: architecture {architecture!r} is not supported; "
-            f"{suggest(str(architecture), family.architectures)}"
-        )
+    base_architecture = next(name for name, heads in family.architectures.items() if not heads)
+    architecture = (hf_config.get("architectures") or [None])[0] or base_architecture
+    if architecture not in family.architectures:
+        hint = suggest(str(architecture), family.architectures)
+        raise ModelError(f"{folder}/config.json: architecture {architecture!r} is not supported; {hint}")
     tensor_names = {family.upgrade_name(tensor) for file in list_weight_files(folder) for tensor in _tensor_names(file)}
     parsed = family.from_hf_config({**hf_config, "tensors": sorted(tensor_names)})
     trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # checks the type of each value
     pretraining = family.pretraining_heads(trunk_config)
     heads_config = {
-        head: pretraining[head]
-        if head in pretraining
-        else family.task_head(head, _read_labels(hf_config, head), trunk_config)
-        for head in family.architectures[architecture or base_architecture]
+        head: pretraining.get(head) or family.task_head(head, _read_labels(hf_config, head), trunk_config)
+        for head in family.architectures[architecture]
     }
     # published files may contain more heads than their architecture, e.g. both pre-training heads of bert-base
     for head, weight_maps in family.head_weight_maps.items():
@@ -189,10 +170,7 @@ def verify_model(folder: Path) -> None:
 
 def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer, family: Family) -> None:
     """Raise if the model counts positions from the id of its pad token on (RoBERTa), and the tokenizer has another."""
-    expected_pad_id, pad_id = (
-        family.to_hf_config(config).get("pad_token_id"),
-        tokenizer.special_token_ids.pad,
-    )
+    expected_pad_id, pad_id = family.to_hf_config(config).get("pad_token_id"), tokenizer.special_token_ids.pad
     if expected_pad_id is not None and pad_id is not None and expected_pad_id != pad_id:
         raise ModelError(
             f"the tokenizer's pad token has id {pad_id}, but {config.family} needs {expected_pad_id}; "
@@ -229,11 +207,8 @@ def _build_hf_config(
         hf_config["decoder_start_token_id"] = special_ids.pad
     for name in family.architectures[architecture] if architecture else ():
         head = model_config.heads[name]
-        if (
-            name not in FIXED_LABELS
-            and name not in family.pretraining_heads(model_config.trunk)
-            and isinstance(head, ClassificationHeadConfig)
-        ):
+        is_labeled = name not in FIXED_LABELS and name not in family.pretraining_heads(model_config.trunk)
+        if is_labeled and isinstance(head, ClassificationHeadConfig):
             labels = head.labels or ("LABEL_0",)
             hf_config["id2label"] = {str(i): label for i, label in enumerate(labels)}
             hf_config["label2id"] = {label: i for i, label in enumerate(labels)}

@@ -1,6 +1,4 @@
-"""Word-vector benchmarks: files of analogy questions and of rated word pairs, and rank correlation."""
-
-from __future__ import annotations
+"""Word-vector benchmarks: readers of analogy questions and of rated word pairs, and rank correlation."""
 
 from pathlib import Path
 
@@ -10,45 +8,43 @@ from polyseme.errors import DataError
 from polyseme.io.atomic import wrap_os_errors
 
 
-def spearman(one: np.ndarray, two: np.ndarray) -> float:
-    """The correlation of ranks, equal values sharing the mean of theirs; 0 where all values are equal."""
-    first, second = (_ranks(x) - (len(x) - 1) / 2 for x in (one, two))
-    scale = float(np.sqrt((first @ first) * (second @ second)))
-    return float(first @ second) / scale if scale else 0.0
+def spearman(first: np.ndarray, second: np.ndarray) -> float:
+    """Return Spearman's rank correlation, with mean ranks for ties; 0 if all values of one array are equal."""
+    ranks, other_ranks = _centered_ranks(first), _centered_ranks(second)
+    scale = float(np.sqrt((ranks @ ranks) * (other_ranks @ other_ranks)))
+    return float(ranks @ other_ranks) / scale if scale else 0.0
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    means: np.ndarray = (ends - (counts + 1) / 2)[where]
-    return means
+def _centered_ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
+    return ranks - (len(values) - 1) / 2
 
 
 def read_similarity_pairs(path: Path) -> list[tuple[str, str, float]]:
-    """Two words and a number a line, parted by tabs, spaces or commas; a first line without a number is a header.
+    """Read lines of two words and a rating, separated by tabs, spaces or commas; the first line may be a header.
 
-    So WordSim-353, SimLex-999 and MEN are distributed; of SimLex's own file with more columns, the fourth counts.
+    These are the formats of WordSim-353, SimLex-999 and MEN. In a file of more than four columns, as SimLex's, the
+    rating is the fourth.
     """
     pairs = []
     for line_number, line in enumerate(_read_lines(path), 1):
         fields = line.replace(",", "\t").split("\t") if "\t" in line or "," in line else line.split()
         if not line.strip():
             continue
-        value = fields[3 if len(fields) > 4 else 2] if len(fields) > 2 else ""
         try:
-            pairs.append((fields[0].strip(), fields[1].strip(), float(value)))
+            pairs.append((fields[0].strip(), fields[1].strip(), float(fields[3 if len(fields) > 4 else 2])))
         except (ValueError, IndexError):
             if line_number > 1:
-                raise DataError(
-                    f"{path} line {line_number}: expected two words and a number, not {line.strip()!r}"
-                ) from None
+                expected = f"expected two words and a number, not {line.strip()!r}"
+                raise DataError(f"{path} line {line_number}: {expected}") from None
     if not pairs:
         raise DataError(f"{path} has no pairs of words")
     return pairs
 
 
 def read_analogy_questions(path: Path) -> dict[str, list[tuple[str, str, str, str]]]:
-    """Four words a line, under lines such as `: capital-common-countries` that name their section."""
+    """Read lines of four words, by section; a line such as `: capital-common-countries` starts a section."""
     questions_by_section: dict[str, list[tuple[str, str, str, str]]] = {}
     section = "all"
     for line_number, line in enumerate(_read_lines(path), 1):
@@ -71,4 +67,4 @@ def _read_lines(path: Path) -> list[str]:
         with wrap_os_errors(path):
             return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8") from None
+        raise DataError(f"{path} is not UTF-8 text") from None

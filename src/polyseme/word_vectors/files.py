@@ -1,10 +1,8 @@
-"""Files of word vectors: word2vec's text and binary forms, and GloVe's text, which has no header.
+"""Files of word vectors: word2vec's text and binary formats, and GloVe's text format, which has no header.
 
-A line of text is a word and its numbers; word2vec's begins with a line of how many words and how many numbers. The
-binary form has the same first line, then each word, a space, and its numbers as float32, lowest byte first.
+A line of a text file is a word and its numbers. word2vec's header is a line with the number of words and of dimensions.
+The binary format has the same header, then each word, a space, and its numbers as little-endian float32.
 """
-
-from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
@@ -27,16 +25,13 @@ _LINES_PER_CHUNK = 4096  # lines that are parsed or written together
 
 
 def write_vectors(path: Path, words: Sequence[str], vectors: np.ndarray, file_format: VectorFormat = "text") -> None:
-    """A word with white space in it cannot be written: where it ends, nobody could tell."""
+    """Write word vectors; a word that is empty or contains white space is an error."""
     if file_format not in VECTOR_FORMATS:
-        raise ConfigError(f"no format {file_format!r}; {suggest(file_format, VECTOR_FORMATS)}")
-    bad_word = next((word for word in words if word.split() != [word]), None)
-    if bad_word is not None:
-        raise DataError(
-            f"the word {bad_word!r} cannot stand in a file of vectors: there is white space in it, or nothing"
-        )
+        raise ConfigError(f"unknown vector format {file_format!r}; {suggest(file_format, VECTOR_FORMATS)}")
+    if bad_words := [word for word in words if word.split() != [word]]:
+        raise DataError(f"a word in a vector file cannot be empty or contain white space: {bad_words[0]!r}")
     matrix = np.ascontiguousarray(vectors, dtype="<f4")
-    line_format = " ".join(["%.9g"] * matrix.shape[1])  # nine digits give every float32 back
+    line_format = " ".join(["%.9g"] * matrix.shape[1])  # nine digits restore every float32
 
     def write(target: Path) -> None:
         with open(target, "wb") as f:
@@ -53,31 +48,29 @@ def write_vectors(path: Path, words: Sequence[str], vectors: np.ndarray, file_fo
 
 
 def read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
-    """The words and their vectors, float32; the content says which format it is. A repeated word counts once."""
+    """Read words and float32 vectors; the format is detected. Of a repeated word, the first vector is used."""
     if not path.is_file():
-        raise DataError(f"there is no file of vectors {path}")
+        raise DataError(f"there is no vector file {path}")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty")
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
         first_line = buffer[: max(buffer.find(b"\n"), 0) or min(len(buffer), 1 << 16)]
-        header = first_line.split()
+        header, start = first_line.split(), len(first_line) + 1
         has_header = len(header) == 2 and all(part.isdigit() for part in header)
-        num_words, dim = map(int, header) if has_header else (0, len(header) - 1)
+        num_words, dim = map(int, header) if has_header else (None, len(header) - 1)
         if dim < 1:
             raise DataError(f"{path} line 1 has no vector: {_format_excerpt(first_line)}")
-        if has_header and _is_binary(buffer, len(first_line) + 1, dim):
-            words, vectors = _read_binary(path, buffer, len(first_line) + 1, num_words, dim)
+        if num_words is not None and _is_binary(buffer, start, dim):
+            words, vectors = _read_binary(path, buffer, start, num_words, dim)
         else:
-            words, vectors = _read_text(
-                path, buffer, num_words if has_header else None, dim, len(first_line) + 1 if has_header else 0
-            )
+            words, vectors = _read_text(path, buffer, start if has_header else 0, num_words, dim)
     first_index = {word: i for i, word in reversed(list(enumerate(words)))}
     rows = sorted(first_index.values())
     return [words[i] for i in rows], vectors if len(rows) == len(words) else vectors[rows]
 
 
 def _is_binary(buffer: mmap.mmap, offset: int, dim: int) -> bool:
-    """Text has a line of dim numbers behind its first word."""
+    """Return whether the first vector is binary: in a text file, a line of numbers follows the first word."""
     end = buffer.find(b"\n", offset)
     line = buffer[offset : end if end >= 0 else len(buffer)]
     try:
@@ -88,22 +81,22 @@ def _is_binary(buffer: mmap.mmap, offset: int, dim: int) -> bool:
 
 
 def _read_binary(path: Path, buffer: mmap.mmap, offset: int, num_words: int, dim: int) -> tuple[list[str], np.ndarray]:
-    words, vectors, row_bytes = [], np.empty((min(num_words, len(buffer) // (4 * dim) + 1), dim), np.float32), 4 * dim
+    words, row_bytes = [], 4 * dim
+    vectors = np.empty((min(num_words, len(buffer) // row_bytes + 1), dim), np.float32)
     for index in range(num_words):
         end = buffer.find(b" ", offset, offset + 4096)
         if end < 0 or end + 1 + row_bytes > len(buffer):
-            problem = f"is cut off at word {index + 1:,} of {num_words:,}"
-            raise DataError(f"{path} {problem}: it has {len(buffer):,} bytes, and {dim} numbers a word need more")
+            raise DataError(f"{path} is truncated at word {index + 1:,} of {num_words:,}: it has {len(buffer):,} bytes")
         words.append(_decode_word(path, buffer[offset:end].lstrip(b"\n"), f"word {index + 1:,}"))
         vectors[index] = np.frombuffer(buffer[end + 1 : end + 1 + row_bytes], "<f4")
         offset = end + 1 + row_bytes
     if trailing := buffer[offset : offset + 100].strip():
-        raise DataError(f"{path} goes on behind its {num_words:,} words: {_format_excerpt(trailing)}")
+        raise DataError(f"{path} continues after its {num_words:,} words: {_format_excerpt(trailing)}")
     return words, vectors
 
 
 def _read_text(
-    path: Path, buffer: mmap.mmap, num_words: int | None, dim: int, offset: int
+    path: Path, buffer: mmap.mmap, offset: int, num_words: int | None, dim: int
 ) -> tuple[list[str], np.ndarray]:
     words: list[str] = []
     chunks: list[np.ndarray] = []
@@ -113,7 +106,7 @@ def _read_text(
         pieces = line.rstrip().rsplit(b" ", dim)
         if len(pieces) != dim + 1 or len(pieces[0].split()) != 1:
             num_fields = max(len(line.split()) - 1, 0)
-            raise DataError(f"{path} line {line_number}: {num_fields} numbers behind the word where {dim} are expected")
+            raise DataError(f"{path} line {line_number}: {num_fields} numbers after the word, expected {dim}")
         words.append(_decode_word(path, pieces[0], f"line {line_number}"))
         fields.append(pieces[1:])
         if len(fields) == _LINES_PER_CHUNK:
@@ -122,7 +115,7 @@ def _read_text(
         line_number += 1
     chunks.append(_parse_numbers(path, fields, line_number - 1))
     if num_words is not None and num_words != len(words):
-        raise DataError(f"{path}: its first line promises {num_words:,} words, but {len(words):,} follow")
+        raise DataError(f"{path}: the header declares {num_words:,} words, but there are {len(words):,}")
     return words, np.concatenate([chunk.reshape(-1, dim) for chunk in chunks])
 
 
@@ -135,7 +128,7 @@ def _parse_numbers(path: Path, fields: list[list[bytes]], last_line: int) -> np.
                 try:
                     float(field)
                 except ValueError:
-                    raise DataError(f"{path} line {line_number}: {_format_excerpt(field)} is no number") from None
+                    raise DataError(f"{path} line {line_number}: {_format_excerpt(field)} is not a number") from None
         raise
 
 
@@ -151,14 +144,11 @@ def _format_excerpt(excerpt: bytes) -> str:
 
 
 def to_model(words: Sequence[str], vectors: np.ndarray, lowercase: bool | None = None) -> tuple[Model, Tokenizer]:
-    """A model folder's two halves: the table, and a tokenizer that knows these words; an unknown one reads as zeros."""
+    """Build a model and a tokenizer with these words; an unknown word has a vector of zeros."""
     is_lowercase = all(word == word.lower() for word in words) if lowercase is None else lowercase
     tokenizer = Tokenizer(build_word_level(words, is_lowercase))
-    model = (
-        FAMILIES["word2vec"]
-        .model_config(with_heads=False, dim=vectors.shape[1], vocab_size=tokenizer.vocab_size)
-        .build(0)
-    )
+    settings = {"dim": vectors.shape[1], "vocab_size": tokenizer.vocab_size}
+    model = FAMILIES["word2vec"].model_config(with_heads=False, **settings).build(0)
     assert model.trunk.token_embeddings is not None
     table = model.trunk.token_embeddings.data.zero_()
     token_ids = [tokenizer.backend.token_to_id(word) for word in words]

@@ -1,40 +1,28 @@
-"""Blocks of input documents: the unit of work of a worker. The input alone determines where a block ends."""
+"""Blocks of input documents, and the functions that workers run on them: hash lines, fingerprint, tokenize.
 
-from __future__ import annotations
+The input alone determines where a block ends.
+"""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+from tokenizers import Tokenizer as Backend
 
-from polyseme.corpus.sources.sources import ReadPosition, SourceReader
-from polyseme.errors import DataError
+from polyseme.corpus.clean.clean import Cleaner, CleaningConfig, CleaningStats, hash_distinct_lines
+from polyseme.corpus.clean.sentences import split_sentences
+from polyseme.corpus.dedup.minhash import hash_texts, minhash_signatures
+from polyseme.corpus.sources.sources import ReadPosition, SkippedInput, SourceReader
+from polyseme.corpus.store import token_dtype
+from polyseme.text.tokenizer import Tokenizer
 
 BLOCK_CHARS = 2_000_000  # enough to be worth sending to a worker, few enough to fit into memory
 MAX_BLOCK_DOCUMENTS = 20_000  # limits for short documents
 MAX_SHARD_DOCUMENTS = 200_000
-MAX_REPORTED_ROWS = 100  # bad rows listed with their message; all are counted
-
-
-@dataclass
-class SkippedInput:
-    """Counts of skipped input: blank documents, documents without a token, and rows that could not be read."""
-
-    num_blank: int = 0
-    num_empty: int = 0
-    empty_locations: list[str] = field(default_factory=list)
-    num_bad: int = 0
-    bad_row_messages: list[str] = field(default_factory=list)
-
-    def add(self, other: dict[str, Any] | SkippedInput) -> None:
-        """Add the counts of `other`, an instance or its fields as a dict."""
-        other = other if isinstance(other, SkippedInput) else SkippedInput(**other)
-        self.num_blank += other.num_blank
-        self.num_empty += other.num_empty
-        self.empty_locations = [*self.empty_locations, *other.empty_locations][:MAX_REPORTED_ROWS]
-        self.num_bad += other.num_bad
-        self.bad_row_messages = [*self.bad_row_messages, *other.bad_row_messages][:MAX_REPORTED_ROWS]
 
 
 @dataclass
@@ -52,7 +40,12 @@ class DocumentBlock:
     next_position: ReadPosition = field(default_factory=ReadPosition)  # start of the next block
     ends_shard: bool = False
 
-    def filter(self, mask: np.ndarray) -> DocumentBlock:
+    @property
+    def end_document(self) -> int:
+        """Index after that of the last document."""
+        return self.first_document + self.num_documents
+
+    def filter(self, mask: np.ndarray) -> Self:
         """Return the block with only the texts where `mask` is True. `num_documents` still counts all documents."""
         indices = np.flatnonzero(mask).tolist()
         return replace(self, texts=[self.texts[i] for i in indices], locations=[self.locations[i] for i in indices])
@@ -72,32 +65,135 @@ def read_blocks(
 
 
 def _split_blocks(reader: SourceReader, start: ReadPosition, first_document: int) -> Iterator[DocumentBlock]:
+    keys = [(file.source_index, file.lang) for file in reader.files]
+    runs = list(accumulate((a != b for a, b in pairwise(keys)), initial=0))  # consecutive files that share a block
     block: DocumentBlock | None = None
-    for file_index in range(start.file_index, len(reader.files)):
-        source_file = reader.files[file_index]
-        if block and (block.source_index, block.lang) != (source_file.source_index, source_file.lang):
+    for position, entry in reader.read(start):
+        if block and runs[position.file_index] != runs[block.next_position.file_index]:
             yield block
             block = None
-        for item_index, document in enumerate(source_file.read()):
-            if file_index == start.file_index and item_index < start.item_index:
-                continue
-            if block is None:
-                block = DocumentBlock(source_file.source_index, source_file.lang, first_document)
-            block.next_position = ReadPosition(file_index, item_index + 1)
-            if isinstance(document, DataError):
-                if not reader.skip_bad:
-                    raise document
-                block.skipped.add(SkippedInput(num_bad=1, bad_row_messages=[str(document)]))
-            elif not document.text or document.text.isspace():
-                block.skipped.num_blank += 1
-            else:
-                first_document += 1
-                block.num_documents += 1
-                block.texts.append(document.text)
-                block.locations.append(f"{document.source} {document.location}".rstrip())
-                block.num_characters += len(document.text)
-                if block.num_characters >= BLOCK_CHARS or block.num_documents >= MAX_BLOCK_DOCUMENTS:
-                    yield block
-                    block = None
+        if block is None:
+            block = DocumentBlock(*keys[position.file_index], first_document)
+        block.next_position = position
+        if document := block.skipped.check(entry, reader.skip_bad):
+            first_document += 1
+            block.num_documents += 1
+            block.texts.append(document.text)
+            block.locations.append(f"{document.source} {document.location}".rstrip())
+            block.num_characters += len(document.text)
+            if block.num_characters >= BLOCK_CHARS or block.num_documents >= MAX_BLOCK_DOCUMENTS:
+                yield block
+                block = None
     if block:
         yield block
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Settings shared by all blocks of a stage, sent to each worker once."""
+
+    cleaning: CleaningConfig
+    tokenizer: str = ""  # tokenizer.json
+    boilerplate_hashes: bytes = b""  # sorted uint64 line hashes
+    needs_signatures: bool = True  # compute MinHash signatures for near duplicates
+    is_filtered: bool = False  # removed documents have been taken out of the blocks already
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of all settings."""
+        parts = (str(self.cleaning), self.tokenizer, str(self.needs_signatures), str(self.is_filtered))
+        return hashlib.sha256("\0".join(parts).encode() + self.boilerplate_hashes).hexdigest()
+
+    def open(self) -> "WorkerState":
+        """Build the cleaner and load the tokenizer."""
+        hashes = np.frombuffer(self.boilerplate_hashes, np.uint64) if self.boilerplate_hashes else None
+        tokenizer = Tokenizer(Backend.from_str(self.tokenizer)) if self.tokenizer else None
+        return WorkerState(self, Cleaner(self.cleaning, hashes), tokenizer)
+
+
+class WorkerState(NamedTuple):
+    """Objects that a worker builds once from a `WorkerConfig`."""
+
+    config: WorkerConfig
+    cleaner: Cleaner
+    tokenizer: Tokenizer | None
+
+
+class LineHashes(NamedTuple):
+    """Hashes of the lines of a block's documents."""
+
+    line_hashes: np.ndarray  # uint64: each distinct line of a document once
+    num_lines: np.ndarray  # int64 [n]: distinct lines of each document
+    exact_hashes: np.ndarray  # uint64 [n, 2]: hash of each document
+
+
+class Fingerprints(NamedTuple):
+    """Fingerprints of a block's documents after cleaning."""
+
+    passed_cleaning: np.ndarray  # bool [n]: not removed by cleaning
+    exact_hashes: np.ndarray  # uint64 [n, 2]
+    signatures: np.ndarray  # uint16 [n, SIGNATURE_SIZE], or [n, 0] without near-duplicate detection
+    cleaning_stats: dict[str, Any]  # by step
+
+
+class TokenizedBlock(NamedTuple):
+    """A block as it is stored, without sentences and documents that have no token."""
+
+    ids: np.ndarray
+    word_starts: np.ndarray  # bool
+    sentence_lengths: np.ndarray  # int32: tokens per sentence
+    document_lengths: np.ndarray  # int32: sentences per document
+    is_stored: np.ndarray  # bool, for each input document: has at least one token
+    num_characters: int
+    cleaning_stats: dict[str, Any]  # by step
+    empty_locations: list[str]  # locations of documents without a token
+
+
+def hash_lines(state: WorkerState, block: DocumentBlock) -> LineHashes:
+    """Hash the lines of each document, after the cleaning steps that precede boilerplate removal."""
+    texts = [state.cleaner.transform(text) for text in block.texts]
+    text_hashes = [hash_distinct_lines(text) for text in texts]
+    num_lines = np.fromiter(map(len, text_hashes), np.int64, len(text_hashes))
+    return LineHashes(np.concatenate([np.zeros(0, np.uint64), *text_hashes]), num_lines, hash_texts(texts))
+
+
+def fingerprint(state: WorkerState, block: DocumentBlock) -> Fingerprints:
+    """Clean the documents and fingerprint those that are left."""
+    stats = CleaningStats()
+    cleaned_texts = [state.cleaner.clean(t, block.lang, p, stats) for t, p in zip(block.texts, block.locations)]
+    passed_cleaning = np.array([text is not None for text in cleaned_texts], bool)
+    texts = [text or "" for text in cleaned_texts]
+    if state.config.needs_signatures:
+        return Fingerprints(passed_cleaning, *minhash_signatures(texts), stats.by_step)
+    return Fingerprints(passed_cleaning, hash_texts(texts), np.zeros((len(texts), 0), np.uint16), stats.by_step)
+
+
+def tokenize(state: WorkerState, block: DocumentBlock) -> TokenizedBlock:
+    """Clean the documents, split them into sentences and encode them."""
+    assert state.tokenizer is not None
+    stats, sentences = CleaningStats(), list[str]()
+    num_sentences, num_characters = (np.zeros(len(block.texts), np.int64) for _ in range(2))
+    for i, (text, location) in enumerate(zip(block.texts, block.locations)):
+        cleaned_text: str | None
+        if state.config.is_filtered:
+            cleaned_text = state.cleaner.transform(text)
+        else:
+            cleaned_text = state.cleaner.clean(text, block.lang, location, stats)
+        text_sentences = [] if cleaned_text is None else split_sentences(cleaned_text, block.lang or "en")
+        sentences += text_sentences
+        num_sentences[i], num_characters[i] = len(text_sentences), len(cleaned_text or "")
+    encoded = state.tokenizer.encode_corpus(sentences)
+    is_nonempty = encoded.lengths > 0
+    document_ids = np.repeat(np.arange(len(num_sentences)), num_sentences)[is_nonempty]
+    stored_sentences = np.bincount(document_ids, minlength=len(num_sentences))
+    is_stored = stored_sentences > 0
+    return TokenizedBlock(
+        encoded.ids.astype(token_dtype(state.tokenizer.vocab_size)),
+        encoded.word_starts,
+        encoded.lengths[is_nonempty].astype(np.int32),
+        stored_sentences[is_stored].astype(np.int32),
+        is_stored,
+        int(num_characters[is_stored].sum()),
+        stats.by_step,
+        [block.locations[i] for i in np.flatnonzero((num_characters > 0) & ~is_stored)],
+    )

@@ -5,29 +5,41 @@ documents work as in any corpus. If the two sides have separate vocabularies, th
 stored in `target/`.
 """
 
-from __future__ import annotations
-
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.sources.pairs import TextPair, read_pairs
+from polyseme.corpus.sources.gettext_catalogs import find_catalogs, read_messages, read_po
 from polyseme.corpus.store import FORMAT, describe_files, manifest_hash, shard_filename, token_dtype
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import atomic_directory, ensure_new_directory, sha256, write_array
-from polyseme.io.json import write_json
+from polyseme.io.compression import data_suffix
+from polyseme.io.json import parse_json, write_json
+from polyseme.io.lines import raise_errors, read_lines
+from polyseme.io.tables import read_tsv_rows
 from polyseme.progress import progress
+from polyseme.text.cached_encoder import concat_ranges
 from polyseme.text.tokenizer import Tokenizer
 
 TARGET_TOKENIZER_DIR = "target"
 SHARD_PAIRS = 1 << 20
+_SUFFIX_FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".po": "po", ".mo": "mo"}
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """A text, its translation, and where they were read."""
+
+    source: str
+    target: str
+    location: str
 
 
 def prepare_parallel(
@@ -48,29 +60,28 @@ def prepare_parallel(
     out = Path(out)
     ensure_new_directory(out)
     if max_tokens < 1 or (max_length_ratio and max_length_ratio < 1):
-        raise ConfigError(
-            f"max_tokens is {max_tokens} and max_length_ratio is {max_length_ratio:g}: both must be at least 1, "
-            "or the ratio 0 for no limit"
-        )
-    effective_target = target_tokenizer or tokenizer
-    vocab_size = max(tokenizer.vocab_size, effective_target.vocab_size)
+        limits = "both must be at least 1, or the ratio 0 for no limit"
+        raise ConfigError(f"max_tokens is {max_tokens} and max_length_ratio is {max_length_ratio:g}: {limits}")
+    tokenizers = (tokenizer, target_tokenizer or tokenizer)
+    dtype = token_dtype(max(side.vocab_size for side in tokenizers))
     pair_filter = _PairFilter(max_tokens, max_length_ratio)
     shards: list[dict[str, Any]] = []
     with atomic_directory(out) as folder, progress("pairs", None, "pairs") as bar:
-        for pairs in _batch_pairs(read_pairs(sources, keys), SHARD_PAIRS):
-            bar.advance(len(pairs))
-            encoded_sides = (
-                tokenizer.encode_corpus([pair.source for pair in pairs]),
-                effective_target.encode_corpus([pair.target for pair in pairs]),
-            )
-            indices = pair_filter.select(pairs, encoded_sides[0].lengths, encoded_sides[1].lengths)
+        pairs = map(_normalize_pair, read_pairs(sources, keys))
+        while batch := list(itertools.islice(pairs, SHARD_PAIRS)):
+            bar.advance(len(batch))
+            texts = [pair.source for pair in batch], [pair.target for pair in batch]
+            sides = [side.encode_corpus(side_texts) for side, side_texts in zip(tokenizers, texts)]
+            indices = pair_filter.select(batch, sides[0].lengths, sides[1].lengths)
             if len(indices):
-                shards.append(_write_shard(folder, len(shards), encoded_sides, indices, vocab_size))
+                shards.append(_write_shard(folder, len(shards), sides, indices, dtype))
         counts, examples = pair_filter.num_skipped, pair_filter.examples
         if not shards:
             skipped = f": {counts.total()} were skipped, e.g. {next(iter(examples.values()))}" if examples else ""
             raise DataError(f"there are no pairs in {', '.join(map(str, sources))}{skipped}")
-        tokenizers = {"tokenizer": tokenizer} | ({TARGET_TOKENIZER_DIR: target_tokenizer} if target_tokenizer else {})
+        names = _save_tokenizer(folder, "tokenizer", tokenizer)
+        if target_tokenizer:
+            names += _save_tokenizer(folder, TARGET_TOKENIZER_DIR, target_tokenizer)
         total_counts = dict(sum((Counter(shard["counts"]) for shard in shards), Counter()))
         manifest: dict[str, Any] = {
             "format": FORMAT,
@@ -84,33 +95,23 @@ def prepare_parallel(
             "removed": {"pairs": dict(counts), "examples": examples},
             "shards": shards,
             "counts": total_counts,
-            "tokenizer_files": _save_tokenizers(folder, tokenizers),
+            "tokenizer_files": describe_files(folder, names),
         }
         manifest["hash"] = manifest_hash(manifest)
         write_json(folder / "manifest.json", manifest)
     return manifest
 
 
-def _save_tokenizers(folder: Path, tokenizers: dict[str, Tokenizer]) -> dict[str, dict[str, Any]]:
-    names = []
-    for name, side_tokenizer in tokenizers.items():
-        (folder / name).mkdir()
-        side_tokenizer.save(folder / name)
-        names += sorted(f"{name}/{path.name}" for path in (folder / name).glob("[!.]*"))
-    return describe_files(folder, names)
+def _save_tokenizer(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
+    (folder / name).mkdir()
+    tokenizer.save(folder / name)
+    return sorted(f"{name}/{path.name}" for path in (folder / name).glob("[!.]*"))
 
 
-def _batch_pairs(pairs: Iterable[TextPair], size: int) -> Iterator[list[TextPair]]:
-    normalized_pairs = (
-        TextPair(normalize_text(pair.source), normalize_text(pair.target), pair.location) for pair in pairs
-    )
-    while batch := list(itertools.islice(normalized_pairs, size)):
-        yield batch
-
-
-def normalize_text(text: str) -> str:
-    """Normalize to NFC and collapse white space."""
-    return unicodedata.normalize("NFC", " ".join(text.split()))
+def _normalize_pair(pair: TextPair) -> TextPair:
+    """Normalize both texts to NFC and collapse their white space."""
+    source, target = (unicodedata.normalize("NFC", " ".join(t.split())) for t in (pair.source, pair.target))
+    return replace(pair, source=source, target=target)
 
 
 @dataclass
@@ -146,30 +147,115 @@ class _PairFilter:
         return np.array(indices, dtype=np.int64)
 
 
-def _write_shard(
-    folder: Path, number: int, sides: tuple[Any, Any], indices: np.ndarray, vocab_size: int
-) -> dict[str, Any]:
+def _write_shard(folder: Path, number: int, sides: list[Any], indices: np.ndarray, dtype: Any) -> dict[str, Any]:
     """Write a shard in which the source of each pair is followed by its target."""
     lengths = np.stack([side.lengths[indices] for side in sides], axis=1).astype(np.int64)
     total = int(lengths.sum())
-    tokens, word_starts = np.empty(total, dtype=token_dtype(vocab_size)), np.empty(total, dtype=bool)
+    tokens, word_starts = np.empty(total, dtype), np.empty(total, bool)
     side_starts = (np.cumsum(lengths.ravel()) - lengths.ravel()).reshape(lengths.shape)
-    for encoded, destination_starts, size in zip(sides, side_starts.T, lengths.T):
+    for encoded, destination_starts, sizes in zip(sides, side_starts.T, lengths.T):
         encoded_starts = (np.cumsum(encoded.lengths) - encoded.lengths)[indices]
-        positions = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-        destination = np.repeat(destination_starts, size) + positions
-        origin = np.repeat(encoded_starts, size) + positions
+        destination, origin = concat_ranges(destination_starts, sizes), concat_ranges(encoded_starts, sizes)
         tokens[destination] = np.asarray(encoded.ids)[origin]
         word_starts[destination] = np.asarray(encoded.word_starts)[origin]
-    parts: dict[str, tuple[np.ndarray, type]] = {
-        "tokens": (tokens, tokens.dtype.type),
-        "sentences": (side_starts.ravel(), np.uint64),
-        "documents": (np.arange(len(indices)) * 2, np.uint64),
-        "words": (np.packbits(word_starts, bitorder="little"), np.uint8),
+    parts = {
+        "tokens": tokens,
+        "sentences": side_starts.ravel().astype(np.uint64),
+        "documents": np.arange(len(indices), dtype=np.uint64) * 2,
+        "words": np.packbits(word_starts, bitorder="little"),
     }
-    names = []
-    for part_name, (array, dtype) in parts.items():
-        names.append(shard_filename(number, part_name))
-        write_array(folder / names[-1], [array], dtype)
+    for part, array in parts.items():
+        write_array(folder / shard_filename(number, part), [array], array.dtype)
+    names = [shard_filename(number, part) for part in parts]
     counts = {"tokens": total, "sentences": 2 * len(indices), "documents": len(indices), "characters": 0}
     return {"counts": counts, "files": describe_files(folder, names)}
+
+
+def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> Iterator[TextPair]:
+    """Yield the pairs of all sources. Plain text files come in pairs: line n of one is the translation of line n.
+
+    `keys` are the columns of a TSV file with a header, or the keys of JSON lines. Without them, a TSV file has two
+    columns and no header, and JSON lines have the keys `source` and `target`. `gettext::lang=de` reads all message
+    catalogs of that language on this machine, with the original messages as the source.
+    """
+    unpaired_path: Path | None = None
+    for source in sources:
+        if source.partition("::")[0] == "gettext":
+            lang = source.partition("lang=")[2]
+            if not lang:
+                raise ConfigError(f"{source!r} does not name a language, as in gettext::lang=de")
+            for _, path in find_catalogs(lang):
+                yield from (TextPair(a, b, str(path)) for a, b in read_messages(path))
+            continue
+        path = Path(source)
+        if not path.is_file():
+            raise DataError(f"file {path} does not exist")
+        format = _SUFFIX_FORMATS.get(data_suffix(path), "lines")
+        if unpaired_path is not None and format != "lines":
+            advice = "give both sides as plain text"
+            raise DataError(f"{unpaired_path} is plain text, but the next source, {path}, is not: {advice}")
+        if format == "lines":
+            if unpaired_path is None:
+                unpaired_path = path
+                continue
+            yield from _read_aligned_lines(unpaired_path, path)
+            unpaired_path = None
+        elif format == "tsv":
+            yield from _read_tsv_pairs(path, keys)
+        elif format == "jsonl":
+            yield from _read_json_pairs(path, keys or ("source", "target"))
+        else:
+            translations = read_messages(path) if format == "mo" else read_po(path)
+            yield from (TextPair(a, b, str(path)) for a, b in translations)
+    if unpaired_path is not None:
+        raise DataError(f"{unpaired_path} is a plain text file without a second file that holds its translations")
+
+
+def _read_aligned_lines(source_path: Path, target_path: Path) -> Iterator[TextPair]:
+    sides = (raise_errors(read_lines(path, str(path))) for path in (source_path, target_path))
+    for number, (a, b) in enumerate(itertools.zip_longest(*sides), 1):
+        if a is None or b is None:
+            shorter_path, longer_path = (source_path, target_path) if a is None else (target_path, source_path)
+            if (a or b or (0, ""))[1] == "":  # an empty line at the end
+                continue
+            problem = f"{shorter_path} ends before line {number}, but {longer_path} does not"
+            raise DataError(f"{problem}: their lines must be aligned")
+        yield TextPair(a[1], b[1], f"{source_path} line {number}")
+
+
+def _read_tsv_pairs(path: Path, keys: tuple[str, str] | None) -> Iterator[TextPair]:
+    columns, width = (0, 1), 0
+    for number, cells in raise_errors(read_tsv_rows(read_lines(path, str(path)))):
+        if cells == [""]:
+            continue
+        if not width:
+            width = len(cells)
+            if keys is not None:
+                for key in keys:
+                    if key not in cells:
+                        raise DataError(f"{path} line 1: no column {key!r}; {suggest(key, cells)}")
+                columns = cells.index(keys[0]), cells.index(keys[1])
+                continue
+            if width != 2:
+                problem = f"{path} line {number}: {width} columns, expected 2"
+                raise DataError(f"{problem}; set keys to choose two columns by name")
+        if len(cells) != width:
+            raise DataError(f"{path} line {number}: {len(cells)} columns, but the first line has {width}")
+        yield TextPair(cells[columns[0]], cells[columns[1]], f"{path} line {number}")
+
+
+def _read_json_pairs(path: Path, keys: tuple[str, str]) -> Iterator[TextPair]:
+    for number, line in raise_errors(read_lines(path, str(path))):
+        if not line.strip():
+            continue
+        location = f"{path} line {number}"
+        row = parse_json(line, location)
+        row = row.get("translation", row) if isinstance(row, dict) else row
+        if not isinstance(row, dict):
+            raise DataError(f"{location}: expected a JSON object, not {type(row).__name__}")
+        for key in keys:
+            if key not in row:
+                raise DataError(f"{location}: no key {key!r}; {suggest(key, row)}")
+            if not isinstance(row[key], str):
+                raise DataError(f"{location}: {key!r} is {type(row[key]).__name__}, not a string")
+        yield TextPair(row[keys[0]], row[keys[1]], location)

@@ -4,26 +4,18 @@ A killed preparation can be resumed at any point, with any number of workers, an
 The stages and their markers are in `stages`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from polyseme.config import Config
+from polyseme.corpus.build.blocks import WorkerConfig
 from polyseme.corpus.build.stages import Preparation
-from polyseme.corpus.build.state import (
-    exclusive_workdir,
-    is_up_to_date,
-    remove_temporary,
-    rollback,
-    write_or_check_plan,
-)
-from polyseme.corpus.build.tasks import WorkerConfig
+from polyseme.corpus.build.state import ensure_plan, exclusive_workdir, is_up_to_date, remove_temporary, rollback
 from polyseme.corpus.build.workers import num_cores, open_pool
-from polyseme.corpus.clean.clean import DEFAULT_STEPS, CleaningConfig, parse_cleaning_steps
-from polyseme.corpus.clean.language import LanguageDetector
+from polyseme.corpus.clean.clean import DEFAULT_STEPS, CleaningConfig, LanguageDetector, parse_cleaning_steps
 from polyseme.corpus.sources.sources import CorpusSource, SourceReader, open_sources
 from polyseme.corpus.store import FORMAT, check_hashes, read_manifest
 from polyseme.errors import ConfigError, DataError, suggest
@@ -35,24 +27,42 @@ logger = logging.getLogger(__name__)
 DEDUP_MODES = ("near", "exact", "none")
 
 
+@dataclass(frozen=True)
+class PrepareConfig(Config):
+    """Settings of `prepare`. The first four are defaults for sources that do not set them."""
+
+    key: str = "text"  # column or key of the text; "a+b" joins two
+    split: str = "file"  # how to split plain text into documents: "file", "blank" (lines) or "line"
+    lang: str = "en"
+    format: str = ""  # detected from the file name if empty
+    clean: str = DEFAULT_STEPS  # cleaning steps, as `parse_cleaning_steps` reads them
+    dedup: str = "near"  # "near" (includes exact), "exact" or "none"
+    dedup_threshold: float = 0.8  # minimum Jaccard similarity of near duplicates
+    skip_bad: bool = False  # skip and count bad rows
+    append: bool = False  # add to a finished corpus
+    num_workers: int | None = None  # worker processes; by default one per core
+    dask_address: str = ""  # of a dask scheduler whose workers to use
+    shard_characters: int = 200_000_000
+
+    def __post_init__(self) -> None:
+        parse_cleaning_steps(self.clean)
+        if self.dedup not in DEDUP_MODES:
+            raise ConfigError(f"dedup is {self.dedup!r}: {suggest(self.dedup, DEDUP_MODES)}")
+        if not 0 < self.dedup_threshold <= 1:
+            raise ConfigError(f"dedup_threshold is {self.dedup_threshold}; it must be greater than 0 and at most 1")
+
+    @property
+    def cleaning(self) -> CleaningConfig:
+        """The cleaning steps."""
+        return parse_cleaning_steps(self.clean)
+
+
 def prepare(
-    paths: Sequence[str | Path | CorpusSource],
+    sources: Sequence[str | Path | CorpusSource],
     tokenizer: Tokenizer,
     out: Path,
-    *,
-    key: str = "text",
-    split: str = "file",
-    lang: str = "en",
-    format: str = "",
-    clean: str = DEFAULT_STEPS,
-    dedup: str = "near",
-    dedup_threshold: float = 0.8,
-    skip_bad: bool = False,
-    append: bool = False,
-    num_workers: int | None = None,
-    dask_address: str = "",
-    shard_characters: int = 200_000_000,
-    on_progress: Callable[[int], None] | None = None,
+    config: PrepareConfig | None = None,
+    on_progress: Callable[[int], None] = lambda num_characters: None,
 ) -> dict[str, Any]:
     """Write a corpus folder, or append to one, and return its manifest.
 
@@ -60,35 +70,28 @@ def prepare(
     it does nothing. Until it has finished, the folder has no manifest, or still the one from before `append`.
     `on_progress` is called with the number of characters of each block after it was tokenized.
     """
-    out = Path(out)
-    cleaning = parse_cleaning_steps(clean)
-    _check_dedup(dedup, dedup_threshold)
-    if append and not (out / "manifest.json").is_file():
+    config, out = config or PrepareConfig(), Path(out)
+    if config.append and not (out / "manifest.json").is_file():
         raise DataError(f"{out} holds no finished corpus to append to")
     with exclusive_workdir(out) as work_dir:
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
         reader = open_sources(
-            paths, key, split, skip_bad, lang=lang, format=format, spool_dir=work_dir, exclude_dir=out
-        )
-        _check_first_document(reader, paths, tokenizer)  # before anything is written: most bad input shows here
-        settings = {
-            "clean": str(cleaning),
-            "dedup": dedup,
-            "dedup_threshold": dedup_threshold,
-            "shard_characters": shard_characters,
-        }
-        plan = _build_plan(reader, tokenizer, settings)
-        if base_manifest and is_up_to_date(out, base_manifest, plan, append):
+            sources, config.key, config.split, config.skip_bad, lang=config.lang, format=config.format,
+            spool_dir=work_dir, exclude_dir=out,
+        )  # fmt: skip
+        _check_first_document(reader, tokenizer)  # before anything is written: most bad input shows here
+        plan = _build_plan(reader, tokenizer, config)
+        if base_manifest and is_up_to_date(out, base_manifest, plan, config.append):
             logger.info(f"{out} is already prepared from the same sources")
             rollback(out, False)
             return base_manifest
-        write_or_check_plan(out, plan, base_manifest, tokenizer)
+        ensure_plan(out, plan, base_manifest, tokenizer)
         if base_manifest:
             check_hashes(out, base_manifest)
-        _warn_about_sources(reader, cleaning)
-        with open_pool(num_workers or num_cores(), dask_address) as pool:
-            preparation = Preparation(out, reader, plan, base_manifest, pool, on_progress or (lambda _: None))
-            manifest = _run_stages(preparation, cleaning, tokenizer)
+        _warn_about_sources(reader, config.cleaning)
+        with open_pool(config.num_workers or num_cores(), config.dask_address) as pool:
+            preparation = Preparation(out, reader, plan, base_manifest, pool, on_progress)
+            manifest = _run_stages(preparation, config, tokenizer)
         if not manifest["shards"]:
             rollback(out, False)
             raise DataError("no text is left: every document was removed by cleaning or has no token")
@@ -97,47 +100,39 @@ def prepare(
     return manifest
 
 
-def _check_dedup(dedup: str, threshold: float) -> None:
-    if dedup not in DEDUP_MODES:
-        raise ConfigError(f"dedup is {dedup!r}: {suggest(dedup, DEDUP_MODES)}")
-    if not 0 < threshold <= 1:
-        raise ConfigError(f"dedup_threshold is {threshold}; it must be greater than 0 and at most 1")
-
-
-def _run_stages(preparation: Preparation, cleaning: CleaningConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Count lines, find duplicates and write shards, as the settings of the plan require; return the manifest."""
-    settings = preparation.plan["settings"]
-    dedup = settings["dedup"]
-    config = WorkerConfig(cleaning, needs_signatures=dedup == "near")
-    if cleaning.needs_line_counts:
-        config = replace(config, boilerplate_hashes=preparation.find_boilerplate(config).tobytes())
+def _run_stages(preparation: Preparation, config: PrepareConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Count lines, find duplicates and write shards, as the config requires; return the manifest."""
+    worker_config = WorkerConfig(config.cleaning, needs_signatures=config.dedup == "near")
+    if config.cleaning.boilerplate:
+        hashes = preparation.find_boilerplate(worker_config)
+        worker_config = replace(worker_config, boilerplate_hashes=hashes.tobytes())
     duplicate_map = None
-    if dedup != "none":
-        duplicate_map = preparation.find_duplicate_documents(config, settings["dedup_threshold"])
-    config = replace(config, tokenizer=tokenizer.backend.to_str(), is_filtered=duplicate_map is not None)
-    preparation.write_shards(config, duplicate_map)
+    if config.dedup != "none":
+        duplicate_map = preparation.find_duplicate_documents(worker_config, config.dedup_threshold)
+    is_filtered = duplicate_map is not None
+    worker_config = replace(worker_config, tokenizer=tokenizer.backend.to_str(), is_filtered=is_filtered)
+    preparation.write_shards(worker_config, duplicate_map)
     return preparation.build_manifest(duplicate_map)
 
 
-def _check_first_document(
-    reader: SourceReader, paths: Sequence[str | Path | CorpusSource], tokenizer: Tokenizer
-) -> None:
+def _check_first_document(reader: SourceReader, tokenizer: Tokenizer) -> None:
     first_document = next(iter(reader), None)
     if first_document is None:
-        raise DataError(f"there is no text in {', '.join(map(str, paths))}")
+        raise DataError(f"there is no text in {', '.join(source.path for source in reader.sources)}")
     if tokenizer.kind == "events" and set(first_document.text[:100].split()[:-1]).isdisjoint(tokenizer.vocabulary):
         raise DataError(f"{first_document.source} is text, but the tokenizer encodes only the events of MIDI files")
 
 
-def _build_plan(reader: SourceReader, tokenizer: Tokenizer, settings: dict[str, Any]) -> dict[str, Any]:
+def _build_plan(reader: SourceReader, tokenizer: Tokenizer, config: PrepareConfig) -> dict[str, Any]:
     """Collect everything that determines the corpus. Two runs with equal plans write the same bytes."""
     sources = []
     for source_index, source in enumerate(reader.sources):
-        langs = {source_file.lang for source_file in reader.files if source_file.source_index == source_index}
+        langs = {file.lang for file in reader.files if file.source_index == source_index}
         sources.append(asdict(source) | {"lang": langs.pop() if len(langs) == 1 else ""})
+    settings = {name: getattr(config, name) for name in ("dedup", "dedup_threshold", "shard_characters")}
     return {
         "format": FORMAT,
-        "settings": settings,
+        "settings": {"clean": str(config.cleaning)} | settings,
         "tokenizer_hash": tokenizer.hash,
         "vocab_size": tokenizer.vocab_size,
         "sources": sources,
@@ -151,7 +146,6 @@ def _warn_about_sources(reader: SourceReader, cleaning: CleaningConfig) -> None:
         num_skipped, example = len(reader.skipped_files), reader.skipped_files[0]
         logger.warning(f"skipped {num_skipped:,} files that are empty or of unknown format, e.g. {example}")
     if cleaning.language:
-        langs = {source_file.lang for source_file in reader.files if source_file.lang}
-        unsupported = sorted(lang for lang in langs if not LanguageDetector().supports(lang))
-        if unsupported:
+        langs = {file.lang for file in reader.files if file.lang}
+        if unsupported := sorted(lang for lang in langs if not LanguageDetector().supports(lang)):
             logger.warning(f"the language step does not support {', '.join(unsupported)}")

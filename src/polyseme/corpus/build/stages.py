@@ -1,12 +1,10 @@
 """The resumable stages of a corpus preparation.
 
-The input is read in blocks (`blocks`), which workers process in parallel (`tasks`, `workers`) and return in order.
-There are up to three passes over the input: count repeated lines, clean and compare documents, tokenize what is left.
-Each pass writes its files for a group of blocks (about `shard_characters` characters) and then a JSON marker for the
-group; a resumed pass starts after the last marker.
+The input is read in blocks (`blocks`), which workers process in parallel (`workers`) and return in order. There are up
+to three passes over the input: count repeated lines, clean and compare documents, tokenize what is left. Each pass
+writes its files for a group of blocks (about `shard_characters` characters) and then a JSON marker for the group; a
+resumed pass starts after the last marker.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections import Counter
@@ -18,24 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.build.blocks import DocumentBlock, SkippedInput, read_blocks
-from polyseme.corpus.build.state import MAX_EXAMPLES, merge_cleaning_stats, merge_manifests
-from polyseme.corpus.build.tasks import TokenizedBlock, WorkerConfig, hash_block_lines, scan_block, tokenize_block
-from polyseme.corpus.build.workers import TaskFn, WorkerPool, map_ordered
-from polyseme.corpus.clean.clean import CleaningStats, find_repeated_lines
-from polyseme.corpus.dedup.lsh import find_duplicates
-from polyseme.corpus.sources.sources import ReadPosition, SourceReader
+from polyseme.corpus.build.blocks import DocumentBlock, WorkerConfig, fingerprint, hash_lines, read_blocks, tokenize
+from polyseme.corpus.build.state import merge_manifests
+from polyseme.corpus.build.workers import BlockTask, WorkerPool, map_ordered
+from polyseme.corpus.clean.clean import MAX_EXAMPLES, find_repeated_lines, merge_cleaning_stats
+from polyseme.corpus.dedup.lsh import StackedArray, find_duplicates
+from polyseme.corpus.sources.sources import ReadPosition, SkippedInput, SourceReader
 from polyseme.corpus.store import WORK_DIR, describe_files, manifest_hash, memmap_array, shard_filename
 from polyseme.io.atomic import write_array
 from polyseme.io.json import read_json, write_json
 from polyseme.progress import progress
 
 _UNITS = ("tokens", "sentences", "documents", "characters")
+BlockGroup = list[tuple[DocumentBlock, Any]]  # consecutive blocks without their texts, and the outputs of a task
 
 
 @dataclass
 class DuplicateMap:
-    """Documents to remove before tokenization.
+    """Documents to remove before tokenization, and what the manifest reports about them.
 
     Documents are numbered from the first new one, except in `duplicate_of`, which counts from the first of the whole
     corpus.
@@ -47,34 +45,41 @@ class DuplicateMap:
     num_previous: int  # documents that were in the corpus already
     exact_hashes: list[np.ndarray]  # one array per group of blocks
     signatures: list[np.ndarray]
+    removed_characters: Counter[int] = field(default_factory=Counter)  # by the block's first document
+    example_texts: dict[int, dict[str, str]] = field(default_factory=dict)  # by document
 
     def __post_init__(self) -> None:
-        self.keep_mask = self.passed_cleaning & (self.duplicate_of < 0)
-        indices = np.flatnonzero(self.duplicate_of >= 0)[:MAX_EXAMPLES]
+        self.is_duplicate = self.duplicate_of >= 0
+        self.keep_mask = self.passed_cleaning & ~self.is_duplicate
+        indices = np.flatnonzero(self.is_duplicate)[:MAX_EXAMPLES]
         self.examples = {int(number): int(self.duplicate_of[number]) - self.num_previous for number in indices}
         self.example_documents = sorted({*self.examples, *self.examples.values()})
 
-
-@dataclass
-class _DuplicateFilter:
-    """Removes duplicates from blocks before they are tokenized, and remembers what the manifest reports about them."""
-
-    duplicate_map: DuplicateMap | None
-    removed_characters: Counter[int] = field(default_factory=Counter)  # by the block's first document
-    examples: dict[int, dict[str, str]] = field(default_factory=dict)  # by document
-
-    def __call__(self, block: DocumentBlock) -> DocumentBlock:
-        if self.duplicate_map is None:
-            return block
-        for number in self.duplicate_map.example_documents:
+    def filter_block(self, block: DocumentBlock) -> DocumentBlock:
+        """Remove the duplicates of a block, and remember what the manifest needs of it."""
+        for number in self.example_documents:
             if 0 <= (index := number - block.first_document) < block.num_documents:
                 excerpt = " ".join(block.texts[index][:200].split())
-                self.examples[number] = {"location": block.locations[index], "text": excerpt}
-        document_range = slice(block.first_document, block.first_document + block.num_documents)
-        duplicate_indices = np.flatnonzero(self.duplicate_map.duplicate_of[document_range] >= 0).tolist()
+                self.example_texts[number] = {"location": block.locations[index], "text": excerpt}
+        documents = slice(block.first_document, block.end_document)
         if block.num_documents:
+            duplicate_indices = np.flatnonzero(self.is_duplicate[documents]).tolist()
             self.removed_characters[block.first_document] = sum(len(block.texts[i]) for i in duplicate_indices)
-        return block.filter(self.duplicate_map.keep_mask[document_range])
+        return block.filter(self.keep_mask[documents])
+
+    def take_fingerprints(self, blocks: list[DocumentBlock], is_stored: np.ndarray) -> dict[str, list[np.ndarray]]:
+        """Return the fingerprints of those remaining documents of blocks that are stored, by part name."""
+        first, end = blocks[0].first_document, blocks[-1].end_document
+        rows = (first + np.flatnonzero(self.keep_mask[first:end]))[is_stored]
+        parts = {"exact_hashes": self.exact_hashes, "signatures": self.signatures}
+        return {part: [StackedArray(arrays).take_rows(rows)] for part, arrays in parts.items()}
+
+    def pop_group(self, blocks: list[DocumentBlock]) -> tuple[int, dict[str, dict[str, str]]]:
+        """Return the characters removed from blocks and the example texts in them, and forget both."""
+        first, end = blocks[0].first_document, blocks[-1].end_document
+        texts = {str(n): self.example_texts.pop(n) for n in sorted(self.example_texts) if first <= n < end}
+        num_removed = sum(self.removed_characters.pop(b.first_document, 0) for b in blocks if b.num_documents)
+        return num_removed, texts
 
 
 @dataclass(eq=False)
@@ -97,117 +102,94 @@ class Preparation:
         """Run the first pass; return the sorted hashes of lines that occur in many documents."""
         path = self.work_dir / "boilerplate.npy"
         if not path.exists():
-            for name, group in self._run_stage("lines", "count lines", hash_block_lines, config):
+            for name, group in self._run_stage("lines", "count lines", hash_lines, config):
                 self._write_fields(name, group, ("line_hashes", "num_lines", "exact_hashes"))
                 self._write_marker(name, group, {})
-            hash_arrays = self._lines_of_distinct_documents([name for name, _ in self._read_markers("lines")])
-            write_array(path, [find_repeated_lines(hash_arrays, config.cleaning.boilerplate, self.work_dir)], np.uint64)
+            hashes = find_repeated_lines(self._distinct_document_lines(), config.cleaning.boilerplate, self.work_dir)
+            write_array(path, [hashes], np.uint64)
         return memmap_array(path)
 
-    def _lines_of_distinct_documents(self, names: list[str]) -> Iterator[np.ndarray]:
+    def _distinct_document_lines(self) -> Iterator[np.ndarray]:
         """Yield the line hashes of each group without those of exact copies: a repeated document counts once."""
-        exact_hashes = [memmap_array(self.work_dir / f"{name}.exact_hashes.npy") for name in names]
-        include = np.ones(sum(map(len, exact_hashes)), bool)
-        _, is_exact = find_duplicates(exact_hashes, None, include, 1.0, self.work_dir)
-        first_document = 0
-        for name, hashes in zip(names, exact_hashes):
-            num_lines = memmap_array(self.work_dir / f"{name}.num_lines.npy")
-            yield memmap_array(self.work_dir / f"{name}.line_hashes.npy")[
-                np.repeat(~is_exact[first_document : first_document + len(hashes)], num_lines)
-            ]
-            first_document += len(hashes)
+        exact_hashes = self._load_field("lines", "exact_hashes")
+        sizes = [len(hashes) for hashes in exact_hashes]
+        _, is_exact = find_duplicates(exact_hashes, None, np.ones(sum(sizes), bool), 1.0, self.work_dir)
+        line_hashes, num_lines = (self._load_field("lines", name) for name in ("line_hashes", "num_lines"))
+        for hashes, counts, is_copy in zip(line_hashes, num_lines, np.split(is_exact, np.cumsum(sizes)[:-1])):
+            yield hashes[np.repeat(~is_copy, counts)]
 
     def find_duplicate_documents(self, config: WorkerConfig, threshold: float) -> DuplicateMap:
         """Run the second pass: clean the documents and find those that repeat an earlier one."""
-        for name, group in self._run_stage("scan", "clean and compare", scan_block, config):
+        for name, group in self._run_stage("scan", "clean and compare", fingerprint, config):
             self._write_fields(name, group, ("passed_cleaning", "exact_hashes", "signatures"))
             stats = merge_cleaning_stats(scan.cleaning_stats for _, scan in group)
             self._write_marker(name, group, {"cleaning_stats": stats})
-        names = [name for name, _ in self._read_markers("scan")]
-        field_parts = {
-            field_name: [memmap_array(self.work_dir / f"{name}.{field_name}.npy") for name in names]
-            for field_name in ("passed_cleaning", "exact_hashes", "signatures")
-        }
-        passed_cleaning = np.concatenate(field_parts["passed_cleaning"])
-        exact_hashes, signatures = field_parts["exact_hashes"], field_parts["signatures"]
-        base_shards = range(len(self.base_manifest["shards"]) if self.base_manifest else 0)
+        passed_cleaning = np.concatenate(self._load_field("scan", "passed_cleaning"))
+        exact_hashes, signatures = (self._load_field("scan", name) for name in ("exact_hashes", "signatures"))
         base_hashes, base_signatures = (
-            [memmap_array(self.out / shard_filename(i, field_name)) for i in base_shards]
-            for field_name in ("exact_hashes", "signatures")
+            [memmap_array(self.out / shard_filename(i, part)) for i in range(self._num_base_shards)]
+            for part in ("exact_hashes", "signatures")
         )
         num_previous = sum(map(len, base_hashes))
         path = self.work_dir / "repeats.npy"
         if not path.exists():
             all_signatures = [*base_signatures, *signatures] if config.needs_signatures else None
             include = np.concatenate([np.ones(num_previous, bool), passed_cleaning])
+            all_hashes = [*base_hashes, *exact_hashes]
             with progress("find duplicates", len(include), "documents") as bar:
                 duplicate_of, is_exact = find_duplicates(
-                    [*base_hashes, *exact_hashes],
-                    all_signatures,
-                    include,
-                    threshold,
-                    self.work_dir,
-                    advance=bar.advance,
+                    all_hashes, all_signatures, include, threshold, self.work_dir, advance=bar.advance
                 )
             write_array(path, [np.stack([duplicate_of[num_previous:], is_exact[num_previous:]])], np.int64)
         duplicate_of, is_exact = memmap_array(path)
-        return DuplicateMap(
-            passed_cleaning, duplicate_of, is_exact.astype(bool), num_previous, exact_hashes, signatures
-        )
+        is_exact = is_exact.astype(bool)
+        return DuplicateMap(passed_cleaning, duplicate_of, is_exact, num_previous, exact_hashes, signatures)
 
     def write_shards(self, config: WorkerConfig, duplicate_map: DuplicateMap | None) -> None:
         """Run the last pass: tokenize the remaining documents and write one shard per group of blocks."""
-        duplicate_filter = _DuplicateFilter(duplicate_map)
-        for name, group in self._run_stage("shard", "tokenize", tokenize_block, config, duplicate_filter):
+        transform = duplicate_map.filter_block if duplicate_map else None
+        for name, group in self._run_stage("shard", "tokenize", tokenize, config, transform):
             blocks, tokenized_blocks = [block for block, _ in group], [tokenized for _, tokenized in group]
-            for block, tokenized in group:
-                block.skipped.add(
-                    SkippedInput(num_empty=len(tokenized.empty_locations), empty_locations=tokenized.empty_locations)
-                )
-            first_document = blocks[0].first_document
-            end_document = blocks[-1].first_document + blocks[-1].num_documents
             files = {}
-            if sum(len(tokenized.ids) for tokenized in tokenized_blocks):
-                shard_arrays = _shard_arrays(tokenized_blocks, duplicate_map, first_document, end_document)
-                number = self._num_shards()
+            if any(len(tokenized.ids) for tokenized in tokenized_blocks):
+                shard_arrays = _shard_arrays(tokenized_blocks)
+                if duplicate_map:
+                    is_stored = np.concatenate([tokenized.is_stored for tokenized in tokenized_blocks])
+                    shard_arrays |= duplicate_map.take_fingerprints(blocks, is_stored)
+                number = self._num_base_shards + sum(bool(marker["files"]) for marker in self._read_markers("shard"))
                 for part, arrays in shard_arrays.items():
                     write_array(self.out / shard_filename(number, part), arrays, arrays[0].dtype)
                 files = describe_files(self.out, [shard_filename(number, part) for part in shard_arrays])
             by_source, by_language = dict[str, Counter[str]](), dict[str, Counter[str]]()
             for block, tokenized in group:
+                locations = tokenized.empty_locations
+                block.skipped.add(SkippedInput(num_empty=len(locations), empty_locations=locations))
                 counts = {"documents": len(tokenized.document_lengths), "characters": tokenized.num_characters}
                 counts |= {"tokens": len(tokenized.ids), "sentences": len(tokenized.sentence_lengths)}
                 by_source.setdefault(str(block.source_index), Counter()).update(counts)
                 by_language.setdefault(block.lang, Counter()).update(counts)
-            examples, removed_characters = duplicate_filter.examples, duplicate_filter.removed_characters
+            num_removed, example_texts = duplicate_map.pop_group(blocks) if duplicate_map else (0, {})
             marker = {
                 "counts": _sum_counts(by_source.values()),
                 "sources": by_source,
                 "languages": by_language,
                 "cleaning_stats": merge_cleaning_stats(tokenized.cleaning_stats for tokenized in tokenized_blocks),
-                "duplicate_characters": sum(
-                    removed_characters.pop(block.first_document, 0) for block in blocks if block.num_documents
-                ),
-                "example_texts": {
-                    str(n): examples.pop(n) for n in sorted(examples) if first_document <= n < end_document
-                },
+                "duplicate_characters": num_removed,
+                "example_texts": example_texts,
                 "files": files,
             }
             self._write_marker(name, group, marker)
 
     def build_manifest(self, duplicate_map: DuplicateMap | None) -> dict[str, Any]:
         """Build the manifest from the plan, the markers and the manifest appended to."""
-        markers = [marker for _, marker in self._read_markers("shard")]
+        markers = self._read_markers("shard")
         skipped, example_texts = SkippedInput(), dict[str, dict[str, str]]()
         for marker in markers:
-            skipped.add(marker["skipped"])
+            skipped.add(SkippedInput(**marker["skipped"]))
             example_texts |= marker["example_texts"]
-        cleaning_markers = [marker for _, marker in self._read_markers("scan")] if duplicate_map else markers
-        removed = asdict(skipped) | {
-            "cleaning": merge_cleaning_stats(
-                CleaningStats.from_json(marker["cleaning_stats"]) for marker in cleaning_markers
-            )
-        }
+        cleaning_markers = self._read_markers("scan") if duplicate_map else markers
+        cleaning_stats = merge_cleaning_stats(marker["cleaning_stats"] for marker in cleaning_markers)
+        removed = asdict(skipped) | {"cleaning": cleaning_stats}
         if duplicate_map:
             examples = [
                 example_texts[str(number)]
@@ -215,8 +197,8 @@ class Preparation:
                 for number, original in duplicate_map.examples.items()
             ]
             removed["duplicates"] = {
-                "exact": int((duplicate_map.is_exact & (duplicate_map.duplicate_of >= 0)).sum()),
-                "near": int((~duplicate_map.is_exact & (duplicate_map.duplicate_of >= 0)).sum()),
+                "exact": int((duplicate_map.is_duplicate & duplicate_map.is_exact).sum()),
+                "near": int((duplicate_map.is_duplicate & ~duplicate_map.is_exact).sum()),
                 "characters": sum(marker["duplicate_characters"] for marker in markers),
                 "examples": examples,
             }
@@ -240,47 +222,52 @@ class Preparation:
         self,
         stage: str,
         title: str,
-        task: TaskFn[DocumentBlock, Any],
+        task: BlockTask,
         config: WorkerConfig,
-        transform: Callable[[DocumentBlock], DocumentBlock] = lambda b: b,
-    ) -> Iterator[tuple[str, list[tuple[DocumentBlock, Any]]]]:
-        """Yield the name of each group without a marker, and its blocks (without their texts) with their outputs."""
-        markers = [marker for _, marker in self._read_markers(stage)]
+        transform: Callable[[DocumentBlock], DocumentBlock] | None = None,
+    ) -> Iterator[tuple[str, BlockGroup]]:
+        """Yield the name of each group without a marker, and its blocks with their outputs."""
+        markers = self._read_markers(stage)
         start = ReadPosition(*markers[-1]["next_position"]) if markers else ReadPosition()
         num_documents = sum(marker["num_documents"] for marker in markers)
         blocks = read_blocks(self.reader, start, num_documents, self.plan["settings"]["shard_characters"])
         self.reader.check_unchanged()
         report_progress = self.on_progress if stage == "shard" else lambda _: None
-        group_numbers = itertools.count(len(markers))
-        group: list[tuple[DocumentBlock, Any]] = []
+        names = (f"{stage}-{number:05d}" for number in itertools.count(len(markers)))
+        group: BlockGroup = []
         with progress(title, self._num_characters(), "characters") as bar:
             if num_done := sum(marker["num_characters"] for marker in markers):
                 bar.add_completed(num_done)
                 report_progress(num_done)
-            for block, block_output in map_ordered(self.pool, task, config, map(transform, blocks)):
-                group.append((replace(block, texts=[], locations=[]), block_output))
+            for block, output in map_ordered(self.pool, task, config, map(transform, blocks) if transform else blocks):
+                group.append((replace(block, texts=[], locations=[]), output))
                 bar.advance(block.num_characters)
                 report_progress(block.num_characters)
                 if block.ends_shard:
-                    yield f"{stage}-{next(group_numbers):05d}", group
+                    yield next(names), group
                     group = []
             self.reader.check_unchanged()
             if group:
-                yield f"{stage}-{next(group_numbers):05d}", group
+                yield next(names), group
 
     def _num_characters(self) -> int | None:
         """Return the number of characters to read, as an earlier pass counted them or as an estimate."""
-        for stage in ("scan", "lines"):
-            if (self.work_dir / ("repeats.npy" if stage == "scan" else "boilerplate.npy")).exists():
-                return sum(marker["num_characters"] for _, marker in self._read_markers(stage))
+        for stage, filename in (("scan", "repeats.npy"), ("lines", "boilerplate.npy")):
+            if (self.work_dir / filename).exists():
+                return sum(marker["num_characters"] for marker in self._read_markers(stage))
         return self.reader.estimated_characters
 
-    def _write_fields(self, name: str, group: list[tuple[DocumentBlock, Any]], field_names: tuple[str, ...]) -> None:
+    def _write_fields(self, name: str, group: BlockGroup, field_names: tuple[str, ...]) -> None:
         for field_name in field_names:
-            arrays = [getattr(block_output, field_name) for _, block_output in group]
+            arrays = [getattr(output, field_name) for _, output in group]
             write_array(self.work_dir / f"{name}.{field_name}.npy", arrays, arrays[0].dtype)
 
-    def _write_marker(self, name: str, group: list[tuple[DocumentBlock, Any]], stage_fields: dict[str, Any]) -> None:
+    def _load_field(self, stage: str, name: str) -> list[np.ndarray]:
+        """Memory-map a field of all finished groups of a stage."""
+        num_groups = len(self._read_markers(stage))
+        return [memmap_array(self.work_dir / f"{stage}-{i:05d}.{name}.npy") for i in range(num_groups)]
+
+    def _write_marker(self, name: str, group: BlockGroup, stage_fields: dict[str, Any]) -> None:
         """Mark a group as done. Its files must have been written before."""
         blocks = [block for block, _ in group]
         skipped = SkippedInput()
@@ -294,14 +281,14 @@ class Preparation:
         }
         write_json(self.work_dir / f"{name}.json", {"plan": self.plan_hash} | marker_fields | stage_fields)
 
-    def _read_markers(self, stage: str) -> list[tuple[str, dict[str, Any]]]:
-        """Return the names and markers of the finished groups of a stage, in order."""
-        markers: list[tuple[str, dict[str, Any]]] = []
+    def _read_markers(self, stage: str) -> list[dict[str, Any]]:
+        """Return the markers of the finished groups of a stage, in order."""
+        markers: list[dict[str, Any]] = []
         while (path := self.work_dir / f"{stage}-{len(markers):05d}.json").is_file():
             marker = read_json(path)
             if marker["plan"] != self.plan_hash:
                 break
-            markers.append((path.stem, marker))
+            markers.append(marker)
         return markers
 
     @cached_property
@@ -309,27 +296,19 @@ class Preparation:
         """Hash that identifies this preparation in its markers."""
         return manifest_hash(self.plan | {"base": self.base_manifest["hash"] if self.base_manifest else ""})
 
-    def _num_shards(self) -> int:
-        num_base_shards = len(self.base_manifest["shards"]) if self.base_manifest else 0
-        return num_base_shards + sum(bool(marker["files"]) for _, marker in self._read_markers("shard"))
+    @property
+    def _num_base_shards(self) -> int:
+        return len(self.base_manifest["shards"]) if self.base_manifest else 0
 
 
-def _shard_arrays(
-    blocks: list[TokenizedBlock], duplicate_map: DuplicateMap | None, first_document: int, end_document: int
-) -> dict[str, list[np.ndarray]]:
-    """Return the arrays of each file of a shard, by part name (see `shard_filename`)."""
-    shard_arrays = {
+def _shard_arrays(blocks: list[Any]) -> dict[str, list[np.ndarray]]:
+    """Return the arrays of each file of a shard of tokenized blocks, by part name (see `shard_filename`)."""
+    return {
         "tokens": [block.ids for block in blocks],
         "sentences": [_starts_from_lengths(np.concatenate([block.sentence_lengths for block in blocks]))],
         "documents": [_starts_from_lengths(np.concatenate([block.document_lengths for block in blocks]))],
         "words": [np.packbits(np.concatenate([block.word_starts for block in blocks]), bitorder="little")],
     }
-    if duplicate_map is not None:
-        rows = first_document + np.flatnonzero(duplicate_map.keep_mask[first_document:end_document])
-        rows = rows[np.concatenate([block.is_stored for block in blocks])]
-        shard_arrays["exact_hashes"] = [_take_rows(duplicate_map.exact_hashes, rows)]
-        shard_arrays["signatures"] = [_take_rows(duplicate_map.signatures, rows)]
-    return shard_arrays
 
 
 def _sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -337,15 +316,6 @@ def _sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for unit_counts in counts:
         total.update(unit_counts)
     return {unit: total[unit] for unit in _UNITS}
-
-
-def _take_rows(parts: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Take rows of the concatenation of `parts` without building it."""
-    ends = np.cumsum([len(part) for part in parts])
-    selected_rows = [
-        part[rows[(rows >= end - len(part)) & (rows < end)] - (end - len(part))] for part, end in zip(parts, ends)
-    ]
-    return np.concatenate(selected_rows)
 
 
 def _starts_from_lengths(lengths: np.ndarray) -> np.ndarray:

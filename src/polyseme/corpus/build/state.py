@@ -1,25 +1,24 @@
 """State of a corpus folder during preparation: locking, resuming, rolling back and merging manifests."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.corpus.build.blocks import SkippedInput
-from polyseme.corpus.clean.clean import CleaningStats
+from polyseme.corpus.clean.clean import MAX_EXAMPLES, merge_cleaning_stats
+from polyseme.corpus.sources.sources import SkippedInput
 from polyseme.corpus.store import WORK_DIR
 from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import wrap_os_errors
 from polyseme.io.json import read_json, write_json
 from polyseme.text.tokenizer import Tokenizer
 
-MAX_EXAMPLES = 5  # removed documents shown per reason
 _TRASH_DIR = ".work.gone"
 
 
@@ -84,68 +83,55 @@ def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append:
     Raises a `ConfigError` if it does not and they cannot be added.
     """
     if not append:
-        num_entries = len(plan["source_files"]), len(plan["sources"])
-        comparable = base | {
-            "source_files": base["source_files"][: num_entries[0]],
-            "sources": base["sources"][: num_entries[1]],
-        }
+        comparable = base | {key: base[key][: len(plan[key])] for key in ("source_files", "sources")}
         if mismatch := describe_difference(comparable, plan):
             raise ConfigError(f"{out} holds a corpus with {mismatch}: choose another folder or remove it")
         return True
     if mismatch := describe_difference(base | {key: plan[key] for key in ("source_files", "sources")}, plan):
         raise ConfigError(f"{out} holds a corpus with {mismatch}: append with the same settings")
-    existing_sources = {
-        _source_content(base, source): base["sources"][source["source_index"]] for source in base["source_files"]
-    }
-    already_present = [source for source in plan["source_files"] if _source_content(plan, source) in existing_sources]
-    for source in already_present:
-        old_weight, new_weight = (
-            existing_sources[_source_content(plan, source)]["weight"],
-            plan["sources"][source["source_index"]]["weight"],
-        )
-        if old_weight != new_weight:
-            raise ConfigError(f"{source['path']} is already in {out}, with weight {old_weight}, not {new_weight}")
-    if already_present and len(already_present) < len(plan["source_files"]):
-        raise ConfigError(f"{already_present[0]['path']} is already in {out}: leave it out")
-    return bool(already_present)
+    base_weights = dict(map(partial(_content_and_weight, base), base["source_files"]))
+    present = []
+    for file in plan["source_files"]:
+        content, weight = _content_and_weight(plan, file)
+        if content in base_weights:
+            present.append(file["path"])
+            if weight != base_weights[content]:
+                advice = f"with weight {base_weights[content]}, not {weight}"
+                raise ConfigError(f"{file['path']} is already in {out}, {advice}")
+    if 0 < len(present) < len(plan["source_files"]):
+        raise ConfigError(f"{present[0]} is already in {out}: leave it out")
+    return bool(present)
 
 
-def _source_content(plan: dict[str, Any], source: dict[str, Any]) -> tuple[str, ...]:
-    """Return what identifies the documents of a source, wherever the file is."""
-    corpus_source = plan["sources"][source["source_index"]]
-    return source.get("sha256") or source["version"], source["format"], corpus_source["key"], corpus_source["split"]
+def _content_and_weight(plan: dict[str, Any], file: dict[str, Any]) -> tuple[tuple[str, ...], float]:
+    """Return what identifies the documents of a file, wherever it is, and the weight of its source."""
+    source = plan["sources"][file["source_index"]]
+    return (file.get("sha256") or file["version"], file["format"], source["key"], source["split"]), source["weight"]
 
 
-def write_or_check_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
+def ensure_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
     """Write the plan, or check it against that of an interrupted run.
 
     Raises a `ConfigError` if the interrupted run had a different plan.
     """
-    work_dir = out / WORK_DIR
-    full_plan = plan | {"base": base["hash"] if base else ""}
+    work_dir, base_hash = out / WORK_DIR, base["hash"] if base else ""
     if (work_dir / "plan.json").is_file():
         earlier_plan = read_json(work_dir / "plan.json")
-        mismatch = (
-            "other sources"
-            if earlier_plan.get("base") != full_plan["base"]
-            else describe_difference(earlier_plan, plan)
-        )
+        has_same_base = earlier_plan.get("base") == base_hash
+        mismatch = describe_difference(earlier_plan, plan) if has_same_base else "other sources"
         if not mismatch:
             return
-        is_obsolete = (
-            base is not None and earlier_plan.get("base") != base["hash"]
-        )  # finished, or can never be finished
+        is_obsolete = base is not None and not has_same_base  # finished, or can never be finished
         if any(work_dir.glob("*-00000.json")) and not is_obsolete:
             advice = f"remove {work_dir} to discard it" if base else "choose another folder, or remove it"
-            raise ConfigError(
-                f"{out} holds an unfinished preparation with {mismatch}: finish that one first, or {advice}"
-            )
+            problem = f"{out} holds an unfinished preparation with {mismatch}"
+            raise ConfigError(f"{problem}: finish that one first, or {advice}")
         for path in work_dir.iterdir():
             if path.name not in ("lock", "stdin"):
                 path.unlink()
     if not base:
         tokenizer.save(out / "tokenizer")
-    write_json(work_dir / "plan.json", full_plan)
+    write_json(work_dir / "plan.json", plan | {"base": base_hash})
 
 
 def describe_difference(existing: dict[str, Any], plan: dict[str, Any]) -> str:
@@ -161,46 +147,29 @@ def describe_difference(existing: dict[str, Any], plan: dict[str, Any]) -> str:
         for name, value in plan_settings.items():
             if name != "path" and existing_settings.get(name) != value:
                 return f"{name} {existing_settings.get(name)!r}, not {value!r}"
-
-    def content(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in source.items() if k != "path"} for source in manifest["source_files"]]
-
-    return "" if content(existing) == content(plan) else "other sources, or sources that have changed since"
+    contents = [[file | {"path": ""} for file in manifest["source_files"]] for manifest in (existing, plan)]
+    return "" if contents[0] == contents[1] else "other sources, or sources that have changed since"
 
 
 def merge_manifests(base: dict[str, Any], addition: dict[str, Any]) -> dict[str, Any]:
     """Merge the manifest of a corpus with that of documents appended to it."""
-    num_base_sources = len(base["sources"])
-    source_files = [
-        source | {"source_index": source["source_index"] + num_base_sources} for source in addition["source_files"]
-    ]
+    offset = len(base["sources"])
+    source_files = [file | {"source_index": file["source_index"] + offset} for file in addition["source_files"]]
+    old, new = base["removed"], addition["removed"]
     skipped = SkippedInput()
-    for part in (base, addition):
-        skipped.add({name: part["removed"][name] for name in asdict(skipped)})
-    cleaning_stats = (CleaningStats.from_json(part["removed"]["cleaning"]) for part in (base, addition))
-    removed = asdict(skipped) | {"cleaning": merge_cleaning_stats(cleaning_stats)}
-    if "duplicates" in addition["removed"]:
-        base_duplicates, new_duplicates = base["removed"]["duplicates"], addition["removed"]["duplicates"]
-        removed["duplicates"] = {
-            name: base_duplicates[name] + new_duplicates[name] for name in ("exact", "near", "characters")
-        }
-        removed["duplicates"]["examples"] = [*base_duplicates["examples"], *new_duplicates["examples"]][:MAX_EXAMPLES]
-    languages = {lang: dict(counts) for lang, counts in base["languages"].items()}
+    for part in (old, new):
+        skipped.add(SkippedInput(**{name: part[name] for name in asdict(skipped)}))
+    removed = asdict(skipped) | {"cleaning": merge_cleaning_stats([old["cleaning"], new["cleaning"]])}
+    if "duplicates" in new:
+        removed["duplicates"] = {name: old["duplicates"][name] + value for name, value in new["duplicates"].items()}
+        del removed["duplicates"]["examples"][MAX_EXAMPLES:]
+    languages = {lang: Counter(counts) for lang, counts in base["languages"].items()}
     for lang, counts in addition["languages"].items():
-        base_counts = languages.setdefault(lang, dict.fromkeys(counts, 0))
-        languages[lang] = {unit: base_counts[unit] + counts[unit] for unit in counts}
+        languages.setdefault(lang, Counter()).update(counts)
     return base | {
-        "languages": dict(sorted(languages.items())),
+        "languages": {lang: dict(counts) for lang, counts in sorted(languages.items())},
         "sources": base["sources"] + addition["sources"],
         "source_files": base["source_files"] + source_files,
         "shards": base["shards"] + addition["shards"],
         "removed": removed,
     }
-
-
-def merge_cleaning_stats(cleaning_stats: Iterable[CleaningStats]) -> dict[str, Any]:
-    """Sum cleaning statistics, as JSON."""
-    merged_stats = CleaningStats()
-    for stats in cleaning_stats:
-        merged_stats.add(stats)
-    return merged_stats.to_json()

@@ -12,22 +12,19 @@ The steps run in this order, each on the output of the one before:
     language      remove documents detected, with at least this probability, as another language than their source's
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polyseme.corpus.clean.language import LanguageDetector
-from polyseme.corpus.dedup.external_sort import ExternalSorter
-from polyseme.errors import ConfigError, suggest
+from polyseme.corpus.dedup.external_sort import ExternalSorter, is_in_sorted
+from polyseme.errors import ConfigError, require_package, suggest
 
 DEFAULT_STEPS = "nfc,control"
 MAX_EXAMPLES, EXCERPT_CHARS = 5, 120
@@ -37,6 +34,20 @@ _DEFAULT_VALUES: dict[str, Any] = {
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\ufeff]")
 _LINE_BREAK = re.compile("\r\n|[\r\x0b\x0c\x85]")
 _WORD_CHAR = re.compile(r"[^\W_]")
+SAMPLE_CHARS = 300  # of a long text; enough to classify all of 600 English passages correctly
+_NUM_SAMPLES = 3
+_MIN_LETTERS = 20  # no detection below this length
+_NO_LETTERS = re.compile(r"[\d_\s!-/:-@\[-`{-~]+")
+_NO_LANGUAGE = "zxx"  # the model's label for text without language: numbers, code
+# Codes that differ in region, script or age rather than in content are treated as one language.
+_LANGUAGE_ALIASES = {
+    **dict.fromkeys(("nb", "nn"), "no"),
+    **dict.fromkeys(("hr", "sr", "bs", "srl"), "sh"),
+    **dict.fromkeys(("arz", "ary", "arb"), "ar"),
+    **dict.fromkeys(("yue", "wuu", "cmn"), "zh"),
+    **dict.fromkeys(("ms", "in", "zsm"), "id"),
+    **{"iw": "he", "hbo": "he", "fil": "tl", "uzs": "uz", "sdh": "ku", "gug": "gn", "pes": "fa", "prs": "fa"},
+}
 
 
 @dataclass(frozen=True)
@@ -50,19 +61,10 @@ class CleaningConfig:
     max_chars: int = 0
     language: float = 0.0
 
-    @property
-    def needs_line_counts(self) -> bool:
-        """Whether the lines of all documents must be counted before the first document is cleaned."""
-        return self.boilerplate > 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the enabled steps."""
-        return {name: value for name in _DEFAULT_VALUES if (value := getattr(self, name))}
-
     def __str__(self) -> str:
-        """Format the steps so that `parse_cleaning_steps` can read them."""
-        settings = self.to_json()
-        return ",".join(name if value is True else f"{name}={value}" for name, value in settings.items()) or "none"
+        """Format the enabled steps so that `parse_cleaning_steps` can read them."""
+        steps = [(name, value) for name, value in vars(self).items() if value]
+        return ",".join(name if value is True else f"{name}={value}" for name, value in steps) or "none"
 
 
 def parse_cleaning_steps(text: str) -> CleaningConfig:
@@ -75,9 +77,8 @@ def parse_cleaning_steps(text: str) -> CleaningConfig:
         if name == "none":
             raise ConfigError(f"'none' cannot be combined with other cleaning steps: {text!r}")
         if name not in _DEFAULT_VALUES:
-            raise ConfigError(
-                f"unknown cleaning step {name!r} in {text!r}: {suggest(name, [*_DEFAULT_VALUES, 'none'])}"
-            )
+            advice = suggest(name, [*_DEFAULT_VALUES, "none"])
+            raise ConfigError(f"unknown cleaning step {name!r} in {text!r}: {advice}")
         if name in settings:
             raise ConfigError(f"cleaning step {name!r} occurs twice in {text!r}")
         settings[name] = _parse_value(name, value) if equals else _DEFAULT_VALUES[name]
@@ -88,67 +89,51 @@ def parse_cleaning_steps(text: str) -> CleaningConfig:
 
 
 def _parse_value(name: str, value: str) -> Any:
-    if isinstance(_DEFAULT_VALUES[name], bool):
+    default = _DEFAULT_VALUES[name]
+    if isinstance(default, bool):
         raise ConfigError(f"cleaning step {name!r} takes no value, but is set to {value!r}")
-    number_type, min_value, max_value = (
-        (float, 0.0, 1.0) if name == "language" else (int, 2 if name == "boilerplate" else 1, 1 << 60)
-    )
+    min_value = 2 if name == "boilerplate" else 1
     try:
-        number = number_type(value)
+        number = type(default)(value)
     except ValueError:
         number = -1
-    if not min_value <= number <= max_value or not number:
-        expected = "a probability above 0 and at most 1" if number_type is float else f"an integer, {min_value} or more"
-        raise ConfigError(
-            f"{name}={value}: the cleaning step {name!r} takes {expected}, such as {name}={_DEFAULT_VALUES[name]}"
-        )
+    if not (0 < number <= 1 if name == "language" else min_value <= number <= 1 << 60):
+        expected = "a probability above 0 and at most 1" if name == "language" else f"an integer, {min_value} or more"
+        raise ConfigError(f"{name}={value}: the cleaning step {name!r} takes {expected}, such as {name}={default}")
     return number
 
 
 class CleaningStats:
     """Statistics of each step: documents changed and removed, characters removed, and the first examples.
 
-    The characters of all steps add up to the difference between input and output; `nfc` may add characters. The
-    statistics of consecutive groups of documents, added in order, equal those of all documents.
+    The characters of all steps add up to the difference between input and output; `nfc` may add characters.
     """
 
     def __init__(self) -> None:
         self.by_step: dict[str, dict[str, Any]] = {
-            field.name: {"changed": 0, "removed": 0, "characters": 0, "examples": []}
-            for field in fields(CleaningConfig)
+            name: {"changed": 0, "removed": 0, "characters": 0, "examples": []} for name in _DEFAULT_VALUES
         }
 
-    def record(
-        self, step: str, num_characters: int, is_removed: bool, location: str, example: Callable[[], str]
-    ) -> None:
-        """Count a document that a step changed or removed. `example` is called only while examples are needed."""
-        row = self.by_step[step]
+    def record(self, step: str, location: str, before: str, after: str = "", example: str = "") -> None:
+        """Count a document that a step changed, or removed if nothing is left; `example` replaces the excerpt."""
+        row, is_removed = self.by_step[step], not after or after.isspace()
         row["removed" if is_removed else "changed"] += 1
-        row["characters"] += num_characters
+        row["characters"] += len(before) - (0 if is_removed else len(after))
         if len(row["examples"]) < MAX_EXAMPLES:
+            text = (example or _excerpt_change(before, after))[:EXCERPT_CHARS]
             # Lone surrogates cannot be written to a file.
-            text = example()[:EXCERPT_CHARS].encode("utf-8", "replace").decode("utf-8")
-            row["examples"].append({"location": location, "text": text})
+            row["examples"].append({"location": location, "text": text.encode("utf-8", "replace").decode("utf-8")})
 
-    def add(self, other: CleaningStats) -> None:
-        """Add the statistics of the documents that follow."""
-        for name, row in self.by_step.items():
-            other_row = other.by_step[name]
+
+def merge_cleaning_stats(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the statistics (`by_step`) of consecutive groups of documents into those of all documents."""
+    merged = CleaningStats().by_step
+    for part in parts:
+        for name, row in part.items():
             for counter in ("changed", "removed", "characters"):
-                row[counter] += other_row[counter]
-            row["examples"] = [*row["examples"], *other_row["examples"]][:MAX_EXAMPLES]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the statistics by step."""
-        return self.by_step
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> CleaningStats:
-        """Restore what `to_json` returned."""
-        stats = cls()
-        for name, row in value.items():
-            stats.by_step[name] = {**row, "examples": list(row["examples"])}
-        return stats
+                merged[name][counter] += row[counter]
+            merged[name]["examples"] = [*merged[name]["examples"], *row["examples"]][:MAX_EXAMPLES]
+    return merged
 
 
 class Cleaner:
@@ -161,46 +146,31 @@ class Cleaner:
     def __init__(self, config: CleaningConfig, boilerplate_hashes: np.ndarray | None = None):
         self.config = config
         self._boilerplate_hashes = np.empty(0, dtype=np.uint64) if boilerplate_hashes is None else boilerplate_hashes
-        transforms: dict[str, Callable[[str], str]] = {}
+        self._transforms: dict[str, Callable[[str], str]] = {}
         if config.nfc:
-            transforms["nfc"] = _normalize_nfc
+            self._transforms["nfc"] = _normalize_nfc
         if config.control:
-            transforms["control"] = _strip_control_and_normalize if config.nfc else _strip_control
+            self._transforms["control"] = _strip_control_and_normalize if config.nfc else _strip_control
         if config.boilerplate and len(self._boilerplate_hashes):
-            transforms["boilerplate"] = self._strip_boilerplate
-        self._transforms = transforms
-        self._identifier = LanguageDetector() if config.language else None
+            self._transforms["boilerplate"] = self._strip_boilerplate
+        self._detector = LanguageDetector() if config.language else None
 
     def clean(self, text: str, lang: str, location: str, stats: CleaningStats) -> str | None:
         """Return the cleaned text, or None if it is removed, and update `stats`. `location` is used in examples."""
         for name, apply_step in self._transforms.items():
             new_text = apply_step(text)
-            if new_text == text:
-                continue
-            is_removed = not new_text or new_text.isspace()
-            stats.record(
-                name,
-                len(text) - (0 if is_removed else len(new_text)),
-                is_removed,
-                location,
-                partial(_excerpt_change, text, new_text),
-            )
-            if is_removed:
-                return None
-            text = new_text
-        config, num_characters = self.config, len(text)
+            if new_text != text:
+                stats.record(name, location, text, new_text)
+                if not new_text or new_text.isspace():
+                    return None
+                text = new_text
+        config, num_characters, excerpt = self.config, len(text), text[:EXCERPT_CHARS]
         if num_characters < config.min_chars:
-            stats.record("min_chars", num_characters, True, location, lambda: text)
+            stats.record("min_chars", location, text, example=excerpt)
         elif config.max_chars and num_characters > config.max_chars:
-            stats.record("max_chars", num_characters, True, location, lambda: text)
-        elif self._identifier and (detection := self._identifier.detect_mismatch(text, lang, config.language)):
-            stats.record(
-                "language",
-                num_characters,
-                True,
-                location,
-                lambda: f"{detection[0]} {detection[1]:.2f}: {text[:EXCERPT_CHARS]}",
-            )
+            stats.record("max_chars", location, text, example=excerpt)
+        elif self._detector and (detection := self._detector.detect_mismatch(text, lang, config.language)):
+            stats.record("language", location, text, example=f"{detection[0]} {detection[1]:.2f}: {excerpt}")
         else:
             return text
         return None
@@ -214,12 +184,10 @@ class Cleaner:
     def _strip_boilerplate(self, text: str) -> str:
         lines = text.split("\n")
         line_numbers, hashes = _hash_lines(lines)
-        candidates = np.minimum(np.searchsorted(self._boilerplate_hashes, hashes), len(self._boilerplate_hashes) - 1)
-        hits = np.flatnonzero(self._boilerplate_hashes[candidates] == hashes)
-        if not len(hits):
-            return text
-        boilerplate_lines = {line_numbers[hit] for hit in hits.tolist()}
-        return "\n".join(line for number, line in enumerate(lines) if number not in boilerplate_lines)
+        boilerplate = set(np.array(line_numbers)[is_in_sorted(hashes, self._boilerplate_hashes)].tolist())
+        return (
+            "\n".join(line for number, line in enumerate(lines) if number not in boilerplate) if boilerplate else text
+        )
 
 
 def _excerpt_change(before: str, after: str) -> str:
@@ -284,3 +252,54 @@ def find_repeated_lines(
         if last_count >= min_count:
             repeated_hashes.append(np.array([last_hash], dtype=np.uint64))
     return np.concatenate(repeated_hashes)
+
+
+class LanguageDetector:
+    """Detects the language of a text and its probability; ("", 0.0) if the text is too short."""
+
+    def __init__(self) -> None:
+        self._model = _load_model()
+        self._supported = {normalize_language(label) for label in self._model.labels if label != _NO_LANGUAGE}
+
+    def __call__(self, text: str) -> tuple[str, float]:
+        letters = _NO_LETTERS.sub(" ", sample_text(text))
+        if len(letters) < _MIN_LETTERS:
+            return "", 0.0
+        detected_lang, probability = self._model.classify(letters)
+        return ("", 0.0) if detected_lang == _NO_LANGUAGE else (str(detected_lang), float(probability))
+
+    def supports(self, lang: str) -> bool:
+        """Return whether the model knows a language."""
+        return normalize_language(lang) in self._supported
+
+    def detect_mismatch(self, text: str, lang: str, min_probability: float) -> tuple[str, float] | None:
+        """Return the detected language and its probability if it is not `lang` and at least `min_probability`.
+
+        Returns None if the model does not know `lang`, or if `lang` is empty.
+        """
+        if not self.supports(lang):
+            return None
+        detected_lang, probability = self(text)
+        is_same = not detected_lang or normalize_language(detected_lang) == normalize_language(lang)
+        return None if is_same or probability < min_probability else (detected_lang, probability)
+
+
+def normalize_language(code: str) -> str:
+    """Return the language of a code that may have a region or script, e.g. `pt_BR`, `zh-Hans`."""
+    base_code = re.split("[-_.@]", code.strip().lower())[0]
+    return _LANGUAGE_ALIASES.get(base_code, base_code)
+
+
+def sample_text(text: str) -> str:
+    """Return the beginning, middle and end of a long text; a short text unchanged."""
+    if len(text) <= SAMPLE_CHARS:
+        return text
+    length = SAMPLE_CHARS // _NUM_SAMPLES
+    starts = [(len(text) - length) * index // (_NUM_SAMPLES - 1) for index in range(_NUM_SAMPLES)]
+    return " ".join(text[start : start + length] for start in starts)
+
+
+@cache
+def _load_model() -> Any:
+    langid = require_package("py3langid.langid", "language detection")
+    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

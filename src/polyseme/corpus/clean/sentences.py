@@ -1,16 +1,11 @@
 """Lossless sentence splitting: the sentences concatenate to the text and to the same byte-level BPE tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from functools import cache
 
-from polyseme.errors import UnsupportedError
+from polyseme.errors import require_package
 
 # White space as in Unicode and tokenizers; `str.strip()` also strips four control characters.
-_WHITESPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a" + (
-    "\u2028\u2029\u202f\u205f\u3000"
-)
+_WHITESPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _TO_PLAIN_SPACES = str.maketrans(dict.fromkeys(_WHITESPACE, " "))
 _MAX_SEGMENT_CHARS = 10_000  # sentencex searches far ahead for closing quotes, so huge lines are split first
 
@@ -22,13 +17,14 @@ def split_sentences(text: str, lang: str = "en") -> list[str]:
     byte-level BPE: a pre-token never extends from a word into the white space after it, so encoding the sentences
     one by one gives the ids of the whole text. Only the last sentence may end in white space.
     """
+    segment = require_package("sentencex", "sentence splitting").segment
     sentences: list[str] = []
     parts: list[str] = []  # of the current sentence
     whitespace = ""  # between the last sentence and the next
     for number, line in enumerate(text.split("\n")):
         if number:
             whitespace += "\n"
-        for piece in _segment_line(line, lang):
+        for piece in _segment_line(segment, line, lang):
             body = piece.rstrip(_WHITESPACE)
             if not body:
                 whitespace += piece
@@ -45,9 +41,8 @@ def split_sentences(text: str, lang: str = "en") -> list[str]:
     return sentences
 
 
-def _segment_line(line: str, lang: str) -> Iterator[str]:
+def _segment_line(segment: Callable[[str, str], list[str]], line: str, lang: str) -> Iterator[str]:
     """Yield the segments of a line. Other spaces are replaced by plain ones, because some make sentencex panic."""
-    segment = _load_segmenter()
     for start in range(0, len(line), _MAX_SEGMENT_CHARS):
         part = line[start : start + _MAX_SEGMENT_CHARS]
         if part.isascii():
@@ -65,15 +60,3 @@ def _is_boundary(before: str, after: str) -> bool:
     True for `。我`; False for `torch.Tensor`, and for `.”` and similar, which may be one token.
     """
     return after in _WHITESPACE or (after.isalnum() and not before.isalnum() and not before.isascii() and before != "’")
-
-
-@cache
-def _load_segmenter() -> Callable[[str, str], list[str]]:
-    try:
-        import sentencex
-    except ImportError:
-        raise UnsupportedError(
-            "sentence splitting needs sentencex, which is not installed: pip install sentencex"
-        ) from None
-    segment: Callable[[str, str], list[str]] = sentencex.segment
-    return segment

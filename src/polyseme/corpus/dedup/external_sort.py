@@ -1,11 +1,8 @@
 """External merge sort of more numbers than fit into memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import numpy as np
 
@@ -28,10 +25,10 @@ class ExternalSorter:
         self._num_buffered = 0
         self._run_lengths: list[int] = []
 
-    def __enter__(self) -> ExternalSorter:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.path.unlink(missing_ok=True)
 
     def add(self, values: np.ndarray) -> None:
@@ -98,7 +95,12 @@ class ExternalSorter:
             self._run_lengths.append(len(run))
 
 
-def _drop_repeats(sorted_values: np.ndarray) -> np.ndarray:
-    return (
-        sorted_values[np.append(True, sorted_values[1:] != sorted_values[:-1])] if len(sorted_values) else sorted_values
-    )
+def is_in_sorted(values: np.ndarray, sorted_values: np.ndarray) -> np.ndarray:
+    """Return which of the values are in a sorted array."""
+    if not len(sorted_values):
+        return np.zeros(len(values), bool)
+    return np.asarray(sorted_values[np.searchsorted(sorted_values[:-1], values)] == values)
+
+
+def _drop_repeats(values: np.ndarray) -> np.ndarray:
+    return values[np.append(True, values[1:] != values[:-1])] if len(values) else values

@@ -8,8 +8,6 @@ Only documents that agree in all rows of at least one band of their signatures, 
 4 before it; other pairs are missed.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,12 +29,11 @@ def lsh_bands(threshold: float, signature_size: int = SIGNATURE_SIZE) -> tuple[i
     """Return the number of bands and of rows per band: the most rows that find 99% of the pairs at the threshold."""
     if not 0 < threshold <= 1:
         raise ConfigError(f"the near-duplicate threshold is {threshold}; it must be greater than 0 and at most 1")
-    row_counts = [
-        rows
-        for rows in range(1, signature_size + 1)
-        if 1 - (1 - threshold**rows) ** (signature_size // rows) >= MIN_RECALL
-    ]
-    rows = max(row_counts, default=1)
+
+    def recall(rows: int) -> float:
+        return 1 - (1 - threshold**rows) ** (signature_size // rows)
+
+    rows = max((rows for rows in range(1, signature_size + 1) if recall(rows) >= MIN_RECALL), default=1)
     return signature_size // rows, rows
 
 
@@ -47,7 +44,7 @@ def find_duplicates(
     threshold: float,
     work_dir: Path,
     memory_bytes: int = 64 << 20,
-    advance: ProgressFn | None = None,
+    advance: ProgressFn = lambda amount: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return for each document the index of the document it repeats (-1 if none), and whether it is an exact copy.
 
@@ -56,28 +53,28 @@ def find_duplicates(
     copies are found. `advance` is called with numbers of documents that sum to all. Uses about `memory_bytes` bytes of
     memory besides the output, and in `work_dir` 8 bytes per document and band, plus the pairs.
     """
-    num_bands, rows_per_band = lsh_bands(threshold)
+    bands = lsh_bands(threshold)
     if sum(map(len, exact_hashes)) != len(include) or (signatures and sum(map(len, signatures)) != len(include)):
         raise ValueError("exact_hashes, signatures and include differ in length")
     if len(include) > 1 << 32:
         raise DataError(f"{len(include)} documents exceed the limit of 2^32: prepare several corpora")
-    advance = advance or (lambda amount: None)
-    duplicate_of = np.full(len(include), -1, dtype=np.int64)
-    _find_exact_duplicates(
-        _StackedArray(exact_hashes),
-        include,
-        duplicate_of,
-        work_dir / "copies.runs",
-        memory_bytes,
-        advance,
-        1 if signatures is None else 0.25,
-    )
+    share = 1 if signatures is None else 0.25  # of the progress
+    with ExternalSorter(work_dir / "copies.runs", memory_bytes // 2) as records:
+        table = StackedArray(exact_hashes)
+        for first, rows in table.iter_slices(max(memory_bytes // 256, 64)):
+            records.add(_pack_records(rows[:, 0], first, len(table))[include[first : first + len(rows)]])
+            advance(share * len(rows))
+        duplicate_of = _find_exact_duplicates(records, table)
     is_exact = duplicate_of >= 0
     if signatures is not None:
-        table = _StackedArray(signatures)
+        table = StackedArray(signatures)
         with ExternalSorter(work_dir / "pairs.runs", memory_bytes // 2, unique=True) as pairs:
             with ExternalSorter(work_dir / "bands.runs", memory_bytes // 2) as records:
-                _add_bands(records, table, include & ~is_exact, num_bands, rows_per_band, memory_bytes, advance)
+                for first, rows in table.iter_slices(max(memory_bytes // (bands[0] * 64), 16)):
+                    documents = slice(first, first + len(rows))
+                    mask = include[documents] & ~is_exact[documents] & (rows[:, 0] != 0)  # 0: without words
+                    records.add(_pack_records(_band_keys(rows, *bands), first, len(table))[mask].ravel())
+                    advance(0.25 * len(rows))
                 for pair in _candidate_pairs(records, len(include), advance):
                     pairs.add(pair)
             _mark_near_duplicates(pairs, table, threshold * SIGNATURE_SIZE, duplicate_of, advance)
@@ -85,7 +82,7 @@ def find_duplicates(
     return duplicate_of, is_exact
 
 
-class _StackedArray:
+class StackedArray:
     """Several arrays indexed as if concatenated along the first axis."""
 
     def __init__(self, parts: Sequence[np.ndarray]):
@@ -154,57 +151,38 @@ def _iter_buckets(
         carried = chunk[last_bucket:][select_carried(documents[last_bucket:])]
 
 
-def _find_exact_duplicates(
-    table: _StackedArray,
-    include: np.ndarray,
-    duplicate_of: np.ndarray,
-    path: Path,
-    memory_bytes: int,
-    advance: ProgressFn,
-    progress_share: float,
-) -> None:
-    """Set `duplicate_of` of each document whose hash occurred before to the first document with that hash."""
-    with ExternalSorter(path, memory_bytes // 2) as records:
-        for first, rows in table.iter_slices(max(memory_bytes // 256, 64)):
-            records.add(_pack_records(rows[:, 0], first, len(table))[include[first : first + len(rows)]])
-            advance(progress_share * len(rows))
-        for documents, bucket_starts, _ in _iter_buckets(
-            records, len(table), lambda documents: duplicate_of[documents] < 0
-        ):
-            in_shared_bucket = np.append(bucket_starts[1:] == bucket_starts[:-1], False)
-            in_shared_bucket[1:] |= in_shared_bucket[:-1]  # all documents of buckets with two or more
-            members = documents[in_shared_bucket]
-            if not len(members):
-                continue
-            rows = table.take_rows(members)
-            order = np.lexsort((members, rows[:, 1], rows[:, 0]))
-            members, rows = members[order], rows[order]
-            starts_group = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))
-            originals = members[np.maximum.accumulate(np.where(starts_group, np.arange(len(starts_group)), 0))]
-            duplicate_of[members[~starts_group]] = originals[~starts_group]
-            table.release_pages()
+def _find_exact_duplicates(records: ExternalSorter, table: StackedArray) -> np.ndarray:
+    """Return for each document the first with the same hash, -1 if it is that itself."""
+    duplicate_of = np.full(len(table), -1, dtype=np.int64)
+
+    def is_original(documents: np.ndarray) -> np.ndarray:
+        return duplicate_of[documents] < 0
+
+    for documents, bucket_starts, _ in _iter_buckets(records, len(table), is_original):
+        in_shared_bucket = np.append(bucket_starts[1:] == bucket_starts[:-1], False)
+        in_shared_bucket[1:] |= in_shared_bucket[:-1]  # all documents of buckets with two or more
+        members = documents[in_shared_bucket]
+        if not len(members):
+            continue
+        rows = table.take_rows(members)
+        order = np.lexsort((members, rows[:, 1], rows[:, 0]))
+        members, rows = members[order], rows[order]
+        starts_group = np.append(True, (rows[1:] != rows[:-1]).any(axis=1))
+        originals = members[np.maximum.accumulate(np.where(starts_group, np.arange(len(starts_group)), 0))]
+        duplicate_of[members[~starts_group]] = originals[~starts_group]
+        table.release_pages()
+    return duplicate_of
 
 
-def _add_bands(
-    records: ExternalSorter,
-    table: _StackedArray,
-    include: np.ndarray,
-    num_bands: int,
-    rows_per_band: int,
-    memory_bytes: int,
-    advance: ProgressFn,
-) -> None:
-    """Add one record per band for each included document that has a word."""
+def _band_keys(signatures: np.ndarray, num_bands: int, rows_per_band: int) -> np.ndarray:
+    """Return a hash of each band of each signature, uint64 [n, num_bands]."""
     positions = np.arange(num_bands * rows_per_band, dtype=np.uint64).reshape(num_bands, rows_per_band)
     factors = splitmix64((positions + np.uint64(1)) * GOLDEN_GAMMA) | np.uint64(1)
-    for first, part in table.iter_slices(max(memory_bytes // (num_bands * 64), 16)):
-        values = np.asarray(part)[:, : num_bands * rows_per_band].reshape(len(part), num_bands, rows_per_band)
-        keys = np.zeros((len(part), num_bands), dtype=np.uint64)
-        for row in range(rows_per_band):
-            keys += values[:, :, row] * factors[:, row]
-        keep = include[first : first + len(part)] & (values[:, 0, 0] != 0)
-        records.add(_pack_records(splitmix64(keys), first, len(table))[keep].ravel())
-        advance(0.25 * len(part))
+    values = np.asarray(signatures)[:, : num_bands * rows_per_band].reshape(len(signatures), num_bands, rows_per_band)
+    keys = np.zeros((len(signatures), num_bands), dtype=np.uint64)
+    for row in range(rows_per_band):
+        keys += values[:, :, row] * factors[:, row]
+    return splitmix64(keys)
 
 
 def _select_comparison_partners(documents: np.ndarray) -> np.ndarray:
@@ -221,11 +199,11 @@ def _candidate_pairs(records: ExternalSorter, num_documents: int, advance: Progr
         first = bucket_starts[later]
         ranks = later - first
         for rank in range(min(NUM_BUCKET_FIRST, int(ranks.max(initial=0)))):
-            selected_mask = ranks > rank
-            yield _encode_pair(documents[first[selected_mask] + rank], documents[later[selected_mask]])
+            mask = ranks > rank
+            yield _encode_pair(documents[first[mask] + rank], documents[later[mask]])
         for distance in range(1, NUM_BUCKET_PREVIOUS + 1):
-            selected_mask = ranks - distance >= NUM_BUCKET_FIRST
-            yield _encode_pair(documents[later[selected_mask] - distance], documents[later[selected_mask]])
+            mask = ranks - distance >= NUM_BUCKET_FIRST
+            yield _encode_pair(documents[later[mask] - distance], documents[later[mask]])
         advance(0.25 * num_documents * (len(documents) - num_carried) / records.num_added)
     if not records.num_added:
         advance(0.25 * num_documents)
@@ -235,13 +213,13 @@ def _encode_pair(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
     return (later.astype(np.uint64) << np.uint64(32)) | earlier.astype(np.uint64)
 
 
-def is_similar(table: _StackedArray, earlier: np.ndarray, later: np.ndarray, min_matches: float) -> np.ndarray:
+def is_similar(table: StackedArray, earlier: np.ndarray, later: np.ndarray, min_matches: float) -> np.ndarray:
     """Return which pairs have at least `min_matches` equal numbers in their signatures."""
     return np.count_nonzero(table.take_rows(earlier) == table.take_rows(later), axis=1) >= min_matches
 
 
 def _mark_near_duplicates(
-    pairs: ExternalSorter, table: _StackedArray, min_matches: float, duplicate_of: np.ndarray, advance: ProgressFn
+    pairs: ExternalSorter, table: StackedArray, min_matches: float, duplicate_of: np.ndarray, advance: ProgressFn
 ) -> None:
     """Mark each document, in order, as a duplicate of the first similar one that is not a duplicate itself.
 
@@ -256,10 +234,10 @@ def _mark_near_duplicates(
             earlier = (part & np.uint64(0xFFFFFFFF)).astype(np.int64)
             undecided = (duplicate_of[later] < 0) & (duplicate_of[earlier] < 0)
             later, earlier = later[undecided], earlier[undecided]
-            similar_mask = is_similar(table, earlier, later, min_matches)
-            for earlier_document, later_document in zip(earlier[similar_mask].tolist(), later[similar_mask].tolist()):
-                if duplicate_of[earlier_document] < 0 and duplicate_of[later_document] < 0:
-                    duplicate_of[later_document] = earlier_document
+            similar = is_similar(table, earlier, later, min_matches)
+            for original, document in zip(earlier[similar].tolist(), later[similar].tolist()):
+                if duplicate_of[original] < 0 and duplicate_of[document] < 0:
+                    duplicate_of[document] = original
             table.release_pages()
         if len(chunk):
             progress_reached = 0.25 * int(chunk[-1] >> np.uint64(32))
@@ -272,7 +250,6 @@ def _resolve_chains(duplicate_of: np.ndarray, is_exact: np.ndarray) -> None:
     """Let exact copies of a near duplicate point to its original, as near duplicates."""
     for low in range(0, len(duplicate_of), 1 << 16):
         part = slice(low, low + (1 << 16))
-        direct_duplicate = duplicate_of[part]
-        indirect_duplicate = np.where(is_exact[part], duplicate_of[direct_duplicate], -1)
-        is_exact[part] &= indirect_duplicate < 0
-        duplicate_of[part] = np.where(indirect_duplicate >= 0, indirect_duplicate, direct_duplicate)
+        originals = np.where(is_exact[part], duplicate_of[duplicate_of[part]], -1)
+        is_exact[part] &= originals < 0
+        duplicate_of[part] = np.where(originals >= 0, originals, duplicate_of[part])

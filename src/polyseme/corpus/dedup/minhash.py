@@ -6,12 +6,10 @@ its smallest hash, and an empty bin copies that of another bin, chosen at random
 Everything is vectorized over many documents; the signature of a document depends on its text alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -53,54 +51,16 @@ def hash_texts(texts: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 
-def jaccard_similarity(a: str, b: str) -> float:
-    """Compute the Jaccard similarity of the shingles of two texts, which signatures estimate."""
-    shingles_a, shingles_b = _shingle_set(a), _shingle_set(b)
-    return len(shingles_a & shingles_b) / len(shingles_a | shingles_b) if shingles_a and shingles_b else 0.0
-
-
-def split_words(text: str) -> list[str]:
-    """Return the case-folded words of a text that form its shingles."""
-    words = [""]
-    for char in text:
-        folded, is_single = _fold_char(char)
-        if is_single or not folded:
-            words += [folded, ""]
-        else:
-            words[-1] += folded
-    return [word for word in words if word]
-
-
-def _shingle_set(text: str) -> set[tuple[str, ...]]:
-    words = split_words(text)
-    return {tuple(words[i : i + SHINGLE_WORDS]) for i in range(max(len(words) - SHINGLE_WORDS + 1, min(len(words), 1)))}
-
-
-@lru_cache(4096)
-def _fold_char(char: str) -> tuple[str, bool]:
-    """Return a character case-folded (empty if it is not part of words), and whether it is a word by itself."""
-    if not char.isalnum() and unicodedata.category(char)[0] != "M":
-        return "", False
-    is_single = any(low <= ord(char) <= high for low, high in SCRIPTS_WITHOUT_SPACES)
-    return next((variant for variant in (char.casefold(), char.lower()) if len(variant) == 1), char), is_single
-
-
 @cache
 def _code_point_table() -> np.ndarray:
-    """Return the folded code point of each code point, marked if a word by itself; 0 for separators."""
+    """Return the case-folded code point of each code point, marked if a word by itself; 0 for separators."""
     table = np.zeros(0x110000, dtype=np.uint32)
-    # Large ranges without case, filled at once
-    large_ranges = [(low, high) for low, high in SCRIPTS_WITHOUT_SPACES if high - low > 1000]
-    codes = np.arange(0x33480, dtype=np.uint32)
-    for low, high in large_ranges:
-        alnum = [chr(code).isalnum() for code in range(low, high + 1)]
-        table[low : high + 1] = np.where(alnum, codes[low : high + 1] | np.uint32(_SINGLE_CHAR_WORD), 0)
-        codes[low : high + 1] = 0
-    table[0xAC00:0xD7A4] = codes[0xAC00:0xD7A4]  # Hangul has no case either
-    codes[0xAC00:0xD7A4] = codes[0xD800:0xF900] = 0  # surrogates and private use are not letters
-    for code in (*codes[codes > 0].tolist(), *range(0xE0100, 0xE01F0)):
-        folded, is_single = _fold_char.__wrapped__(chr(code))
-        table[code] = ord(folded) | (_SINGLE_CHAR_WORD if is_single else 0) if folded else 0
+    for code in (*range(0x33480), *range(0xE0100, 0xE01F0)):  # letters, digits and marks are in these ranges
+        char = chr(code)
+        if char.isalnum() or unicodedata.category(char)[0] == "M":
+            table[code] = next((ord(c) for c in (char.casefold(), char.lower()) if len(c) == 1), code)
+    for low, high in SCRIPTS_WITHOUT_SPACES:
+        table[low : high + 1] |= np.where(table[low : high + 1], np.uint32(_SINGLE_CHAR_WORD), np.uint32(0))
     return table
 
 
@@ -110,12 +70,8 @@ def _densification_order() -> tuple[np.ndarray, np.ndarray]:
 
     Also returns the inverse: for each bin its rank in the orders of all bins, times SIZE, plus itself.
     """
-    order = np.argsort(
-        splitmix64(np.arange(SIGNATURE_SIZE * SIGNATURE_SIZE, dtype=np.uint64) * GOLDEN_GAMMA).reshape(
-            SIGNATURE_SIZE, SIGNATURE_SIZE
-        ),
-        axis=1,
-    )
+    random_keys = splitmix64(np.arange(SIGNATURE_SIZE * SIGNATURE_SIZE, dtype=np.uint64) * GOLDEN_GAMMA)
+    order = np.argsort(random_keys.reshape(SIGNATURE_SIZE, SIGNATURE_SIZE), axis=1)
     ranks = np.argsort(order, axis=1).T * SIGNATURE_SIZE + np.arange(SIGNATURE_SIZE)[:, None]
     return order, ranks.astype(np.uint16)
 
@@ -198,14 +154,13 @@ def _min_shingle_hashes(word_hashes: np.ndarray, document_starts: np.ndarray) ->
         document_ids = np.repeat(np.arange(num_documents), counts)
         positions = np.arange(len(document_ids)) + np.repeat(begins - np.cumsum(counts) + counts, counts)
         _update_min_hashes(min_hashes, document_ids, splitmix64(hashes[positions]))
-    short_documents = np.flatnonzero(np.diff(document_starts) < SHINGLE_WORDS)
-    short_documents = short_documents[document_starts[short_documents] < document_starts[short_documents + 1]]
+    num_words = np.diff(document_starts)
+    short_documents = np.flatnonzero((num_words > 0) & (num_words < SHINGLE_WORDS))
     hashes = np.zeros(len(short_documents), dtype=np.uint64)
     for step in range(SHINGLE_WORDS - 1):
-        has_word = document_starts[short_documents] + step < document_starts[short_documents + 1]
-        hashes[has_word] = (
-            hashes[has_word] * _SHINGLE_BASE + word_hashes[document_starts[short_documents[has_word]] + step]
-        )
+        has_word = step < num_words[short_documents]
+        words = word_hashes[document_starts[short_documents[has_word]] + step]
+        hashes[has_word] = hashes[has_word] * _SHINGLE_BASE + words
     _update_min_hashes(min_hashes, short_documents, splitmix64(hashes))
     return min_hashes.reshape(num_documents, SIGNATURE_SIZE)
 
@@ -221,15 +176,11 @@ def _densify_signatures(min_hashes: np.ndarray) -> None:
     num_filled = SIGNATURE_SIZE - np.count_nonzero(is_empty, axis=1)
     sparse_documents = np.flatnonzero((num_filled > 0) & (num_filled <= _MAX_SPARSE_BINS))
     if len(sparse_documents):  # find which of the few full bins comes first in the order of each bin
-        _, bins = np.nonzero(~is_empty[sparse_documents])
-        first = (
-            np.minimum.reduceat(
-                ranks[bins], np.cumsum(num_filled[sparse_documents]) - num_filled[sparse_documents], axis=0
-            )
-            % SIGNATURE_SIZE
-        )
-        donor_hashes = np.take_along_axis(min_hashes[sparse_documents], first.astype(np.int64), axis=1)
-        min_hashes[sparse_documents] = np.where(is_empty[sparse_documents], donor_hashes, min_hashes[sparse_documents])
+        hashes, bins = min_hashes[sparse_documents], np.nonzero(~is_empty[sparse_documents])[1]
+        bin_counts = num_filled[sparse_documents]
+        first = np.minimum.reduceat(ranks[bins], np.cumsum(bin_counts) - bin_counts, axis=0) % SIGNATURE_SIZE
+        donor_hashes = np.take_along_axis(hashes, first.astype(np.int64), axis=1)
+        min_hashes[sparse_documents] = np.where(is_empty[sparse_documents], donor_hashes, hashes)
     rows, bins = np.nonzero(is_empty & (num_filled > _MAX_SPARSE_BINS)[:, None])
     donor_hashes = min_hashes.copy()
     for rank in range(SIGNATURE_SIZE):

@@ -4,13 +4,12 @@ Compares word n-grams, as was done with eight words for GPT-2 (Radford et al. 20
 probability of a false match between a million n-grams and a corpus of a billion is about 1 in 20,000.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from polyseme.corpus.dedup.external_sort import is_in_sorted
 from polyseme.corpus.inspect.word_hashes import Detokenizer, HashedWords, hash_words
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
@@ -51,11 +50,8 @@ class ContaminationResult:
     @property
     def rates(self) -> dict[str, float | None]:
         """Shares of the n-grams and of the examples that can be compared; None if there are none."""
-        totals = {
-            "num_matched": self.num_ngrams,
-            "num_contaminated": self.num_compared,
-            "num_half_contaminated": self.num_compared,
-        }
+        totals = {"num_matched": self.num_ngrams, "num_contaminated": self.num_compared}
+        totals["num_half_contaminated"] = self.num_compared
         return {name: getattr(self, name) / count if count else None for name, count in totals.items()}
 
 
@@ -71,19 +67,15 @@ def measure_contamination(
     if n < 1:
         raise ConfigError(f"n is {n}; it must be at least 1")
     detokenizer = Detokenizer(Tokenizer.load(corpus.path / "tokenizer"))
-    loaded_sets = {name: _load_evaluation_set(texts, detokenizer, n) for name, texts in evaluation_sets.items()}
-    ngram_hashes = np.unique(
-        np.concatenate([np.zeros(0, np.uint64), *(evaluation_set.ngrams for evaluation_set in loaded_sets.values())])
-    )
+    sets = [_load_evaluation_set(name, texts, detokenizer, n) for name, texts in evaluation_sets.items()]
+    ngram_hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *(loaded.ngrams for loaded in sets)]))
     matched_hashes = ngram_hashes[_find_in_corpus(corpus, detokenizer, ngram_hashes, n)]
-    return [
-        _measure_set(name, evaluation_set, detokenizer, matched_hashes, n, num_shown)
-        for name, evaluation_set in loaded_sets.items()
-    ]
+    return [_measure_set(loaded, detokenizer, matched_hashes, n, num_shown) for loaded in sets]
 
 
 @dataclass(frozen=True, eq=False)
 class _EvaluationSet:
+    name: str
     texts: list[str]
     num_words: np.ndarray  # int64: words per example
     ngrams: np.ndarray  # uint64 hashes, without n-grams that contain an unknown word
@@ -91,7 +83,7 @@ class _EvaluationSet:
     num_unknown: int
 
 
-def _load_evaluation_set(texts: Iterable[str], detokenizer: Detokenizer, n: int) -> _EvaluationSet:
+def _load_evaluation_set(name: str, texts: Iterable[str], detokenizer: Detokenizer, n: int) -> _EvaluationSet:
     all_texts: list[str] = []
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int64))]
     num_unknown = 0
@@ -106,7 +98,7 @@ def _load_evaluation_set(texts: Iterable[str], detokenizer: Detokenizer, n: int)
         parts.append((np.bincount(word_examples, minlength=len(batch)), hashes[is_usable], ngram_examples))
         all_texts += batch
     num_words, ngrams, example_ids = (np.concatenate(arrays) for arrays in zip(*parts))
-    return _EvaluationSet(all_texts, num_words, ngrams, example_ids, num_unknown)
+    return _EvaluationSet(name, all_texts, num_words, ngrams, example_ids, num_unknown)
 
 
 def _text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -156,15 +148,12 @@ def _word_slices(corpus: Corpus, detokenizer: Detokenizer, n: int) -> Iterator[t
     while first < corpus.num_documents:
         last = int(np.searchsorted(document_starts, document_starts[first] + SLICE_TOKENS, side="right")) - 1
         if last > first:
-            words = detokenizer.hash_corpus_words(
-                corpus, document_starts[first:last], np.diff(document_starts[first : last + 1])
-            )
-            yield words, int(document_starts[last] - document_starts[first])
+            lengths = np.diff(document_starts[first : last + 1])
+            yield detokenizer.hash_corpus_words(corpus, document_starts[first:last], lengths), int(lengths.sum())
             first = last
         else:
-            yield from _long_document_slices(
-                corpus, detokenizer, int(document_starts[first]), int(document_starts[first + 1]), n
-            )
+            start, end = document_starts[first : first + 2].tolist()
+            yield from _long_document_slices(corpus, detokenizer, start, end, n)
             first += 1
 
 
@@ -186,59 +175,41 @@ def _long_document_slices(
         yield read(low, high).drop_edge_words(low > start, high < end), high - low
         if high == end:
             return
-        overlap_tokens = 4 * n
-        while 2 * overlap_tokens <= size and len(read(high - overlap_tokens, high).hashes) < n + 2:
-            overlap_tokens *= 2
-        if 2 * overlap_tokens <= size:
-            low, size = high - overlap_tokens, SLICE_TOKENS
+        overlap = 4 * n  # in tokens
+        while 2 * overlap <= size and len(read(high - overlap, high).hashes) < n + 2:
+            overlap *= 2
+        if 2 * overlap <= size:
+            low, size = high - overlap, SLICE_TOKENS
         else:  # hardly any words in this slice
             size *= 2
 
 
 def _measure_set(
-    name: str,
-    evaluation_set: _EvaluationSet,
-    detokenizer: Detokenizer,
-    matched_hashes: np.ndarray,
-    n: int,
-    num_shown: int,
+    loaded: _EvaluationSet, detokenizer: Detokenizer, matched_hashes: np.ndarray, n: int, num_shown: int
 ) -> ContaminationResult:
-    num_examples = len(evaluation_set.texts)
-    is_matched = _is_in_sorted(evaluation_set.ngrams, matched_hashes)
-    ngram_counts = np.bincount(evaluation_set.example_ids, minlength=num_examples)
-    match_counts = np.bincount(evaluation_set.example_ids[is_matched], minlength=num_examples)
+    num_examples = len(loaded.texts)
+    is_matched = is_in_sorted(loaded.ngrams, matched_hashes)
+    ngram_counts = np.bincount(loaded.example_ids, minlength=num_examples)
+    match_counts = np.bincount(loaded.example_ids[is_matched], minlength=num_examples)
     order = np.lexsort((-match_counts, -match_counts / np.maximum(ngram_counts, 1)))[:num_shown]
-    worst_examples = [
-        ContaminatedExample(
-            int(i) + 1,
-            int(ngram_counts[i]),
-            int(match_counts[i]),
-            _longest_match(evaluation_set.texts[i], detokenizer, matched_hashes, n),
-            evaluation_set.texts[i],
-        )
-        for i in order
-        if match_counts[i]
-    ]
+    worst_examples = []
+    for i in order[match_counts[order] > 0].tolist():
+        match = _longest_match(loaded.texts[i], detokenizer, matched_hashes, n)
+        counts = int(ngram_counts[i]), int(match_counts[i])
+        worst_examples.append(ContaminatedExample(i + 1, *counts, match, loaded.texts[i]))
     return ContaminationResult(
-        name=name,
+        name=loaded.name,
         n=n,
         num_examples=num_examples,
-        num_too_short=int((evaluation_set.num_words < n).sum()),
+        num_too_short=int((loaded.num_words < n).sum()),
         num_compared=int((ngram_counts > 0).sum()),
-        num_ngrams=len(evaluation_set.ngrams),
-        num_unknown=evaluation_set.num_unknown,
+        num_ngrams=len(loaded.ngrams),
+        num_unknown=loaded.num_unknown,
         num_matched=int(is_matched.sum()),
         num_contaminated=int((match_counts > 0).sum()),
         num_half_contaminated=int(((2 * match_counts >= ngram_counts) & (ngram_counts > 0)).sum()),
         worst_examples=tuple(worst_examples),
     )
-
-
-def _is_in_sorted(hashes: np.ndarray, sorted_hashes: np.ndarray) -> np.ndarray:
-    """Return which of the hashes are in a sorted array."""
-    if not sorted_hashes.size:
-        return np.zeros(len(hashes), bool)
-    return np.asarray(sorted_hashes[np.searchsorted(sorted_hashes[:-1], hashes)] == hashes)
 
 
 def _longest_match(text: str, detokenizer: Detokenizer, matched_hashes: np.ndarray, n: int) -> str:
@@ -249,7 +220,7 @@ def _longest_match(text: str, detokenizer: Detokenizer, matched_hashes: np.ndarr
     decoded_text = detokenizer.round_trip([text])[0]
     words = hash_words(decoded_text)
     hashes, _, has_unknown = words.hash_ngrams(n)
-    changes = np.diff(np.concatenate([[0], _is_in_sorted(hashes, matched_hashes) & ~has_unknown, [0]]))
+    changes = np.diff(np.concatenate([[0], is_in_sorted(hashes, matched_hashes) & ~has_unknown, [0]]))
     begins, ends = np.flatnonzero(changes == 1), np.flatnonzero(changes == -1)
     longest = int(np.argmax(ends - begins))
     first, last = int(begins[longest]), int(ends[longest]) + n - 1

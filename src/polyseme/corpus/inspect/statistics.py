@@ -1,7 +1,6 @@
 """Statistics of a corpus: sizes, sources, lengths, frequent tokens, entropy, removed documents, sample documents."""
 
-from __future__ import annotations
-
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -126,22 +125,14 @@ def compute_statistics(corpus: Corpus, seed: int = 0, num_samples: int = 5, top_
 
 def _source_stats(manifest: dict[str, Any]) -> tuple[SourceStats, ...]:
     """Return the statistics of each source, in the order of their documents."""
-    rows = []
-    for corpus_source in manifest.get("sources", []):
-        counts = {name: int(corpus_source.get("counts", {}).get(name, 0)) for name in _UNITS}
-        rows.append(
-            (
-                str(corpus_source.get("path", "?")),
-                str(corpus_source.get("lang") or "?"),
-                corpus_source.get("weight", 1),
-                counts,
-            )
-        )
-    total_tokens = max(sum(counts["tokens"] for *_, counts in rows), 1)
-    weighted_tokens = sum(counts["tokens"] * weight for *_, weight, counts in rows) or 1
+    sources = manifest.get("sources", [])
+    counts = [{unit: int(source.get("counts", {}).get(unit, 0)) for unit in _UNITS} for source in sources]
+    tokens = np.array([source_counts["tokens"] for source_counts in counts])
+    weights = [source.get("weight", 1) for source in sources]
+    shares, weighted_shares = (t / (t.sum() or 1) for t in (tokens, tokens * np.array(weights)))
     return tuple(
-        SourceStats(n, lang, w, c, c["tokens"] / total_tokens, c["tokens"] * w / weighted_tokens)
-        for n, lang, w, c in rows
+        SourceStats(str(source.get("path", "?")), str(source.get("lang") or "?"), *stats)
+        for source, *stats in zip(sources, weights, counts, shares.tolist(), weighted_shares.tolist())
     )
 
 
@@ -150,32 +141,24 @@ def _language_stats(manifest: dict[str, Any], sources: tuple[SourceStats, ...]) 
 
     In a source with several languages (gettext) all have the weight of the source.
     """
-    parts = [source for source in sources if source.lang != "?"]
+    parts: dict[str, list[SourceStats]] = defaultdict(list)
+    for source in sources:
+        if source.lang != "?":
+            parts[source.lang].append(source)
     for mixed in (source for source in sources if source.lang == "?"):
-        for lang, counts in manifest.get("languages", {}).items():
-            known_tokens = sum(source.counts["tokens"] for source in parts if source.lang == lang)
-            share = max(counts["tokens"] - known_tokens, 0) / max(mixed.counts["tokens"], 1)
-            if share:
-                language_counts = {
-                    name: counts[name] - sum(s.counts[name] for s in parts if s.lang == lang) for name in _UNITS
-                }
-                parts.append(
-                    SourceStats(
-                        lang,
-                        lang,
-                        mixed.weight,
-                        language_counts,
-                        mixed.token_share * share,
-                        mixed.weighted_share * share,
-                    )
-                )
+        for lang, total in manifest.get("languages", {}).items():
+            counts = {unit: total[unit] - sum(part.counts[unit] for part in parts[lang]) for unit in _UNITS}
+            if counts["tokens"] > 0:
+                share = counts["tokens"] / max(mixed.counts["tokens"], 1)
+                shares = mixed.token_share * share, mixed.weighted_share * share
+                parts[lang].append(SourceStats(lang, lang, mixed.weight, counts, *shares))
     language_stats = []
-    for lang in dict.fromkeys(part.lang for part in parts):
-        language_parts = [part for part in parts if part.lang == lang]
-        weights = {part.weight for part in language_parts}
-        counts = {name: sum(part.counts[name] for part in language_parts) for name in _UNITS}
-        shares = sum(part.token_share for part in language_parts), sum(part.weighted_share for part in language_parts)
-        language_stats.append(SourceStats(lang, lang, weights.pop() if len(weights) == 1 else None, counts, *shares))
+    for lang, stats in parts.items():
+        weights = {part.weight for part in stats}
+        counts = {unit: sum(part.counts[unit] for part in stats) for unit in _UNITS}
+        shares = sum(part.token_share for part in stats), sum(part.weighted_share for part in stats)
+        weight = weights.pop() if len(weights) == 1 else None
+        language_stats += [SourceStats(lang, lang, weight, counts, *shares)] * bool(stats)
     return tuple(sorted(language_stats, key=lambda stats: -stats.token_share))
 
 
@@ -187,8 +170,7 @@ def _length_histogram(lengths: np.ndarray) -> LengthHistogram:
     steps = np.arange(2 * longest.bit_length() + 1)
     bin_edges = np.unique(np.round(2.0 ** (steps / 2)).astype(np.int64))
     counts = np.histogram(lengths, bin_edges)[0]
-    nonempty = np.flatnonzero(counts)
-    first, last = int(nonempty[0]), int(nonempty[-1])
+    first, last = np.flatnonzero(counts)[[0, -1]].tolist()
     quartiles = np.quantile(lengths, [0.25, 0.5, 0.75], method="inverted_cdf")
     return LengthHistogram(
         tuple(bin_edges[first : last + 2].tolist()),
@@ -244,18 +226,13 @@ def _token_slices(corpus: Corpus) -> Iterator[tuple[int, np.ndarray, np.ndarray]
 
 def _most_frequent(counts: np.ndarray, tokenizer: Tokenizer, top_k: int) -> tuple[TokenCount, ...]:
     """Return the most frequent tokens, ties by id; as text if the token decodes to valid text."""
-    token_ids = np.argsort(-counts, kind="stable")[:top_k].tolist()
     token_counts = []
-    for token_id in token_ids:
-        text = tokenizer.decode([token_id], skip_special_tokens=False)
+    for token_id in np.argsort(-counts, kind="stable")[:top_k].tolist():
         if counts[token_id]:
-            token_counts.append(
-                TokenCount(
-                    token_id,
-                    tokenizer.convert_ids_to_tokens([token_id])[0] if "\ufffd" in text or not text else text,
-                    int(counts[token_id]),
-                )
-            )
+            text = tokenizer.decode([token_id], skip_special_tokens=False)
+            if "\ufffd" in text or not text:
+                text = tokenizer.convert_ids_to_tokens([token_id])[0]
+            token_counts.append(TokenCount(token_id, text, int(counts[token_id])))
     return tuple(token_counts)
 
 
@@ -271,7 +248,5 @@ def _sample_documents(
         ids = corpus.gather_tokens(np.array([start]), np.array([min(end - start, MAX_SAMPLE_TOKENS)]))
         source_index = int(np.searchsorted(source_ends, index, side="right"))
         name = sources[source_index].name if source_index < len(sources) else ""
-        text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-        yield SampledDocument(
-            index + 1, name, end - start, text.removesuffix("\ufffd"), end - start <= MAX_SAMPLE_TOKENS
-        )
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=False).removesuffix("\ufffd")
+        yield SampledDocument(index + 1, name, end - start, text, end - start <= MAX_SAMPLE_TOKENS)

@@ -5,8 +5,6 @@ comparison therefore does not depend on how the tokenizer splits words, or on by
 for a word at the start of a text and after a space.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata
@@ -38,18 +36,11 @@ class HashedWords(NamedTuple):
     has_unknown: np.ndarray  # bool: contains an unknown token
     touches_edges: tuple[bool, bool]  # whether a word touches the start and the end of the text
 
-    def drop_edge_words(self, at_start: bool, at_end: bool) -> HashedWords:
+    def drop_edge_words(self, at_start: bool, at_end: bool) -> "HashedWords":
         """Drop the words that touch the start or end of the text, which may be incomplete where it was cut."""
-        inner_slice = slice(
-            int(at_start and self.touches_edges[0]), len(self.hashes) - int(at_end and self.touches_edges[1])
-        )
-        return HashedWords(
-            self.hashes[inner_slice],
-            self.starts[inner_slice],
-            self.document_ids[inner_slice],
-            self.has_unknown[inner_slice],
-            self.touches_edges,
-        )
+        starts, ends = int(at_start and self.touches_edges[0]), int(at_end and self.touches_edges[1])
+        arrays = (array[starts : len(array) - ends] for array in self[:4])
+        return HashedWords._make([*arrays, self.touches_edges])
 
     def hash_ngrams(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return for each n-gram its hash, whether it lies within one document, and whether it contains an unknown."""
@@ -84,18 +75,11 @@ def hash_words(text: str) -> HashedWords:
     has_unknown[np.searchsorted(starts, np.flatnonzero(codes == _REPLACEMENT_CHAR), side="right") - 1] = True
     breaks = np.flatnonzero(codes == ord(DOCUMENT_BREAK))
     first = int(breaks.size > 0 and breaks[0] == 0)
-    touches_edges = (
-        bool((char_classes[first : first + 1] != _SEPARATOR).any()),
-        bool((char_classes[-1:] != _SEPARATOR).any()),
-    )
-    document_ids = np.searchsorted(breaks, starts) - first
-    return HashedWords(
-        splitmix64(sums * inverses[starts]),
-        starts if positions is None else positions[starts],
-        document_ids,
-        has_unknown,
-        touches_edges,
-    )
+    edges = char_classes[first : first + 1], char_classes[-1:]
+    touches_edges = bool((edges[0] != _SEPARATOR).any()), bool((edges[1] != _SEPARATOR).any())
+    document_ids, hashes = np.searchsorted(breaks, starts) - first, splitmix64(sums * inverses[starts])
+    starts = starts if positions is None else positions[starts]
+    return HashedWords(hashes, starts, document_ids, has_unknown, touches_edges)
 
 
 @lru_cache(maxsize=1)
@@ -135,10 +119,8 @@ class Detokenizer:
 
     def decode(self, ids: np.ndarray, word_starts: np.ndarray | None, lengths: np.ndarray) -> str:
         """Decode documents of the given lengths, with `DOCUMENT_BREAK` before each."""
-        if ids.size and int(ids.max()) >= self.vocab_size:
-            raise DataError(
-                f"the corpus is damaged: token {int(ids.max())} is not in its vocabulary of {self.vocab_size}"
-            )
+        if ids.size and (largest := int(ids.max())) >= self.vocab_size:
+            raise DataError(f"the corpus is damaged: token {largest} is not in its vocabulary of {self.vocab_size}")
         rows = ids.astype(np.int64)
         if word_starts is not None:
             rows += word_starts * self.vocab_size
@@ -150,9 +132,8 @@ class Detokenizer:
         """Encode and decode texts; return the decoded text and the number of tokens of each."""
         valid_texts = [text.encode("utf-8", "replace").decode().replace(DOCUMENT_BREAK, " ") for text in texts]
         encoded = self.tokenizer.encode_corpus(valid_texts)
-        return self.decode(
-            encoded.ids, None if self.has_spaces else encoded.word_starts, encoded.lengths
-        ), encoded.lengths
+        word_starts = None if self.has_spaces else encoded.word_starts
+        return self.decode(encoded.ids, word_starts, encoded.lengths), encoded.lengths
 
     def hash_corpus_words(self, corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> HashedWords:
         """Hash the words of token ranges of a corpus, each treated as a document."""
@@ -166,20 +147,19 @@ def _piece_bytes(tokenizer: Tokenizer) -> list[bytes]:
     model, specials = tokenizer_json["model"], tokenizer.special_token_ids
     if '"ByteLevel"' in json.dumps([tokenizer_json["pre_tokenizer"], tokenizer_json["decoder"]]):
         byte_values = _byte_level_alphabet()
-        token_bytes = [
-            bytes(byte_values[c] for c in p) if byte_values.keys() >= set(p) else p.encode()
-            for p in tokenizer.vocabulary
-        ]
+
+        def to_bytes(piece: str) -> bytes:
+            return bytes(byte_values[char] for char in piece) if byte_values.keys() >= set(piece) else piece.encode()
     else:
         prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
 
-        def write(piece: str) -> bytes:
+        def to_bytes(piece: str) -> bytes:
             if model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", piece):
                 return bytes([int(piece[3:5], 16)])
             space = " " if suffix and piece.endswith(suffix) else ""
             return (piece.removeprefix(prefix).removesuffix(suffix).replace("▁", " ") + space).encode()
 
-        token_bytes = [write(piece) for piece in tokenizer.vocabulary]
+    token_bytes = [to_bytes(piece) for piece in tokenizer.vocabulary]
     if specials.unk is not None and specials.unk not in (specials.bos, specials.eos):
         token_bytes[specials.unk] = chr(_REPLACEMENT_CHAR).encode()
     return token_bytes

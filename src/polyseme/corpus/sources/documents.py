@@ -1,7 +1,5 @@
 """Documents, and splitting those that are too long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,9 +23,8 @@ ReadResult = Document | DataError
 
 def find_split_point(text: str) -> int:
     """Return where to end the first part of a long text: after a line break, else after a space, else anywhere."""
-    return (
-        text.rfind("\n", 0, MAX_DOCUMENT_CHARS) + 1 or text.rfind(" ", 0, MAX_DOCUMENT_CHARS) + 1 or MAX_DOCUMENT_CHARS
-    )
+    limit = MAX_DOCUMENT_CHARS
+    return text.rfind("\n", 0, limit) + 1 or text.rfind(" ", 0, limit) + 1 or limit
 
 
 def split_long_document(document: ReadResult) -> Iterator[ReadResult]:

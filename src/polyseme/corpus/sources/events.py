@@ -4,8 +4,6 @@
 text, it can be used wherever text can.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -20,9 +18,7 @@ EVENTS = (
     *(f"vel{number}" for number in range(1, NUM_VELOCITY_BINS + 1)),
 )
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
-_PARSED_EVENTS = {
-    event: (event.rstrip("0123456789"), int(event.lstrip("abcdefghijklmnopqrstuvwxyz"))) for event in EVENTS
-}  # event to type and number
+_PARSED_EVENTS = {event: (event.rstrip("0123456789"), int(event.lstrip("efhilnostv"))) for event in EVENTS}
 
 
 class Note(NamedTuple):
@@ -43,19 +39,15 @@ def notes_to_events(notes: Iterable[Note]) -> list[str]:
     """
     end_and_bin: dict[tuple[int, int], tuple[int, int]] = {}  # by pitch and start; the last duplicate wins
     for start, end, pitch, velocity in sorted(notes):
-        start_step = round(start / SECONDS_PER_STEP)
-        end_and_bin[pitch, start_step] = (
-            max(round(end / SECONDS_PER_STEP), start_step + 1),
-            min(max(velocity, 0), 127) // VELOCITY_BIN_WIDTH + 1,
-        )
+        start_step, end_step = round(start / SECONDS_PER_STEP), round(end / SECONDS_PER_STEP)
+        velocity_bin = min(max(velocity, 0), 127) // VELOCITY_BIN_WIDTH + 1
+        end_and_bin[pitch, start_step] = max(end_step, start_step + 1), velocity_bin
     key_changes: list[tuple[int, bool, int, int]] = []  # step, is_on, pitch, velocity bin
     next_key = dict(zip(keys := sorted(end_and_bin), [*keys[1:], (NUM_PITCHES, 0)]))
     for (pitch, start_step), (end_step, velocity_bin) in end_and_bin.items():
-        next_pitch, step = next_key[pitch, start_step]
-        key_changes += [
-            (start_step, True, pitch, velocity_bin),
-            (min(end_step, step) if next_pitch == pitch else end_step, False, pitch, 0),
-        ]
+        next_pitch, next_step = next_key[pitch, start_step]
+        end_step = min(end_step, next_step) if next_pitch == pitch else end_step
+        key_changes += [(start_step, True, pitch, velocity_bin), (end_step, False, pitch, 0)]
     events: list[str] = []
     now = current_bin = 0
     for step, group in groupby(sorted(key_changes), key=lambda moment: moment[0]):
@@ -76,7 +68,7 @@ def events_to_notes(events: Sequence[str]) -> list[Note]:
     A key that is struck again is released first, and keys that still sound at the end are released there. Velocities
     are the centers of their bins.
     """
-    notes: list[tuple[int, int, int, int]] = []
+    notes: list[Note] = []
     sounding: dict[int, tuple[int, int]] = {}  # pitch to start step and velocity bin
     now, velocity_bin = 0, NUM_VELOCITY_BINS // 2
     for kind, value in (_PARSED_EVENTS[event] for event in events if event in _PARSED_EVENTS):
@@ -86,15 +78,13 @@ def events_to_notes(events: Sequence[str]) -> list[Note]:
             velocity_bin = value
         else:
             if value in sounding:
-                notes.append(_quantized_note(now, value, *sounding.pop(value)))
+                notes.append(_make_note(now, value, *sounding.pop(value)))
             if kind == "on":
                 sounding[value] = now, velocity_bin
-    notes += [_quantized_note(now, pitch, *start_and_bin) for pitch, start_and_bin in sounding.items()]
-    return [
-        Note(start * SECONDS_PER_STEP, end * SECONDS_PER_STEP, pitch, velocity)
-        for start, end, pitch, velocity in sorted(notes)
-    ]
+    notes += [_make_note(now, pitch, *start_and_bin) for pitch, start_and_bin in sounding.items()]
+    return sorted(notes)
 
 
-def _quantized_note(now: int, pitch: int, start: int, velocity_bin: int) -> tuple[int, int, int, int]:
-    return start, max(now, start + 1), pitch, (velocity_bin - 1) * VELOCITY_BIN_WIDTH + VELOCITY_BIN_WIDTH // 2
+def _make_note(now: int, pitch: int, start: int, velocity_bin: int) -> Note:
+    velocity = (velocity_bin - 1) * VELOCITY_BIN_WIDTH + VELOCITY_BIN_WIDTH // 2
+    return Note(start * SECONDS_PER_STEP, max(now, start + 1) * SECONDS_PER_STEP, pitch, velocity)

@@ -1,9 +1,7 @@
-"""Reader of gettext catalogs: translated program messages in many languages, installed on most machines as `.mo` files.
+"""Readers of gettext catalogs: translated program messages in many languages, installed on most machines.
 
-The format is described in the GNU gettext manual, "The Format of GNU MO Files".
+The formats, `.mo` and `.po`, are described in the GNU gettext manual.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -14,10 +12,12 @@ from pathlib import Path
 
 from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.errors import DataError, suggest
-from polyseme.io.compression import CorruptFileError, read_decompressed
-from polyseme.io.lines import MAX_ROW_BYTES, bad_input, replace_surrogates
+from polyseme.io.lines import bad_input, raise_errors, read_lines, read_small_file, replace_surrogates
 
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
+_LINE = re.compile(r'(?:(msgctxt|msgid_plural|msgid|msgstr(?:\[(\d+)\])?)\s*)?"((?:[^"\\]|\\.)*)"\s*')
+_ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)")
+_ESCAPED_CHARS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
 
 def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
@@ -31,15 +31,12 @@ def find_catalogs(lang: str = "") -> list[tuple[str, Path]]:
     if not catalog_paths:
         raise DataError(f"there are no gettext catalogs in {', '.join(map(str, folders))}")
     locale_name = lang.replace("-", "_")
-    catalogs = [
-        (parse_language(name[0]), path)
-        for name, path in sorted(catalog_paths.items())
-        if locale_name in ("", *_locale_names(name[0]))
-    ]
-    if not catalogs:
-        available = {name for locale, _ in catalog_paths for name in _locale_names(locale)}
+    catalogs = [(locale, parse_language(locale), path) for (locale, _), path in sorted(catalog_paths.items())]
+    selected = [(name, path) for locale, name, path in catalogs if locale_name in ("", locale, name)]
+    if not selected:
+        available = {name for catalog in catalogs for name in catalog[:2]}
         raise DataError(f"there is no gettext catalog for {lang!r}: {suggest(locale_name, available)}")
-    return catalogs
+    return selected
 
 
 def _catalog_folders() -> list[Path]:
@@ -55,10 +52,6 @@ def parse_language(locale: str) -> str:
     return re.split(r"[_@.]", locale, maxsplit=1)[0]
 
 
-def _locale_names(locale: str) -> tuple[str, str]:
-    return locale, parse_language(locale)
-
-
 def language_from_path(path: Path) -> str:
     """Return the language of a catalog in `<locale>/LC_MESSAGES/`; empty for other folders."""
     return parse_language(path.parts[-3]) if len(path.parts) > 2 and path.parts[-2] == "LC_MESSAGES" else ""
@@ -66,12 +59,7 @@ def language_from_path(path: Path) -> str:
 
 def read_messages(path: Path) -> list[tuple[str, str]]:
     """Return messages with their translations. The first plural form translates the singular, the others the plural."""
-    pairs = []
-    for entry in _read_entries(path, str(path)):
-        if isinstance(entry, DataError):
-            raise entry
-        pairs.append(entry)
-    return pairs
+    return list(raise_errors(_read_entries(path, str(path))))
 
 
 def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
@@ -93,20 +81,12 @@ def read_translations(path: Path, name: str) -> Iterator[ReadResult]:
 
 def _read_entries(path: Path, name: str) -> Iterator[tuple[str, str] | DataError]:
     """Yield messages with their translations, and an error for each that cannot be read."""
-    content = bytearray()
     try:
-        for block in read_decompressed(path):
-            content += block
-            if len(content) > MAX_ROW_BYTES:
-                yield bad_input(f"{name}: longer than {MAX_ROW_BYTES >> 20} MB")
-                return
-    except CorruptFileError:
-        yield bad_input(f"{name} is truncated or damaged: cannot decompress it")
-        return
+        content = read_small_file(path, name)
     except DataError as error:
         yield error
         return
-    pairs, error_text = _parse_mo(bytes(content))
+    pairs, error_text = _parse_mo(content)
     charset_match = next((_CHARSET.search(translation) for original, translation in pairs if not original), None)
     charset = charset_match[1].decode() if charset_match else "utf-8"
     for number, (original, translation) in enumerate(pairs, 1):
@@ -153,3 +133,51 @@ def _parse_mo(content: bytes) -> tuple[list[tuple[bytes, bytes]], str]:
     except struct.error:
         return pairs, f"is truncated or damaged: cannot read it beyond message {len(pairs)}"
     return pairs, ""
+
+
+def read_po(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the messages of a `.po` file with their translations. Skips fuzzy and untranslated ones.
+
+    The package polib does not serve here: it drops a string with an unclosed quote without an error and does not
+    decode octal and hexadecimal escapes.
+    """
+    entry: dict[str, str] = {}
+    field, is_fuzzy = "", False
+    for number, line in raise_errors(read_lines(path, str(path))):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            if "msgstr" in entry or "msgstr[0]" in entry:
+                yield from _entry_pairs(entry, is_fuzzy)
+                entry, is_fuzzy = {}, False
+            is_fuzzy |= line.startswith("#,") and "fuzzy" in line
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None or not (match[1] or field):
+            raise DataError(f"{path} line {number}: {line[:40]!r} is not valid in a .po file")
+        if match[1]:
+            if match[1] in ("msgid", "msgctxt") and ("msgstr" in entry or "msgstr[0]" in entry):
+                yield from _entry_pairs(entry, is_fuzzy)
+                entry, is_fuzzy = {}, False
+            field = match[1]
+            if field in entry:
+                raise DataError(f"{path} line {number}: {field} occurs twice in one entry")
+        entry[field] = entry.get(field, "") + _ESCAPE.sub(_unescape_po, match[3])
+    yield from _entry_pairs(entry, is_fuzzy)
+
+
+def _unescape_po(match: re.Match[str]) -> str:
+    escape = match[1]
+    if escape[0] == "x" and len(escape) > 1:
+        return chr(int(escape[1:], 16))
+    return chr(int(escape, 8)) if escape[0] in "01234567" else _ESCAPED_CHARS.get(escape, escape)
+
+
+def _entry_pairs(entry: dict[str, str], is_fuzzy: bool) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of an entry. The first plural form translates the singular, the others the plural."""
+    message = entry.get("msgid", "")
+    if is_fuzzy or not message:  # the empty message is the header
+        return
+    for name, text in entry.items():
+        if name.startswith("msgstr") and text:
+            is_singular = name in ("msgstr", "msgstr[0]")
+            yield message if is_singular else entry.get("msgid_plural", message), text

@@ -1,7 +1,5 @@
 """Reading and writing performances as MIDI files, with mido."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,10 +7,9 @@ from typing import Any
 
 from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.corpus.sources.events import Note, notes_to_events
-from polyseme.errors import DataError, PolysemeError, UnsupportedError
+from polyseme.errors import DataError, PolysemeError, require_package
 from polyseme.io.atomic import atomic_write
-from polyseme.io.compression import read_decompressed
-from polyseme.io.lines import MAX_ROW_BYTES, bad_input
+from polyseme.io.lines import bad_input, read_small_file
 
 DEFAULT_TEMPO = 500_000  # microseconds per beat, the default of the MIDI standard
 TICKS_PER_BEAT = 500  # in written files, so that a tick is a millisecond
@@ -22,11 +19,7 @@ _MAX_SECONDS = 24 * 3600  # a longer piece is taken for a damaged file
 
 def require_mido() -> Any:
     """Import mido, or raise an `UnsupportedError` that says how to install it."""
-    try:
-        import mido
-    except ImportError:
-        raise UnsupportedError("MIDI files are read and written with mido: install polyseme[music]") from None
-    return mido
+    return require_package("mido", "reading or writing MIDI files", "'polyseme[music]'")
 
 
 def read_midi(path: Path, name: str) -> Iterator[ReadResult]:
@@ -45,11 +38,8 @@ def read_notes(path: Path, name: str = "") -> list[Note]:
     While the sustain pedal of a channel is down, its notes last until the pedal is released or the same key is struck
     again (Oore et al. 2018, §3.2).
     """
-    name, library, content = name or str(path), require_mido(), b""
-    for block in read_decompressed(path):
-        content += block
-        if len(content) > MAX_ROW_BYTES:
-            raise bad_input(f"{name} is longer than {MAX_ROW_BYTES >> 20} MB")
+    name, library = name or str(path), require_mido()
+    content = read_small_file(path, name)
     if content[:4] != b"MThd":
         raise bad_input(f"{name} is not a MIDI file: it begins with {content[:4]!r}, not with b'MThd'")
     try:

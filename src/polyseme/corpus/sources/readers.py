@@ -1,7 +1,5 @@
 """Readers of documents, one per file format. They yield an error for bad input instead of raising it."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -10,30 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from polyseme.corpus.sources import gettext_catalogs, midi, python_docs, tables
+from polyseme.corpus.sources import gettext_catalogs, midi, python_docs
 from polyseme.corpus.sources.documents import Document, DocumentBuilder, ReadResult, split_long_document
 from polyseme.errors import DataError
-from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed
-from polyseme.io.lines import (
-    MAX_ROW_BYTES,
-    bad_input,
-    make_printable,
-    read_first_byte,
-    read_line_chunks,
-    read_lines,
-    replace_surrogates,
-)
+from polyseme.io.compression import CorruptFileError, read_decompressed, read_first_byte, strip_compression
+from polyseme.io.json import parse_json
+from polyseme.io.lines import MAX_ROW_BYTES, bad_input, make_printable, read_line_chunks, read_lines, replace_surrogates
+from polyseme.io.tables import missing_column, parse_columns, read_csv_rows, read_parquet_rows, read_tsv_rows
 
 PYTHON_DOCS = "python-docs"
 SPLITS = ("file", "blank", "line")
 SUFFIX_FORMATS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".wet": "wet",
-    ".mo": "mo",
+    **{f".{name}": name for name in ("csv", "tsv", "parquet", "wet", "mo")},
     **dict.fromkeys((".mid", ".midi"), "midi"),
 }
 _WIKI = re.compile(r"wiki_\d+")  # file names of WikiExtractor
@@ -70,24 +58,24 @@ class SourceFile:
 
 def detect_format(path: Path) -> str:
     """Return the format of a file by its name, ignoring a compression suffix; empty if unknown."""
-    inner = Path(path.stem) if path.suffix.lower() in COMPRESSED_SUFFIXES else path
-    return "wiki" if _WIKI.fullmatch(inner.name) else SUFFIX_FORMATS.get(inner.suffix.lower(), "")
+    path = strip_compression(path)
+    return "wiki" if _WIKI.fullmatch(path.name) else SUFFIX_FORMATS.get(path.suffix.lower(), "")
 
 
-def _read_text(source_file: SourceFile) -> Iterator[ReadResult]:
-    builder = DocumentBuilder(source_file.name)
-    for chunk in read_line_chunks(source_file.local_path, source_file.name, split_long_lines=True):
+def _read_text(file: SourceFile) -> Iterator[ReadResult]:
+    builder = DocumentBuilder(file.name)
+    for chunk in read_line_chunks(file.local_path, file.name, split_long_lines=True):
         if isinstance(chunk, DataError):
             yield from builder.finish()
             yield chunk
-        elif source_file.split == "file":
+        elif file.split == "file":
             yield from builder.add(*chunk)
         else:
             for number, line in enumerate(io.StringIO(chunk[1]), chunk[0]):
-                if source_file.split == "blank":
+                if file.split == "blank":
                     yield from builder.finish() if line.isspace() else builder.add(number, line)
                 elif line.endswith("\n") and not builder.num_characters:
-                    yield Document(line[:-1], source_file.name, f"line {number}")
+                    yield Document(line[:-1], file.name, f"line {number}")
                 else:  # part of a long line, or the last line
                     yield from builder.add(number, line)
                     if line.endswith("\n"):
@@ -95,46 +83,39 @@ def _read_text(source_file: SourceFile) -> Iterator[ReadResult]:
     yield from builder.finish()
 
 
-def _read_json_lines(source_file: SourceFile) -> Iterator[ReadResult]:
+def _read_json_lines(file: SourceFile) -> Iterator[ReadResult]:
     is_first = True
-    for numbered_line in read_lines(source_file.local_path, source_file.name):
-        if isinstance(numbered_line, tuple):
-            number, line = numbered_line
-            if not line or line.isspace():
-                continue
-            row = _parse_json_row(source_file, number, line)
-        else:
-            row = numbered_line
-        if is_first and isinstance(row, DataError) and _is_json_array(source_file, numbered_line):
-            yield bad_input(f"{source_file.name} is one JSON array: expected one object per line")
+    for line in read_lines(file.local_path, file.name):
+        if isinstance(line, tuple) and (not line[1] or line[1].isspace()):
+            continue
+        row = line if isinstance(line, DataError) else _parse_json_row(file, *line)
+        if is_first and isinstance(row, DataError) and _is_json_array(file, line):
+            yield bad_input(f"{file.name} is one JSON array: expected one object per line")
             return
         yield row
         is_first = False
 
 
-def _is_json_array(source_file: SourceFile, first_line: tuple[int, str] | DataError) -> bool:
+def _is_json_array(file: SourceFile, first_line: tuple[int, str] | DataError) -> bool:
     """Return whether a file is one array. A first line that is a whole list is a bad row, except in .json files."""
-    if read_first_byte(source_file.local_path) != b"[":
+    if read_first_byte(file.local_path) != b"[":
         return False
-    has_json_suffix = ".json" in (suffix.lower() for suffix in Path(source_file.path).suffixes[-2:])
+    has_json_suffix = ".json" in (suffix.lower() for suffix in Path(file.path).suffixes[-2:])
     return has_json_suffix or not (isinstance(first_line, tuple) and first_line[1].rstrip().endswith("]"))
 
 
-def _parse_json_row(source_file: SourceFile, number: int, line: str) -> ReadResult:
-    location = f"{source_file.name} line {number}"
+def _parse_json_row(file: SourceFile, number: int, line: str) -> ReadResult:
+    location = f"{file.name} line {number}"
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        reason = f"{error.msg} at character {error.colno}"
-        return bad_input(f"{location}: malformed JSON ({reason}); each line must be one object")
-    except (ValueError, RecursionError) as error:
-        return bad_input(f"{location}: malformed JSON ({error}); each line must be one object")
+        row = parse_json(line, location)
+    except DataError as error:
+        return bad_input(f"{error}; each line must be one object")
     if not isinstance(row, dict):
-        return bad_input(f"{location}: expected an object with {source_file.key!r}, not {type(row).__name__}")
+        return bad_input(f"{location}: expected an object with {file.key!r}, not {type(row).__name__}")
     texts = []
-    for key in tables.parse_columns(source_file.key, row):
+    for key in parse_columns(file.key, row):
         if key not in row:
-            return tables.missing_column(location, "key", key, row)
+            return missing_column(location, "key", key, row)
         value = row[key]
         if not isinstance(value, str):
             shown = type(value).__name__ if isinstance(value, dict | list) else json.dumps(value)[:40]
@@ -143,16 +124,54 @@ def _parse_json_row(source_file: SourceFile, number: int, line: str) -> ReadResu
     text = "\n".join(texts).replace("\r\n", "\n")
     if "\\u" in line:  # an escape may be half of a surrogate pair
         text = replace_surrogates(text)
-    return Document(text, source_file.name, f"line {number}")
+    return Document(text, file.name, f"line {number}")
 
 
-def _read_wiki(source_file: SourceFile) -> Iterator[ReadResult]:
+def _read_table(file: SourceFile) -> Iterator[ReadResult]:
+    """Read documents from columns of a CSV or TSV file. The first row is the header."""
+    lines = read_lines(file.local_path, file.name)
+    rows = read_csv_rows(lines, f"{file.name} line ") if file.format == "csv" else read_tsv_rows(lines)
+    width, columns = 0, list[int]()
+    for row in rows:
+        if isinstance(row, DataError):
+            yield row
+            continue
+        number, fields = row
+        if not columns and fields != [""]:
+            width = len(fields)
+            for column in parse_columns(file.key, fields):
+                if column not in fields:
+                    yield missing_column(f"{file.name} line {number}", "column", column, fields)
+                    return
+                columns.append(fields.index(column))
+        elif len(fields) == width:
+            yield Document("\n".join([fields[index] for index in columns]), file.name, f"line {number}")
+        elif fields != [""]:
+            yield bad_input(f"{file.name} line {number}: {len(fields)} fields, but the first line has {width}")
+
+
+def _read_parquet(file: SourceFile) -> Iterator[ReadResult]:
+    """Read documents from text columns of a Parquet file."""
+    row = 0
+    try:
+        for row, texts in enumerate(read_parquet_rows(file.local_path, file.name, file.key), 1):
+            if isinstance(texts, str):
+                yield bad_input(f"{file.name} row {row}: {texts}")
+            else:
+                yield Document("\n".join(texts).replace("\r\n", "\n"), file.name, f"row {row}")
+    except CorruptFileError:
+        yield bad_input(f"{file.name} is truncated or damaged: cannot read it beyond row {row}")
+    except DataError as error:
+        yield error
+
+
+def _read_wiki(file: SourceFile) -> Iterator[ReadResult]:
     """Read WikiExtractor output: articles between `<doc …>` and `</doc>`, or JSON lines."""
-    if read_first_byte(source_file.local_path) == b"{":
-        yield from _read_json_lines(source_file)
+    if read_first_byte(file.local_path) == b"{":
+        yield from _read_json_lines(file)
         return
-    builder, open_line, is_broken = DocumentBuilder(source_file.name), 0, False
-    for numbered_line in read_lines(source_file.local_path, source_file.name):
+    builder, open_line, is_broken = DocumentBuilder(file.name), 0, False
+    for numbered_line in read_lines(file.local_path, file.name):
         if isinstance(numbered_line, DataError):
             builder.clear()
             is_broken = True
@@ -161,7 +180,7 @@ def _read_wiki(source_file: SourceFile) -> Iterator[ReadResult]:
         number, line = numbered_line
         if line.startswith("<doc ") and line.rstrip().endswith(">"):
             if open_line and not is_broken:
-                yield bad_input(f"{source_file.name} line {open_line}: <doc> is not closed before line {number}")
+                yield bad_input(f"{file.name} line {open_line}: <doc> is not closed before line {number}")
             builder.clear()
             open_line, is_broken = number, False
         elif open_line and line.rstrip() == "</doc>":
@@ -171,9 +190,9 @@ def _read_wiki(source_file: SourceFile) -> Iterator[ReadResult]:
             if not is_broken:
                 yield from builder.add(number, line + "\n")
         elif line and not line.isspace():
-            yield bad_input(f"{source_file.name} line {number}: text outside <doc …> and </doc>")
+            yield bad_input(f"{file.name} line {number}: text outside <doc …> and </doc>")
     if open_line and not is_broken:
-        yield bad_input(f"{source_file.name} line {open_line}: <doc> is not closed")
+        yield bad_input(f"{file.name} line {open_line}: <doc> is not closed")
 
 
 class _DecompressedStream(io.RawIOBase):
@@ -193,13 +212,13 @@ class _DecompressedStream(io.RawIOBase):
         return size
 
 
-def _read_wet(source_file: SourceFile) -> Iterator[ReadResult]:
+def _read_wet(file: SourceFile) -> Iterator[ReadResult]:
     """Read Common Crawl's extracted text: the records of type `conversion` in a WARC file.
 
     The package warcio does not serve here: it stops at a bad record, and reads over a wrong Content-Length or a
     truncated record without an error. This reader reports each bad record and goes on at the next `WARC/` line.
     """
-    stream = io.BufferedReader(_DecompressedStream(source_file.local_path), 1 << 16)
+    stream = io.BufferedReader(_DecompressedStream(file.local_path), 1 << 16)
     num_records, is_out_of_sync = 0, False
     pending: ReadResult | None = None  # the last record, held back until its end is verified
     error: DataError | None = None
@@ -209,25 +228,24 @@ def _read_wet(source_file: SourceFile) -> Iterator[ReadResult]:
                 if pending is not None:
                     yield pending
                 pending = None
-                pending = _read_warc_record(stream, source_file, num_records + 1)
+                pending = _read_warc_record(stream, file, num_records + 1)
                 num_records, is_out_of_sync = num_records + 1, isinstance(pending, DataError)
             elif not is_out_of_sync and line.strip():
                 problem = "longer than its Content-Length" if num_records else "does not begin with WARC/"
-                is_out_of_sync, pending = True, bad_input(f"{source_file.name} record {num_records or 1}: {problem}")
+                is_out_of_sync, pending = True, bad_input(f"{file.name} record {num_records or 1}: {problem}")
     except CorruptFileError:
-        error = bad_input(
-            f"{source_file.name} is truncated or damaged: cannot decompress it beyond record {num_records}"
-        )
+        problem = f"cannot decompress it beyond record {num_records}"
+        error = bad_input(f"{file.name} is truncated or damaged: {problem}")
     except DataError as read_error:
         error = read_error
     if pending is None and error is None and not num_records:
-        error = bad_input(f"{source_file.name} is empty")
+        error = bad_input(f"{file.name} is empty")
     yield from (document for document in (pending, error) if document is not None)
 
 
-def _read_warc_record(stream: BinaryIO, source_file: SourceFile, number: int) -> ReadResult | None:
+def _read_warc_record(stream: BinaryIO, file: SourceFile, number: int) -> ReadResult | None:
     """Read a record after its first line. Returns None if the record is not of type `conversion`."""
-    location = f"{source_file.name} record {number}"
+    location = f"{file.name} record {number}"
     headers: dict[bytes, bytes] = {}
     for _ in range(_MAX_HEADER_LINES):
         name, _, value = stream.readline(1 << 16).strip().partition(b":")
@@ -254,25 +272,19 @@ def _read_warc_record(stream: BinaryIO, source_file: SourceFile, number: int) ->
         text = b"".join(blocks).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         return bad_input(f"{location}: byte {error.start} is not UTF-8 text")
-    return Document(text.replace("\r\n", "\n").rstrip("\n"), source_file.name, f"record {number}")
-
-
-def _table_reader(
-    read: Callable[[Path, str, str], Iterator[ReadResult]],
-) -> Callable[[SourceFile], Iterator[ReadResult]]:
-    return lambda source: read(source.local_path, source.name, source.key)
+    return Document(text.replace("\r\n", "\n").rstrip("\n"), file.name, f"record {number}")
 
 
 _READERS: dict[str, Callable[[SourceFile], Iterator[ReadResult]]] = {
     "text": _read_text,
     "jsonl": _read_json_lines,
-    "csv": _table_reader(tables.read_csv),
-    "tsv": _table_reader(tables.read_tsv),
-    "parquet": _table_reader(tables.read_parquet),
+    "csv": _read_table,
+    "tsv": _read_table,
+    "parquet": _read_parquet,
     "wiki": _read_wiki,
     "wet": _read_wet,
-    "mo": lambda source: gettext_catalogs.read_translations(source.local_path, source.name),
-    "midi": lambda source: midi.read_midi(source.local_path, source.name),
-    PYTHON_DOCS: lambda source: (Document(text, PYTHON_DOCS, module) for module, text in python_docs.read_documents()),
+    "mo": lambda file: gettext_catalogs.read_translations(file.local_path, file.name),
+    "midi": lambda file: midi.read_midi(file.local_path, file.name),
+    PYTHON_DOCS: lambda _: (Document(text, PYTHON_DOCS, module) for module, text in python_docs.read_documents()),
 }
 FORMATS = tuple(name for name in _READERS if name != PYTHON_DOCS)

@@ -4,8 +4,6 @@ A source is written as `PATH` or `PATH::lang=de,weight=2,key=title+body,split=bl
 (standard input), `python-docs` (documentation of Python packages) or `gettext` (translated program messages).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -19,15 +17,14 @@ from typing import Any
 from polyseme.corpus.sources import gettext_catalogs, midi, python_docs
 from polyseme.corpus.sources.documents import Document, ReadResult
 from polyseme.corpus.sources.readers import FORMATS, PYTHON_DOCS, SPLITS, SUFFIX_FORMATS, SourceFile, detect_format
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.atomic import atomic_write, sha256
-from polyseme.io.compression import COMPRESSED_SUFFIXES, require_pyarrow
+from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.lines import make_printable
 
-STDIN = "-"
-GETTEXT = "gettext"
+STDIN, GETTEXT = "-", "gettext"
 MAX_WEIGHT = 1000
-_MAX_REPORTED_ROWS = 100  # bad rows listed with their message; all are counted
+MAX_REPORTED_ROWS = 100  # bad rows listed with their message; all are counted
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,8 @@ def parse_source(text: str, defaults: CorpusSource | None = None) -> CorpusSourc
 
 def _check_source(source: CorpusSource) -> CorpusSource:
     if not 0 < source.weight <= MAX_WEIGHT:
-        raise ConfigError(
-            f"{source.path}: weight is {source.weight}; it must be greater than 0 and at most {MAX_WEIGHT}"
-        )
+        limits = f"it must be greater than 0 and at most {MAX_WEIGHT}"
+        raise ConfigError(f"{source.path}: weight is {source.weight}; {limits}")
     if source.split not in SPLITS:
         raise ConfigError(f"split is {source.split!r}: {suggest(source.split, SPLITS)}")
     if source.format and source.format not in FORMATS:
@@ -90,6 +86,35 @@ class ReadPosition:
 START = ReadPosition()
 
 
+@dataclass
+class SkippedInput:
+    """Counts of skipped input: blank documents, documents without a token, and rows that could not be read."""
+
+    num_blank: int = 0
+    num_empty: int = 0
+    empty_locations: list[str] = field(default_factory=list)
+    num_bad: int = 0
+    bad_row_messages: list[str] = field(default_factory=list)
+
+    def add(self, other: "SkippedInput") -> None:
+        """Add the counts of `other`."""
+        for name, value in vars(other).items():
+            total = getattr(self, name) + value
+            setattr(self, name, total[:MAX_REPORTED_ROWS] if isinstance(total, list) else total)
+
+    def check(self, document: ReadResult, skip_bad: bool) -> Document | None:
+        """Return a document that has text, or count what has none. An error is raised unless `skip_bad`."""
+        if isinstance(document, DataError):
+            if not skip_bad:
+                raise document
+            self.add(SkippedInput(num_bad=1, bad_row_messages=[str(document)]))
+            return None
+        if not document.text or document.text.isspace():
+            self.num_blank += 1
+            return None
+        return document
+
+
 @dataclass(eq=False)
 class SourceReader:
     """The documents of all sources in a fixed order. Iterating starts at the beginning and counts skipped items."""
@@ -97,9 +122,7 @@ class SourceReader:
     sources: list[CorpusSource]
     files: list[SourceFile]
     skip_bad: bool = False
-    num_blank: int = 0
-    num_bad: int = 0
-    bad_row_messages: list[str] = field(default_factory=list)
+    skipped: SkippedInput = field(default_factory=SkippedInput)
     skipped_files: list[str] = field(default_factory=list)  # empty or of unknown format
     spool_dir: Any = None  # TemporaryDirectory with the copy of standard input
 
@@ -111,59 +134,49 @@ class SourceReader:
                 if item_index > num_skipped:
                     yield ReadPosition(file_index, item_index), document
 
+    def documents(self) -> Iterator[tuple[SourceFile, Document]]:
+        """Yield every document that has text, with its file."""
+        self.skipped = SkippedInput()
+        for position, entry in self.read():
+            if document := self.skipped.check(entry, self.skip_bad):
+                yield self.files[position.file_index], document
+
     def __iter__(self) -> Iterator[Document]:
-        self.num_blank = self.num_bad = 0
-        self.bad_row_messages = []
-        for _, document in self.read():
-            if isinstance(document, DataError):
-                if not self.skip_bad:
-                    raise document
-                self.num_bad += 1
-                self.bad_row_messages += [str(document)] * (len(self.bad_row_messages) < _MAX_REPORTED_ROWS)
-            elif not document.text or document.text.isspace():
-                self.num_blank += 1
-            else:
-                yield document
+        return (document for _, document in self.documents())
 
     def check_unchanged(self) -> None:
         """Raise a `DataError` if a file has changed since the first call."""
-        for source_file, stat in zip(self.files, self._stats):
-            if _stat_file(source_file) != stat:
-                raise DataError(f"{source_file.path} changed while it was read: start again")
+        for file, stat in zip(self.files, self._stats):
+            if _stat_file(file) != stat:
+                raise DataError(f"{file.path} changed while it was read: start again")
 
     @cached_property
     def _stats(self) -> list[tuple[int, int] | None]:
-        return [_stat_file(source_file) for source_file in self.files]
+        return [_stat_file(file) for file in self.files]
 
     @cached_property
     def file_facts(self) -> list[dict[str, Any]]:
         """Path, format and hash of each file. Two runs with equal facts read the same documents."""
         self.check_unchanged()
         rows = []
-        for source_file in self.files:
-            facts: dict[str, Any] = {
-                "path": make_printable(str(source_file.path)),
-                "source_index": source_file.source_index,
-                "format": source_file.format,
-            }
-            if source_file.format == PYTHON_DOCS:
+        for file in self.files:
+            facts: dict[str, Any] = {"path": make_printable(str(file.path)), "source_index": file.source_index}
+            facts["format"] = file.format
+            if file.format == PYTHON_DOCS:
                 facts["version"] = python_docs.describe_version()
             else:
-                facts |= {"bytes": source_file.local_path.stat().st_size, "sha256": sha256(source_file.local_path)}
+                facts |= {"bytes": file.local_path.stat().st_size, "sha256": sha256(file.local_path)}
             rows.append(facts)
         return rows
 
     @property
     def estimated_characters(self) -> int | None:
         """Rough number of characters to read, from the file sizes; None if unknown."""
-        if any(source_file.format == PYTHON_DOCS for source_file in self.files):
+        if any(file.format == PYTHON_DOCS for file in self.files):
             return None
-        compressed_suffixes = (*COMPRESSED_SUFFIXES, ".parquet")
-        sizes = (
-            (source_file.local_path.stat().st_size, source_file.local_path.suffix.lower() in compressed_suffixes)
-            for source_file in self.files
-        )
-        return sum(size * 3 if is_compressed else size for size, is_compressed in sizes)
+        paths = [file.local_path for file in self.files]
+        compressed = (*COMPRESSED_SUFFIXES, ".parquet")
+        return sum(path.stat().st_size * (3 if path.suffix.lower() in compressed else 1) for path in paths)
 
 
 def open_sources(
@@ -184,54 +197,47 @@ def open_sources(
     it is read more than once. `exclude_dir` is skipped inside source folders, as are corpora.
     """
     defaults = _check_source(CorpusSource("", key=key, split=split, format=format))
-    parsed_sources: list[CorpusSource] = []
+    sources: list[CorpusSource] = []
     for source in paths:
         if isinstance(source, CorpusSource):
-            parsed_sources.append(_check_source(source))
+            sources.append(_check_source(source))
         elif isinstance(source, Path):
-            parsed_sources.append(replace(defaults, path=str(source)))
+            sources.append(replace(defaults, path=str(source)))
         else:
-            parsed_sources.append(parse_source(source, defaults))
-    if not parsed_sources:
+            sources.append(parse_source(source, defaults))
+    if not sources:
         raise ConfigError("no source of text: give at least one")
-    if [parsed_source.path for parsed_source in parsed_sources].count(STDIN) > 1:
+    if [source.path for source in sources].count(STDIN) > 1:
         raise ConfigError("standard input (-) can be a source only once")
-    reader = SourceReader(parsed_sources, [], skip_bad)
-    for number, parsed_source in enumerate(parsed_sources):
-        if parsed_source.path == STDIN and spool_dir is None:
-            reader.spool_dir = tempfile.TemporaryDirectory(prefix="polyseme-")
-            spool_dir = Path(reader.spool_dir.name)
-        reader.files += _list_files(number, parsed_source, lang, spool_dir, exclude_dir, reader.skipped_files)
-    if any(source.format == "parquet" for source in reader.files):
-        require_pyarrow("Parquet files")
-    if any(source.format == "midi" for source in reader.files):
+    reader = SourceReader(sources, [], skip_bad)
+    for index, source in enumerate(sources):
+        file = SourceFile(index, source.path, source.lang or lang, source.format or "text", source.key, source.split)
+        if source.path == STDIN:
+            if spool_dir is None:
+                reader.spool_dir = tempfile.TemporaryDirectory(prefix="polyseme-")
+                spool_dir = Path(reader.spool_dir.name)
+            reader.files.append(replace(file, spooled_path=_spool_stdin(spool_dir)))
+        else:
+            reader.files += _list_files(file, source, exclude_dir, reader.skipped_files)
+    if any(file.format == "parquet" for file in reader.files):
+        require_package("pyarrow", "reading Parquet files")
+    if any(file.format == "midi" for file in reader.files):
         midi.require_mido()
-    if any(source.local_path.suffix.lower() == ".zst" for source in reader.files):
-        require_pyarrow("files that end in .zst")
+    if any(file.local_path.suffix.lower() == ".zst" for file in reader.files):
+        require_package("pyarrow", "reading files that end in .zst")
     return reader
 
 
 def _list_files(
-    source_index: int,
-    source: CorpusSource,
-    lang: str,
-    spool_dir: Path | None,
-    exclude_dir: Path | None,
-    skipped_files: list[str],
+    template: SourceFile, source: CorpusSource, exclude_dir: Path | None, skipped_files: list[str]
 ) -> list[SourceFile]:
-    """Return the files of a source, in reading order."""
-    template = SourceFile(
-        source_index, source.path, source.lang or lang, source.format or "text", source.key, source.split
-    )
+    """Return the files of a source other than standard input, in reading order."""
     path = Path(source.path)
     if source.path == PYTHON_DOCS:
         return [replace(template, format=PYTHON_DOCS)]
     if source.path == GETTEXT:
         catalogs = gettext_catalogs.find_catalogs(source.lang)
         return [replace(template, path=path, lang=lang, format="mo") for lang, path in catalogs]
-    if source.path == STDIN:
-        assert spool_dir is not None
-        return [replace(template, spooled_path=_spool_stdin(spool_dir))]
     if path.is_dir():
         files = _find_files(path, source.format, exclude_dir, skipped_files)
     elif path.is_file():
@@ -244,18 +250,19 @@ def _list_files(
     source_files = []
     for file in files:
         format = source.format or detect_format(file) or "text"
-        file_lang = source.lang or (gettext_catalogs.language_from_path(file) if format == "mo" else "") or lang
-        source_files.append(replace(template, path=file, lang=file_lang, format=format))
+        catalog_lang = gettext_catalogs.language_from_path(file) if format == "mo" else ""
+        lang = source.lang or catalog_lang or template.lang
+        source_files.append(replace(template, path=file, lang=lang, format=format))
     return source_files
 
 
-def _stat_file(source_file: SourceFile) -> tuple[int, int] | None:
-    if source_file.format == PYTHON_DOCS:
+def _stat_file(file: SourceFile) -> tuple[int, int] | None:
+    if file.format == PYTHON_DOCS:
         return None
     try:
-        stat = source_file.local_path.stat()
+        stat = file.local_path.stat()
     except OSError as error:
-        raise DataError(f"cannot read {source_file.path}: {error.strerror}") from None
+        raise DataError(f"cannot read {file.path}: {error.strerror}") from None
     return stat.st_size, stat.st_mtime_ns
 
 

@@ -1,8 +1,7 @@
 """Attention over packed sequences: one function, one implementation per backend, never a T × T mask."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,56 +12,50 @@ from polyseme.nn.layers.positions import apply_rotary, rotary_table
 from polyseme.nn.packing import CacheLayout, PackedLayout
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreModifier:
-    """Changes to the attention score q·k / √head_dim.
+class AttentionOptions(NamedTuple):
+    """Which keys a query attends to, and changes to the attention score q·k / √head_dim.
 
-    `scale` replaces the factor 1 / √head_dim unless it is None. `bias` is added to the scores by relative position:
-    [heads, 2n − 1], with relative position 0 in the middle and earlier keys to the left.
+    With `causal`, query i of a sequence of n queries and m keys attends to keys 0 … m − n + i: the mask is aligned at
+    the end, as a KV cache needs it. With a `window`, it attends only to keys at most that far away. `scale` replaces
+    the factor 1 / √head_dim unless it is None. `bias` is added to the scores by relative position: [heads, 2n − 1],
+    with relative position 0 in the middle and earlier keys to the left.
     """
 
+    causal: bool = False
+    window: int = 0
+    dropout: float = 0.0
     scale: float | None = None
     bias: Tensor | None = None
-
-    @property
-    def is_default(self) -> bool:
-        """Whether scores are plain scaled dot products."""
-        return self.scale is None and self.bias is None
 
     def resolve_scale(self, head_dim: int) -> float:
         """Return the factor on q·k."""
         return head_dim**-0.5 if self.scale is None else self.scale
 
+    def flash_args(self, causal: bool) -> dict[str, int | float | None]:
+        """Return keyword arguments of torch's flash kernel."""
+        window = {"window_size_left": self.window, "window_size_right": 0 if causal else self.window}
+        return {"scale": self.scale, **(window if self.window else {})}
 
-DEFAULT_SCORE_MODIFIER = ScoreModifier()
+
+DEFAULT_OPTIONS = AttentionOptions()
 
 
 def attend_self(
-    qkv: Tensor,
-    layout: PackedLayout,
-    causal: bool = False,
-    dropout: float = 0.0,
-    window: int = 0,
-    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
-    rope_theta: float = 0.0,
+    qkv: Tensor, layout: PackedLayout, options: AttentionOptions = DEFAULT_OPTIONS, rope_theta: float = 0.0
 ) -> Tensor:
     """Compute self-attention from fused queries, keys and values [T, 3, heads, head_dim].
 
     If `rope_theta` (the base of the rotary wavelengths) is not 0, queries and keys are rotated by position first.
     """
     head_dim = qkv.shape[-1]
-    if (
-        score_modifier.is_default
-        and kernels.supports(qkv)
-        and head_dim in kernels.HEAD_DIMS
-        and not (rope_theta and head_dim < 32)
-    ):
+    is_supported_dim = head_dim in kernels.HEAD_DIMS and not (rope_theta and head_dim < 32)
+    if options.scale is None and options.bias is None and is_supported_dim and kernels.supports(qkv):
         positions = torch.arange(layout.max_seqlen, dtype=torch.float32, device=qkv.device)
         cos_sin = rotary_table(positions, head_dim // 2, rope_theta) if rope_theta else None
-        output: Tensor = kernels.flash(qkv, layout.cu_seqlens, layout.max_seqlen, causal, dropout, window, cos_sin)
-        return output
+        settings = options.causal, options.dropout, options.window
+        return kernels.flash(qkv, layout.cu_seqlens, layout.max_seqlen, *settings, cos_sin)
     q, k, v = (apply_rotary(qkv, layout.positions, rope_theta) if rope_theta else qkv).unbind(1)
-    return attend(q, k, v, layout, layout, causal, dropout, window, score_modifier)
+    return attend(q, k, v, layout, layout, options)
 
 
 def attend(
@@ -71,54 +64,38 @@ def attend(
     v: Tensor,
     q_layout: PackedLayout,
     k_layout: PackedLayout | CacheLayout,
-    causal: bool = False,
-    dropout: float = 0.0,
-    window: int = 0,
-    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> Tensor:
     """Compute softmax attention of each query over the keys of its own sequence.
 
-    q is [Tq, heads, head_dim], k and v are [Tk, heads, head_dim]. With `causal`, query i of a sequence of n queries and
-    m keys attends to keys 0 … m − n + i: the mask is aligned at the end, as a KV cache needs it. With a `window`, it
-    attends only to keys at most that far away. With a `CacheLayout`, k and v are buffers [rows, max_len, heads,
-    head_dim].
+    q is [Tq, heads, head_dim], k and v are [Tk, heads, head_dim] or, with a `CacheLayout`, buffers [rows, max_len,
+    heads, head_dim].
     """
     if isinstance(k_layout, CacheLayout):
-        return attend_cached(q, k, v, k_layout, window, score_modifier)
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and score_modifier.bias is None:
-        return attend_varlen(q, k, v, q_layout, k_layout, causal, dropout, window, score_modifier)
-    return attend_bucketed(q, k, v, q_layout, k_layout, causal, dropout, window, score_modifier)
+        return attend_cached(q, k, v, k_layout, options)
+    attend_packed = attend_varlen if _supports_flash(q, options) else attend_bucketed
+    return attend_packed(q, k, v, q_layout, k_layout, options)
+
+
+def _supports_flash(q: Tensor, options: AttentionOptions) -> bool:
+    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and options.bias is None
 
 
 def attend_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_layout: PackedLayout,
-    k_layout: PackedLayout,
-    causal: bool = False,
-    dropout: float = 0.0,
-    window: int = 0,
-    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
+    q: Tensor, k: Tensor, v: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions
 ) -> Tensor:
     """Attend with the variable-length flash kernel, for CUDA in half precision.
 
     `torch.nn.attention.varlen.varlen_attn` wraps the same operator without dropout, which BERT needs.
     """
-    window_args = {"window_size_left": window, "window_size_right": 0 if causal else window} if window else {}
     seqlen_args = q_layout.cu_seqlens, k_layout.cu_seqlens, q_layout.max_seqlen, k_layout.max_seqlen
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, *seqlen_args, dropout, causal, False, scale=score_modifier.scale, **window_args
+        q, k, v, *seqlen_args, options.dropout, options.causal, False, **options.flash_args(options.causal)
     )[0]
 
 
 def attend_cached(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache_layout: CacheLayout,
-    window: int = 0,
-    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
+    q: Tensor, k: Tensor, v: Tensor, cache_layout: CacheLayout, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> Tensor:
     """Attend to keys and values in cache buffers [rows, max_len, heads, head_dim].
 
@@ -126,52 +103,33 @@ def attend_cached(
     row's last key.
     """
     num_rows, max_seqlen, num_heads, head_dim = k.shape
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and score_modifier.bias is None:
+    if _supports_flash(q, options):
         queries_per_row = len(q) // num_rows
         row_index = torch.arange(num_rows + 1, dtype=torch.int32, device=q.device)
-        window_args = {"window_size_left": window, "window_size_right": 0} if window else {}
+        seqlen_args = row_index * queries_per_row, row_index * max_seqlen, queries_per_row, max_seqlen
         return torch.ops.aten._flash_attention_forward(
-            q, k.reshape(-1, num_heads, head_dim), v.reshape(-1, num_heads, head_dim), row_index * queries_per_row,
-            row_index * max_seqlen, queries_per_row, max_seqlen, 0.0, False, False, scale=score_modifier.scale,
-            seqused_k=cache_layout.lengths.int(), **window_args,
+            q, k.reshape(-1, num_heads, head_dim), v.reshape(-1, num_heads, head_dim), *seqlen_args, 0.0, False, False,
+            seqused_k=cache_layout.lengths.int(), **options.flash_args(causal=True),
         )[0]  # fmt: skip
-    output = F.scaled_dot_product_attention(
-        q.view(num_rows, -1, num_heads, head_dim).transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=cache_layout.attention_bias(window, score_modifier.bias, q.dtype),
-        scale=score_modifier.scale,
-    )
+    queries = q.view(num_rows, -1, num_heads, head_dim).transpose(1, 2)  # [rows, heads, queries, head_dim]
+    mask = cache_layout.attention_bias(options.window, options.bias, q.dtype)
+    output = F.scaled_dot_product_attention(queries, k.transpose(1, 2), v.transpose(1, 2), mask, scale=options.scale)
     return output.transpose(1, 2).reshape(q.shape)
 
 
 def attend_bucketed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_layout: PackedLayout,
-    k_layout: PackedLayout,
-    causal: bool = False,
-    dropout: float = 0.0,
-    window: int = 0,
-    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
+    q: Tensor, k: Tensor, v: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions
 ) -> Tensor:
     """Attend on a CPU, in float32, or with a bias: adjacent sequences of equal length form one dense batch.
 
     The loader sorts a micro-batch by length, so there are few such runs. Lengths change from batch to batch, so a
     compiled model breaks its graph here (`nn/compile.py`).
     """
-    pairs, bias = equal_length_pairs(q_layout, k_layout), score_modifier.bias
-    counts = [(n * num_queries, n * num_keys) for n, num_queries, num_keys in pairs]
-    num_heads, head_dim = q.shape[1:]
+    causal, window, dropout, scale, bias = options
+    runs = equal_length_pairs(q_layout, k_layout)
+    q_sizes, k_sizes = [n * num_queries for n, num_queries, _ in runs], [n * num_keys for n, _, num_keys in runs]
     outputs = []
-    pieces = zip(
-        pairs,
-        q.split([num_queries for num_queries, _ in counts]),
-        k.split([num_keys for _, num_keys in counts]),
-        v.split([num_keys for _, num_keys in counts]),
-    )
-    for (n, num_queries, num_keys), qs, ks, vs in pieces:
+    for (n, num_queries, num_keys), *qkv in zip(runs, q.split(q_sizes), k.split(k_sizes), v.split(k_sizes)):
         if not num_queries:
             continue
         is_plain_causal = causal and num_queries == num_keys and not 0 < window < num_keys and bias is None
@@ -179,18 +137,14 @@ def attend_bucketed(
         if bias is not None:
             score_bias = expand_relative_bias(bias, num_queries, num_keys).to(q.dtype)
             mask = score_bias if mask is None else score_bias.masked_fill(~mask, float("-inf"))
-        batch = (
-            qs.view(n, num_queries, num_heads, head_dim).transpose(1, 2),
-            ks.view(n, num_keys, num_heads, head_dim).transpose(1, 2),
-            vs.view(n, num_keys, num_heads, head_dim).transpose(1, 2),
-        )
+        sizes = num_queries, num_keys, num_keys
+        # [n, heads, queries or keys, head_dim]
+        qs, ks, vs = (x.view(n, size, *q.shape[1:]).transpose(1, 2) for x, size in zip(qkv, sizes))
         if bias is not None and mask is not None and not q.is_cuda:
-            output = _attend_dense(*batch, mask, dropout, score_modifier.resolve_scale(head_dim))
+            output = _attend_dense(qs, ks, vs, mask, dropout, options.resolve_scale(q.shape[-1]))
         else:
-            output = F.scaled_dot_product_attention(
-                *batch, attn_mask=mask, dropout_p=dropout, is_causal=is_plain_causal, scale=score_modifier.scale
-            )
-        outputs.append(output.transpose(1, 2).reshape(n * num_queries, num_heads, head_dim))
+            output = F.scaled_dot_product_attention(qs, ks, vs, mask, dropout, is_plain_causal, scale=scale)
+        outputs.append(output.transpose(1, 2).reshape(n * num_queries, *q.shape[1:]))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 
@@ -206,9 +160,8 @@ def visibility_mask(num_queries: int, num_keys: int, causal: bool, window: int, 
     """Return which keys each query may attend to, bool [queries, keys] aligned at the end, or None for all."""
     if not (causal and num_queries > 1) and not 0 < window < num_keys:
         return None
-    distance = (
-        torch.arange(num_keys, device=device) - torch.arange(num_keys - num_queries, num_keys, device=device)[:, None]
-    )
+    key_positions = torch.arange(num_keys, device=device)
+    distance = key_positions - key_positions[num_keys - num_queries :, None]
     mask = distance <= (0 if causal else window)
     return mask & (distance >= -window) if window else mask
 
@@ -220,38 +173,25 @@ def expand_relative_bias(bias: Tensor, num_queries: int, num_keys: int) -> Tenso
 
 
 def attention_weights(
-    q: Tensor,
-    k: Tensor,
-    q_layout: PackedLayout,
-    k_layout: PackedLayout,
-    causal: bool = False,
-    window: int = 0,
-    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
+    q: Tensor, k: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions = DEFAULT_OPTIONS
 ) -> list[Tensor]:
     """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization and tests."""
     weights = []
     for qs, ks in zip(q.split(list(q_layout.lengths)), k.split(list(k_layout.lengths))):
-        scores = torch.einsum("ihd,jhd->hij", qs, ks) * score_modifier.resolve_scale(q.shape[-1])
-        if score_modifier.bias is not None:
-            scores = scores + expand_relative_bias(score_modifier.bias, len(qs), len(ks))
-        if (mask := visibility_mask(len(qs), len(ks), causal, window, q.device)) is not None:
+        scores = torch.einsum("ihd,jhd->hij", qs, ks) * options.resolve_scale(q.shape[-1])
+        if options.bias is not None:
+            scores = scores + expand_relative_bias(options.bias, len(qs), len(ks))
+        if (mask := visibility_mask(len(qs), len(ks), options.causal, options.window, q.device)) is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         weights.append(scores.softmax(-1))
     return weights
 
 
 def attend_eager(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_layout: PackedLayout,
-    k_layout: PackedLayout,
-    causal: bool = False,
-    window: int = 0,
-    score_modifier: ScoreModifier = DEFAULT_SCORE_MODIFIER,
+    q: Tensor, k: Tensor, v: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions
 ) -> Tensor:
     """Attend one sequence at a time by definition; the reference for tests of the other implementations."""
-    weights = attention_weights(q, k, q_layout, k_layout, causal, window, score_modifier)
+    weights = attention_weights(q, k, q_layout, k_layout, options)
     values = v.split(list(k_layout.lengths))
     return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
 
@@ -263,10 +203,4 @@ def equal_length_pairs(q_layout: PackedLayout, k_layout: PackedLayout) -> list[t
     """
     if q_layout is k_layout:
         return [(n, length, length) for n, length in q_layout.equal_length_runs]
-    pairs: list[tuple[int, int, int]] = []
-    for num_queries, num_keys in zip(q_layout.lengths, k_layout.lengths):
-        if pairs and pairs[-1][1:] == (num_queries, num_keys):
-            pairs[-1] = (pairs[-1][0] + 1, num_queries, num_keys)
-        else:
-            pairs.append((1, num_queries, num_keys))
-    return pairs
+    return [(len(list(run)), *lengths) for lengths, run in groupby(zip(q_layout.lengths, k_layout.lengths))]

@@ -20,15 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config, check_in_range
-from polyseme.errors import ConfigError, UnsupportedError
+from polyseme.errors import ConfigError
 from polyseme.nn import kernels
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import PackedLayout
 
 MEMORY_RANK = torch.iinfo(torch.int64).min  # rank of tokens in memory: before all others
-NO_QUERY_STREAM = "this model has no query stream, which a permutation language model needs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +51,8 @@ class EqualLengthRun:
     num_queries: int
     num_keys: int
     masked_out: Tensor | None  # bool [queries, keys] or [sequences, queries, keys]: pairs that are not attended
-    different_segment: Tensor | None = None  # bool [sequences, queries, keys]
-    # int64 [sequences, queries], query stream only: index of the first key in the table of distances
-    distance_start: Tensor | None = None
+    different_segment: Tensor | None  # bool [sequences, queries, keys]
+    distance_start: Tensor | None  # int64 [sequences, queries], query stream only: table index of the first distance
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,89 +74,44 @@ class RelativePositionContext:
         """Return the runs of the tokens or of the query stream, computed by the first layer and then cached."""
         key = causal, window, is_query_stream
         if key not in self.run_cache:
-            self.run_cache[key] = self._query_runs() if is_query_stream else self._token_runs(causal, window)
+            self.run_cache[key] = self._compute_runs(*key)
         return self.run_cache[key]
 
-    def _token_runs(self, causal: bool, window: int) -> list[EqualLengthRun]:
-        runs, query_offset, key_offset = [], 0, 0
-        device = self.distances.device
-        for n, num_queries, num_keys in equal_length_pairs(self.layout, self.key_layout):
-            query_slice = slice(query_offset, query_offset + n * num_queries)
-            key_slice = slice(key_offset, key_offset + n * num_keys)
-            visible = visibility_mask(num_queries, num_keys, causal, window, device)
-            masked_out = None if visible is None else ~visible
-            if self.query_stream is not None and self.key_ranks is not None:
-                rank = self.query_stream.rank[query_slice].view(n, num_queries, 1)
-                is_later = self.key_ranks[key_slice].view(n, 1, num_keys) > rank
+    def _compute_runs(self, causal: bool, window: int, is_query_stream: bool) -> list[EqualLengthRun]:
+        query_layout, ranks, segments, positions = self.layout, None, None, None
+        if self.query_stream is not None:
+            ranks = self.query_stream.rank
+        if self.segments is not None:
+            segments = self.segments[0]
+        if is_query_stream and self.query_stream is not None:
+            query_layout, targets = self.query_stream.layout, self.query_stream.target_positions
+            ranks = self.query_stream.rank.index_select(0, targets) - 1  # not its own rank
+            segments = None if segments is None else segments.index_select(0, targets)
+            # on the device, so that a CUDA graph can capture it
+            num_past = (self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()).long()
+            num_past = num_past.index_select(0, self.layout.sequence_ids.index_select(0, targets))
+            positions = self.layout.positions.index_select(0, targets) + num_past
+        runs, query_stop, key_stop = [], 0, 0
+        for n, num_queries, num_keys in equal_length_pairs(query_layout, self.key_layout):
+            queries, keys = slice(query_stop, query_stop + n * num_queries), slice(key_stop, key_stop + n * num_keys)
+            query_stop, key_stop = queries.stop, keys.stop
+            masked_out = different_segment = distance_start = None
+            if not is_query_stream:
+                visible = visibility_mask(num_queries, num_keys, causal, window, self.distances.device)
+                masked_out = None if visible is None else ~visible
+            if ranks is not None and self.key_ranks is not None:
+                is_later = self.key_ranks[keys].view(n, 1, num_keys) > ranks[queries].view(n, num_queries, 1)
                 masked_out = is_later if masked_out is None else masked_out | is_later
-            runs.append(
-                EqualLengthRun(n, num_queries, num_keys, masked_out, self._different_segment(query_slice, key_slice, n))
-            )
-            query_offset, key_offset = query_slice.stop, key_slice.stop
-        return runs
-
-    def _query_runs(self) -> list[EqualLengthRun]:
-        assert self.query_stream is not None and self.key_ranks is not None
-        runs, query_offset, key_offset = [], 0, 0
-        target_positions = self.query_stream.target_positions
-        rank = self.query_stream.rank.index_select(0, target_positions)
-        # on the device, so that a CUDA graph can capture it
-        num_past = (self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()).long()
-        positions = self.layout.positions.index_select(0, target_positions)
-        sequence_end = 0
-        for n, num_queries, num_keys in equal_length_pairs(self.query_stream.layout, self.key_layout):
-            query_slice = slice(query_offset, query_offset + n * num_queries)
-            key_slice = slice(key_offset, key_offset + n * num_keys)
-            sequence_end, sequence_start = sequence_end + n, sequence_end
-            query_offset, key_offset = query_slice.stop, key_slice.stop
-            masked_out = self.key_ranks[key_slice].view(n, 1, num_keys) >= rank[query_slice].view(n, num_queries, 1)
-            distance_start = (
-                self.largest_distance
-                - positions[query_slice].view(n, num_queries)
-                - num_past[sequence_start:sequence_end, None]
-            )
-            query_segments = (
-                None if self.segments is None else self.segments[0].index_select(0, target_positions[query_slice])
-            )
-            different_segment = self._different_segment(query_segments, key_slice, n)
+            if segments is not None and self.segments is not None:
+                different_segment = segments[queries].view(n, -1, 1) != self.segments[1][keys].view(n, 1, -1)
+            if positions is not None:
+                distance_start = self.largest_distance - positions[queries].view(n, num_queries)
             runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
         return runs
 
-    def _different_segment(self, queries: slice | Tensor | None, key_slice: slice, num_sequences: int) -> Tensor | None:
-        if self.segments is None or queries is None:
-            return None
-        query_segments = self.segments[0][queries] if isinstance(queries, slice) else queries
-        return query_segments.view(num_sequences, -1, 1) != self.segments[1][key_slice].view(num_sequences, 1, -1)
 
-
-# what a stack passes to each attention layer: relative positions, or a score bias by relative position
-PositionInfo = RelativePositionContext | Tensor
-
-
-@dataclass(frozen=True)
-class NoPositionBiasConfig(Config):
-    """No relative positions and no score bias."""
-
-    def build(self, dim: int) -> NoPositionBias:
-        """Build the module."""
-        return NoPositionBias()
-
-
-class NoPositionBias(nn.Module):
-    """Identity in place of a stack's relative positions."""
-
-    def forward(
-        self,
-        x: Tensor,
-        layout: PackedLayout,
-        segments: Tensor | None,
-        query_stream: QueryStream | None,
-        cache: LayerCache | None,
-    ) -> tuple[Tensor, None]:
-        """Return x unchanged and no position information."""
-        if query_stream is not None:
-            raise UnsupportedError(NO_QUERY_STREAM)
-        return x, None
+# what a stack passes to each attention layer: relative positions, a score bias by relative position, or nothing
+PositionInfo = RelativePositionContext | Tensor | None
 
 
 @dataclass(frozen=True)
@@ -171,12 +125,14 @@ class RelativePositionConfig(Config):
     has_sinusoids: bool = True  # sinusoidal distance embeddings; otherwise each layer has a learned table
 
     def build(self, dim: int) -> RelativePositionLayer:
-        """Build the module."""
+        """Create the module."""
         return RelativePositionLayer(self, dim)
 
 
 class RelativePositionLayer(nn.Module):
     """Prepares the `RelativePositionContext` of a forward pass."""
+
+    normal_init: ClassVar = ("u", "v", "mask_emb")
 
     def __init__(self, config: RelativePositionConfig, dim: int):
         super().__init__()
@@ -186,19 +142,9 @@ class RelativePositionLayer(nn.Module):
         self.mask_emb = nn.Parameter(torch.zeros(1, 1, dim)) if config.two_stream else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def normal_init_params(self) -> list[nn.Parameter]:
-        """Parameters that `InitConfig` draws from a normal distribution."""
-        return [p for p in (self.u, self.v, self.mask_emb) if p is not None]
-
-    def forward(
-        self,
-        x: Tensor,
-        layout: PackedLayout,
-        segments: Tensor | None,
-        query_stream: QueryStream | None,
-        cache: LayerCache | None,
-    ) -> tuple[Tensor, RelativePositionContext]:
+    def forward(self, x: Tensor, inputs: Inputs, cache: LayerCache | None) -> tuple[Tensor, RelativePositionContext]:
         """Return x followed by the rows of the query stream, and the context for the attention layers."""
+        layout, segments, query_stream = inputs.layout, inputs.segments, inputs.query_stream
         key_layout = layout if cache is None else cache.full_layout
         largest_distance, smallest_distance = max(key_layout.lengths, default=0), 1 - max(layout.lengths, default=1)
         distances = torch.arange(largest_distance, smallest_distance - 1, -1, device=x.device)
@@ -207,16 +153,15 @@ class RelativePositionLayer(nn.Module):
         num_past = key_layout.num_tokens - layout.num_tokens
         key_ranks = None
         if query_stream is not None:
-            if self.mask_emb is None:
-                raise UnsupportedError(NO_QUERY_STREAM)
+            assert self.mask_emb is not None, "a query stream needs `two_stream`"
             key_ranks = _append_to_past(cache, query_stream.rank, num_past, MEMORY_RANK)
             targets = self.mask_emb.view(1, -1).expand(len(query_stream.target_positions), -1)
             x = torch.cat([x, self.dropout(targets).to(x.dtype)])
         segment_pair = None if segments is None else (segments, _append_to_past(cache, segments, num_past, 0))
         uv_biases = None if self.u is None or self.v is None else (self.u, self.v)
-        sinusoids = None
-        if self.config.has_sinusoids:
-            sinusoids = self.dropout(sinusoidal_embedding(distances, self.dim, x.dtype, interleaved=False))
+        has_sinusoids = self.config.has_sinusoids
+        sinusoids = sinusoidal_embedding(distances, self.dim, x.dtype, interleaved=False) if has_sinusoids else None
+        sinusoids = None if sinusoids is None else self.dropout(sinusoids)
         return x, RelativePositionContext(
             distances, sinusoids, largest_distance, uv_biases, layout, key_layout, segment_pair, query_stream, key_ranks
         )
@@ -237,8 +182,7 @@ class RelativeAttentionConfig(Config):
     window: int = 0  # largest distance that is attended to, on each side; 0 means no limit
     has_segment_bias: bool = False  # scores depend on whether two tokens are in the same segment
     has_uv_biases: bool = True  # learns u and v; otherwise uses those of the stack, if any
-    # learn a vector for each distance up to this one, shared by all larger ones; 0 means projected sinusoids
-    max_learned_distance: int = 0
+    max_learned_distance: int = 0  # the last distance with a vector of its own; 0 means projected sinusoids
     rope_theta: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -250,7 +194,7 @@ class RelativeAttentionConfig(Config):
         return self.num_heads * self.head_dim or dim
 
     def build(self, dim: int) -> RelativeAttention:
-        """Build the module."""
+        """Create the module."""
         if self.num_heads < 1 or (not self.head_dim and dim % self.num_heads):
             raise ConfigError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
         return RelativeAttention(self, dim)
@@ -259,6 +203,7 @@ class RelativeAttentionConfig(Config):
 class RelativeAttention(nn.Module):
     """Attention to the tokens of the sequence and to its memory, which holds hidden states."""
 
+    normal_init: ClassVar = ("u", "v", "s", "segments")
     fused_count: ClassVar = {"qkv": 3}  # number of matrices fused into one
 
     def __init__(self, config: RelativeAttentionConfig, dim: int):
@@ -271,27 +216,15 @@ class RelativeAttention(nn.Module):
         self.out = nn.Linear(inner_dim, dim, bias=False)
         self.num_future_distances = 0 if config.causal else config.max_learned_distance
         num_distances = self.num_future_distances + config.max_learned_distance + 1
-        self.distance = (
-            nn.Embedding(num_distances, inner_dim)
-            if config.max_learned_distance
-            else nn.Linear(dim, inner_dim, bias=False)
-        )
+        is_learned = config.max_learned_distance > 0
+        self.distance = nn.Embedding(num_distances, inner_dim) if is_learned else nn.Linear(dim, inner_dim, bias=False)
         self.u = nn.Parameter(torch.zeros(shape)) if config.has_uv_biases else None
         self.v = nn.Parameter(torch.zeros(shape)) if config.has_uv_biases else None
         self.s = nn.Parameter(torch.zeros(shape)) if config.has_segment_bias else None
         self.segments = nn.Parameter(torch.zeros(2, *shape)) if config.has_segment_bias else None
 
-    def normal_init_params(self) -> list[nn.Parameter]:
-        """Parameters that `InitConfig` draws from a normal distribution."""
-        return [p for p in (self.u, self.v, self.s, self.segments) if p is not None]
-
     def forward(
-        self,
-        x: Tensor,
-        layout: PackedLayout,
-        positions: Tensor,
-        cache: LayerCache | None = None,
-        position_info: PositionInfo | None = None,
+        self, x: Tensor, layout: PackedLayout, positions: Tensor, cache: LayerCache | None, position_info: PositionInfo
     ) -> Tensor:
         """Attend from x, [T, dim] or [T + P, dim] with a query stream."""
         assert isinstance(position_info, RelativePositionContext), "relative attention needs a RelativePositionContext"
@@ -300,24 +233,19 @@ class RelativeAttention(nn.Module):
         source = content if cache is None else cache.extend(content)[0]
         q, k, v = self._project(x, source)
         r = self._distance_keys(position_info)
-        attended = self._attend(q[:num_tokens], k, v, r, position_info)
+        attended = self._attend(q[:num_tokens], k, v, r, position_info, False)
         if position_info.query_stream is not None:
-            attended = torch.cat([attended, self._attend(q[num_tokens:], k, v, r, position_info, is_query_stream=True)])
+            attended = torch.cat([attended, self._attend(q[num_tokens:], k, v, r, position_info, True)])
         return self.out(attended)
 
     def _distance_keys(self, position_info: RelativePositionContext) -> Tensor:
         """Return r for each distance, [distances, heads, head_dim]."""
-        distance_inputs = position_info.sinusoids
+        distance_inputs, num_future = position_info.sinusoids, self.num_future_distances
         if isinstance(self.distance, nn.Embedding):
-            distance_inputs = (
-                position_info.distances.clamp(-self.num_future_distances, self.config.max_learned_distance)
-                + self.num_future_distances
-            )
+            distances = position_info.distances.clamp(-num_future, self.config.max_learned_distance)
+            distance_inputs = distances + num_future
         elif distance_inputs is None:
-            raise ConfigError(
-                "max_learned_distance of relative attention is 0 and has_sinusoids of its stack is false; "
-                "one of them has to provide distance embeddings"
-            )
+            raise ConfigError("either max_learned_distance or has_sinusoids has to provide distance embeddings")
         return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -331,34 +259,29 @@ class RelativeAttention(nn.Module):
         return q, k, v
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        r: Tensor,
-        position_info: RelativePositionContext,
-        is_query_stream: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativePositionContext, is_query_stream: bool
     ) -> Tensor:
-        runs = position_info.get_runs(self.config.causal, self.config.window, is_query_stream)
+        """Return the attended values [rows, heads · head_dim] of the tokens or of the query stream."""
+        runs = context.get_runs(self.config.causal, self.config.window, is_query_stream)
         heads, dropout = self.config.num_heads, self.config.dropout if self.training else 0.0
         num_queries = [run.num_sequences * run.num_queries for run in runs]
         num_keys = [run.num_sequences * run.num_keys for run in runs]
         outputs = []
         for run, qs, ks, vs in zip(runs, q.split(num_queries), k.split(num_keys), v.split(num_keys)):
             if run.num_queries:
-                weights = F.dropout(self._run_weights(run, qs, ks, r, position_info), dropout)
+                weights = F.dropout(self._run_weights(run, qs, ks, r, context), dropout)
                 values = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
-                attended = torch.bmm(weights, values).view(heads, run.num_sequences * run.num_queries, -1)
+                attended = torch.bmm(weights, values).view(heads, len(qs), -1)  # [heads, sequences · queries, head_dim]
                 outputs.append(attended.transpose(0, 1).flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
     def _run_weights(
-        self, run: EqualLengthRun, q: Tensor, k: Tensor, r: Tensor, position_info: RelativePositionContext
+        self, run: EqualLengthRun, q: Tensor, k: Tensor, r: Tensor, context: RelativePositionContext
     ) -> Tensor:
         """Return the probabilities of one run, [heads · sequences, queries, keys]."""
-        u, v = (self.u, self.v) if self.u is not None else position_info.uv_biases or (None, None)
+        u, v = (self.u, self.v) if self.u is not None else context.uv_biases or (None, None)
         if run.distance_start is None:  # select the distances that occur in this run
-            largest, smallest = position_info.largest_distance, 0 if self.config.causal else 1 - run.num_queries
+            largest, smallest = context.largest_distance, 0 if self.config.causal else 1 - run.num_queries
             r = r[largest - run.num_keys : largest - smallest + 1]
         n, num_queries, num_keys = run.num_sequences, run.num_queries, run.num_keys
         heads, head_dim = q.shape[1:]
@@ -373,31 +296,27 @@ class RelativeAttention(nn.Module):
         content, segment_scores = biased_queries(u).view(heads * n, num_queries, head_dim), None
         if self.s is not None and self.segments is not None and run.different_segment is not None:
             # the softmax ignores a constant over all keys, so only the difference of the two segment scores matters
-            segment_scores = (biased_queries(self.s) @ (self.segments[1] - self.segments[0]).unsqueeze(-1)).view(
-                heads * n, num_queries
-            )
+            difference = (self.segments[1] - self.segments[0]).unsqueeze(-1)
+            segment_scores = (biased_queries(self.s) @ difference).view(heads * n, num_queries)
+        start = run.distance_start
         if kernels.supports(q):
-            scores = torch.bmm(content, keys)
-            probs: Tensor = kernels.relative_softmax(
-                scores, distance_scores, n, run.distance_start, run.masked_out, run.different_segment, segment_scores
-            )
-            return probs
-        distance_bias = (
-            _relative_shift(distance_scores, num_keys)
-            if run.distance_start is None
-            else _GatherByDistance.apply(distance_scores, run.distance_start, num_keys)
-        )
+            scores, masks = torch.bmm(content, keys), (run.masked_out, run.different_segment)
+            return kernels.relative_softmax(scores, distance_scores, n, start, *masks, segment_scores)
+        if start is None:
+            distance_bias = _relative_shift(distance_scores, num_keys)
+        else:
+            distance_bias = _GatherByDistance.apply(distance_scores, start, num_keys)
         scores = torch.baddbmm(distance_bias, content, keys).view(heads, n, num_queries, num_keys)
         if segment_scores is not None and run.different_segment is not None:
             scores = scores + segment_scores.view(heads, n, num_queries, 1) * run.different_segment
         if run.masked_out is None:
             return scores.softmax(-1).flatten(0, 1)
         weights = scores.masked_fill(run.masked_out, torch.finfo(scores.dtype).min).softmax(-1)
-        if run.distance_start is not None:  # a target that attends to nothing gets zeros
+        if start is not None:  # a target that attends to nothing gets zeros
             weights = weights.masked_fill(run.masked_out, 0)
         return weights.flatten(0, 1)
 
-    def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None = None) -> list[Tensor]:
+    def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
         """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization."""
         assert isinstance(position_info, RelativePositionContext) and position_info.query_stream is None
         q, k, _ = self._project(x, x)
@@ -406,10 +325,8 @@ class RelativeAttention(nn.Module):
         sizes = [run.num_sequences * run.num_queries for run in runs]
         sequence_weights: list[Tensor] = []
         for run, qs, ks in zip(runs, q.split(sizes), k.split(sizes)):
-            run_weights = self._run_weights(run, qs, ks, r, position_info).view(
-                -1, run.num_sequences, run.num_queries, run.num_keys
-            )
-            sequence_weights += run_weights.unbind(1)
+            run_weights = self._run_weights(run, qs, ks, r, position_info)
+            sequence_weights += run_weights.unflatten(0, (-1, run.num_sequences)).unbind(1)
         return sequence_weights
 
 
@@ -420,9 +337,8 @@ def _relative_shift(distance_scores: Tensor, num_keys: int) -> Tensor:
     rows that are one entry shorter does that.
     """
     batch, num_queries, num_distances = distance_scores.shape
-    return distance_scores.reshape(batch, -1)[:, num_queries:].view(batch, num_queries, num_distances - 1)[
-        ..., :num_keys
-    ]
+    shifted = distance_scores.reshape(batch, -1)[:, num_queries:].view(batch, num_queries, num_distances - 1)
+    return shifted[..., :num_keys]
 
 
 class _GatherByDistance(torch.autograd.Function):
@@ -438,9 +354,8 @@ class _GatherByDistance(torch.autograd.Function):
         ctx.save_for_backward(distance_start)
         ctx.width = distance_scores.shape[-1]
         distance_index = distance_start.unsqueeze(-1) + torch.arange(num_keys, device=distance_scores.device)
-        scores = distance_scores.view(-1, n, num_queries, ctx.width).gather(
-            -1, distance_index.expand(len(distance_scores) // n, -1, -1, -1)
-        )
+        distance_index = distance_index.expand(len(distance_scores) // n, -1, -1, -1)
+        scores = distance_scores.view(-1, n, num_queries, ctx.width).gather(-1, distance_index)
         return scores.view(-1, num_queries, num_keys)
 
     @staticmethod

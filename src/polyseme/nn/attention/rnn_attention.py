@@ -42,12 +42,10 @@ class RNNAttentionConfig(Config):
         return self.score in ("multiplicative", "additive")
 
     def build(self, dim: int, source_dim: int) -> RNNAttention:
-        """Build the module."""
+        """Create the module."""
         if not self.projects_source and dim != source_dim:
-            raise ConfigError(
-                f"{self.score} attention needs decoder and encoder states of one size, got {dim} and {source_dim}; "
-                "use multiplicative or additive attention"
-            )
+            sizes = f"one size, got {dim} and {source_dim}; use multiplicative or additive attention"
+            raise ConfigError(f"{self.score} attention needs decoder and encoder states of {sizes}")
         return RNNAttention(self, dim, source_dim)
 
 
@@ -65,7 +63,7 @@ class RNNAttention(nn.Module):
         self.cosine_scale = nn.Parameter(torch.empty(1)) if config.score == "cosine" else None
 
     @torch.no_grad()
-    def initialize(self) -> None:
+    def initialize(self, generator: torch.Generator | None = None) -> None:
         """Set the initial scale of cosines."""
         if self.cosine_scale is not None:
             self.cosine_scale.fill_(INITIAL_COSINE_SCALE)
@@ -76,11 +74,11 @@ class RNNAttention(nn.Module):
             return torch.cat([states, self.key_proj(states)], dim=-1)
         return states if self.cosine_scale is None else torch.cat([states, F.normalize(states, dim=-1)], dim=-1)
 
-    def begin(self, source: EncoderInput) -> EncoderAttentionState:
+    def begin(self, source: EncoderInput) -> SourceAttention:
         """Start a forward pass of the decoder over a source prepared by `precompute_keys`."""
         padded = source.layout.pad(source.values)
         values, keys = padded[..., : self.source_dim], padded[..., self.source_dim :]
-        return EncoderAttentionState(self, values, keys if keys.shape[-1] else values, ~source.layout.attention_mask())
+        return SourceAttention(self, values, keys if keys.shape[-1] else values, ~source.layout.attention_mask())
 
     def scores(self, states: Tensor, keys: Tensor) -> Tensor:
         """Score states [B, n, dim] against keys [B, m, …]; returns [B, n, m]."""
@@ -91,10 +89,10 @@ class RNNAttention(nn.Module):
         return states @ keys.transpose(1, 2)
 
 
-class EncoderAttentionState:
+class SourceAttention:
     """Attention over the sources of a batch during one forward pass of the decoder.
 
-    The decoder attends at each step (a `StepContext`) or for all states at once; `weights` and `contexts` of all tokens
+    The decoder attends at each step (`make_step_fn`) or for all states at once; `weights` and `contexts` of all tokens
     are set afterwards.
     """
 
@@ -112,10 +110,9 @@ class EncoderAttentionState:
 
     def make_step_fn(self, sequence_order: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Return a function from the states [n, dim] of the first n sequences, in this order, to their contexts."""
-        tensors = self.values, self.keys, self.padding_mask
-        values, keys, padding_mask = (
-            tensors if sequence_order is None else (p.index_select(0, sequence_order) for p in tensors)
-        )
+        values, keys, padding_mask = self.values, self.keys, self.padding_mask
+        if sequence_order is not None:
+            values, keys, padding_mask = (t.index_select(0, sequence_order) for t in (values, keys, padding_mask))
         self.weights_per_step, self.contexts_per_step = [], []
 
         def step(states: Tensor) -> Tensor:

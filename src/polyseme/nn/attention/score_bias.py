@@ -1,4 +1,4 @@
-"""Score bias by relative position, shared by all layers of a stack."""
+"""Score bias by relative position, shared by all layers of a stack, and its absence."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.config import Config
-from polyseme.errors import UnsupportedError
-from polyseme.nn.attention.relative import NO_QUERY_STREAM, QueryStream
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import LayerCache
-from polyseme.nn.packing import PackedLayout
+
+
+@dataclass(frozen=True)
+class NoPositionBiasConfig(Config):
+    """No relative positions and no score bias."""
+
+    def build(self, dim: int) -> NoPositionBias:
+        """Create the module."""
+        return NoPositionBias()
+
+
+class NoPositionBias(nn.Module):
+    """Identity in place of a stack's relative positions."""
+
+    def forward(self, x: Tensor, inputs: Inputs, cache: LayerCache | None) -> tuple[Tensor, None]:
+        """Return x unchanged and no position information."""
+        return x, None
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class BucketedRelativeBiasConfig(Config):
         self.check_range(self.num_buckets // 2 + 1, math.inf, "max_distance")
 
     def build(self, dim: int) -> BucketedRelativeBias:
-        """Build the module."""
+        """Create the module."""
         return BucketedRelativeBias(self)
 
 
@@ -46,18 +61,9 @@ class BucketedRelativeBias(nn.Module):
         self.config, self.causal = config, config.causal
         self.positions = nn.Embedding(config.num_buckets, config.num_heads)
 
-    def forward(
-        self,
-        x: Tensor,
-        layout: PackedLayout,
-        segments: Tensor | None,
-        query_stream: QueryStream | None,
-        cache: LayerCache | None,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, inputs: Inputs, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
         """Return x unchanged, and the score bias by relative position."""
-        if query_stream is not None:
-            raise UnsupportedError(NO_QUERY_STREAM)
-        return x, self.bias_by_distance((layout if cache is None else cache.full_layout).max_seqlen)
+        return x, self.bias_by_distance((inputs.layout if cache is None else cache.full_layout).max_seqlen)
 
     def bias_by_distance(self, max_seqlen: int) -> Tensor:
         """Return the bias by relative position of the key, [heads, 2 · max_seqlen − 1], position 0 in the middle."""
@@ -66,13 +72,11 @@ class BucketedRelativeBias(nn.Module):
     def bucket_indices(self, max_seqlen: int) -> Tensor:
         """Return the bucket of each relative position, int64 [2 · max_seqlen − 1]."""
         relative_positions = torch.arange(1 - max_seqlen, max_seqlen, device=self.positions.weight.device)
-        num_buckets = self.config.num_buckets if self.causal else self.config.num_buckets // 2
+        num_buckets, max_distance = self.config.num_buckets // (1 if self.causal else 2), self.config.max_distance
         distances = (-relative_positions).clamp(min=0) if self.causal else relative_positions.abs()
         max_exact = num_buckets // 2
         # in float32, like the published models: rounding decides which bucket a boundary distance belongs to
-        log_ratio = torch.log(distances.clamp(min=1).float() / max_exact) / math.log(
-            self.config.max_distance / max_exact
-        )
+        log_ratio = torch.log(distances.clamp(min=1).float() / max_exact) / math.log(max_distance / max_exact)
         log_buckets = (max_exact + (log_ratio * (num_buckets - max_exact)).long()).clamp(max=num_buckets - 1)
         buckets = torch.where(distances < max_exact, distances, log_buckets)
         return buckets if self.causal else buckets + num_buckets * (relative_positions > 0)

@@ -51,21 +51,19 @@ class Head(nn.Module):
 
         Rows of several columns, [n, columns], give the sum of their states.
         """
-        states = pool(hidden, layout) if self.pooling == "pooled" else hidden
+        states = pool(hidden, layout) if self.pooling in ("pooled", "concat") else hidden
         if self.pooling == "first":
             states = hidden.index_select(0, layout.first_indices)
         if self.pooling == "concat":  # Howard and Ruder 2018, §3.3
-            states = torch.cat([pool(hidden, layout), layout.max_pool(hidden), layout.mean_pool(hidden)], dim=1)
+            states = torch.cat([states, layout.max_pool(hidden), layout.mean_pool(hidden)], dim=1)
         if rows is None:
             return states
-        selected_states: Tensor = states.index_select(0, rows.flatten())
-        return selected_states if rows.ndim == 1 else selected_states.unflatten(0, rows.shape).sum(1)
+        states = states.index_select(0, rows.flatten())
+        return states if rows.ndim == 1 else states.unflatten(0, rows.shape).sum(1)
 
     def loss(
         self, states: Any, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
     ) -> Tensor:
         """Return the summed cross entropy, with label smoothing (Szegedy et al. 2016)."""
-        logits = self(states, token_embeddings).float()
-        return F.cross_entropy(
-            logits, labels, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
-        )
+        options: Any = {"ignore_index": ignore_index, "reduction": "sum", "label_smoothing": label_smoothing}
+        return F.cross_entropy(self(states, token_embeddings).float(), labels, **options)

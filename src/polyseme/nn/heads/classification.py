@@ -1,7 +1,5 @@
 """Classification head: labels of sequences or tokens, numbers, spans and choices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch
@@ -49,7 +47,7 @@ class ClassificationHeadConfig(HeadConfig):
         input_dim, hidden_dim = self.layer_dims(dim)
         return hidden_dim * self.num_outputs + (input_dim * hidden_dim if self.dense else 0)
 
-    def build(self, dim: int) -> ClassificationHead:
+    def build(self, dim: int) -> Head:
         return ClassificationHead(self, dim)
 
 
@@ -58,8 +56,7 @@ class ClassificationHead(Head):
 
     def __init__(self, config: ClassificationHeadConfig, dim: int):
         super().__init__()
-        self.config = config
-        self.pooling = config.pooling
+        self.config, self.pooling = config, config.pooling
         input_dim, hidden_dim = config.layer_dims(dim)
         self.input_norm = config.input_norm.build(input_dim)
         self.dense = nn.Linear(input_dim, hidden_dim, bias=config.dense_bias) if config.dense else None
@@ -83,15 +80,15 @@ class ClassificationHead(Head):
         Labels of two columns are the rows where spans start and end: each output is a softmax over rows, and the loss
         is the mean of the two (Devlin et al. 2019, §4.2).
         """
-        if labels.ndim == 2:
-            columns = zip(self(states, token_embeddings).float().unbind(1), labels.unbind(1))
-            return torch.stack([_choice_loss(logits, target, ignore_index) for logits, target in columns]).mean()
-        if len(self.config.labels) == 1:
-            return _choice_loss(self(states, token_embeddings).float().squeeze(-1), labels, ignore_index)
-        if self.config.labels:
+        if labels.ndim == 1 and len(self.config.labels) > 1:
             return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
-        errors = self(states, token_embeddings).float().squeeze(-1) - labels
-        return errors.masked_fill(labels.isnan(), 0.0).square().sum()
+        outputs = self(states, token_embeddings).float()  # [rows, outputs]
+        if labels.ndim == 2:
+            columns = zip(outputs.unbind(1), labels.unbind(1))
+            return torch.stack([_choice_loss(logits, target, ignore_index) for logits, target in columns]).mean()
+        if self.config.labels:
+            return _choice_loss(outputs.squeeze(-1), labels, ignore_index)
+        return (outputs.squeeze(-1) - labels).masked_fill(labels.isnan(), 0.0).square().sum()
 
 
 def _choice_loss(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:

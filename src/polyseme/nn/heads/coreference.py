@@ -7,8 +7,6 @@ encoded independently (Joshi et al. 2019, BERT for Coreference Resolution, "inde
 sentence, antecedents may be in any sequence.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,14 +67,10 @@ class CoreferenceHeadConfig(HeadConfig):
     def matmul_params(self, dim: int) -> int:
         """Return an upper bound on the weights that each mention is multiplied with, reached if sentences are long."""
         span_dim, candidates_per_mention = self.span_dim(dim), self.max_span_width / max(self.top_span_ratio, 1e-3)
-        return int(
-            candidates_per_mention * span_dim * self.hidden_dim
-            + span_dim * span_dim
-            + self.max_antecedents * self.pair_dim(dim) * self.hidden_dim
-        )
+        pair_params = self.max_antecedents * self.pair_dim(dim) * self.hidden_dim
+        return int(candidates_per_mention * span_dim * self.hidden_dim + span_dim * span_dim + pair_params)
 
-    def build(self, dim: int) -> CoreferenceHead:
-        """Build the module."""
+    def build(self, dim: int) -> Head:
         return CoreferenceHead(self, dim)
 
 
@@ -131,41 +125,30 @@ class CoreferenceHead(Head):
         attention_logits = _upcast(self.token_attention(hidden).squeeze(-1))
         log_weight, state = attention_logits.index_select(0, first_token), hidden.index_select(0, first_token)
         for offset in range(1, int((last_token - first_token).max()) + 1):
-            token = torch.minimum(first_token + offset, last_token)
-            token_log_weight = attention_logits.index_select(0, token).masked_fill(
-                first_token + offset > last_token, -torch.inf
-            )
-            log_weight, state = _merge_weighted_means(
-                log_weight, state, token_log_weight, hidden.index_select(0, token)
-            )
-        return WordStates(
-            rows, hidden.index_select(0, first_token), hidden.index_select(0, last_token), log_weight, state
-        )
+            token, is_past_end = torch.minimum(first_token + offset, last_token), first_token + offset > last_token
+            token_log_weight = attention_logits.index_select(0, token).masked_fill(is_past_end, -torch.inf)
+            token_state = hidden.index_select(0, token)
+            log_weight, state = _merge_weighted_means(log_weight, state, token_log_weight, token_state)
+        first_states, last_states = (hidden.index_select(0, token) for token in (first_token, last_token))
+        return WordStates(rows, first_states, last_states, log_weight, state)
 
     def loss(
-        self,
-        states: WordStates,
-        token_embeddings: Tensor,
-        labels: Tensor,
-        ignore_index: int,
-        label_smoothing: float = 0.0,
+        self, states: WordStates, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
     ) -> Tensor:
         """Return the summed negative log-likelihood of all true antecedents of each selected mention.
 
         A mention without a true antecedent has none as its target. `labels` are the true mentions, [m, 3]: first word,
         last word, cluster id from 1.
         """
-        total_loss = states.log_weights.new_zeros(())
-        candidates = self._enumerate_candidates(states)
+        total_loss, candidates = states.log_weights.new_zeros(()), self._enumerate_candidates(states)
         if self.config.detection_weight:
             total_loss = self.config.detection_weight * self._detection_loss(candidates, labels, len(states.rows))
         for ranking in self.rank_documents(states, candidates):
             matches = (ranking.starts[:, None] == labels[:, 0]) & (ranking.ends[:, None] == labels[:, 1])
             cluster = (matches * labels[:, 2]).sum(1)
-            antecedent_clusters = cluster.index_select(0, ranking.antecedents.flatten()).view_as(ranking.antecedents)
-            is_coreferent = (
-                (antecedent_clusters == cluster[:, None]) & (antecedent_clusters > 0) & ranking.scores[:, 1:].isfinite()
-            )
+            antecedent_clusters = _select_rows(cluster, ranking.antecedents)
+            is_coreferent = (antecedent_clusters == cluster[:, None]) & (antecedent_clusters > 0)
+            is_coreferent &= ranking.scores[:, 1:].isfinite()
             is_correct = torch.cat([~is_coreferent.any(1, keepdim=True), is_coreferent], 1)
             correct_score = ranking.scores.masked_fill(~is_correct, -torch.inf).logsumexp(1)
             total_loss = total_loss + (ranking.scores.logsumexp(1) - correct_score).sum()
@@ -179,18 +162,16 @@ class CoreferenceHead(Head):
         """
         document_clusters = []
         for ranking in self.rank_documents(states, self._enumerate_candidates(states)):
-            best_columns = ranking.scores.argmax(1).tolist()
             antecedents, starts, ends = ranking.antecedents.tolist(), ranking.starts.tolist(), ranking.ends.tolist()
             cluster_by_mention: dict[int, list[tuple[int, int]]] = {}
             spans = [(a - ranking.first_word, b - ranking.first_word) for a, b in zip(starts, ends)]
-            for i, column in enumerate(best_columns):
+            for i, column in enumerate(ranking.scores.argmax(1).tolist()):
                 if column:
                     antecedent = antecedents[i][column - 1]
                     cluster_by_mention[i] = cluster_by_mention.setdefault(antecedent, [spans[antecedent]])
                     cluster_by_mention[i].append(spans[i])
-            document_clusters.append(
-                list({id(mentions): mentions for mentions in cluster_by_mention.values()}.values())
-            )
+            clusters = {id(mentions): mentions for mentions in cluster_by_mention.values()}
+            document_clusters.append(list(clusters.values()))
         return document_clusters
 
     def _detection_loss(self, candidates: SpanCandidates, labels: Tensor, num_words: int) -> Tensor:
@@ -200,27 +181,19 @@ class CoreferenceHead(Head):
 
     def rank_documents(self, words: WordStates, candidates: SpanCandidates) -> Iterator[MentionRanking]:
         """Yield the mentions of each document and the scores of their antecedents."""
-        starts, ends, spans, scores = candidates
-        host_arrays = [t.detach().cpu().numpy() for t in (words.rows[:, DOCUMENT], starts, ends, scores)]
-        document_lengths = np.unique(host_arrays[0], return_counts=True)[1]
+        tensors = words.rows[:, DOCUMENT], *candidates[:2], candidates[3]
+        documents, *arrays = (t.detach().cpu().numpy() for t in tensors)
+        document_lengths = np.unique(documents, return_counts=True)[1]
         word_borders = np.cumsum([0, *document_lengths])
-        candidate_borders = np.searchsorted(host_arrays[1], word_borders)
+        candidate_borders = np.searchsorted(arrays[0], word_borders)
         for i, num_words in enumerate(document_lengths.tolist()):
-            candidate_range = slice(candidate_borders[i], candidate_borders[i + 1])
-            selected = candidate_borders[i] + select_non_crossing(
-                host_arrays[1][candidate_range],
-                host_arrays[2][candidate_range],
-                host_arrays[3][candidate_range],
-                self.config.max_mentions(num_words),
-            )
-            index = torch.from_numpy(selected).to(spans.device)
-            top_spans = [t.index_select(0, index) for t in (starts, ends, scores, spans)]
-            yield MentionRanking(
-                int(word_borders[i]),
-                top_spans[0],
-                top_spans[1],
-                *self._score_antecedents(words.rows, top_spans[0], top_spans[2], top_spans[3]),
-            )
+            first, last = candidate_borders[i : i + 2]
+            starts, ends, scores = (array[first:last] for array in arrays)
+            selected = first + select_non_crossing(starts, ends, scores, self.config.max_mentions(num_words))
+            index = torch.from_numpy(selected).to(words.rows.device)
+            top_starts, top_ends, top_spans, top_scores = (t.index_select(0, index) for t in candidates)
+            antecedents = self._score_antecedents(words.rows, top_starts, top_scores, top_spans)
+            yield MentionRanking(int(word_borders[i]), top_starts, top_ends, *antecedents)
 
     def _enumerate_candidates(self, words: WordStates) -> SpanCandidates:
         """Return all candidate spans, sorted by first word and width.
@@ -245,13 +218,8 @@ class CoreferenceHead(Head):
         order = (starts * self.config.max_span_width + widths).argsort()
         starts, widths, states = (t.index_select(0, order) for t in (starts, widths, states))
         ends = starts + widths
-        parts = (
-            words.first_states.index_select(0, starts),
-            words.last_states.index_select(0, ends),
-            states,
-            self.width_embeddings(widths),
-        )
-        spans = torch.cat(parts, 1)
+        boundaries = words.first_states.index_select(0, starts), words.last_states.index_select(0, ends)
+        spans = torch.cat([*boundaries, states, self.width_embeddings(widths)], 1)  # [candidates, span_dim]
         return starts, ends, spans, _upcast(self.mention_scorer(spans).squeeze(-1))
 
     def _score_antecedents(
@@ -264,28 +232,22 @@ class CoreferenceHead(Head):
         num_mentions = len(spans)
         positions = torch.arange(num_mentions, device=spans.device)
         precedes = positions[None] < positions[:, None]
-        coarse_scores = (
-            _upcast(self.coarse_bilinear(spans) @ spans.t()) + mention_scores[:, None] + mention_scores[None]
-        )
+        coarse_scores = _upcast(self.coarse_bilinear(spans) @ spans.t())  # [mentions, mentions]
+        coarse_scores = coarse_scores + mention_scores[:, None] + mention_scores[None]
         coarse_scores = coarse_scores.masked_fill(~precedes, -torch.inf)
         antecedents = coarse_scores.detach().topk(min(self.config.max_antecedents, num_mentions), 1).indices
-        distance = torch.bucketize(
-            positions[:, None] - antecedents, torch.tensor(DISTANCE_BUCKETS, device=spans.device), right=True
-        )
+        buckets = torch.tensor(DISTANCE_BUCKETS, device=spans.device)
+        distance = torch.bucketize(positions[:, None] - antecedents, buckets, right=True)
         pair_features = [self.distance_embeddings((distance - 1).clamp(min=0))]
         if self.speaker_embeddings is not None:
             speaker = rows[:, SPEAKER].index_select(0, starts)
-            pair_features.append(
-                self.speaker_embeddings(
-                    (speaker[:, None] == speaker.index_select(0, antecedents.flatten()).view_as(antecedents)).long()
-                )
-            )
+            is_same_speaker = speaker[:, None] == _select_rows(speaker, antecedents)
+            pair_features.append(self.speaker_embeddings(is_same_speaker.long()))
         if self.genre_embeddings is not None:
             genre = rows[:, GENRE].index_select(0, starts)
             pair_features.append(self.genre_embeddings(genre)[:, None].expand(-1, antecedents.shape[1], -1))
-        fine_scores = coarse_scores.gather(1, antecedents) + _upcast(
-            self._pair_scores(spans, antecedents, torch.cat(pair_features, -1))
-        )
+        pair_scores = self._pair_scores(spans, antecedents, torch.cat(pair_features, -1))
+        fine_scores = coarse_scores.gather(1, antecedents) + _upcast(pair_scores)
         fine_scores = fine_scores.masked_fill(~precedes.gather(1, antecedents), -torch.inf)
         return torch.cat([fine_scores.new_zeros(num_mentions, 1), fine_scores], 1), antecedents
 
@@ -295,19 +257,14 @@ class CoreferenceHead(Head):
         The part of the first layer that depends on one span is computed once per span, not once per pair.
         """
         first_layer: Any = self.pair_scorer[0]
-        span_dim = spans.shape[1]
-        mention_weight, antecedent_weight, product_weight, feature_weight = first_layer.weight.split(
-            [span_dim, span_dim, span_dim, features.shape[-1]], 1
-        )
-        index = antecedents.flatten()
-        antecedent_spans = spans.index_select(0, index).unflatten(0, antecedents.shape)
-        hidden = F.linear(spans[:, None] * antecedent_spans, product_weight, first_layer.bias) + F.linear(
-            features, feature_weight
-        )
+        sizes = [*[spans.shape[1]] * 3, features.shape[-1]]
+        mention_weight, antecedent_weight, product_weight, feature_weight = first_layer.weight.split(sizes, 1)
+        antecedent_spans = _select_rows(spans, antecedents)
+        products = spans[:, None] * antecedent_spans
+        hidden = F.linear(products, product_weight, first_layer.bias) + F.linear(features, feature_weight)
         hidden = hidden + F.linear(spans, mention_weight)[:, None]
-        hidden = hidden + F.linear(spans, antecedent_weight).index_select(0, index).unflatten(0, antecedents.shape)
-        scores: Tensor = self.pair_scorer[1:](hidden).squeeze(-1)
-        return scores
+        hidden = hidden + _select_rows(F.linear(spans, antecedent_weight), antecedents)
+        return self.pair_scorer[1:](hidden).squeeze(-1)
 
 
 def select_non_crossing(starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, max_spans: int) -> np.ndarray:
@@ -323,17 +280,19 @@ def select_non_crossing(starts: np.ndarray, ends: np.ndarray, scores: np.ndarray
         if crosses or any(earliest_start.get(i, start) < start for i in range(start, end)):
             continue
         selected.append(candidate)
-        latest_end[start], earliest_start[end] = (
-            max(latest_end.get(start, end), end),
-            min(earliest_start.get(end, start), start),
-        )
+        latest_end[start] = max(latest_end.get(start, end), end)
+        earliest_start[end] = min(earliest_start.get(end, start), start)
     return np.sort(np.array(selected, dtype=np.int64))
 
 
 def _build_scorer(input_dim: int, config: CoreferenceHeadConfig) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(input_dim, config.hidden_dim), nn.ReLU(), nn.Dropout(config.dropout), nn.Linear(config.hidden_dim, 1)
-    )
+    linear, output = nn.Linear(input_dim, config.hidden_dim), nn.Linear(config.hidden_dim, 1)
+    return nn.Sequential(linear, nn.ReLU(), nn.Dropout(config.dropout), output)
+
+
+def _select_rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Return rows[index] for a matrix of indices; indexing has a gradient that is not deterministic."""
+    return rows.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
 def _upcast(values: Tensor) -> Tensor:
@@ -344,8 +303,6 @@ def _merge_weighted_means(
     log_weight: Tensor, state: Tensor, other_log_weight: Tensor, other_state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Merge two weighted means; weights are logarithms, and −∞ adds nothing."""
-    total_log_weight = torch.logaddexp(log_weight, other_log_weight)
-    fraction, other_fraction = (
-        (log - total_log_weight).exp().to(state.dtype)[:, None] for log in (log_weight, other_log_weight)
-    )
-    return total_log_weight, state * fraction + other_state * other_fraction
+    total = torch.logaddexp(log_weight, other_log_weight)
+    fraction, other_fraction = ((x - total).exp().to(state.dtype)[:, None] for x in (log_weight, other_log_weight))
+    return total, state * fraction + other_state * other_fraction

@@ -1,7 +1,5 @@
 """Language-model heads: logits over the vocabulary."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.nn import kernels
-from polyseme.nn.heads.base import Head, HeadConfig
+from polyseme.nn.heads.base import Head, HeadConfig, PoolFn
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
-from polyseme.nn.losses.cross_entropy import chunked_cross_entropy, is_applicable
-from polyseme.nn.losses.sampled_softmax import sampled_softmax_loss
+from polyseme.nn.losses import chunked_cross_entropy, is_applicable, sampled_softmax_loss
+from polyseme.nn.packing import PackedLayout
 
 
 class VocabHead(Head, ABC):
@@ -38,16 +36,11 @@ class VocabHead(Head, ABC):
         self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
     ) -> Tensor:
         """Return the summed cross entropy; in training the logits of all rows never exist at once."""
-        output_weight = self.output_weight(token_embeddings)
-        if kernels.supports(states) and kernels.supports(output_weight) and not label_smoothing:
-            loss: Tensor = kernels.linear_cross_entropy(
-                self.transform(states), output_weight, self.bias, labels, ignore_index
-            )
-            return loss
-        if is_applicable(states) and is_applicable(output_weight):
-            return chunked_cross_entropy(
-                self.transform(states), output_weight, self.bias, labels, ignore_index, label_smoothing
-            )
+        weight, bias = self.output_weight(token_embeddings), self.bias
+        if kernels.supports(states) and kernels.supports(weight) and not label_smoothing:
+            return kernels.linear_cross_entropy(self.transform(states), weight, bias, labels, ignore_index)
+        if is_applicable(states) and is_applicable(weight):
+            return chunked_cross_entropy(self.transform(states), weight, bias, labels, ignore_index, label_smoothing)
         return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
 
 
@@ -83,7 +76,7 @@ class LMHeadConfig(HeadConfig):
         embedding_dim = self.embedding_dim or dim
         return embedding_dim * (self.num_sampled or self.vocab_size) + (dim * embedding_dim if self.dense else 0)
 
-    def build(self, dim: int) -> LMHead:
+    def build(self, dim: int) -> Head:
         return LMHead(self, dim)
 
 
@@ -92,8 +85,7 @@ class LMHead(VocabHead):
 
     def __init__(self, config: LMHeadConfig, dim: int):
         super().__init__()
-        self.config = config
-        dim = config.input_dim(dim)
+        self.config, dim = config, config.input_dim(dim)
         embedding_dim = config.embedding_dim or dim
         self.dense = nn.Linear(dim, embedding_dim, bias=config.dense_bias) if config.dense else None
         self.norm = config.norm.build(embedding_dim)
@@ -108,11 +100,10 @@ class LMHead(VocabHead):
     def loss(
         self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
     ) -> Tensor:
-        if self.training and 0 < self.config.num_sampled < self.config.vocab_size:
-            output_weight = self.output_weight(token_embeddings)
-            return sampled_softmax_loss(
-                self.transform(states), output_weight, self.bias, labels, ignore_index, self.config.num_sampled
-            )
+        num_sampled = self.config.num_sampled
+        if self.training and 0 < num_sampled < self.config.vocab_size:
+            weight = self.output_weight(token_embeddings)
+            return sampled_softmax_loss(self.transform(states), weight, self.bias, labels, ignore_index, num_sampled)
         return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
 
     def transform(self, states: Tensor) -> Tensor:
@@ -125,3 +116,48 @@ class LMHead(VocabHead):
 
     def output_weight(self, token_embeddings: Tensor) -> Tensor:
         return token_embeddings if self.decoder is None else self.decoder.weight
+
+
+@dataclass(frozen=True)
+class SpanBoundaryHeadConfig(HeadConfig):
+    """Logits over the vocabulary for a token inside a span, from the states around the span and its offset in it.
+
+    Two layers with activation and norm, then the token embeddings (Joshi et al. 2020, §3.2; `position_dim` as in their
+    code).
+    """
+
+    vocab_size: int
+    activation: ActivationName = "gelu"
+    norm: AnyNormConfig = field(default_factory=NoNormConfig)
+    max_span_offset: int = 20  # tokens deeper inside a span are not predicted
+    position_dim: int = 200
+
+    def matmul_params(self, dim: int) -> int:
+        return (2 * dim + self.position_dim) * dim + dim * dim + dim * self.vocab_size
+
+    def build(self, dim: int) -> Head:
+        return SpanBoundaryHead(self, dim)
+
+
+class SpanBoundaryHead(VocabHead):
+    """Head of the span boundary objective."""
+
+    def __init__(self, config: SpanBoundaryHeadConfig, dim: int):
+        super().__init__()
+        self.activation = ACTIVATIONS[config.activation]
+        self.position_embeddings = nn.Embedding(config.max_span_offset, config.position_dim)
+        self.linear1, self.norm1 = nn.Linear(2 * dim + config.position_dim, dim), config.norm.build(dim)
+        self.linear2, self.norm2 = nn.Linear(dim, dim), config.norm.build(dim)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Tensor:
+        """Concatenate boundary states and offsets; `rows` [n, 3] are the rows around the span and the offset."""
+        if rows is None:
+            raise ValueError("a span boundary head needs rows")
+        *boundary_rows, offsets = rows.unbind(1)
+        boundaries = [hidden.index_select(0, index) for index in boundary_rows]
+        return torch.cat([*boundaries, self.position_embeddings(offsets)], dim=1)
+
+    def transform(self, states: Tensor) -> Tensor:
+        states = self.norm1(self.activation(self.linear1(states)))
+        return self.norm2(self.activation(self.linear2(states)))

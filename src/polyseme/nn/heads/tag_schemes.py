@@ -1,7 +1,5 @@
 """Entity tag schemes (IOB, IOBES, BILOU): allowed transitions, entity extraction, repair of invalid sequences."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -17,8 +15,7 @@ def allowed_transitions(labels: Sequence[str]) -> np.ndarray:
     I-X, E-X and L-X continue an entity of type X. In IOBES and BILOU, which mark the end of an entity, an open entity
     has to continue. Labels that are not entity tags may follow each other freely.
     """
-    num_labels = len(labels)
-    allowed = np.ones((num_labels + 1, num_labels + 1), dtype=bool)
+    allowed = np.ones((len(labels) + 1,) * 2, dtype=bool)
     if not all(map(TAG_PATTERN.fullmatch, labels)):
         return allowed
     marks_ends = any(label[0] in "ESLU" for label in labels)
@@ -83,8 +80,8 @@ def repair_tags(sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def _is_iob1(sentences: Sequence[Sequence[str]]) -> bool:
-    transitions = [step for tags in sentences for step in zip(("O", *tags), tags)]
     return not any(
         following[0] in "ESLU" or (following[0] == "B" and previous[1:] != following[1:])
-        for previous, following in transitions
+        for tags in sentences
+        for previous, following in zip(("O", *tags), tags)
     )

@@ -1,32 +1,14 @@
 """Triton kernels, if there is a GPU and Triton (`AVAILABLE`); otherwise callers use plain torch."""
-
-from __future__ import annotations
+# ruff: noqa: F401  # names imported for callers
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "ACTIVATION_NAMES",
-    "AVAILABLE",
-    "HEAD_DIMS",
-    "activated_linear",
-    "add_norm",
-    "flash",
-    "gated_linear",
-    "linear_cross_entropy",
-    "relative_softmax",
-    "supports",
-]
-
 AVAILABLE = False
-flash: Any = None
-linear_cross_entropy: Any = None
-activated_linear: Any = None
-add_norm: Any = None
-gated_linear: Any = None
-relative_softmax: Any = None
+_MISSING: Any = None
+flash = linear_cross_entropy = activated_linear = add_norm = gated_linear = relative_softmax = _MISSING
 HEAD_DIMS: tuple[int, ...] = ()
 ACTIVATION_NAMES: tuple[str, ...] = ()
 

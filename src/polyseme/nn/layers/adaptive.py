@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config, check_in_range
+from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn import kernels
 from polyseme.nn.heads.base import Head, HeadConfig
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.norms import NoNormConfig
 
@@ -34,18 +35,13 @@ class AdaptiveBandsConfig(Config):
     div_value: int = 1
 
     def __post_init__(self) -> None:
-        check_in_range("vocab_size", self.vocab_size, 1, math.inf)
-        check_in_range("div_value", self.div_value, 1, math.inf)
+        self.check_range(1, math.inf, "vocab_size", "div_value")
         if list(self.boundaries) != sorted(set(self.boundaries)):
-            raise ConfigError(
-                f"cutoffs are {list(self.cutoffs)}; expected increasing ids above 0 and below vocab_size "
-                f"({self.vocab_size})"
-            )
+            expected = f"increasing ids above 0 and below vocab_size ({self.vocab_size})"
+            raise ConfigError(f"cutoffs are {list(self.cutoffs)}; expected {expected}")
         if self.div_value ** len(self.cutoffs) > self.dim:
-            raise ConfigError(
-                f"div_value is {self.div_value}, which leaves no dimensions in the last of {len(self.cutoffs) + 1} "
-                f"bands (dim is {self.dim})"
-            )
+            bands = f"the last of {len(self.cutoffs) + 1} bands (dim is {self.dim})"
+            raise ConfigError(f"div_value is {self.div_value}, which leaves no dimensions in {bands}")
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -55,10 +51,8 @@ class AdaptiveBandsConfig(Config):
     @property
     def bands(self) -> list[tuple[int, int, int]]:
         """(first id, number of ids, vector size) of each band."""
-        return [
-            (start, end - start, self.dim // self.div_value**i)
-            for i, (start, end) in enumerate(pairwise(self.boundaries))
-        ]
+        borders = enumerate(pairwise(self.boundaries))
+        return [(start, end - start, self.dim // self.div_value**i) for i, (start, end) in borders]
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,7 @@ class AdaptiveEmbeddingsConfig(AdaptiveBandsConfig):
     norm: ClassVar[NoNormConfig] = NoNormConfig()
 
     def build(self) -> AdaptiveEmbeddings:
-        """Build the module."""
+        """Create the module."""
         return AdaptiveEmbeddings(self)
 
 
@@ -94,31 +88,26 @@ class AdaptiveEmbeddings(nn.Module):
         """Tables that a tied head uses: this module."""
         return self
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int, token_embeddings: None = None
-    ) -> Tensor:
+    def forward(self, inputs: Inputs, positions: Tensor | None = None, max_seqlen: int | None = None) -> Tensor:
         """Return the embeddings of packed tokens, [T, dim]."""
-        check_max_seqlen(max_seqlen, self.config.max_len)
-        embeddings = self._lookup_masked(tokens) if tokens.is_cuda else self._lookup_per_band(tokens)
-        return self.dropout(embeddings * self.config.dim**0.5)
+        check_max_seqlen(inputs, max_seqlen, self.config.max_len)
+        x = self._look_up(inputs.tokens, is_masked=inputs.tokens.is_cuda)
+        return self.dropout(x * self.config.dim**0.5)
 
-    def _lookup_per_band(self, tokens: Tensor) -> Tensor:
-        """Look up each band's tokens only."""
-        band_vectors, band_indices = [], []
-        for (first_id, size, _), table, projection in zip(self.config.bands, self.tables, self.projections):
-            indices = torch.nonzero((tokens >= first_id) & (tokens < first_id + size)).squeeze(1)
-            band_vectors.append(projection(table(tokens[indices] - first_id)))
-            band_indices.append(indices)
-        return torch.cat(band_vectors).index_select(0, torch.argsort(torch.cat(band_indices)))
-
-    def _lookup_masked(self, tokens: Tensor) -> Tensor:
-        """Look up all tokens in each band and mask; on a GPU this is cheaper than a sync to count a band's tokens."""
-        band_vectors = []
+    def _look_up(self, tokens: Tensor, is_masked: bool) -> Tensor:
+        """Look up each band's tokens, or all tokens in each band and mask: on a GPU that saves a sync per band."""
+        vectors, indices = [], []
         for (first_id, size, _), table, projection in zip(self.config.bands, self.tables, self.projections):
             in_band = (tokens >= first_id) & (tokens < first_id + size)
-            vectors = projection(table((tokens - first_id).clamp(0, size - 1)))
-            band_vectors.append(vectors.masked_fill(~in_band[:, None], 0.0))
-        return torch.stack(band_vectors).sum(0)
+            if is_masked:
+                band_vectors = projection(table((tokens - first_id).clamp(0, size - 1)))
+                vectors.append(band_vectors.masked_fill(~in_band[:, None], 0.0))
+            else:
+                indices.append(torch.nonzero(in_band).squeeze(1))
+                vectors.append(projection(table(tokens[indices[-1]] - first_id)))
+        if is_masked:
+            return torch.stack(vectors).sum(0)
+        return torch.cat(vectors).index_select(0, torch.argsort(torch.cat(indices)))
 
 
 @dataclass(frozen=True)
@@ -130,7 +119,6 @@ class AdaptiveSoftmaxHeadConfig(AdaptiveBandsConfig, HeadConfig):
         return dim * (self.bands[0][1] + len(self.cutoffs) + (dim if self.div_value > 1 else 0))
 
     def build(self, dim: int) -> AdaptiveSoftmaxHead:
-        """Build the module."""
         return AdaptiveSoftmaxHead(self)
 
 
@@ -157,39 +145,29 @@ class AdaptiveSoftmaxHead(Head):
         return torch.cat(log_probs, dim=-1)
 
     def loss(
-        self,
-        states: Tensor,
-        token_embeddings: AdaptiveEmbeddings,
-        labels: Tensor,
-        ignore_index: int,
-        label_smoothing: float = 0.0,
+        self, states: Tensor, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
     ) -> Tensor:
         """Return the summed cross entropy; the scores of a band are computed for the rows whose label is in it."""
         if label_smoothing:  # needs all scores
             return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+
+        def cross_entropy(inputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+            if kernels.supports(states):
+                return kernels.linear_cross_entropy(*inputs, labels, ignore_index)
+            return F.cross_entropy(F.linear(*inputs).float(), labels, ignore_index=ignore_index, reduction="sum")
+
         shortlist_size = self.config.bands[0][1]
         head_labels, losses = labels, []
         for band, (first_id, size, _) in list(enumerate(self.config.bands))[1:]:
             in_band = (labels >= first_id) & (labels < first_id + size)
             head_labels = torch.where(in_band, shortlist_size + band - 1, head_labels)
             if kernels.supports(states):  # all rows: selecting those in the band needs a slow sync
-                band_labels = torch.where(in_band, labels - first_id, ignore_index)
-                losses.append(
-                    kernels.linear_cross_entropy(
-                        *self._tail_inputs(band, states, token_embeddings), band_labels, ignore_index
-                    )
-                )
-                continue
-            rows = torch.nonzero(in_band).squeeze(1)
-            logits = F.linear(*self._tail_inputs(band, states.index_select(0, rows), token_embeddings)).float()
-            losses.append(F.cross_entropy(logits, labels[rows] - first_id, reduction="sum"))
-        head_inputs = self._head_inputs(states, token_embeddings)
-        if kernels.supports(states):
-            losses.append(kernels.linear_cross_entropy(*head_inputs, head_labels, ignore_index))
-        else:
-            losses.append(
-                F.cross_entropy(F.linear(*head_inputs).float(), head_labels, ignore_index=ignore_index, reduction="sum")
-            )
+                band_states, band_labels = states, torch.where(in_band, labels - first_id, ignore_index)
+            else:
+                rows = torch.nonzero(in_band).squeeze(1)
+                band_states, band_labels = states.index_select(0, rows), labels[rows] - first_id
+            losses.append(cross_entropy(self._tail_inputs(band, band_states, token_embeddings), band_labels))
+        losses.append(cross_entropy(self._head_inputs(states, token_embeddings), head_labels))
         return torch.stack(losses).sum()
 
     def _head_inputs(self, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,9 +179,7 @@ class AdaptiveSoftmaxHead(Head):
             biases.append(self.clusters.bias)
         return projected, torch.cat(weights), torch.cat(biases)  # type: ignore[arg-type]
 
-    def _tail_inputs(
-        self, band: int, states: Tensor, token_embeddings: AdaptiveEmbeddings
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _tail_inputs(self, band: int, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> tuple[Tensor, ...]:
         """Return states, weights and biases that give the scores of another band's tokens."""
         projection = token_embeddings.projections[band]
         projected = states @ projection.weight if isinstance(projection, nn.Linear) else states

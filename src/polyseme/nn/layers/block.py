@@ -28,7 +28,7 @@ class TransformerBlockConfig(Config):
     cross_attention: AttentionConfig | None = None  # over a source, between self-attention and feed-forward
 
     def build(self, dim: int) -> TransformerBlock:
-        """Build the module."""
+        """Create the module."""
         return TransformerBlock(self, dim)
 
 
@@ -53,38 +53,31 @@ class TransformerBlock(nn.Module):
         x: Tensor,
         layout: PackedLayout,
         positions: Tensor,
-        cache: LayerCache | None = None,
-        position_info: PositionInfo | None = None,
-        source: EncoderInput | None = None,
+        cache: LayerCache | None,
+        position_info: PositionInfo,
+        source: EncoderInput | None,
     ) -> Tensor:
         """Return the hidden states [T, dim] after this layer."""
-        sublayer_output = self.attention(
-            self.attention_pre_norm(x), layout, positions, cache, position_info=position_info
-        )
-        x = add_and_norm(self.attention_post_norm, x, self._apply_dropout(sublayer_output))
+        y = self.attention(self.attention_pre_norm(x), layout, positions, cache, position_info)  # [T, dim]
+        x = add_and_norm(self.attention_post_norm, x, self._apply_dropout(y))
         if self.cross_attention is not None:
-            sublayer_output = self.cross_attention.cross_attend(self.cross_attention_pre_norm(x), layout, source, cache)
-            x = add_and_norm(self.cross_attention_post_norm, x, self._apply_dropout(sublayer_output))
+            y = self.cross_attention.cross_attend(self.cross_attention_pre_norm(x), layout, source, cache)
+            x = add_and_norm(self.cross_attention_post_norm, x, self._apply_dropout(y))
         return add_and_norm(self.ffn_post_norm, x, self._apply_dropout(self.ffn(self.ffn_pre_norm(x))))
 
     def _apply_dropout(self, y: Tensor) -> Tensor:
         """Apply dropout in training; skipping the module call speeds up decoding."""
-        output: Tensor = self.dropout(y) if self.training else y
-        return output
+        return self.dropout(y) if self.training else y
 
     def cross_weights(
-        self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None, source: EncoderInput
+        self, x: Tensor, layout: PackedLayout, position_info: PositionInfo, source: EncoderInput
     ) -> list[Tensor]:
         """Return the probabilities of cross-attention, [heads, queries, keys] for each sequence."""
         assert self.cross_attention is not None
-        sublayer_output = self.attention(
-            self.attention_pre_norm(x), layout, layout.positions, None, position_info=position_info
-        )
-        x = add_and_norm(self.attention_post_norm, x, sublayer_output)
+        y = self.attention(self.attention_pre_norm(x), layout, layout.positions, None, position_info)
+        x = add_and_norm(self.attention_post_norm, x, y)
         return self.cross_attention.cross_weights(self.cross_attention_pre_norm(x), layout, source)
 
-    def attention_weights(
-        self, x: Tensor, layout: PackedLayout, position_info: PositionInfo | None = None
-    ) -> list[Tensor]:
+    def attention_weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
         """Return the probabilities of self-attention, [heads, queries, keys] for each sequence."""
-        return self.attention.weights(self.attention_pre_norm(x), layout, position_info=position_info)
+        return self.attention.weights(self.attention_pre_norm(x), layout, position_info)

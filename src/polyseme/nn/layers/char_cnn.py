@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.norms import NoNormConfig
@@ -35,9 +36,7 @@ def words_to_char_ids(words: Sequence[str | int], max_chars_per_word: int = 50) 
     """
     char_ids = np.full((len(words), max_chars_per_word), PAD_CHARACTER + 1, dtype=np.int16)
     for row, word in zip(char_ids, words):
-        byte_values = (
-            [word] if isinstance(word, int) else list(word.encode("utf-8", "replace")[: max_chars_per_word - 2])
-        )
+        byte_values = [word] if isinstance(word, int) else word.encode("utf-8", "replace")[: max_chars_per_word - 2]
         row[: len(byte_values) + 2] = [BOW_CHARACTER + 1, *(byte + 1 for byte in byte_values), EOW_CHARACTER + 1]
     return char_ids
 
@@ -68,15 +67,11 @@ class CharCNNConfig(Config):
         self.check_range(0, 1, "dropout")
         for conv_filter in self.filters:
             if len(conv_filter) != 2 or not 1 <= conv_filter[0] <= self.max_chars_per_word or conv_filter[1] < 1:
-                raise ConfigError(
-                    f"filters contains {list(conv_filter)}; expected a width, 1 to {self.max_chars_per_word}, "
-                    "and a count, at least 1"
-                )
+                expected = f"a width, 1 to {self.max_chars_per_word}, and a count, at least 1"
+                raise ConfigError(f"filters contains {list(conv_filter)}; expected {expected}")
         if not self.filters or self.max_chars_per_word < 3:
-            raise ConfigError(
-                f"got {len(self.filters)} filters over max_chars_per_word = {self.max_chars_per_word}; "
-                "expected at least 1 filter and 3 characters"
-            )
+            actual = f"{len(self.filters)} filters over max_chars_per_word = {self.max_chars_per_word}"
+            raise ConfigError(f"got {actual}; expected at least 1 filter and 3 characters")
 
     @property
     def embedding_dim(self) -> int:
@@ -84,7 +79,7 @@ class CharCNNConfig(Config):
         return sum(count for _, count in self.filters)
 
     def build(self) -> CharCNN:
-        """Build the module."""
+        """Create the module."""
         return CharCNN(self)
 
 
@@ -107,10 +102,7 @@ class CharCNN(nn.Module):
         spellings = torch.full((config.vocab_size, config.max_chars_per_word), PAD_CHARACTER + 1, dtype=torch.int16)
         self.register_buffer("spellings", spellings)
         if not spellings.is_meta:  # placeholders until `set_spellings`
-            placeholder_words = [str(i) for i in range(min(config.vocab_size, 1 << 16))]
-            spellings[: len(placeholder_words)] = torch.from_numpy(
-                words_to_char_ids(placeholder_words, config.max_chars_per_word)
-            )
+            self.set_spellings([str(i) for i in range(min(config.vocab_size, 1 << 16))])
 
     def set_spellings(self, words: Sequence[str | int]) -> None:
         """Set the words that ids stand for."""
@@ -121,11 +113,10 @@ class CharCNN(nn.Module):
     def token_embeddings(self) -> None:
         """None: there is no table that a head could share."""
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int, token_embeddings: None = None
-    ) -> Tensor:
+    def forward(self, inputs: Inputs, positions: Tensor | None = None, max_seqlen: int | None = None) -> Tensor:
         """Return the embeddings [T, dim] of word ids [T] or of character ids [T, max_chars_per_word]."""
-        check_max_seqlen(max_seqlen, self.config.max_len)
+        check_max_seqlen(inputs, max_seqlen, self.config.max_len)
+        tokens = inputs.tokens
         if tokens.ndim == 1:
             unique_words, inverse = tokens.unique(return_inverse=True)
             unique_words = self.spellings.index_select(0, unique_words)
@@ -151,9 +142,8 @@ class CharCNN(nn.Module):
         conv_outputs = []
         max_lengths = [*lengths[words_per_conv - 1 :: words_per_conv].tolist(), int(lengths[-1])]
         for indices, max_length in zip(order.split(words_per_conv), max_lengths):
-            chunk = char_ids.index_select(0, indices)[
-                :, : -(-(max_length + max_kernel_size) // length_multiple) * length_multiple
-            ]
+            width = -(-(max_length + max_kernel_size) // length_multiple) * length_multiple
+            chunk = char_ids.index_select(0, indices)[:, :width]
             x = F.embedding(chunk, self.char_embeddings.weight).transpose(1, 2)
             conv_outputs.append(torch.cat([activation(conv(x).amax(-1)) for conv in self.convolutions], dim=-1))
         x = torch.cat(conv_outputs).index_select(0, order.argsort()[:num_words])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import DataError
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
-from polyseme.nn.sparse import SparseRowGrad
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,25 @@ class EmbeddingsConfig(Config):
         self.check_range(0, 1, "dropout", "embedding_row_dropout")
 
     def build(self) -> Embeddings:
-        """Build the module."""
+        """Create the module."""
         return Embeddings(self)
 
 
-def check_max_seqlen(max_seqlen: int, max_len: int) -> None:
-    """Raise if a sequence is longer than the model's maximum."""
+class SparseRowGrad(NamedTuple):
+    """Sparse gradient of an embedding table: some of its rows; ids may repeat."""
+
+    table: Tensor  # the parameter
+    ids: Tensor  # int64 [n]
+    rows: Tensor  # [n, …], summed over loss terms, not averaged; may be modified in place
+    counts: Tensor  # float [n], number of loss terms summed in each row
+
+
+def check_max_seqlen(inputs: Inputs, max_seqlen: int | None, max_len: int) -> int:
+    """Return `max_seqlen`, or that of the layout; raise if it exceeds the model's maximum."""
+    max_seqlen = inputs.layout.max_seqlen if max_seqlen is None else max_seqlen
     if max_seqlen > max_len:
         raise DataError(f"a sequence has {max_seqlen} tokens; the model reads at most {max_len}")
+    return max_seqlen
 
 
 class Embeddings(nn.Module):
@@ -60,10 +71,8 @@ class Embeddings(nn.Module):
         self.config = config
         embedding_dim = config.embedding_dim or config.dim
         self.tokens = None if config.tied_to_encoder else nn.Embedding(config.vocab_size, embedding_dim)
-        num_positions = config.max_len + config.position_offset
-        self.positions = (
-            nn.Embedding(num_positions, embedding_dim) if config.position_embedding_type == "learned" else None
-        )
+        num_positions, is_learned = config.max_len + config.position_offset, config.position_embedding_type == "learned"
+        self.positions = nn.Embedding(num_positions, embedding_dim) if is_learned else None
         self.segments = nn.Embedding(config.num_segments, embedding_dim) if config.num_segments else None
         self.norm = config.norm.build(embedding_dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -84,25 +93,23 @@ class Embeddings(nn.Module):
         assert self.tokens is not None
         return [SparseRowGrad(self.tokens.weight, ids, grad, counts)]
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        segments: Tensor | None,
-        max_seqlen: int,
-        token_embeddings: Tensor | None = None,
-    ) -> Tensor:
-        """Return the embeddings of packed tokens, [T, dim]."""
-        check_max_seqlen(max_seqlen, self.config.max_len)
-        x = F.embedding(tokens, self.token_embeddings if token_embeddings is None else token_embeddings)
-        if self.config.embedding_row_dropout and self.training:
-            row_mask = F.dropout(x.new_ones(self.config.vocab_size, 1), self.config.embedding_row_dropout)
+    def forward(self, inputs: Inputs, positions: Tensor | None = None, max_seqlen: int | None = None) -> Tensor:
+        """Return the embeddings of packed tokens, [T, dim].
+
+        With a memory, `positions` and `max_seqlen` include the tokens in it; by default they are those of the layout.
+        """
+        config, tokens, segments, shared_table = self.config, inputs.tokens, inputs.segments, inputs.token_embeddings
+        positions = inputs.layout.positions if positions is None else positions
+        max_seqlen = check_max_seqlen(inputs, max_seqlen, config.max_len)
+        x = F.embedding(tokens, self.token_embeddings if shared_table is None else shared_table)
+        if config.embedding_row_dropout and self.training:
+            row_mask = F.dropout(x.new_ones(config.vocab_size, 1), config.embedding_row_dropout)
             x = x * F.embedding(tokens, row_mask)
-        if self.config.scale != 1:
-            x = x * self.config.scale
+        if config.scale != 1:
+            x = x * config.scale
         if self.positions is not None:
-            x = x + self.positions(positions + self.config.position_offset)
-        elif self.config.position_embedding_type == "sinusoidal":
+            x = x + self.positions(positions + config.position_offset)
+        elif config.position_embedding_type == "sinusoidal":
             is_decoding_step = len(positions) < max_seqlen
             unique_positions = positions if is_decoding_step else torch.arange(max_seqlen, device=x.device)
             sinusoids = sinusoidal_embedding(unique_positions, x.shape[-1], x.dtype)

@@ -42,7 +42,7 @@ class FeedForwardConfig(Config):
         self.check_range(1, math.inf, "ffn_dim")
 
     def build(self, dim: int) -> FeedForward:
-        """Build the module."""
+        """Create the module."""
         return FeedForward(self, dim)
 
 
@@ -51,8 +51,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: FeedForwardConfig, dim: int):
         super().__init__()
-        self.config = config
-        self.activation = ACTIVATIONS[config.activation]
+        self.config, self.activation = config, ACTIVATIONS[config.activation]
         self.up = nn.Linear(dim, (1 + config.gated) * config.ffn_dim, bias=config.bias)
         self.fused_count = {"up": 1 + config.gated}
         self.down = nn.Linear(config.ffn_dim, dim, bias=config.bias)
@@ -64,14 +63,10 @@ class FeedForward(nn.Module):
         if use_kernels and config.bias and config.activation in EPILOGUE_ACTIVATIONS and not torch.is_grad_enabled():
             return down(torch._addmm_activation(up.bias, x, up.weight.t(), use_gelu=True))
         if use_kernels and config.activation in kernels.ACTIVATION_NAMES:
-            h = F.linear(x, up.weight)
-            output: Tensor = (
-                kernels.gated_linear(h, down.weight, config.activation)
-                if config.gated
-                else kernels.activated_linear(h, up.bias, down.weight, down.bias, config.activation)
-            )
-            return output
-        if config.gated:
-            a, b = up(x).chunk(2, dim=-1)
-            return down(F.dropout(self.activation(a) * b, dropout))
-        return down(F.dropout(self.activation(up(x)), dropout))
+            h = F.linear(x, up.weight)  # [T, ffn_dim], without bias
+            if config.gated:
+                return kernels.gated_linear(h, down.weight, config.activation)
+            return kernels.activated_linear(h, up.bias, down.weight, down.bias, config.activation)
+        h, *gates = up(x).chunk(1 + config.gated, dim=-1)
+        h = self.activation(h) * gates[0] if config.gated else self.activation(h)
+        return down(F.dropout(h, dropout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -22,12 +23,12 @@ ROWS_PER_COPY = 65536
 
 
 class FeatureStore:
-    """What is known of every word of a data set; a token is the index of its position there. Models share stores.
+    """Stored vectors and words of a data set; a token is a position in it. Models share stores.
 
-    `features` has for each source float32 arrays [positions, layers, dim], some of them memory-mapped, which follow
-    each other; `word_ids`, int64 [positions], the word at each position; `spellings`, int16 [words, width];
-    `vocab_ids`, int64 [words], the index in the model's vocabulary, 0 for none, followed by those of `pretrained`, word
-    vectors that are not trained.
+    `features` are, for each source, consecutive float32 arrays [positions, layers, dim], which may be memory-mapped;
+    `word_ids`, int64 [positions], is the word at each position; `spellings`, int16 [words, width], its characters;
+    `vocab_ids`, int64 [words], its index in the model's vocabulary, 0 for none, followed by the indices of
+    `pretrained`, word vectors that are not trained.
     """
 
     def __init__(
@@ -43,18 +44,17 @@ class FeatureStore:
         self.device_copies: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def gather_vectors(self, source: int, tokens: Tensor, token_ids: np.ndarray) -> Tensor:
-        """The stored vectors of these tokens, [tokens, layers, dim]: from the GPU if all of the source fit there.
+        """Return the stored vectors of tokens, [tokens, layers, dim], from the GPU if those of the source fit there.
 
-        Looked up on the host they cross the bus at every step, 12 KB a word for ELMo, behind a gather by one core.
+        Vectors on the host are gathered by one core and copied at every step, 12 KB per word for ELMo.
         """
         key = source, tokens.device
         if key not in self.device_copies:
             self.device_copies[key] = self._copy_to_device(*key)
         if (device_copy := self.device_copies[key]) is not None:
             return device_copy.index_select(0, tokens)
-        arrays = self.features[source]
+        arrays, start = self.features[source], 0
         vectors = np.empty((len(token_ids), *arrays[0].shape[1:]), dtype=np.float32)
-        start = 0
         for array in arrays:
             in_array = (token_ids >= start) & (token_ids < start + len(array))
             vectors[in_array] = array[token_ids[in_array] - start]
@@ -66,12 +66,10 @@ class FeatureStore:
         if not fits_on_device(device, sum(array.size for array in arrays) * 4):
             return None
         vectors = torch.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), device=device)
-        offset = 0
-        for array in arrays:
-            for row in range(0, len(array), ROWS_PER_COPY):
-                chunk = torch.from_numpy(np.array(array[row : row + ROWS_PER_COPY]))
-                vectors[offset + row : offset + row + len(chunk)].copy_(chunk)
-            offset += len(array)
+        for array, part in zip(arrays, vectors.split([len(array) for array in arrays])):
+            for start in range(0, len(array), ROWS_PER_COPY):
+                rows = slice(start, start + ROWS_PER_COPY)
+                part[rows].copy_(torch.from_numpy(np.array(array[rows])))
         return vectors
 
 
@@ -83,18 +81,12 @@ def fits_on_device(device: torch.device, num_bytes: int) -> bool:
 class ScalarMix(nn.Module):
     """γ Σ softmax(s)_j h_j over layers h_j (Peters et al. 2018, §3.2, equation 1)."""
 
+    zero_init, one_init = ("scores",), ("gamma",)
+
     def __init__(self, num_layers: int):
         super().__init__()
         self.scores = nn.Parameter(torch.zeros(num_layers))
         self.gamma = nn.Parameter(torch.ones(()))
-
-    def zero_init_params(self) -> list[nn.Parameter]:
-        """Parameters that start at 0."""
-        return [self.scores]
-
-    def one_init_params(self) -> list[nn.Parameter]:
-        """Parameters that start at 1."""
-        return [self.gamma]
 
     def forward(self, layers: Tensor) -> Tensor:
         """Mix [rows, layers, dim] to [rows, dim]."""
@@ -168,7 +160,7 @@ class FrozenFeaturesConfig(Config):
         return self.feature_dim * ("output" in self.join_positions)
 
     def build(self) -> FrozenFeatures:
-        """Build the module."""
+        """Create the module."""
         return FrozenFeatures(self)
 
 
@@ -178,14 +170,10 @@ class FrozenFeatures(nn.Module):
     def __init__(self, config: FrozenFeaturesConfig):
         super().__init__()
         self.config = config
-        self.scalar_mixes = nn.ModuleDict(
-            {
-                _mix_name(position, index): ScalarMix(source.num_layers)
-                for position in config.join_positions
-                for index, source in enumerate(config.sources)
-                if source.join == "mix"
-            }
-        )
+        self.scalar_mixes = nn.ModuleDict()
+        for position, (index, source) in product(config.join_positions, enumerate(config.sources)):
+            if source.join == "mix":
+                self.scalar_mixes[_mix_name(position, index)] = ScalarMix(source.num_layers)
         self.word_embeddings = nn.Embedding(config.vocab_size, config.word_dim) if config.word_dim else None
         self.char_cnn: CharCNN | None = config.char_cnn.build() if config.char_cnn else None
         self.indicator_embeddings = nn.Embedding(2, config.indicator_dim) if config.indicator_dim else None
@@ -207,17 +195,11 @@ class FrozenFeatures(nn.Module):
             char_ids = torch.from_numpy(store.spellings[unique_words]).to(tokens.device).long()
             inputs.append(self.char_cnn.embed_char_ids(char_ids).index_select(0, inverse_index))
         if self.indicator_embeddings is not None:
-            inputs.append(
-                F.embedding(
-                    torch.zeros_like(tokens) if indicators is None else indicators, self.indicator_embeddings.weight
-                )
-            )
-        join_vectors = [
-            self.dropout(self._combine_sources(layers, position))
-            for position in config.join_positions
-            if position != "input"
-        ]
-        return self.dropout(torch.cat(inputs, dim=-1)), join_vectors[0] if join_vectors else None
+            indicators = torch.zeros_like(tokens) if indicators is None else indicators
+            inputs.append(F.embedding(indicators, self.indicator_embeddings.weight))
+        late_positions = [position for position in config.join_positions if position != "input"]  # at most one
+        late_features = self.dropout(self._combine_sources(layers, late_positions[0])) if late_positions else None
+        return self.dropout(torch.cat(inputs, dim=-1)), late_features
 
     def _word_vectors(self, store: FeatureStore, word_ids: np.ndarray) -> Tensor:
         """Return the vectors of distinct words, learned or pre-trained."""
@@ -226,19 +208,16 @@ class FrozenFeatures(nn.Module):
         learned_vectors = F.embedding(torch.from_numpy(np.minimum(vocab_ids, len(table) - 1)).to(table.device), table)
         if not len(store.pretrained):
             return learned_vectors
-        pretrained_vectors = torch.from_numpy(store.pretrained[np.maximum(vocab_ids - len(table), 0)]).to(
-            learned_vectors
-        )
-        return torch.where(
-            torch.from_numpy(vocab_ids >= len(table)).to(table.device)[:, None], pretrained_vectors, learned_vectors
-        )
+        pretrained_vectors = torch.from_numpy(store.pretrained[np.maximum(vocab_ids - len(table), 0)])
+        is_pretrained = torch.from_numpy(vocab_ids >= len(table)).to(table.device)[:, None]
+        return torch.where(is_pretrained, pretrained_vectors.to(learned_vectors), learned_vectors)
 
     def _combine_sources(self, layers: list[Tensor], position: str) -> Tensor:
-        names = [_mix_name(position, index) for index in range(len(layers))]
-        source_vectors = [
-            self.scalar_mixes[name](x) if name in self.scalar_mixes else x.flatten(1) for name, x in zip(names, layers)
-        ]
-        return torch.cat(source_vectors, dim=-1)
+        vectors = []
+        for index, x in enumerate(layers):  # [tokens, layers, dim] each
+            name = _mix_name(position, index)
+            vectors.append(self.scalar_mixes[name](x) if name in self.scalar_mixes else x.flatten(1))
+        return torch.cat(vectors, dim=-1)
 
     def mix_penalty(self) -> Tensor:
         """Return ‖s‖² of the mixes, the term weighted by λ (Peters et al. 2018, §3.3)."""

@@ -1,7 +1,5 @@
 """Normalization layers. An absent norm is an identity, so that pre- and post-norm differ only in their configs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +19,7 @@ class LayerNormConfig(Config):
     bias: bool = True
 
     def build(self, dim: int) -> nn.Module:
-        """Build the module."""
+        """Create the module."""
         return nn.LayerNorm(dim, self.eps, bias=self.bias)
 
 
@@ -32,7 +30,7 @@ class RMSNormConfig(Config):
     eps: float = 1e-6
 
     def build(self, dim: int) -> nn.Module:
-        """Build the module."""
+        """Create the module."""
         return nn.RMSNorm(dim, self.eps)
 
 
@@ -43,7 +41,7 @@ class NoNormConfig(Config):
     eps: ClassVar[float] = 0.0
 
     def build(self, dim: int) -> nn.Module:
-        """Build the module."""
+        """Create the module."""
         return nn.Identity()
 
 
@@ -58,7 +56,7 @@ class BatchNormConfig(Config):
     momentum: float = 0.1
 
     def build(self, dim: int) -> nn.Module:
-        """Build the module."""
+        """Create the module."""
         return BatchNorm(self, dim)
 
 
@@ -75,7 +73,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(dim))
         self.register_buffer("running_var", torch.ones(dim))
 
-    def initialize(self) -> None:
+    def initialize(self, generator: torch.Generator | None = None) -> None:
         """Reset parameters and running statistics."""
         for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.running_mean, 0.0), (self.running_var, 1.0)):
             nn.init.constant_(tensor, value)
@@ -96,6 +94,5 @@ AnyNormConfig = LayerNormConfig | RMSNormConfig | NoNormConfig | BatchNormConfig
 def add_and_norm(norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Normalize a residual sum x + y, with one fused kernel on a GPU if no gradient is needed."""
     if isinstance(norm, nn.LayerNorm) and norm.bias is not None and not torch.is_grad_enabled() and kernels.supports(x):
-        output: Tensor = kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps)
-        return output
+        return kernels.add_norm(x, y, norm.weight, norm.bias, norm.eps)
     return norm(x + y)

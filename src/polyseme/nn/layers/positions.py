@@ -1,7 +1,5 @@
 """Rotary and sinusoidal positions."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

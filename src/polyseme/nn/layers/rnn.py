@@ -1,20 +1,22 @@
 """Recurrent layers over packed sequences: vanilla RNN, GRU and LSTM.
 
-Each cell has two implementations that agree: torch's fused kernels (cuDNN on a GPU) and a readable reference.
+Each cell has two implementations that agree: torch's fused kernels (cuDNN on a GPU) and a readable reference. The first
+layer of a decoder may also read a context at each step, which attention computes from the state before it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.attention.rnn_attention import SourceAttention
+from polyseme.nn.packing import PackedLayout, time_major_order
 
 if TYPE_CHECKING:
     from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
@@ -43,17 +45,9 @@ class TimeMajor:
         if self.is_uniform:
             self.batch_sizes = np.full(self.max_seqlen, self.num_sequences)
             return
-        order = np.argsort(-lengths, kind="stable")[: int((lengths > 0).sum())]
-        sizes, starts = lengths[order], (np.cumsum(lengths) - lengths)[order]
-        self.batch_sizes = len(sizes) - np.searchsorted(sizes[::-1], np.arange(self.max_seqlen), side="right")
-        time_steps = np.repeat(np.arange(self.max_seqlen), self.batch_sizes)
-        ranks = np.arange(len(time_steps)) - np.repeat(np.cumsum(self.batch_sizes) - self.batch_sizes, self.batch_sizes)
-        index = starts[ranks] + time_steps
-        inverse = np.empty_like(index)
-        inverse[index] = np.arange(len(index))
-        reverse = inverse[starts[ranks] + sizes[ranks] - 1 - time_steps]
+        self.batch_sizes, *arrays = time_major_order(lengths)
         self.sequence_order, self.time_major_index, self.inverse_index, self.reverse_index, self.sequence_ranks = (
-            torch.from_numpy(array).to(device, non_blocking=True) for array in (order, index, inverse, reverse, ranks)
+            torch.from_numpy(array).to(device, non_blocking=True) for array in arrays
         )
 
     def to_time_major(self, x: Tensor) -> Tensor:
@@ -86,16 +80,6 @@ class TimeMajor:
         return [old.to(new.dtype).index_copy(0, self.sequence_order, new) for old, new in zip(previous, states)]
 
 
-class StepContext(Protocol):
-    """A vector computed from the state before each step and added to the input of the layer (attention)."""
-
-    def make_step_fn(self, sequence_order: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return a function from the states [n, size] of the first n sequences in this order to [n, context]."""
-
-    def finalize(self, pack: Callable[[Tensor], Tensor]) -> None:
-        """Receive the end of the last step; `pack` turns rows in time-major order into packed ones."""
-
-
 class RNNCellLayer(nn.Module):
     """One cell run over sequences in one direction; its weights have the layout of torch's modules."""
 
@@ -113,43 +97,37 @@ class RNNCellLayer(nn.Module):
     @torch.no_grad()
     def initialize(self, generator: torch.Generator | None) -> None:
         """Draw weights uniformly from ± 1 / √size, as torch's modules do."""
+        bound = self.hidden_dim**-0.5
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -(self.hidden_dim**-0.5), self.hidden_dim**-0.5, generator=generator)
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
         if self.config.cell == "lstm":
             self.bias_ih[self.hidden_dim : 2 * self.hidden_dim] += self.config.forget_bias
 
     def initial_states(self, num_sequences: int, like: Tensor) -> list[Tensor]:
         """Return zero states."""
-        return [
-            like.new_zeros(num_sequences, size)
-            for size in (self.output_dim, self.hidden_dim)[: NUM_STATES[self.config.cell]]
-        ]
+        dims = (self.output_dim, self.hidden_dim)[: NUM_STATES[self.config.cell]]
+        return [like.new_zeros(num_sequences, dim) for dim in dims]
 
     def forward(
-        self,
-        x: Tensor,
-        time_major: TimeMajor,
-        states: list[Tensor],
-        use_reference: bool,
-        step_context: StepContext | None = None,
+        self, x: Tensor, order: TimeMajor, states: list[Tensor], use_reference: bool, context: SourceAttention | None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the output of each step and the final states; input and output are time-major."""
+        config = self.config
         states = [s.to(x.dtype) for s in states]  # under autocast a layer returns a narrower type than it gets
-        hidden_weight = F.dropout(self.weight_hh, self.config.weight_dropout, self.training)
+        hidden_weight = F.dropout(self.weight_hh, config.weight_dropout, self.training)
         weights = [self.weight_ih, hidden_weight, self.bias_ih, self._hidden_bias()]
         if self.weight_hr is not None:
             weights.append(self.weight_hr)
-        if not time_major.max_seqlen:
+        if not order.max_seqlen:
             return x.new_zeros(*x.shape[:-1], self.output_dim), states
-        use_reference = use_reference or (self.config.cell == "gru" and self.config.gru_reset == "before")
-        use_reference = use_reference or self.config.cell_clip > 0 or self.config.projection_clip > 0
-        if use_reference or self.weight_ch is not None:
-            y, final_states = self._forward_reference(
-                x, time_major, weights, time_major.sort_states(states), step_context
-            )
+        is_fused = not config.cell_clip and not config.projection_clip and self.weight_ch is None
+        is_fused = is_fused and not use_reference and not (config.cell == "gru" and config.gru_reset == "before")
+        sorted_states = order.sort_states(states)
+        if is_fused:
+            y, final_states = self._forward_fused(x, order, weights, sorted_states)
         else:
-            y, final_states = self._forward_fused(x, time_major, weights, time_major.sort_states(states))
-        return y, time_major.unsort_states(final_states, states)
+            y, final_states = self._forward_reference(x, order, weights, sorted_states, context)
+        return y, order.unsort_states(final_states, states)
 
     def _hidden_bias(self) -> Tensor:
         if self.bias_hh is not None:
@@ -160,45 +138,35 @@ class RNNCellLayer(nn.Module):
         return bias
 
     def _forward_fused(
-        self, x: Tensor, time_major: TimeMajor, weights: list[Tensor], states: list[Tensor]
+        self, x: Tensor, order: TimeMajor, weights: list[Tensor], states: list[Tensor]
     ) -> tuple[Tensor, list]:
         kernel: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.config.cell]
-        initial_states: Any = [s[None].contiguous() for s in states]
-        initial_states = initial_states if self.config.cell == "lstm" else initial_states[0]
-        if time_major.is_uniform:  # biases, one layer, no dropout, training, one direction, time first
-            y, *final_states = kernel(
-                x.contiguous(), initial_states, weights, True, 1, 0.0, self.training, False, False
-            )
+        initial: Any = [s[None].contiguous() for s in states]
+        initial = initial if self.config.cell == "lstm" else initial[0]
+        settings = True, 1, 0.0, self.training, False  # biases, one layer, no dropout, training, one direction
+        if order.is_uniform:
+            y, *final_states = kernel(x.contiguous(), initial, weights, *settings, False)  # time comes first
         else:
-            batch_sizes = torch.from_numpy(time_major.batch_sizes)
-            y, *final_states = kernel(x, batch_sizes, initial_states, weights, True, 1, 0.0, self.training, False)
+            y, *final_states = kernel(x, torch.from_numpy(order.batch_sizes), initial, weights, *settings)
         return y, [s[0] for s in final_states]
 
     def _forward_reference(
-        self,
-        x: Tensor,
-        time_major: TimeMajor,
-        weights: list[Tensor],
-        states: list[Tensor],
-        step_context: StepContext | None,
+        self, x: Tensor, order: TimeMajor, weights: list[Tensor], states: list[Tensor], context: SourceAttention | None
     ) -> tuple[Tensor, list]:
         """Run step by step, as in the papers; the products with the input are computed for all steps at once."""
         from_input = F.linear(x, weights[0], weights[2]).flatten(0, -2)
-        outputs = []
-        context_fn = (
-            step_context.make_step_fn(time_major.sequence_order)
-            if step_context and self.weight_ch is not None
-            else None
-        )
-        for gates in from_input.split(time_major.batch_sizes.tolist()):
+        outputs, context_fn = [], None
+        if context is not None and self.weight_ch is not None:
+            context_fn = context.make_step_fn(order.sequence_order)
+        for gates in from_input.split(order.batch_sizes.tolist()):
             active, finished = [s[: len(gates)] for s in states], [s[len(gates) :] for s in states]
             if context_fn is not None and self.weight_ch is not None:
                 gates = gates + F.linear(context_fn(active[0]), self.weight_ch)
             active = self._cell_step(gates, weights, *active)
             outputs.append(active[0])
             states = [torch.cat(pair) for pair in zip(active, finished)] if len(finished[0]) else active
-        if context_fn is not None and step_context is not None:
-            step_context.finalize(lambda rows: time_major.from_time_major(rows.view(*x.shape[:-1], -1)))
+        if context_fn is not None and context is not None:
+            context.finalize(lambda rows: order.from_time_major(rows.view(*x.shape[:-1], -1)))
         return torch.cat(outputs).view(*x.shape[:-1], self.output_dim), states
 
     def _cell_step(self, input_gates: Tensor, weights: list[Tensor], hidden: Tensor, *cell: Tensor) -> list[Tensor]:
@@ -207,26 +175,21 @@ class RNNCellLayer(nn.Module):
         if self.config.cell == "rnn":
             return [torch.tanh(input_gates + F.linear(hidden, matrix, bias))]
         if self.config.cell == "lstm":
-            input_gate, forget_gate, candidate, output_gate = (input_gates + F.linear(hidden, matrix, bias)).chunk(
-                4, dim=-1
-            )
-            cell_state = _clip(
-                forget_gate.sigmoid() * cell[0] + input_gate.sigmoid() * candidate.tanh(), self.config.cell_clip
-            )
-            output = output_gate.sigmoid() * cell_state.tanh()
+            gates = (input_gates + F.linear(hidden, matrix, bias)).chunk(4, dim=-1)
+            input_gate, forget_gate, output_gate = (gates[i].sigmoid() for i in (0, 1, 3))
+            cell_state = _clip(forget_gate * cell[0] + input_gate * gates[2].tanh(), self.config.cell_clip)
+            output = output_gate * cell_state.tanh()
             if self.weight_hr is not None:
                 output = _clip(F.linear(output, self.weight_hr), self.config.projection_clip)
             return [output, cell_state]
-        size = self.hidden_dim
-        reset_gate, update_gate = (
-            input_gates[:, : 2 * size] + F.linear(hidden, matrix[: 2 * size], bias[: 2 * size])
-        ).chunk(2, dim=-1)
-        reset_gate, update_gate = reset_gate.sigmoid(), update_gate.sigmoid()
+        split = 2 * self.hidden_dim  # reset and update gates, then the candidate
+        reset_update = input_gates[:, :split] + F.linear(hidden, matrix[:split], bias[:split])
+        reset_gate, update_gate = reset_update.sigmoid().chunk(2, dim=-1)
         if self.config.gru_reset == "before":
-            candidate = F.linear(reset_gate * hidden, matrix[2 * size :], bias[2 * size :])
+            candidate = F.linear(reset_gate * hidden, matrix[split:], bias[split:])
         else:
-            candidate = reset_gate * F.linear(hidden, matrix[2 * size :], bias[2 * size :])
-        return [(1 - update_gate) * torch.tanh(input_gates[:, 2 * size :] + candidate) + update_gate * hidden]
+            candidate = reset_gate * F.linear(hidden, matrix[split:], bias[split:])
+        return [(1 - update_gate) * torch.tanh(input_gates[:, split:] + candidate) + update_gate * hidden]
 
 
 def _clip(x: Tensor, limit: float) -> Tensor:
@@ -240,9 +203,8 @@ class RecurrentLayer(nn.Module):
         super().__init__()
         input_dim, hidden_dim = config.input_dims[depth - 1], config.hidden_dims[depth - 1]
         self.skip, self.directions = config.skip if depth >= config.skip_from_layer else "none", directions
-        self.cells = nn.ModuleList(
-            RNNCellLayer(config, input_dim, hidden_dim, config.context_dim * (depth == 1)) for _ in directions
-        )
+        context_dim = config.context_dim if depth == 1 else 0
+        self.cells = nn.ModuleList(RNNCellLayer(config, input_dim, hidden_dim, context_dim) for _ in directions)
         self.gate = nn.Linear(input_dim, input_dim) if self.skip == "highway" else None
 
     def initial_states(self, num_sequences: int, like: Tensor) -> list[list[Tensor]]:
@@ -250,20 +212,15 @@ class RecurrentLayer(nn.Module):
         return [cell.initial_states(num_sequences, like) for cell in cast(Iterable[RNNCellLayer], self.cells)]
 
     def forward(
-        self,
-        x: Tensor,
-        time_major: TimeMajor,
-        states: list[list[Tensor]],
-        use_reference: bool,
-        step_context: StepContext | None = None,
+        self, x: Tensor, order: TimeMajor, states: list[list[Tensor]], use_reference: bool = False, context: Any = None
     ) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return the outputs of all steps and the final states of each cell; input and output are time-major."""
         outputs, final_states = [], []
         for direction, cell, cell_states in zip(self.directions, self.cells, states):
             is_backward = direction == "backward"
-            y, cell_final_states = cell(
-                time_major.reverse(x) if is_backward else x, time_major, cell_states, use_reference, step_context
-            )
-            outputs.append(time_major.reverse(y) if is_backward else y)
+            cell_input = order.reverse(x) if is_backward else x
+            y, cell_final_states = cell(cell_input, order, cell_states, use_reference, context)
+            outputs.append(order.reverse(y) if is_backward else y)
             final_states.append(cell_final_states)
         y = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
         if self.skip == "residual":

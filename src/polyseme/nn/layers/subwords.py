@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
-from polyseme.nn.layers.embeddings import check_max_seqlen
+from polyseme.nn.inputs import Inputs
+from polyseme.nn.layers.embeddings import SparseRowGrad, check_max_seqlen
 from polyseme.nn.layers.norms import NoNormConfig
-from polyseme.nn.sparse import SparseRowGrad
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class SubwordEmbeddingsConfig(Config):
             raise ConfigError(f"min_n is {self.min_n}, larger than max_n ({self.max_n})")
 
     def build(self) -> SubwordEmbeddings:
-        """Build the module."""
+        """Create the module."""
         return SubwordEmbeddings(self)
 
 
@@ -88,24 +89,18 @@ class SubwordEmbeddings(nn.Module):
         self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
     ) -> None:
         """Set the word of each id; special tokens have no n-grams."""
-        skipped_ids = set(special_ids)
-        buckets_per_word = [
-            [] if i in skipped_ids else ngram_buckets(word, self.config) for i, word in enumerate(words)
-        ]
-        buckets_per_word += [[]] * (self.config.vocab_size - len(buckets_per_word))
-        device = self.tokens.weight.device
-        self.ngram_bucket_ids = torch.tensor(
-            [bucket for word_buckets in buckets_per_word for bucket in word_buckets], dtype=torch.int64, device=device
-        )
-        self.ngram_offsets = torch.from_numpy(np.cumsum([0, *map(len, buckets_per_word)])).to(device)
+        skipped_ids, device = set(special_ids), self.tokens.weight.device
+        buckets = [[] if i in skipped_ids else ngram_buckets(word, self.config) for i, word in enumerate(words)]
+        buckets += [[]] * (self.config.vocab_size - len(buckets))
+        self.ngram_bucket_ids = torch.tensor([*chain(*buckets)], dtype=torch.int64, device=device)
+        self.ngram_offsets = torch.from_numpy(np.cumsum([0, *map(len, buckets)])).to(device)
 
     def word_vector(self, word: str, word_id: int | None = None) -> Tensor:
         """Return the vector of any word, in the vocabulary or not; zero if it has neither an id nor an n-gram."""
         bucket_ids = torch.tensor(ngram_buckets(word, self.config), dtype=torch.int64, device=self.tokens.weight.device)
-        rows = [F.embedding(bucket_ids, self.ngrams.weight)]
+        vectors = F.embedding(bucket_ids, self.ngrams.weight)
         if word_id is not None:
-            rows.append(self.tokens.weight[word_id : word_id + 1])
-        vectors = torch.cat(rows)
+            vectors = torch.cat([vectors, self.tokens.weight[word_id : word_id + 1]])
         return vectors.sum(0) / max(len(vectors), 1)
 
     @property
@@ -130,27 +125,22 @@ class SubwordEmbeddings(nn.Module):
         rows, word_index, _ = self._ngram_rows(unique_ids)
         word_grads = grad.new_zeros(len(unique_ids), grad.shape[1]).index_add_(0, inverse, grad)
         word_counts = counts.new_zeros(len(unique_ids)).index_add_(0, inverse, counts)
+        ngram_grads, ngram_counts = (t.index_select(0, word_index) for t in (word_grads, word_counts))
         return [
             SparseRowGrad(self.tokens.weight, unique_ids, word_grads, word_counts),
-            SparseRowGrad(
-                self.ngrams.weight,
-                rows,
-                word_grads.index_select(0, word_index),
-                word_counts.index_select(0, word_index),
-            ),
+            SparseRowGrad(self.ngrams.weight, rows, ngram_grads, ngram_counts),
         ]
 
-    def forward(self, tokens: Tensor, positions: Tensor, segments: Tensor | None, max_seqlen: int) -> Tensor:
+    def forward(self, inputs: Inputs, positions: Tensor | None = None, max_seqlen: int | None = None) -> Tensor:
         """Return the embeddings of packed tokens, [T, dim]."""
-        check_max_seqlen(max_seqlen, self.config.max_len)
-        return self.dropout(self.look_up(tokens))
+        check_max_seqlen(inputs, max_seqlen, self.config.max_len)
+        return self.dropout(self.look_up(inputs.tokens))
 
     def _ngram_rows(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the buckets of some words, concatenated, the word of each bucket, and the number per word."""
         starts = self.ngram_offsets.index_select(0, ids)
         counts = self.ngram_offsets.index_select(0, ids + 1) - starts
         word_index = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)
-        offset = torch.arange(len(word_index), device=ids.device) - (counts.cumsum(0) - counts).index_select(
-            0, word_index
-        )
-        return self.ngram_bucket_ids.index_select(0, starts.index_select(0, word_index) + offset), word_index, counts
+        shifts = starts - (counts.cumsum(0) - counts)  # from the concatenated buckets to those of all words
+        index = torch.arange(len(word_index), device=ids.device) + shifts.index_select(0, word_index)
+        return self.ngram_bucket_ids.index_select(0, index), word_index, counts

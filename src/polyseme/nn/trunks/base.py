@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +33,7 @@ class PoolerConfig(Config):
     dense: bool = False
 
     def build(self, dim: int) -> Pooler:
+        """Create the module."""
         return Pooler(self, dim)
 
 
@@ -47,9 +51,8 @@ class Pooler(nn.Module):
             x = layout.mean_pool(hidden)
         elif pooling == "final_states":
             half = hidden.shape[-1] // 2
-            forward = hidden.index_select(0, layout.last_indices)[:, :half]
-            backward = hidden.index_select(0, layout.first_indices)[:, half:]
-            x = torch.cat([forward, backward], dim=-1)
+            last, first = (hidden.index_select(0, index) for index in (layout.last_indices, layout.first_indices))
+            x = torch.cat([last[:, :half], first[:, half:]], dim=-1)
         else:
             x = hidden.index_select(0, layout.first_indices if pooling == "first" else layout.last_indices)
         return x if self.dense is None else ACTIVATIONS["tanh"](self.dense(x))
@@ -62,6 +65,16 @@ class TrunkOutput:
     hidden: Tensor  # [T, dim]
     layers: dict[int, Tensor]
     memory: Any = None
+
+
+def delegate(path: str) -> Any:
+    """Create a property that reads an attribute of a nested config, such as `stack.dim`."""
+    return property(attrgetter(path))
+
+
+def _default(value: object, doc: str) -> Any:
+    """Create a property with a constant value."""
+    return property(lambda self: value, doc=doc)
 
 
 class TrunkConfig(Config, ABC):
@@ -96,70 +109,21 @@ class TrunkConfig(Config, ABC):
     def causal(self) -> bool:
         """Whether a state depends only on its own token and those before it."""
 
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks with their own weights."""
-        return 0
-
-    @property
-    def num_heads(self) -> int:
-        """Number of attention heads."""
-        return 0
-
-    @property
-    def num_segments(self) -> int:
-        """Number of segment ids; 0 if the trunk takes no segments."""
-        return 0
-
-    @property
-    def has_source(self) -> bool:
-        """Whether it encodes a source and decodes a target."""
-        return False
-
-    @property
-    def has_query_stream(self) -> bool:
-        """Whether it has a second stream whose queries do not see their own token (XLNet)."""
-        return False
-
-    @property
-    def has_features(self) -> bool:
-        """Whether its tokens index a store of precomputed vectors."""
-        return False
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether a sequence can be processed in chunks, each with the memory of those before it."""
-        return False
-
-    @property
-    def has_bounded_memory(self) -> bool:
-        """Whether its memory has a fixed size."""
-        return False
-
-    @property
-    def supports_static_shape(self) -> bool:
-        """Whether batches filled up to one shape compile to one graph."""
-        return False
-
-    @property
-    def supports_static_cache(self) -> bool:
-        """Whether its memory is the keys and values of all tokens, which fit preallocated buffers."""
-        return False
-
-    @property
-    def depends_on_lengths(self) -> bool:
-        """Whether its kernels depend on the sequence lengths, so that a CUDA graph is valid for these lengths only."""
-        return True
-
-    @property
-    def shares_token_embeddings(self) -> bool:
-        """Whether its token embeddings are passed at each call."""
-        return False
-
-    @property
-    def matmul_params(self) -> int:
-        """Number of matrix weights that a token is multiplied with."""
-        return 0
+    # what most trunks lack; a subclass overrides some
+    num_blocks = _default(0, "Number of blocks with their own weights.")
+    num_heads = _default(0, "Number of attention heads.")
+    num_segments = _default(0, "Number of segment ids; 0 if the trunk takes no segments.")
+    has_source = _default(False, "Whether it encodes a source and decodes a target.")
+    has_query_stream = _default(False, "Whether it has a second stream, whose queries do not see their own token.")
+    supports_layers = _default(True, "Whether it returns the hidden states of each layer.")
+    has_features = _default(False, "Whether its tokens index a store of precomputed vectors.")
+    has_memory = _default(False, "Whether it can process a sequence in chunks, each with memory of the last.")
+    has_bounded_memory = _default(False, "Whether its memory has a fixed size.")
+    supports_static_shape = _default(False, "Whether batches filled up to one shape compile to one graph.")
+    supports_static_cache = _default(False, "Whether its memory is the keys and values of all tokens.")
+    depends_on_lengths = _default(True, "Whether a CUDA graph of it is valid for one set of lengths only.")
+    shares_token_embeddings = _default(False, "Whether its token embeddings are passed at each call.")
+    matmul_params = _default(0, "Number of matrix weights that a token is multiplied with.")
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
         """Floating-point operations of a forward and backward pass over sequences of these lengths."""
@@ -171,9 +135,7 @@ class TrunkConfig(Config, ABC):
 
     def omit_unsupported(self, inputs: Inputs) -> Inputs:
         """Drop segments if the trunk has none: for collation, which makes them for every trunk."""
-        if inputs.segments is None or self.num_segments:
-            return inputs
-        return Inputs(inputs.tokens, inputs.layout, None, inputs.source, inputs.query_stream, inputs.features)
+        return inputs if inputs.segments is None or self.num_segments else replace(inputs, segments=None)
 
 
 class Trunk(nn.Module, ABC):
@@ -182,7 +144,18 @@ class Trunk(nn.Module, ABC):
     config: TrunkConfig
     embeddings: Any
     pooler: Pooler
-    gradient_checkpointing = False
+    _gradient_checkpointing = False
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether training stores only the inputs of layers and recomputes the rest in the backward pass."""
+        return self._gradient_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        for module in self.modules():
+            if isinstance(module, Trunk):
+                module._gradient_checkpointing = value
 
     def forward(
         self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
@@ -204,8 +177,9 @@ class Trunk(nn.Module, ABC):
         self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
     ) -> None:
         """Raise if the trunk does not support one of these arguments; no tensor is read."""
-        config = self.config
+        config, layers = self.config, tuple(layers)
         unsupported = {
+            "layers": bool(layers) and not config.supports_layers,
             "segments": inputs.segments is not None and not config.num_segments,
             "a source": inputs.source is not None and not config.has_source,
             "a query stream": inputs.query_stream is not None and not config.has_query_stream,
@@ -229,14 +203,63 @@ class Trunk(nn.Module, ABC):
         """The token embeddings [vocab, dim] that tied heads share; None if there are none."""
         return self.embeddings.token_embeddings
 
-    @abstractmethod
+    def layer_modules(self) -> Iterable[nn.Module | None]:
+        """Modules from input to output, one per layer."""
+        return [self]
+
     def layer_groups(self) -> list[list[nn.Parameter]]:
-        """Parameters from input to output, one group per layer: for freezing and layer-wise learning rates."""
+        """Parameters of `layer_modules`, for freezing and layer-wise learning rates; shared ones are in the first."""
+        groups: list[list[nn.Parameter]] = []
+        assigned_ids: set[int] = set()
+        for module in self.layer_modules():
+            groups.append([p for p in module.parameters() if id(p) not in assigned_ids] if module is not None else [])
+            assigned_ids.update(map(id, groups[-1]))
+        return [group for group in groups if group]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         """Weight matrices of the hidden layers and the number of matrices fused in each: what Muon orthogonalizes."""
         return []
 
-    @abstractmethod
     def initialize(self, generator: torch.Generator | None = None) -> None:
         """Draw the initial weights."""
+        self.config.init.apply(self, 2 * self.config.num_layers, generator)
+
+
+def forward_chunked(trunk: Trunk, inputs: Inputs, chunk_size: int, grad_tokens: int = 0) -> Tensor:
+    """Compute the hidden states [T, dim] by processing `chunk_size` tokens of each sequence at a time.
+
+    A backward trunk starts at the end. Gradients stop at chunk borders, and only chunks that contain one of the last
+    `grad_tokens` tokens of a sequence, in the order of processing, have gradients (0: all chunks). So texts of any
+    length can be trained on in bounded memory, while a head may pool over all of them (Howard and Ruder 2018, §3.3,
+    BPT3C). Without gradients the result equals that of one forward pass.
+    """
+    tokens, layout, segments = inputs.tokens, inputs.layout, inputs.segments
+    is_backward = getattr(trunk.config, "direction", "") == "backward"
+    lengths = np.array(layout.lengths)
+    starts, order = np.cumsum(lengths) - lengths, []
+    hidden_chunks, memory = [], None
+    previous_alive = np.arange(len(lengths))  # the sequences in memory
+    for offset in range(0, int(lengths.max(initial=0)), chunk_size):
+        alive = np.flatnonzero(lengths > offset)
+        if memory is not None and len(alive) < len(previous_alive):
+            memory = memory.select(np.searchsorted(previous_alive, alive).tolist())
+        previous_alive, ends = alive, np.minimum(lengths[alive], offset + chunk_size)
+        chunk_lengths = ends - offset
+        chunk_layout = PackedLayout.from_lengths(chunk_lengths, device=layout.cu_seqlens.device)
+        first_rows = starts[alive] + (lengths[alive] - ends if is_backward else offset)
+        shifts = first_rows - (np.cumsum(chunk_lengths) - chunk_lengths)
+        rows = np.repeat(shifts, chunk_lengths) + np.arange(chunk_lengths.sum())
+        index = torch.from_numpy(rows).to(tokens.device)
+        needs_grad = ends > lengths[alive] - grad_tokens if grad_tokens else np.ones(len(alive), dtype=bool)
+        with nullcontext() if needs_grad.any() else torch.no_grad():
+            chunk_segments = None if segments is None else segments.index_select(0, index)
+            chunk = Inputs(tokens.index_select(0, index), chunk_layout, chunk_segments)
+            output = trunk(chunk, memory=memory, return_memory=True)
+        memory, hidden = output.memory.detach(), output.hidden
+        if not needs_grad.all():
+            mask = torch.from_numpy(np.repeat(needs_grad, chunk_lengths)).to(hidden.device)
+            hidden = torch.where(mask[:, None], hidden, hidden.detach())
+        hidden_chunks.append(hidden)
+        order.append(rows)
+    inverse_order = torch.from_numpy(np.argsort(np.concatenate(order))).to(tokens.device)
+    return torch.cat(hidden_chunks).index_select(0, inverse_order)

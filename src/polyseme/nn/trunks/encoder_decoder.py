@@ -1,7 +1,5 @@
 """Encoder-decoder trunks: the decoder attends to the encoder's states of a source."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +11,11 @@ from torch import Tensor, nn
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
 from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
-from polyseme.nn.layers.char_cnn import CharCNNConfig
-from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
-from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.recurrent_decoder import RecurrentDecoderConfig
+from polyseme.nn.trunks.base import Trunk, TrunkConfig, TrunkOutput, delegate
+from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig, RecurrentTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 
@@ -49,9 +43,16 @@ class EncoderDecoderConfig(TrunkConfig):
         if not decoder.causal or not decoder.has_source:
             raise ConfigError("the decoder must be causal and have cross attention in every block")
 
-    @property
-    def embeddings(self) -> EmbeddingsConfig | AdaptiveEmbeddingsConfig | CharCNNConfig:
-        return self.encoder.embeddings
+    embeddings = delegate("encoder.embeddings")
+    pooler = delegate("encoder.pooler")
+    dim = delegate("encoder.dim")
+    num_layers = delegate("encoder.num_layers")
+    num_heads = delegate("encoder.num_heads")
+    num_segments = delegate("encoder.num_segments")
+    causal = delegate("encoder.causal")
+    has_query_stream = delegate("encoder.has_query_stream")
+    has_bounded_memory = delegate("encoder.has_bounded_memory")
+    supports_static_shape = delegate("encoder.supports_static_shape")
 
     @property
     def block(self) -> TransformerBlockConfig:
@@ -60,53 +61,17 @@ class EncoderDecoderConfig(TrunkConfig):
         return self.encoder.block
 
     @property
-    def pooler(self) -> PoolerConfig:
-        return self.encoder.pooler
-
-    @property
-    def dim(self) -> int:
-        return self.encoder.dim
-
-    @property
-    def num_layers(self) -> int:
-        return self.encoder.num_layers
-
-    @property
     def num_blocks(self) -> int:
         """Number of blocks of the stack that has more."""
         return max(self.encoder.num_blocks, self.decoder.num_blocks if self.decoder else 0)
-
-    @property
-    def num_heads(self) -> int:
-        return self.encoder.num_heads
-
-    @property
-    def num_segments(self) -> int:
-        return self.encoder.num_segments
-
-    @property
-    def causal(self) -> bool:
-        return self.encoder.causal
 
     @property
     def has_source(self) -> bool:
         return self.decoder is not None
 
     @property
-    def has_query_stream(self) -> bool:
-        return self.encoder.has_query_stream
-
-    @property
     def has_memory(self) -> bool:
         return self.decoder is not None and self.decoder.has_memory
-
-    @property
-    def has_bounded_memory(self) -> bool:
-        return self.encoder.has_bounded_memory
-
-    @property
-    def supports_static_shape(self) -> bool:
-        return self.encoder.supports_static_shape
 
     @property
     def supports_static_cache(self) -> bool:
@@ -121,7 +86,7 @@ class EncoderDecoderConfig(TrunkConfig):
             return self.encoder.count_flops(lengths)
         return self.encoder.count_flops(source_lengths) + self.decoder.count_flops(lengths, source_lengths)
 
-    def build(self) -> EncoderDecoder:
+    def build(self) -> Trunk:
         return EncoderDecoder(self)
 
 
@@ -135,6 +100,11 @@ class EncoderDecoder(Trunk):
         self.config = config
         self.encoder: Any = config.encoder.build()
         self.decoder: Any = config.decoder.build() if config.decoder else None
+
+    @property
+    def stacks(self) -> list[Any]:
+        """The encoder and, if there is one, the decoder."""
+        return [self.encoder] if self.decoder is None else [self.encoder, self.decoder]
 
     def check(
         self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
@@ -175,7 +145,7 @@ class EncoderDecoder(Trunk):
         assert inputs.source is not None, "cross attention needs a source"
         return self.decoder.cross_weights(self._target(inputs, self.encode(inputs.source)))
 
-    def source_kv(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
+    def source_kv(self, memory: Memory) -> list[tuple[Tensor, ...]]:
         """Return the keys and values of the source in the cross attention of each layer."""
         return self.decoder.source_kv(memory)
 
@@ -192,16 +162,6 @@ class EncoderDecoder(Trunk):
         return self.encoder.position_bias
 
     @property
-    def gradient_checkpointing(self) -> bool:
-        return self.encoder.gradient_checkpointing
-
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, value: bool) -> None:
-        for stack in (self.encoder, self.decoder):
-            if stack is not None:
-                stack.gradient_checkpointing = value
-
-    @property
     def has_shared_embeddings(self) -> bool:
         """Whether encoder and decoder share their token embeddings."""
         return self.decoder is None or self.decoder.config.shares_token_embeddings
@@ -212,13 +172,11 @@ class EncoderDecoder(Trunk):
         return self.encoder.token_embeddings if self.has_shared_embeddings else self.decoder.token_embeddings
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
-        groups = [*self.encoder.layer_groups(), *(self.decoder.layer_groups() if self.decoder else [])]
-        return [group for group in groups if group]
+        return [group for stack in self.stacks for group in stack.layer_groups()]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
-        return [*self.encoder.hidden_matrices(), *(self.decoder.hidden_matrices() if self.decoder else [])]
+        return [matrix for stack in self.stacks for matrix in stack.hidden_matrices()]
 
     def initialize(self, generator: torch.Generator | None = None) -> None:
-        for stack in (self.encoder, self.decoder):
-            if stack is not None:
-                stack.initialize(generator)
+        for stack in self.stacks:
+            stack.initialize(generator)

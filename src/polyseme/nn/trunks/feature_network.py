@@ -1,22 +1,19 @@
 """Task networks over frozen features, as used before 2018: linear, BiLSTM, biattentive, ESIM, BiDAF."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import ConfigError, UnsupportedError
+from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
-from polyseme.nn.layers.rnn import RecurrentLayer, RNNCellLayer, TimeMajor
+from polyseme.nn.layers.rnn import RecurrentLayer, TimeMajor
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 FeatureNetworkType = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
@@ -40,9 +37,10 @@ class FeatureNetworkConfig(TrunkConfig):
     dropout: float = 0.5
     init: InitConfig = field(default_factory=lambda: InitConfig(1.0, scale_by_fan_in=True))
 
-    causal: ClassVar[bool] = False
-    has_features: ClassVar[bool] = True
-    num_segments: ClassVar[int] = 2
+    causal = False
+    has_features = True
+    supports_layers = False
+    num_segments = 2
 
     def __post_init__(self) -> None:
         self.check_range(0, 1, "dropout")
@@ -50,13 +48,9 @@ class FeatureNetworkConfig(TrunkConfig):
         self.check_range(1, 100, "num_layers")
         if self.features.middle_join_dim and (self.network != "bilstm" or self.num_layers < 2):
             actual = f"{self.network} with num_layers {self.num_layers}"
-            raise ConfigError(
-                f"features can join between layers only in a bilstm with num_layers of at least 2, not in {actual}"
-            )
+            raise ConfigError(f"features join between layers only in a bilstm with num_layers ≥ 2, not in {actual}")
 
-    @property
-    def embeddings(self) -> FrozenFeaturesConfig:
-        return self.features
+    embeddings = delegate("features")
 
     @property
     def hidden_dim(self) -> int:
@@ -71,10 +65,8 @@ class FeatureNetworkConfig(TrunkConfig):
     @property
     def matmul_params(self) -> int:
         input_dim, lstm_dim = self.features.input_dim, self.lstm_dim
-        lstm_params = (
-            4 * lstm_dim * (input_dim + lstm_dim + self.features.middle_join_dim)
-            + (self.num_layers - 1) * 12 * lstm_dim * lstm_dim
-        )
+        lstm_params = 4 * lstm_dim * (input_dim + lstm_dim + self.features.middle_join_dim)
+        lstm_params += (self.num_layers - 1) * 12 * lstm_dim * lstm_dim
         extra_params = {"bidaf": 8 * lstm_dim * (9 + 3 + 3) * lstm_dim}.get(self.network, 32 * lstm_dim * lstm_dim)
         return {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
 
@@ -82,42 +74,34 @@ class FeatureNetworkConfig(TrunkConfig):
     def pooler(self) -> PoolerConfig:
         return PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first")
 
-    def build(self) -> FeatureNetwork:
+    def build(self) -> Trunk:
         return FeatureNetwork(self)
 
 
 class BiLSTM(nn.Module):
-    """Layers that read both directions of those below, with dropout between them; the second may read more.
-
-    `joins` is how long that is.
-    """
+    """Bidirectional LSTM layers with dropout between them; the second reads `extra_dim` more features."""
 
     def __init__(self, input_dim: int, hidden_dim: int, num_layers: int = 1, dropout: float = 0.0, extra_dim: int = 0):
         super().__init__()
         input_dims = [input_dim, 2 * hidden_dim + extra_dim, *[2 * hidden_dim] * num_layers][:num_layers]
-        configs = [
-            RecurrentTrunkConfig(EmbeddingsConfig(1, dim, 1), (hidden_dim,), direction="bidirectional", forget_bias=1.0)
-            for dim in input_dims
-        ]
+        settings: Any = {"direction": "bidirectional", "forget_bias": 1.0}
+        configs = [RecurrentTrunkConfig(EmbeddingsConfig(1, n, 1), (hidden_dim,), **settings) for n in input_dims]
         self.layers = nn.ModuleList(RecurrentLayer(config, config.stack_directions[0], 1) for config in configs)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, layout: PackedLayout, extra_features: Tensor | None = None) -> Tensor:
-        time_major = TimeMajor(layout)
-        y = time_major.to_time_major(x)
+        order = TimeMajor(layout)
+        y = order.to_time_major(x)
         for depth, layer in enumerate(self.layers):
             y = self.dropout(y) if depth else y
-            y = (
-                torch.cat([y, time_major.to_time_major(extra_features)], dim=-1)
-                if depth == 1 and extra_features is not None
-                else y
-            )
-            y = layer(y, time_major, layer.initial_states(time_major.num_sequences, x), False)[0]  # type: ignore[operator]
-        return time_major.from_time_major(y)
+            if depth == 1 and extra_features is not None:
+                y = torch.cat([y, order.to_time_major(extra_features)], dim=-1)
+            y = layer(y, order, layer.initial_states(order.num_sequences, x))[0]  # type: ignore[operator]
+        return order.from_time_major(y)
 
 
 def cross_align(a: Tensor, layout_a: PackedLayout, b: Tensor, layout_b: PackedLayout) -> tuple[Tensor, Tensor]:
-    """For each row of a the rows of its partner b, weighted by softmax(a·b), and for each row of b those of a."""
+    """Attend from each row of a to the rows of its partner b with weights softmax(a·b), and from b to a."""
     padded_a, padded_b = layout_a.pad(a), layout_b.pad(b)
     mask_a, mask_b = layout_a.attention_mask(), layout_b.attention_mask()
     scores = padded_a @ padded_b.transpose(1, 2)
@@ -127,7 +111,7 @@ def cross_align(a: Tensor, layout_a: PackedLayout, b: Tensor, layout_b: PackedLa
 
 
 class Biattention(nn.Module):
-    """The biattentive classification network behind its encoder; both sides share all weights."""
+    """Biattentive classification network after its encoder; both texts share all weights."""
 
     def __init__(self, hidden_dim: int, dropout: float):
         super().__init__()
@@ -150,7 +134,7 @@ class Biattention(nn.Module):
 
 
 class ESIM(nn.Module):
-    """Enhanced sequential inference behind its encoder: local comparison, composition, mean and greatest."""
+    """Enhanced sequential inference after its encoder: comparison, composition, mean and maximum."""
 
     def __init__(self, hidden_dim: int, dropout: float):
         super().__init__()
@@ -168,10 +152,10 @@ class ESIM(nn.Module):
 
 
 def attention_flow(h: Tensor, layout_h: PackedLayout, u: Tensor, layout_u: PackedLayout, w: Tensor) -> Tensor:
-    """G of Seo et al. 2017, §2 (4), [rows of h, 4 dim], from the similarity w·[h; u; h∘u] of a context and a question.
+    """Return G of Seo et al. 2017, §2 (4), [rows of h, 4 dim], from similarities w·[h; u; h∘u] of context and question.
 
-    Each word of the context looks at the question (ũ), and all of the context is looked at by how well any word of the
-    question fits each of its words (h̃): [h; ũ; h∘ũ; h∘h̃].
+    Each word of the context attends to the question (ũ), and the question attends to the context by the best similarity
+    of each word (h̃): [h; ũ; h∘ũ; h∘h̃].
     """
     context, question, (w_h, w_u, w_hu) = layout_h.pad(h), layout_u.pad(u), w.chunk(3)
     scores = (context @ w_h)[:, :, None] + (question @ w_u)[:, None] + (context * w_hu) @ question.transpose(1, 2)
@@ -183,12 +167,14 @@ def attention_flow(h: Tensor, layout_h: PackedLayout, u: Tensor, layout_u: Packe
 
 
 class BiDAF(nn.Module):
-    """Bidirectional attention flow behind its encoder: attention, two modelling layers, and one more for the end.
+    """Bidirectional attention flow after its encoder: attention, two modeling layers, and one more for the end.
 
-    Of a word it says [G; M; M²], from which a head scores it as a start and as an end (in the paper a start sees no M²,
-    an end no M). Every other row has the state `no_answer`, so that "no answer" has a score of its own (Levy et al.
-    2017, §4).
+    A word's state is [G; M; M²], from which a head scores it as a start and as an end (in the paper a start does not
+    use M², an end does not use M). All other rows have the state `no_answer`, so that "no answer" has a score of its
+    own (Levy et al. 2017, §4).
     """
+
+    zero_init = ("no_answer",)
 
     def __init__(self, hidden_dim: int, dropout: float):
         super().__init__()
@@ -197,9 +183,6 @@ class BiDAF(nn.Module):
         self.modeling = BiLSTM(8 * hidden_dim, hidden_dim, 2, dropout)
         self.end_encoder = BiLSTM(2 * hidden_dim, hidden_dim)
         self.no_answer = nn.Parameter(torch.zeros(12 * hidden_dim))
-
-    def zero_init_params(self) -> list[nn.Parameter]:
-        return [self.no_answer]
 
     def forward(self, h: Tensor, layout_h: PackedLayout, u: Tensor, layout_u: PackedLayout) -> Tensor:
         flow = attention_flow(h, layout_h, u, layout_u, self.similarity.weight[0])
@@ -220,19 +203,11 @@ class FeatureNetwork(Trunk):
         is_recurrent = config.network != "linear"
         encoder_dims = config.features.input_dim, config.lstm_dim, config.num_layers
         self.encoder = BiLSTM(*encoder_dims, config.dropout, config.features.middle_join_dim) if is_recurrent else None
-        pair_networks = {"biattentive": Biattention, "esim": ESIM, "bidaf": BiDAF}
-        self.pair_network = (
-            pair_networks[config.network](config.lstm_dim, config.dropout) if config.network in pair_networks else None
-        )
+        pair_networks: dict[str, type[nn.Module]] = {"biattentive": Biattention, "esim": ESIM, "bidaf": BiDAF}
+        pair_network = pair_networks.get(config.network)
+        self.pair_network = pair_network(config.lstm_dim, config.dropout) if pair_network else None
         self.dropout = nn.Dropout(config.dropout if is_recurrent else 0.0)
         self.pooler = config.pooler.build(config.dim)
-
-    def check(
-        self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
-    ) -> None:
-        super().check(inputs, memory=memory, return_memory=return_memory)
-        if any(True for _ in layers):
-            raise UnsupportedError(f"{type(self).__name__} does not return layers")
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         layout, segments = inputs.layout, inputs.segments
@@ -269,13 +244,5 @@ class FeatureNetwork(Trunk):
     def token_embeddings(self) -> None:
         """None: no head can share the features."""
 
-    def layer_groups(self) -> list[list[nn.Parameter]]:
-        parts = [part for part in (self.features, self.encoder, self.pair_network) if part is not None]
-        groups = [list(part.parameters()) for part in parts]
-        return [group for group in groups if group]
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.init.apply(self, 1, generator)
-        for part in self.modules():
-            if isinstance(part, RNNCellLayer):
-                part.initialize(generator)
+    def layer_modules(self) -> list[nn.Module | None]:
+        return [self.features, self.encoder, self.pair_network]

@@ -1,19 +1,15 @@
 """Trunk that only looks up token embeddings: the context-free baseline."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.embeddings import EmbeddingsConfig, SparseRowGrad
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
-from polyseme.nn.sparse import SparseRowGrad
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
 
 @dataclass(frozen=True)
@@ -27,24 +23,19 @@ class StaticEmbeddingTrunkConfig(TrunkConfig):
     pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("mean"))
     init: InitConfig = field(default_factory=InitConfig)
 
-    num_layers: ClassVar[int] = 0
-    causal: ClassVar[bool] = True
-    has_memory: ClassVar[bool] = True
+    num_layers = 0
+    causal = True
+    has_memory = True
 
-    @property
-    def dim(self) -> int:
-        return self.embeddings.dim
+    dim = delegate("embeddings.dim")
+    num_segments = delegate("embeddings.num_segments")
 
     @property
     def depends_on_lengths(self) -> bool:
         """Whether words are sums of n-gram vectors, whose number varies."""
         return isinstance(self.embeddings, SubwordEmbeddingsConfig)
 
-    @property
-    def num_segments(self) -> int:
-        return self.embeddings.num_segments
-
-    def build(self) -> StaticEmbeddingTrunk:
+    def build(self) -> Trunk:
         return StaticEmbeddingTrunk(self)
 
 
@@ -60,8 +51,7 @@ class StaticEmbeddingTrunk(Trunk):
         self.pooler = config.pooler.build(config.dim)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        layout = inputs.layout
-        x = self.embeddings(inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen)
+        x = self.embeddings(inputs)  # [T, dim]
         return TrunkOutput(x, {0: x} if layers else {})
 
     def look_up(self, ids: Tensor) -> Tensor:
@@ -71,9 +61,3 @@ class StaticEmbeddingTrunk(Trunk):
     def scatter_grad(self, ids: Tensor, grad: Tensor, counts: Tensor) -> list[SparseRowGrad]:
         """Turn the gradient of looked-up vectors into gradients of table rows."""
         return self.embeddings.scatter_grad(ids, grad, counts)
-
-    def layer_groups(self) -> list[list[nn.Parameter]]:
-        return [list(self.parameters())]
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.init.apply(self, 1, generator)

@@ -1,10 +1,9 @@
-"""Recurrent trunks: vanilla RNN, GRU and LSTM, whose memory is their state."""
-
-from __future__ import annotations
+"""Recurrent trunks (vanilla RNN, GRU, LSTM), whose memory is their state, and a decoder with attention to a source."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Literal, cast
 
 import torch
@@ -14,14 +13,15 @@ from torch.utils.checkpoint import checkpoint
 
 from polyseme.config import check_in_range
 from polyseme.errors import ConfigError
+from polyseme.nn.attention.rnn_attention import RNNAttentionConfig, SourceAttention
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.rnn import NUM_GATES, Cell, RecurrentLayer, RNNCellLayer, StepContext, TimeMajor
+from polyseme.nn.layers.rnn import NUM_GATES, NUM_STATES, Cell, RecurrentLayer, RNNCellLayer, TimeMajor
 from polyseme.nn.memory import Memory
-from polyseme.nn.packing import PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RecurrentTrunkConfig(TrunkConfig):
     (`output_dropout`); with `variational_dropout` all steps of a sequence share a mask (Gal and Ghahramani 2016).
     `weight_dropout` applies to the state-to-state matrices, with one mask per forward pass (Merity et al. 2018, §2).
 
-    With a `context_dim`, the first layer also reads a context vector at each step (`StepContext`).
+    With a `context_dim`, the first layer also reads a context vector at each step (`SourceAttention`).
     """
 
     embeddings: EmbeddingsConfig | CharCNNConfig
@@ -56,9 +56,8 @@ class RecurrentTrunkConfig(TrunkConfig):
     weight_dropout: float = 0.0
     variational_dropout: bool = False
     forget_bias: float = 0.0  # initial bias of the LSTM's forget gates
-    fixed_forget_bias: float | None = (
-        None  # if set, cells have one bias vector and a constant one of this value on the forget gates
-    )
+    # if set, cells have one bias vector, and a constant one with this value on the forget gates
+    fixed_forget_bias: float | None = None
     cell_clip: float = 0.0  # limit of an LSTM's cell state, 0 for none; clipping uses the reference implementation
     projection_clip: float = 0.0
     skip_from_layer: int = 1
@@ -67,24 +66,21 @@ class RecurrentTrunkConfig(TrunkConfig):
     init: InitConfig = field(default_factory=InitConfig)
 
     def __post_init__(self) -> None:
-        for name in ("input_dropout", "dropout", "output_dropout", "weight_dropout"):
-            check_in_range(name, getattr(self, name), 0, 1)
-        check_in_range("projection_dim", self.projection_dim, 0, math.inf)
+        self.check_range(0, 1, "input_dropout", "dropout", "output_dropout", "weight_dropout")
+        self.check_range(0, math.inf, "projection_dim", "cell_clip", "projection_clip", "context_dim")
+        self.check_range(1, math.inf, "skip_from_layer")
         for hidden_dim in self.hidden_dims:
             check_in_range("a value of hidden_dims", hidden_dim, 1, math.inf)
         if self.projection_dim and self.cell != "lstm":
-            raise ConfigError(
-                f"projection_dim is {self.projection_dim}, but the cell is {self.cell!r}: use 0, or 'lstm'"
-            )
-        check_in_range("cell_clip", self.cell_clip, 0, math.inf)
-        check_in_range("projection_clip", self.projection_clip, 0, math.inf)
-        check_in_range("skip_from_layer", self.skip_from_layer, 1, math.inf)
-        check_in_range("context_dim", self.context_dim, 0, math.inf)
-        layer_dims = (self.embeddings.dim, *(self.num_directions * hidden_dim for hidden_dim in self.output_dims))[
-            self.skip_from_layer - 1 :
-        ]
+            raise ConfigError(f"projection_dim is {self.projection_dim}, but cell is {self.cell!r}: use 0, or 'lstm'")
+        layer_dims = self._layer_dims[self.skip_from_layer - 1 :]
         if self.skip in ("residual", "highway") and len(set(layer_dims)) > 1:
             raise ConfigError(f"skip {self.skip!r} needs layers of one size, not {layer_dims}")
+
+    @property
+    def _layer_dims(self) -> tuple[int, ...]:
+        """Size of the embeddings and of the output of each layer of a stack."""
+        return (self.embeddings.dim, *(self.num_directions * size for size in self.output_dims))
 
     @property
     def output_dims(self) -> tuple[int, ...]:
@@ -94,9 +90,8 @@ class RecurrentTrunkConfig(TrunkConfig):
     @property
     def stack_directions(self) -> tuple[tuple[str, ...], ...]:
         """The directions in each stack."""
-        return {"both": (("forward",), ("backward",)), "bidirectional": (("forward", "backward"),)}.get(
-            self.direction, ((self.direction,),)
-        )
+        directions = {"both": (("forward",), ("backward",)), "bidirectional": (("forward", "backward"),)}
+        return directions.get(self.direction, ((self.direction,),))
 
     @property
     def num_directions(self) -> int:
@@ -106,10 +101,8 @@ class RecurrentTrunkConfig(TrunkConfig):
     @property
     def input_dims(self) -> tuple[int, ...]:
         """Input size of each layer of a stack."""
-        layer_dims = (self.embeddings.dim, *(self.num_directions * size for size in self.output_dims))
-        return tuple(
-            sum(layer_dims[: i + 1]) if self.skip == "dense" else layer_dims[i] for i in range(len(self.hidden_dims))
-        )
+        layer_dims = self._layer_dims
+        return tuple(accumulate(layer_dims[:-1])) if self.skip == "dense" else layer_dims[:-1]
 
     @property
     def dim(self) -> int:
@@ -119,9 +112,7 @@ class RecurrentTrunkConfig(TrunkConfig):
     def num_layers(self) -> int:
         return len(self.hidden_dims)
 
-    @property
-    def num_blocks(self) -> int:
-        return len(self.hidden_dims)
+    num_blocks = delegate("num_layers")
 
     @property
     def causal(self) -> bool:
@@ -129,17 +120,13 @@ class RecurrentTrunkConfig(TrunkConfig):
 
     @property
     def matmul_params(self) -> int:
-        num_gates, has_highway = NUM_GATES[self.cell], self.skip == "highway"
-        total = self.embeddings.embedding_dim * self.embeddings.dim + num_gates * self.context_dim * sum(
-            self.hidden_dims[:1]
-        )
+        num_gates, has_highway, num_stacks = NUM_GATES[self.cell], self.skip == "highway", len(self.stack_directions)
+        total = self.embeddings.embedding_dim * self.embeddings.dim
+        total += num_gates * self.context_dim * sum(self.hidden_dims[:1])
         for input_dim, hidden_dim, output_dim in zip(self.input_dims, self.hidden_dims, self.output_dims):
-            cell_params = num_gates * hidden_dim * (input_dim + output_dim) + (
-                hidden_dim * output_dim if self.projection_dim else 0
-            )
-            total += len(self.stack_directions) * (
-                self.num_directions * cell_params + has_highway * input_dim * input_dim
-            )
+            cell_params = num_gates * hidden_dim * (input_dim + output_dim)
+            cell_params += hidden_dim * output_dim if self.projection_dim else 0
+            total += num_stacks * (self.num_directions * cell_params + has_highway * input_dim * input_dim)
         return total
 
     @property
@@ -154,7 +141,7 @@ class RecurrentTrunkConfig(TrunkConfig):
     def has_bounded_memory(self) -> bool:
         return self.direction in ("forward", "backward")
 
-    def build(self) -> RecurrentTrunk:
+    def build(self) -> Trunk:
         if not self.hidden_dims:
             raise ConfigError("hidden_dims is empty: a trunk needs at least one layer")
         return RecurrentTrunk(self)
@@ -185,78 +172,177 @@ class RecurrentTrunk(Trunk):
         return self.run(inputs, memory, layers, return_memory, None)
 
     def run(
-        self,
-        inputs: Inputs,
-        memory: Memory | None,
-        layers: frozenset[int],
-        return_memory: bool,
-        step_context: StepContext | None,
+        self, inputs: Inputs, memory: Memory | None, layers: frozenset[int], return_memory: bool, context: Any
     ) -> TrunkOutput:
-        """Compute the hidden states, with a context for the first layer at each step if there is one."""
+        """Compute the hidden states; the first layer reads the `SourceAttention` of a `context`, if any."""
         config, layout = self.config, inputs.layout
-        time_major = TimeMajor(layout)
-        x = self.embeddings(
-            inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen, inputs.token_embeddings
-        )
+        order, x = TimeMajor(layout), self.embeddings(inputs)  # [T, embedding_dim]
         outputs_per_layer: list[list[Tensor]] = [[] for _ in config.hidden_dims]  # of each stack
         final_states: list[tuple[Tensor, ...]] = []
         stack_outputs = []
-        stack_input = self._dropout(time_major.to_time_major(x), time_major, config.input_dropout)
+        stack_input = self._dropout(order.to_time_major(x), order, config.input_dropout)
         for stack_index, stack in enumerate(self.stacks):
             layer_input, layer_output = stack_input, stack_input
             for depth, layer in enumerate(cast(Iterable[RecurrentLayer], stack)):
-                states = (
-                    [list(memory.states[stack_index * config.num_layers + depth])]
-                    if memory
-                    else layer.initial_states(time_major.num_sequences, x)
-                )
-                arguments = layer_input, time_major, states, self.use_reference, step_context
+                if memory:
+                    states = [list(memory.states[stack_index * config.num_layers + depth])]
+                else:
+                    states = layer.initial_states(order.num_sequences, x)
+                arguments = layer_input, order, states, self.use_reference, context
                 if self.gradient_checkpointing and self.training:
                     y, layer_states = checkpoint(layer, *arguments, use_reentrant=False)
                 else:
                     y, layer_states = layer(*arguments)
                 final_states.append(tuple(t for cell_states in layer_states for t in cell_states))
                 if depth + 1 in layers:
-                    outputs_per_layer[depth].append(time_major.from_time_major(y))
+                    outputs_per_layer[depth].append(order.from_time_major(y))
                 is_top = depth + 1 == config.num_layers
-                layer_output = self._dropout(y, time_major, config.output_dropout if is_top else config.dropout)
+                layer_output = self._dropout(y, order, config.output_dropout if is_top else config.dropout)
                 layer_input = torch.cat([layer_input, layer_output], dim=-1) if config.skip == "dense" else layer_output
-            stack_outputs.append(time_major.from_time_major(layer_output))
+            stack_outputs.append(order.from_time_major(layer_output))
         layer_outputs = {depth: torch.cat(outputs_per_layer[depth - 1], dim=-1) for depth in layers if depth}
         layer_outputs |= {0: torch.cat([x] * len(self.stacks), dim=-1)} if 0 in layers else {}
         hidden = torch.cat(stack_outputs, dim=-1) if len(stack_outputs) > 1 else stack_outputs[0]
-        new_memory = self._make_memory(final_states, layout, memory) if return_memory else None
-        return TrunkOutput(hidden, layer_outputs, new_memory)
+        if not return_memory:
+            return TrunkOutput(hidden, layer_outputs)
+        memory = memory or Memory.empty(layout)
+        num_seen = tuple(a + b for a, b in zip(memory.num_seen, layout.lengths))
+        state_layout = PackedLayout.cached((1,) * len(layout.lengths), layout.cu_seqlens.device)  # one row per sequence
+        return TrunkOutput(hidden, layer_outputs, Memory(state_layout, tuple(final_states), num_seen))
 
-    def _dropout(self, x: Tensor, time_major: TimeMajor, p: float) -> Tensor:
+    def _dropout(self, x: Tensor, order: TimeMajor, p: float) -> Tensor:
         if not p or not self.training:
             return x
-        return time_major.variational_dropout(x, p) if self.config.variational_dropout else F.dropout(x, p)
+        return order.variational_dropout(x, p) if self.config.variational_dropout else F.dropout(x, p)
 
-    def _make_memory(
-        self, final_states: list[tuple[Tensor, ...]], layout: PackedLayout, memory: Memory | None
-    ) -> Memory:
-        """Build the memory: one row of states per sequence."""
-        num_seen = memory.num_seen if memory else (0,) * len(layout.lengths)
-        state_layout = PackedLayout.cached((1,) * len(layout.lengths), layout.cu_seqlens.device)
-        return Memory(state_layout, tuple(final_states), tuple(a + b for a, b in zip(num_seen, layout.lengths)))
-
-    def layer_groups(self) -> list[list[nn.Parameter]]:
+    def layer_modules(self) -> list[nn.Module | None]:
         layers = [nn.ModuleList(layer_per_stack) for layer_per_stack in zip(*self.stacks)]
-        groups = [list(part.parameters()) for part in (self.embeddings, *layers, self.pooler)]
-        return [group for group in groups if group]
+        return [self.embeddings, *layers, self.pooler]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         cells = [part for part in self.modules() if isinstance(part, RNNCellLayer)]
         weights = [w for cell in cells for w in (cell.weight_ih, cell.weight_hh, cell.weight_ch) if w is not None]
         return [(weight, NUM_GATES[self.config.cell]) for weight in weights]
 
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.init.apply(self, self.config.num_layers, generator)
-        self.initialize_cells(generator)
 
-    def initialize_cells(self, generator: torch.Generator | None) -> None:
-        """Draw the weights of the cells."""
-        for part in self.modules():
-            if isinstance(part, RNNCellLayer):
-                part.initialize(generator)
+@dataclass(frozen=True)
+class RecurrentDecoderConfig(TrunkConfig):
+    """Recurrent layers (`stack`) over a target; `source_dim` is the size of the encoder states.
+
+    All cells start from the source as `init_pooler` pools it, through a dense layer and tanh. With `attention`, if the
+    stack has a `context_dim`, the query is the previous state of the first layer, which reads the context with the
+    next token (Bahdanau et al. 2015, §3.1); otherwise the queries are the states of the last layer, all at once. In
+    both cases a state s and its context c are output as tanh(W [c; s]) (Luong et al. 2015, §3).
+    """
+
+    stack: RecurrentTrunkConfig
+    source_dim: int
+    attention: RNNAttentionConfig | None = None
+    init_pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("final_states"))
+    dropout: float = 0.0  # on the output
+
+    def __post_init__(self) -> None:
+        self.check_range(0, 1, "dropout")
+        if self.stack.context_dim and (self.attention is None or self.stack.context_dim != self.source_dim):
+            expected = f"0, or {self.source_dim} with attention"
+            raise ConfigError(f"stack.context_dim is {self.stack.context_dim}: expected {expected}")
+
+    embeddings = delegate("stack.embeddings")
+    pooler = delegate("stack.pooler")
+    init = delegate("stack.init")
+    dim = delegate("stack.dim")
+    num_layers = delegate("stack.num_layers")
+    num_blocks = delegate("stack.num_blocks")
+    causal = delegate("stack.causal")
+    has_memory = delegate("stack.has_memory")
+    shares_token_embeddings = delegate("stack.shares_token_embeddings")
+    has_source = True
+
+    def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
+        if self.attention is None:
+            return self.stack.count_flops(lengths)
+        dim, score, is_additive = self.dim, self.attention, self.attention.score == "additive"
+        key_dim = (score.hidden_dim or dim) if is_additive else dim
+        target_params = self.stack.matmul_params + (dim * key_dim if is_additive else 0) + dim * (dim + self.source_dim)
+        source_params = score.projects_source * self.source_dim * key_dim
+        num_scores = sum(n * m for n, m in zip(lengths, source_lengths))
+        return 6 * (target_params * sum(lengths) + source_params * sum(source_lengths)) + 12 * dim * num_scores
+
+    def build(self) -> Trunk:
+        return RecurrentDecoder(self)
+
+
+class RecurrentDecoder(Trunk):
+    """Recurrent layers over a target; `source` are encoder states as `prepare_source` returns them."""
+
+    config: RecurrentDecoderConfig
+
+    def __init__(self, config: RecurrentDecoderConfig):
+        super().__init__()
+        self.config = config
+        self.stack: Any = config.stack.build()
+        self.init_pooler = config.init_pooler.build(config.source_dim)
+        num_states = NUM_STATES[config.stack.cell]
+        self.state_dims = [pair[:num_states] for pair in zip(config.stack.output_dims, config.stack.hidden_dims)]
+        self.bridge = nn.Linear(config.source_dim, sum(map(sum, self.state_dims)))
+        query_dim = config.stack.output_dims[0] if config.stack.context_dim else config.dim
+        self.attention = config.attention.build(query_dim, config.source_dim) if config.attention else None
+        self.combine = nn.Linear(config.source_dim + config.dim, config.dim, bias=False) if config.attention else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
+        return self._attend(inputs, memory, layers, return_memory)[0]
+
+    def _attend(
+        self, inputs: Inputs, memory: Memory | None, layers: frozenset[int], return_memory: bool
+    ) -> tuple[TrunkOutput, SourceAttention | None]:
+        source, layout = inputs.source, inputs.layout
+        assert source is not None, "a decoder needs a source"
+        attention_state = self.attention.begin(source) if self.attention is not None else None
+        memory = self._initial_memory(source, layout) if memory is None else memory
+        step_context = attention_state if self.config.stack.context_dim else None
+        output = self.stack.run(replace(inputs, source=None), memory, layers, return_memory, step_context)
+        hidden = output.hidden  # [T, dim]
+        if attention_state is not None and self.combine is not None:
+            if not self.config.stack.context_dim:
+                attention_state.attend_all(hidden, layout)
+            hidden = self.combine(torch.cat([attention_state.contexts, hidden], dim=-1)).tanh()
+        return replace(output, hidden=self.dropout(hidden)), attention_state
+
+    def _initial_memory(self, source: EncoderInput, layout: PackedLayout) -> Memory:
+        """Compute the initial states of the cells from the source."""
+        num_sequences = len(layout.lengths)
+        pooled = self.init_pooler(source.values[:, : self.config.source_dim], source.layout)[:num_sequences]
+        per_layer = self.bridge(pooled).tanh().split([sum(dims) for dims in self.state_dims], dim=-1)
+        states = tuple(x.split(list(dims), dim=-1) for x, dims in zip(per_layer, self.state_dims))
+        state_layout = PackedLayout.cached((1,) * num_sequences, layout.cu_seqlens.device)
+        return Memory(state_layout, states, (0,) * num_sequences)
+
+    def prepare_source(self, states: Tensor) -> Tensor:
+        """Return encoder states with the keys that attention computes from them."""
+        return states if self.attention is None else self.attention.precompute_keys(states)
+
+    def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
+        """Return the attention weights of each sequence, [1, queries, keys]; empty without attention."""
+        attention_state = self._attend(inputs, None, frozenset(), False)[1]
+        if attention_state is None:
+            return []
+        assert inputs.source is not None
+        weights = attention_state.weights.split(list(inputs.layout.lengths))
+        return [[part[None, :, :length] for part, length in zip(weights, inputs.source.layout.lengths)]]
+
+    @property
+    def embeddings(self) -> Any:
+        """The embeddings of the target."""
+        return self.stack.embeddings
+
+    def layer_groups(self) -> list[list[nn.Parameter]]:
+        """Parameters from input to output: the bridge with the embeddings, attention at the end."""
+        first, *rest = self.stack.layer_groups()
+        last = [p for part in (self.attention, self.combine) if part is not None for p in part.parameters()]
+        return [[*first, *self.bridge.parameters()], *rest, *([last] if last else [])]
+
+    def hidden_matrices(self) -> list[tuple[Tensor, int]]:
+        attention_layers = [] if self.attention is None else [self.attention.key_proj, self.attention.query_proj]
+        linear_weights = [part.weight for part in (self.bridge, self.combine, *attention_layers) if part is not None]
+        return [*self.stack.hidden_matrices(), *((weight, 1) for weight in linear_weights)]

@@ -1,29 +1,27 @@
 """The Transformer trunk: a stack of attention blocks, of any of the families."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.attention.relative import NoPositionBiasConfig, RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
+from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig, NoPositionBiasConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
 from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
-from polyseme.nn.memory import Memory, create_layer_caches, memory_from_caches
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.memory import Memory
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
+PositionBiasConfig = RelativePositionConfig | NoPositionBiasConfig | BucketedRelativeBiasConfig
 SUBLAYER_PREFIXES = "attention", "ffn"  # of the names of a block's modules
 
 
@@ -45,24 +43,18 @@ class TransformerConfig(TrunkConfig):
     final_norm: AnyNormConfig = field(default_factory=NoNormConfig)
     pooler: PoolerConfig = field(default_factory=PoolerConfig)
     init: InitConfig = field(default_factory=InitConfig)
-    position_bias: RelativePositionConfig | NoPositionBiasConfig | BucketedRelativeBiasConfig = field(
-        default_factory=NoPositionBiasConfig
-    )
+    position_bias: PositionBiasConfig = field(default_factory=NoPositionBiasConfig)
     memory_len: int = 0  # tokens of each sequence kept in memory; 0 keeps all
     layer_to_ffn: tuple[int, ...] = ()
     final_dropout: float = 0.0  # after the final norm
 
-    @property
-    def dim(self) -> int:
-        return self.embeddings.dim
+    dim = delegate("embeddings.dim")
+    causal = delegate("block.attention.causal")
+    num_heads = delegate("block.attention.num_heads")
 
     @property
     def num_layers(self) -> int:
         return len(self.layer_to_block)
-
-    @property
-    def causal(self) -> bool:
-        return self.block.attention.causal
 
     @property
     def depends_on_lengths(self) -> bool:
@@ -86,23 +78,17 @@ class TransformerConfig(TrunkConfig):
 
     @property
     def supports_static_cache(self) -> bool:
-        has_kv_memory = all(
-            isinstance(block.attention, AttentionConfig) for block in (self.block, *self.block_variants)
-        )
+        blocks = self.block, *self.block_variants
+        has_kv_memory = all(isinstance(block.attention, AttentionConfig) for block in blocks)
         return has_kv_memory and self.causal and not self.memory_len
 
     @property
     def has_source(self) -> bool:
-        """Whether every block attends to a source."""
         return all(block.cross_attention is not None for block in self.block_configs)
 
     @property
     def shares_token_embeddings(self) -> bool:
         return isinstance(self.embeddings, EmbeddingsConfig) and self.embeddings.tied_to_encoder
-
-    @property
-    def num_heads(self) -> int:
-        return self.block.attention.num_heads
 
     @property
     def num_blocks(self) -> int:
@@ -118,9 +104,8 @@ class TransformerConfig(TrunkConfig):
     def sublayers_per_layer(self) -> tuple[tuple[int, int], ...]:
         """Index of the attention and of the feed-forward sublayer of each layer."""
         if self.layer_to_ffn and len(self.layer_to_ffn) != len(self.layer_to_block):
-            raise ConfigError(
-                f"layer_to_ffn has {len(self.layer_to_ffn)} layers, but layer_to_block has {len(self.layer_to_block)}"
-            )
+            sizes = len(self.layer_to_ffn), len(self.layer_to_block)
+            raise ConfigError(f"layer_to_ffn has {sizes[0]} layers, but layer_to_block has {sizes[1]}")
         return tuple(zip(self.layer_to_block, self.layer_to_ffn or self.layer_to_block))
 
     @property
@@ -132,17 +117,12 @@ class TransformerConfig(TrunkConfig):
     @property
     def block_configs(self) -> tuple[TransformerBlockConfig, ...]:
         """The config of each block, in the order of its sublayer indices."""
-        num_blocks = len(set(self.sublayers_per_layer))
-        kinds = (self.block, *self.block_variants)
-        if self.variant_per_block and (
-            len(self.variant_per_block) != num_blocks
-            or not 0 <= min(self.variant_per_block) <= max(self.variant_per_block) < len(kinds)
-        ):
-            raise ConfigError(
-                f"variant_per_block is {list(self.variant_per_block)}, expected {num_blocks} numbers from 0 to "
-                f"{len(kinds) - 1}"
-            )
-        return tuple(kinds[kind] for kind in self.variant_per_block or (0,) * num_blocks)
+        num_blocks, configs = len(set(self.sublayers_per_layer)), (self.block, *self.block_variants)
+        variants = self.variant_per_block or (0,) * num_blocks
+        if len(variants) != num_blocks or not set(variants) <= set(range(len(configs))):
+            expected = f"{num_blocks} numbers from 0 to {len(configs) - 1}"
+            raise ConfigError(f"variant_per_block is {list(variants)}, expected {expected}")
+        return tuple(configs[variant] for variant in variants)
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
         """Count 6 operations per matrix weight and token, and the products of attention.
@@ -165,18 +145,14 @@ class TransformerConfig(TrunkConfig):
                 total += 12 * times * width * sum(n * m for n, m in zip(lengths, source_lengths))
         return total
 
-    def build(self) -> Transformer:
+    def build(self) -> Trunk:
         if not self.layer_to_block:
             raise ConfigError("layer_to_block is empty: a trunk needs at least one layer")
         return Transformer(self)
 
 
 class Transformer(Trunk):
-    """A stack of Transformer blocks.
-
-    With `gradient_checkpointing`, training stores only the input of each block and recomputes the rest in the backward
-    pass.
-    """
+    """A stack of Transformer blocks."""
 
     config: TransformerConfig
 
@@ -198,17 +174,17 @@ class Transformer(Trunk):
         self.pooler = config.pooler.build(config.dim)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        config, layout, segments, source = self.config, inputs.layout, inputs.segments, inputs.source
+        config, layout, source = self.config, inputs.layout, inputs.source
         caches, positions, max_seqlen = None, layout.positions, layout.max_seqlen
-        if memory is not None:
+        has_absolute_positions = not isinstance(config.position_bias, RelativePositionConfig)
+        if memory is not None and has_absolute_positions:
+            positions, total_len = memory.next_positions(layout)
+            max_seqlen = max_seqlen if config.memory_len else total_len  # bounded memory: no limit on the total
+        if memory is not None or return_memory:
+            memory = memory or Memory.empty(layout)
             caches = memory.create_caches(layout, config.num_layers)
-            if not isinstance(config.position_bias, RelativePositionConfig):  # which needs no absolute positions
-                positions, total_len = memory.next_positions(layout)
-                max_seqlen = max_seqlen if config.memory_len else total_len  # bounded memory: no limit on the total
-        elif return_memory:
-            caches = create_layer_caches(None, layout, config.num_layers)
-        x = self.embeddings(inputs.tokens, positions, segments, max_seqlen, inputs.token_embeddings)  # [T, dim]
-        x, position_info = self.position_bias(x, layout, segments, inputs.query_stream, caches[0] if caches else None)
+        x = self.embeddings(inputs, positions, max_seqlen)  # [T, dim]
+        x, position_info = self.position_bias(x, inputs, caches[0] if caches else None)  # [T + targets, dim]
         outputs = {0: x} if 0 in layers else {}
         for depth, block in enumerate(self.layers(), start=1):
             if self.gradient_checkpointing and self.training and caches is None:
@@ -221,8 +197,8 @@ class Transformer(Trunk):
                 outputs[depth] = x
         if caches is None:
             return TrunkOutput(x, outputs)
-        new_memory: Any = memory_from_caches(caches, layout, None) if memory is None else memory.update(caches, layout)
-        return TrunkOutput(x, outputs, new_memory.truncate(config.memory_len) if config.memory_len else new_memory)
+        memory = memory.update(caches, layout)
+        return TrunkOutput(x, outputs, memory.truncate(config.memory_len) if config.memory_len else memory)
 
     def prepare_source(self, states: Tensor) -> Tensor:
         """Return encoder states in the form that `source` takes: as they are."""
@@ -232,34 +208,22 @@ class Transformer(Trunk):
         """Return the cross-attention weights of each layer and sequence, [heads, queries, keys]."""
         states, source = self(inputs, layers=range(self.config.num_layers)).layers, inputs.source
         assert source is not None, "cross attention needs a source"
-        _, position_info = self.position_bias(states[0], inputs.layout, None, None, None)
-        return [
-            block.cross_weights(states[i], inputs.layout, position_info, source)
-            for i, block in enumerate(self.layers())
-        ]
+        _, info = self.position_bias(states[0], inputs, None)
+        return [block.cross_weights(states[i], inputs.layout, info, source) for i, block in enumerate(self.layers())]
 
-    def source_kv(self, memory: Memory) -> list[tuple[Tensor, Tensor]]:
+    def source_kv(self, memory: Memory) -> list[tuple[Tensor, ...]]:
         """Return the keys and values of the source in the cross attention of each layer."""
-        if memory.source is None:
-            return []
-        values = memory.source.values
-        return [
-            block.cross_attention.project_kv(values) for block in self.layers() if block.cross_attention is not None
-        ]
+        source = memory.source
+        attentions = [block.cross_attention for block in self.layers()] if source is not None else []
+        return [a.project_kv(source.values) for a in attentions if a is not None and source is not None]
 
     def layers(self) -> list[TransformerBlock]:
         """Return the block of each layer, from input to output."""
         return [self.blocks[i] for i in self.config.block_index_per_layer]  # type: ignore[misc]
 
-    def layer_groups(self) -> list[list[nn.Parameter]]:
-        """Parameters from input to output, one group per block; what blocks share is in the group of the first."""
-        bottom, top = ([self.embeddings, self.position_bias], [self.final_norm, self.pooler])
-        assigned_ids: set[int] = set()
-        groups = []
-        for part in (nn.ModuleList(bottom), *self.blocks, nn.ModuleList(top)):
-            groups.append([p for p in part.parameters() if id(p) not in assigned_ids])
-            assigned_ids.update(map(id, groups[-1]))
-        return [group for group in groups if group]
+    def layer_modules(self) -> list[nn.Module | None]:
+        bottom, top = [self.embeddings, self.position_bias], [self.final_norm, self.pooler]
+        return [nn.ModuleList(bottom), *self.blocks, nn.ModuleList(top)]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         return [
@@ -268,6 +232,3 @@ class Transformer(Trunk):
             for name, child in part.named_children()
             if isinstance(child, nn.Linear)
         ]
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.init.apply(self, 2 * self.config.num_layers, generator)

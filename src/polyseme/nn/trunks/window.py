@@ -1,10 +1,8 @@
 """Feed-forward language model: a state depends on the last few tokens only (Bengio et al. 2003)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.memory import create_layer_caches, memory_from_caches
+from polyseme.nn.memory import Memory
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
 
@@ -33,13 +31,13 @@ class FeedForwardLMConfig(TrunkConfig):
     pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("mean"))
     init: InitConfig = field(default_factory=InitConfig)
 
-    num_layers: ClassVar[int] = 1
-    num_blocks: ClassVar[int] = 1
-    causal: ClassVar[bool] = True
-    depends_on_lengths: ClassVar[bool] = False
-    supports_static_shape: ClassVar[bool] = True
-    has_memory: ClassVar[bool] = True
-    has_bounded_memory: ClassVar[bool] = True
+    num_layers = 1
+    num_blocks = 1
+    causal = True
+    depends_on_lengths = False
+    supports_static_shape = True
+    has_memory = True
+    has_bounded_memory = True
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "window", "hidden_dim")
@@ -58,7 +56,7 @@ class FeedForwardLMConfig(TrunkConfig):
     def matmul_params(self) -> int:
         return self.input_dim * self.hidden_dim + self.embeddings.embedding_dim * self.embeddings.dim
 
-    def build(self) -> FeedForwardLM:
+    def build(self) -> Trunk:
         return FeedForwardLM(self)
 
 
@@ -75,9 +73,9 @@ class FeedForwardLM(Trunk):
         self.pooler = config.pooler.build(config.dim)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        layout = inputs.layout
-        x = self.embeddings(inputs.tokens, layout.positions, inputs.segments, layout.max_seqlen)  # [T, embedding_dim]
-        caches = create_layer_caches(memory, layout, 1) if return_memory or memory else None
+        layout, x = inputs.layout, self.embeddings(inputs)  # [T, embedding_dim]
+        has_memory, memory = return_memory or memory is not None, memory or Memory.empty(layout)
+        caches = memory.create_caches(layout, 1) if has_memory else None
         rows, full_layout, row_index = x, layout, torch.arange(layout.num_tokens, device=x.device)
         if caches:
             rows, full_layout = caches[0].extend(x)
@@ -93,18 +91,13 @@ class FeedForwardLM(Trunk):
         state = torch.tanh(self.hidden(window_input))
         state = torch.cat([state, window_input], dim=-1) if self.config.direct_connections else state
         layer_outputs = {depth: output for depth, output in enumerate((x, state)) if depth in layers}
-        hidden = F.dropout(state, self.config.dropout, self.training)
-        new_memory = None
-        if caches and return_memory:
-            new_memory = memory_from_caches(caches, layout, memory).truncate(self.config.window - 1)
-        return TrunkOutput(hidden, layer_outputs, new_memory)
+        hidden = F.dropout(state, self.config.dropout, self.training)  # [T, dim]
+        if not caches or not return_memory:
+            return TrunkOutput(hidden, layer_outputs)
+        return TrunkOutput(hidden, layer_outputs, memory.update(caches, layout).truncate(self.config.window - 1))
 
-    def layer_groups(self) -> list[list[nn.Parameter]]:
-        groups = [list(part.parameters()) for part in (self.embeddings, self.hidden, self.pooler)]
-        return [group for group in groups if group]
+    def layer_modules(self) -> list[nn.Module | None]:
+        return [self.embeddings, self.hidden, self.pooler]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         return [(self.hidden.weight, 1)]
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        self.config.init.apply(self, 1, generator)

@@ -1,11 +1,11 @@
-"""What a prediction is worth: one dictionary of numbers for each kind of task."""
+"""Metrics of predictions: a function for each kind of task that returns numbers by name."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,34 +16,29 @@ PUNCTUATION = frozenset(string.punctuation)
 
 
 def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
-    """The share of values that are equal."""
+    """Return the share of values that are equal."""
     return sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)
 
 
 def classification_metrics(
     gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Accuracy, the mean F1 of all labels that occur, Matthews' correlation; of two labels, the F1 of the second.
+    """Return accuracy, the mean F1 of all labels that occur, Matthews correlation, and of two labels the second's F1.
 
-    All come from the table of true against predicted labels; a share of nothing is 0.
+    All come from the confusion matrix, in numpy: scikit-learn is optional, and the bootstrap calls this often.
     """
     label_ids = {name: i for i, name in enumerate(sorted({*gold, *predicted}))}
     cell_ids = [label_ids[a] * len(label_ids) + label_ids[b] for a, b in zip(gold, predicted, strict=True)]
     confusion = np.bincount(cell_ids, minlength=len(label_ids) ** 2).reshape(len(label_ids), -1).astype(np.float64)
-    correct, gold_counts, predicted_counts, total = (
-        confusion.diagonal(),
-        confusion.sum(1),
-        confusion.sum(0),
-        max(confusion.sum(), 1.0),
-    )
-    f1 = 2 * correct / np.maximum(gold_counts + predicted_counts, 1)
-    variance_product = (total**2 - (gold_counts**2).sum()) * (total**2 - (predicted_counts**2).sum())
+    gold_counts, predicted_counts, total = confusion.sum(1), confusion.sum(0), max(confusion.sum(), 1.0)
+    f1 = 2 * confusion.diagonal() / np.maximum(gold_counts + predicted_counts, 1)
+    num_correct = confusion.trace()
+    covariance = num_correct * total - gold_counts @ predicted_counts
+    variances = (total**2 - (gold_counts**2).sum()) * (total**2 - (predicted_counts**2).sum())
     metrics = {
-        "accuracy": float(correct.sum() / total),
+        "accuracy": float(num_correct / total),
         "macro_f1": float(f1.mean()) if len(f1) else 0.0,
-        "matthews": float((correct.sum() * total - gold_counts @ predicted_counts) / np.sqrt(variance_product))
-        if variance_product > 0
-        else 0.0,
+        "matthews": float(covariance / np.sqrt(variances)) if variances > 0 else 0.0,
     }
     all_labels = list(labels) or list(label_ids)
     if len(all_labels) == 2:
@@ -52,7 +47,7 @@ def classification_metrics(
 
 
 def regression_metrics(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
-    """Pearson's and Spearman's correlation, 0 where one side is constant; and the mean squared error."""
+    """Return Pearson's and Spearman's correlation, 0 where one side is constant, and the mean squared error."""
     from scipy import stats
 
     gold_values, predicted_values = (np.array(values, dtype=np.float64) for values in (gold, predicted))
@@ -65,75 +60,73 @@ def regression_metrics(gold: Sequence[str | float], predicted: Sequence[float]) 
 
 
 def tagging_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str | None]]) -> dict[str, float]:
-    """Word accuracy; precision, recall and F1 of what was found. A word without a tag, None, is wrong.
+    """Return word accuracy, and precision, recall and F1 of entities. A word without a tag, None, is wrong.
 
-    Found are entities, as conlleval counts them, where tags look like `B-X` and `I-X`: type and both borders
-    must be right. With other tags they are the words with any tag but O.
+    Entities are counted as conlleval does, where tags look like `B-X` and `I-X`: type and both borders must be correct.
+    With other tags, every word with a tag other than O counts as one.
     """
     tag_set = {tag for tags in (*gold, *predicted) for tag in tags if tag is not None}
     extract_spans = extract_entities if tag_set != {"O"} and all(map(TAG_PATTERN.fullmatch, tag_set)) else _tagged_words
-    num_correct = num_predicted = num_gold = num_equal_tags = num_words = 0
-    for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
-        gold_spans, predicted_spans = extract_spans(gold_tags), extract_spans([tag or "O" for tag in predicted_tags])
-        num_correct += len(gold_spans & predicted_spans)
-        num_gold += len(gold_spans)
-        num_predicted += len(predicted_spans)
-        num_equal_tags += sum(a == b for a, b in zip(gold_tags, predicted_tags, strict=True))
-        num_words += len(gold_tags)
-    return {
-        "accuracy": num_equal_tags / max(num_words, 1),
-        "precision": num_correct / max(num_predicted, 1),
-        "recall": num_correct / max(num_gold, 1),
-        "f1": 2 * num_correct / max(num_predicted + num_gold, 1),
-    }
+    num_equal_tags = sum(a == b for pair in zip(gold, predicted, strict=True) for a, b in zip(*pair, strict=True))
+    gold_spans = map(extract_spans, gold)
+    predicted_spans = (extract_spans([tag or "O" for tag in tags]) for tags in predicted)
+    accuracy = num_equal_tags / max(sum(map(len, gold)), 1)
+    return {"accuracy": accuracy, **precision_recall_f1(zip(gold_spans, predicted_spans))}
+
+
+def precision_recall_f1(pairs: Iterable[tuple[set[Any], set[Any]]]) -> dict[str, float]:
+    """Return precision, recall and F1 over all gold and predicted sets."""
+    num_correct = num_predicted = num_gold = 0
+    for gold, predicted in pairs:
+        num_correct += len(gold & predicted)
+        num_gold += len(gold)
+        num_predicted += len(predicted)
+    precision, recall = num_correct / max(num_predicted, 1), num_correct / max(num_gold, 1)
+    return {"precision": precision, "recall": recall, "f1": 2 * num_correct / max(num_predicted + num_gold, 1)}
 
 
 def span_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
-    """Exact matches and F1 over words, each the best over a question's true answers, as SQuAD's scripts count them.
+    """Return exact match and word F1, each the best over a question's true answers, as SQuAD's scripts count them.
 
-    Where some questions have no answer, those with one and those without are shown apart too.
+    If some questions have no answer, both kinds of questions are also scored separately.
     """
     exact, f1 = squad_scores(gold, predicted)
     metrics = {"exact": float(exact.mean()), "f1": float(f1.mean())}
     has_answer = np.array([bool(answers) for answers in gold])
     if not has_answer.all():
-        metrics |= {"no_answer_accuracy": float(exact[~has_answer].mean())}
+        metrics["no_answer_accuracy"] = float(exact[~has_answer].mean())
         if has_answer.any():
-            metrics |= {
-                "has_answer_exact": float(exact[has_answer].mean()),
-                "has_answer_f1": float(f1[has_answer].mean()),
-            }
+            metrics["has_answer_exact"] = float(exact[has_answer].mean())
+            metrics["has_answer_f1"] = float(f1[has_answer].mean())
     return metrics
 
 
 def squad_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Exact and F1 of each question. Where some have no answer the rules are those of SQuAD 2.0, else of 1.1; they
-    differ in what texts are worth that are nothing but articles and punctuation."""
+    """Return exact match and F1 of each question.
+
+    If some have no answer, the rules are those of SQuAD 2.0, else of 1.1. These differ for texts of nothing but
+    articles and punctuation.
+    """
     is_squad_v2 = not all(gold)
-    rows = []
-    for answers, text in zip(gold, predicted, strict=True):
+    scores = np.zeros((2, len(gold)))
+    for i, (answers, text) in enumerate(zip(gold, predicted, strict=True)):
         prediction = normalize_answer(text)
         references = [normalize_answer(answer) for answer in answers]
         if is_squad_v2:
             references = [reference for reference in references if reference] or [""]
-        rows.append(
-            [
-                max(reference == prediction for reference in references),
-                max(word_f1(reference, prediction, is_squad_v2) for reference in references),
-            ]
-        )
-    exact, f1 = np.array(rows, dtype=np.float64).reshape(-1, 2).T
-    return exact, f1
+        scores[0, i] = prediction in references
+        scores[1, i] = max(word_f1(reference, prediction, is_squad_v2) for reference in references)
+    return scores[0], scores[1]
 
 
 def normalize_answer(text: str) -> str:
-    """A text without case, punctuation and articles, single spaces between its words."""
+    """Remove case, punctuation, articles and repeated spaces."""
     text = "".join(c for c in text.lower() if c not in PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def word_f1(reference: str, prediction: str, is_squad_v2: bool) -> float:
-    """F1 of the words of two bare texts; by the rules of SQuAD 2.0 two without any are equal."""
+    """Return the F1 of the words of two normalized texts; by the rules of SQuAD 2.0 two empty ones are equal."""
     a, b = reference.split(), prediction.split()
     if is_squad_v2 and not (a and b):
         return float(a == b)

@@ -1,4 +1,4 @@
-"""How good translations are: BLEU and chrF as `sacrebleu` measures them, with the signatures that say how."""
+"""Translation metrics: BLEU and chrF by `sacrebleu`, with their signatures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LENGTH_BUCKETS = (10, 15, 20, 30, 40)  # words of a source
 def score_translations(
     translations: Sequence[str], references: Sequence[str], sources: Sequence[str]
 ) -> dict[str, Any]:
-    """BLEU and chrF of all translations, and BLEU of those whose sources are of like length, in words."""
+    """Return BLEU and chrF of all translations, and BLEU by the length of the source in words."""
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError:
@@ -23,10 +23,7 @@ def score_translations(
     if not translations:
         raise DataError("there is nothing to measure: no text was translated")
     bleu, chrf = BLEU(), CHRF()
-    bleu_score, chrf_score = (
-        bleu.corpus_score(list(translations), [list(references)]),
-        chrf.corpus_score(list(translations), [list(references)]),
-    )
+    bleu_score, chrf_score = (m.corpus_score(list(translations), [list(references)]) for m in (bleu, chrf))
     lengths = [len(source.split()) for source in sources]
     rows = []
     for low, high in zip((0, *LENGTH_BUCKETS), (*LENGTH_BUCKETS, 10**9)):

@@ -1,6 +1,4 @@
-"""Sentences in columns, as CoNLL-2003 has them: the word first, its tag last, a blank line after each sentence."""
-
-from __future__ import annotations
+"""Sentences in the columns of CoNLL-2003: the word first, its tag last, a blank line after each sentence."""
 
 import re
 from collections.abc import Callable, Iterator

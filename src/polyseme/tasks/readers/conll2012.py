@@ -1,16 +1,14 @@
-"""Documents with chains of mentions, in the columns of CoNLL-2012, read and written back.
+"""Reading and writing of documents with coreference chains in the columns of CoNLL-2012.
 
     #begin document (bc/cctv/00/cctv_0000); part 000
     bc/cctv/00/cctv_0000   0   0   Ann   NNP ... Speaker#1 ...  (12
     ...
     #end document
 
-A row is a word: the fourth column is the word, the tenth who says it (where there are so many), the last the mentions
-that begin and end there: `(12` `12)` `(12)`, several with `|` between them. A blank line ends a sentence. Each part of
-a document is a document of its own, as in the shared task.
+Each row is a word: the fourth column is the word, the tenth the speaker (if there are so many), the last the mentions
+that start and end there: `(12` `12)` `(12)`, separated by `|`. A blank line ends a sentence. Each part of a document
+is a document of its own, as in the shared task.
 """
-
-from __future__ import annotations
 
 import logging
 import re
@@ -18,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,13 @@ FILE_PATTERN = "*gold_conll"  # the files of a folder
 
 @dataclass(frozen=True)
 class ConllDocument:
-    """What a file says of a document beside its words: how its columns are written, without the last; how many words
-    each sentence has; who says each word; and the genre of its text, if that is said."""
+    """What a file contains about a document besides its words."""
 
     header: str
-    row_prefixes: tuple[str, ...]
-    sentence_lengths: tuple[int, ...]
-    speakers: tuple[str, ...]
-    genre: str = ""
+    row_prefixes: tuple[str, ...]  # each row without its last column
+    sentence_lengths: tuple[int, ...]  # in words
+    speakers: tuple[str, ...]  # of each word
+    genre: str = ""  # empty if unknown
 
 
 # a location, words, document, clusters and id to an example
@@ -58,7 +56,7 @@ class _Row:
 
 
 def iter_documents(path: Path, needs_labels: bool, build: Build) -> Iterator[RowReader]:
-    """Each document of a file, or of all `*gold_conll` under a folder, not yet read."""
+    """Yield readers of the documents of a file, or of all `*gold_conll` files in a folder."""
     if path.is_dir():
         files = sorted(path.rglob(FILE_PATTERN))
         if not files:
@@ -93,38 +91,30 @@ def iter_documents(path: Path, needs_labels: bool, build: Build) -> Iterator[Row
 def _parse_document(
     path: Path, header: str, start_line: int, rows: list[_Row | None], needs_labels: bool, build: Build
 ) -> Any:
-    words, sentence_lengths, size = [row for row in rows if row], [], 0
-    for row in [*rows, None]:
-        if row is None and size:
-            sentence_lengths.append(size)
-        size = size + 1 if row else 0
+    words = [row for row in rows if row]
+    sentence_lengths = tuple(len(list(sentence)) for is_word, sentence in groupby(rows, key=bool) if is_word)
     if not words:
         raise DataError(f"{path}:{start_line}: the document has no words")
     for row in words:
         if len(row.cells) < MIN_COLUMNS:
             raise DataError(f"{path}:{row.line}: {len(row.cells)} columns, but a row has {MIN_COLUMNS} or more")
     speakers = tuple(row.cells[SPEAKER_COLUMN] if len(row.cells) > SPEAKER_COLUMN + 1 else "-" for row in words)
-    header_match = _BEGIN.fullmatch(header)
-    name = header_match[1] if header_match else ""
-    document = ConllDocument(
-        header,
-        tuple(row.text.removesuffix(row.cells[-1]) for row in words),
-        tuple(sentence_lengths),
-        speakers,
-        name.partition("/")[0] if "/" in name else "",
-    )
+    prefixes = tuple(row.text.removesuffix(row.cells[-1]) for row in words)
+    name, part = _BEGIN.fullmatch(header).groups("")  # type: ignore[union-attr]  # checked when it was read
+    genre = name.partition("/")[0] if "/" in name else ""
+    document = ConllDocument(header, prefixes, sentence_lengths, speakers, genre)
     clusters = _parse_clusters(path, words) if needs_labels else None
-    location, id_ = f"{path}:{start_line}", f"{name};{header_match[2] or ''}" if header_match else ""
-    return build(location, tuple(_unescape(row.cells[WORD_COLUMN]) for row in words), document, clusters, id_)
+    texts = tuple(_unescape(row.cells[WORD_COLUMN]) for row in words)
+    return build(f"{path}:{start_line}", texts, document, clusters, f"{name};{part}")
 
 
 def _unescape(word: str) -> str:
-    """A word as it was written: OntoNotes spells brackets out, and sets a slash before some marks."""
+    """Return a word as it was written: OntoNotes spells out brackets, and puts a slash before some punctuation."""
     return word[1:] if word in ("/.", "/?", "/-") else BRACKETS.get(word, word)
 
 
 def _parse_clusters(path: Path, rows: list[_Row]) -> tuple[tuple[Mention, ...], ...]:
-    """The chains that the last column marks. Of two mentions of a chain that are open the last one is closed first."""
+    """Return the chains in the last column. Of two open mentions of a chain, the later one is closed first."""
     open_mentions: dict[str, list[int]] = defaultdict(list)
     chains: dict[str, list[Mention]] = defaultdict(list)
     for i, row in enumerate(rows):
@@ -133,34 +123,25 @@ def _parse_clusters(path: Path, rows: list[_Row]) -> tuple[tuple[Mention, ...], 
             if mark_match is None or not (mark_match[1] or mark_match[3]):
                 problem = f"the mention {mark!r} in {row.cells[-1][:40]!r}"
                 raise DataError(f"{path}:{row.line}: {problem} is not like (12 or 12) or (12), or - for none")
-            if mark_match[1]:
-                open_mentions[mark_match[2]].append(i)
-            if mark_match[3]:
-                if not open_mentions[mark_match[2]]:
-                    raise DataError(
-                        f"{path}:{row.line}: {mark!r} closes a mention of {mark_match[2]} that was never opened"
-                    )
-                chains[mark_match[2]].append((open_mentions[mark_match[2]].pop(), i))
+            opens, name, closes = mark_match.groups()
+            if opens:
+                open_mentions[name].append(i)
+            if closes:
+                if not open_mentions[name]:
+                    raise DataError(f"{path}:{row.line}: {mark!r} closes a mention of {name} that was never opened")
+                chains[name].append((open_mentions[name].pop(), i))
     for name, places in open_mentions.items():
         if places:
             line = rows[places[-1]].line
             raise DataError(f"{path}:{line}: '({name}' opens a mention that is not closed before the document ends")
-    merged_chains = _merge_chains([sorted(set(chain)) for chain in chains.values()])
-    if num_merged := len(chains) - len(merged_chains):
-        logger.warning(
-            f"{path}:{rows[0].line}: {num_merged} chains share a mention with another, and are one with it",
-        )
-    return tuple(sorted(tuple(sorted(chain)) for chain in merged_chains))
-
-
-def _merge_chains(chains: list[list[Mention]]) -> list[set[Mention]]:
-    """Chains that share a mention as one: what stands in both refers to the same."""
-    merged_chains: list[set[Mention]] = []
-    for chain in chains:
+    merged_chains: list[set[Mention]] = []  # chains that share a mention are one
+    for chain in chains.values():
         overlapping = [other for other in merged_chains if not other.isdisjoint(chain)]
         merged_chains = [other for other in merged_chains if other.isdisjoint(chain)]
         merged_chains.append(set(chain).union(*overlapping))
-    return merged_chains
+    if num_merged := len(chains) - len(merged_chains):
+        logger.warning(f"{path}:{rows[0].line}: merged {num_merged} chains with others that share a mention")
+    return tuple(sorted(tuple(sorted(chain)) for chain in merged_chains))
 
 
 def plain_document(sentences: Sequence[Sequence[str]]) -> ConllDocument:
@@ -172,7 +153,7 @@ def plain_document(sentences: Sequence[Sequence[str]]) -> ConllDocument:
 
 
 def format_conll(document: ConllDocument, clusters: Clusters) -> str:
-    """Write the document as it was read, with these clusters in its last column."""
+    """Format a document as it was read, with these clusters in its last column."""
     cells: list[list[str]] = [[] for _ in document.row_prefixes]
     chains = sorted(sorted((int(a), int(b)) for a, b in cluster) for cluster in clusters)
     mentions = [(first, last, number) for number, chain in enumerate(chains) for first, last in chain]

@@ -1,11 +1,8 @@
-"""What the readers of examples share: lines, cells and keys of files, and rows that cannot be read.
+"""Shared parts of the readers of examples: lines, columns and keys of files, and bad rows.
 
 A row that cannot be read is an error with file and line; `skip_bad` counts and skips such rows.
 """
 
-from __future__ import annotations
-
-import csv
 import json
 import logging
 import math
@@ -13,12 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from polyseme.errors import ConfigError, DataError, suggest
-from polyseme.io.compression import COMPRESSED_SUFFIXES, read_decompressed
+from polyseme.io.compression import COMPRESSED_SUFFIXES, data_suffix, read_decompressed
 from polyseme.io.json import parse_json_object
+from polyseme.io.tables import NumberedRow, read_csv_rows, read_tsv_rows
 
 logger = logging.getLogger(__name__)
 
@@ -67,21 +66,17 @@ def read_rows(path: Path, rows: Iterable[RowReader], skip_bad: bool = False) -> 
 
 
 def lazy_rows(to_examples: Callable[[Any], Iterable[Any]], row: Any) -> Iterator[RowReader]:
-    """Yield the examples of a row; an error in it is raised when it is read, so that it can be skipped."""
+    """Yield readers of the examples of a row; an error in it is raised when it is read, so that it can be skipped."""
     try:
-        examples = list(to_examples(row))
+        for example in list(to_examples(row)):
+            yield partial(_get_example, example)
     except DataError as error:
-        yield partial(_raise_error, error)
-        return
-    for example in examples:
-        yield partial(_return_example, example)
+        yield partial(_get_example, error)
 
 
-def _raise_error(error: DataError) -> Any:
-    raise error
-
-
-def _return_example(example: Any) -> Any:
+def _get_example(example: Any) -> Any:
+    if isinstance(example, DataError):
+        raise example
     return example
 
 
@@ -100,11 +95,6 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
-def data_suffix(path: Path) -> str:
-    """Return the suffix of a file, without that of its compression."""
-    return (path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path).suffix
-
-
 def iter_table_or_json(path: Path, columns: Columns, task_type: str, row_format: RowFormat) -> Iterator[RowReader]:
     """Yield the rows of a table (tabs or commas) or of JSON lines, by the file's suffix."""
     suffix = data_suffix(path)
@@ -117,16 +107,20 @@ def iter_table_or_json(path: Path, columns: Columns, task_type: str, row_format:
 
 
 def wrong_suffix(path: Path, task_type: str, suffixes: Iterable[str]) -> DataError:
-    known = ", ".join(suffixes)
-    packed = " ".join(COMPRESSED_SUFFIXES)
-    return DataError(f"{path}: {task_type} reads {known} (or these with {packed}), not {data_suffix(path)!r}")
+    """Return the error for a file whose suffix a task does not read."""
+    readable = f"{', '.join(suffixes)} (or these with {' '.join(COMPRESSED_SUFFIXES)})"
+    return DataError(f"{path}: {task_type} reads {readable}, not {data_suffix(path)!r}")
 
 
 def iter_table(path: Path, lines: list[str], has_header: bool, row_format: RowFormat) -> Iterator[RowReader]:
     """Yield the rows of tab-separated columns, where a quote is a character like any other, or of quoted CSV."""
     is_csv = data_suffix(path) == ".csv" and "\t" not in lines[0]
-    rows = read_csv(path, lines) if is_csv else ((n, line.split("\t")) for n, line in enumerate(lines, 1))
-    first_line, first = next(rows)
+    numbered_lines = enumerate(lines, 1)
+    rows = read_csv_rows(numbered_lines, f"{path}:") if is_csv else read_tsv_rows(numbered_lines)
+    header = next(rows)
+    if isinstance(header, DataError):
+        raise header
+    first_line, first = header
     indices: dict[str, int] = {}
     for role, name in row_format.columns.items():
         if has_header and name in first:
@@ -139,39 +133,25 @@ def iter_table(path: Path, lines: list[str], has_header: bool, row_format: RowFo
             raise DataError(f"{path}:{first_line}: there is no column {name!r}; {suggest(name, first)}")
         else:
             raise DataError(f"{path}: without a header, {role} is a column number from 1 to {len(first)}, not {name!r}")
-    if not has_header:
-        yield partial(_from_cells, f"{path}:{first_line}", first, indices, len(first), row_format.build)
-    for line, cells in rows:
-        yield partial(_from_cells, f"{path}:{line}", cells, indices, len(first), row_format.build)
 
+    def read(row: NumberedRow | DataError) -> Any:
+        if isinstance(row, DataError):
+            raise row
+        location, cells = f"{path}:{row[0]}", row[1]
+        if len(cells) != len(first):
+            raise DataError(f"{location}: {len(cells)} columns, but the first line has {len(first)}")
+        return row_format.build(location, {role: cells[index] for role, index in indices.items()})
 
-def _from_cells(location: str, cells: list[str], indices: dict[str, int], width: int, build: Build) -> Any:
-    if len(cells) != width:
-        raise DataError(f"{location}: {len(cells)} columns, but the first line has {width}")
-    return build(location, {role: cells[index] for role, index in indices.items()})
-
-
-def read_csv(path: Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the cells of each row of quoted CSV."""
-    reader = csv.reader((line + "\n" for line in lines), strict=True)
-    line = 1
-    try:
-        for row in reader:
-            yield line, row
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}:{line}: not valid CSV: {error}") from None
+    yield from (partial(read, row) for row in (rows if has_header else chain([header], rows)))
 
 
 def iter_json_lines(path: Path, lines: list[str], build: Callable[[dict[str, Any], str], Any]) -> Iterator[RowReader]:
     """Yield the JSON objects of a file, one per line; `build` turns one and its location into an example."""
 
-    def parse(location: str, content: str) -> Any:
-        return build(parse_json_object(content, location), location)
+    def read(location: str, line: str) -> Any:
+        return build(parse_json_object(line, location), location)
 
-    for line, content in enumerate(lines, 1):
-        if content.strip():
-            yield partial(parse, f"{path}:{line}", content)
+    return (partial(read, f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def from_record(record: dict[str, Any], location: str, row_format: RowFormat) -> Any:

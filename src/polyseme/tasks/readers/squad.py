@@ -1,6 +1,4 @@
-"""Questions whose answer is a stretch of a text, as SQuAD 1.1 and 2.0 distribute them: one JSON file."""
-
-from __future__ import annotations
+"""Questions whose answer is a span of a text, in the JSON format of SQuAD 1.1 and 2.0."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,12 +10,12 @@ from polyseme.errors import DataError, suggest
 from polyseme.io.compression import read_decompressed
 from polyseme.tasks.readers.rows import RowReader
 
-GoldAnswer = tuple[str, int]  # a text, and the character where it stands in its context; -1 if nobody said
+GoldAnswer = tuple[str, int]  # a text, and the character where it starts in its context; -1 if unknown
 Build = Callable[[str, str, str, tuple[GoldAnswer, ...] | None, str], Any]  # location, context, question, answers, id
 
 
 def iter_questions(path: Path, needs_labels: bool, build: Build) -> Iterator[RowReader]:
-    """Each question of a file, not yet read. A question has an id, which stands where others have a line."""
+    """Yield readers of the questions of a file. Errors name the id of the question instead of a line."""
     try:
         content = json.loads(b"".join(read_decompressed(path)).decode("utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -26,9 +24,7 @@ def iter_questions(path: Path, needs_labels: bool, build: Build) -> Iterator[Row
     for i, article in enumerate(_list(content, "data", str(path))):
         for j, paragraph in enumerate(_list(article, "paragraphs", f"{path}, data {i}")):
             location = f"{path}, data {i}, paragraph {j}"
-            context = _get(paragraph, "context", location)
-            if not isinstance(context, str) or not context.strip():
-                raise DataError(f"{location}: the context is {str(context)[:40]!r}, not a text")
+            context = _text(paragraph, "context", location)
             for question in _list(paragraph, "qas", location):
                 yield partial(_question, location, context, question, needs_labels, build)
 
@@ -36,9 +32,7 @@ def iter_questions(path: Path, needs_labels: bool, build: Build) -> Iterator[Row
 def _question(location: str, context: str, record: Any, needs_labels: bool, build: Build) -> Any:
     id_ = str(_get(record, "id", location))
     location = f"{location}, question {id_}"
-    question = _get(record, "question", location)
-    if not isinstance(question, str) or not question.strip():
-        raise DataError(f"{location} is {str(question)[:40]!r}, not a text")
+    question = _text(record, "question", location)
     answers: tuple[GoldAnswer, ...] | None = None
     if record.get("is_impossible") is True:
         answers = ()
@@ -46,7 +40,7 @@ def _question(location: str, context: str, record: Any, needs_labels: bool, buil
         answers = tuple(_answer(answer, location) for answer in _list(record, "answers", location))
     if (answers == () and "is_impossible" not in record) or (needs_labels and answers is None):
         if needs_labels:
-            raise DataError(f"{location}: there is no answer, and nothing says that there is none (is_impossible)")
+            raise DataError(f"{location}: it has no answer and is not marked as impossible (is_impossible)")
         answers = None
     return build(location, context, question, answers, id_)
 
@@ -64,6 +58,13 @@ def _get(record: Any, key: str, location: str) -> Any:
     if key not in record:
         raise DataError(f"{location}: there is no key {key!r}; {suggest(key, record)}")
     return record[key]
+
+
+def _text(record: Any, key: str, location: str) -> str:
+    value = _get(record, key, location)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{location}: the {key} is {str(value)[:40]!r}, not a text")
+    return value
 
 
 def _list(record: Any, key: str, location: str) -> list[Any]:

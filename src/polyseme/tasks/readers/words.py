@@ -1,7 +1,5 @@
 """Texts as words, for models that read words and not pieces."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

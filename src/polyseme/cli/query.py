@@ -1,0 +1,111 @@
+"""`polyseme encode`, `fill`, `next`, `ask` and `embed`: call a loaded model."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from polyseme.cli import options
+from polyseme.cli.output import print_json, print_table, read_texts
+from polyseme.errors import ConfigError
+
+LAYERS_HELP = "embeddings, last, second_to_last, sum_last_4, concat_last_4, sum_all, all, or a layer number."
+
+
+def encode(
+    model: options.ModelArgument,
+    text: Annotated[str, Argument(help="Text to encode.")],
+    text_pair: Annotated[str | None, Argument(help="Second text of a pair.")] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Print tokens, input ids, token type ids and attention mask."""
+    import polyseme
+
+    encoded = polyseme.load(model).encode(text, text_pair)
+    if as_json:
+        print_json(asdict(encoded))
+        return
+    rows = zip(encoded.tokens, encoded.input_ids, encoded.token_type_ids, encoded.attention_mask)
+    print_table(["token", "input id", "token type id", "attention"], list(rows))
+
+
+def fill(
+    model: options.ModelArgument,
+    text: Annotated[str, Argument(help="Text with one or more mask tokens, such as [MASK].")],
+    top_k: Annotated[int, Option(help="Number of predictions per mask.", min=1)] = 5,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Predict the masked tokens of a text, most likely first."""
+    import polyseme
+
+    predictions = polyseme.load(model).fill(text, top_k)
+    if as_json:
+        print_json([[asdict(candidate) for candidate in candidates] for candidates in predictions])
+        return
+    for number, candidates in enumerate(predictions, start=1):
+        if len(predictions) > 1:
+            print(f"mask {number}")
+        for candidate in candidates:
+            print(f"{candidate.probability:7.2%}  {candidate.token}")
+
+
+def next_sentence(
+    model: options.ModelArgument,
+    a: Annotated[str, Argument(help="First text.")],
+    b: Annotated[str, Argument(help="Candidate next text.")],
+) -> None:
+    """Print the probability that B follows A (next-sentence prediction)."""
+    import polyseme
+
+    print(f"{polyseme.load(model).next_sentence(a, b):.4f}")
+
+
+def ask(
+    model: Annotated[Path, Argument(help="Folder of a model fine-tuned for extractive_qa.")],
+    question: Annotated[str, Argument(help="The question.")],
+    context: Annotated[Path, Option(help="Text file that contains the answer, plain or compressed.")],
+    as_json: options.JsonOption = False,
+) -> None:
+    """Find the answer to a question in a text of any length."""
+    import polyseme
+    from polyseme.tasks.readers.rows import read_lines
+
+    answer = polyseme.load(model).answer("\n".join(read_lines(context)), question)
+    if as_json:
+        print_json(asdict(answer))
+    elif answer.text:
+        location = f"characters {answer.start} to {answer.end} of {context}"
+        print(f"{answer.text}\nprobability {answer.probability:.4f}, {location}")
+    else:
+        print(f"no answer (null score difference: {answer.null_score_diff:.3f})")
+
+
+def embed(
+    model: options.ModelArgument,
+    data: options.LinesOption,
+    out: Annotated[Path, Option(help="Output .npz file.")],
+    layers: Annotated[str, Option(help=LAYERS_HELP)] = "last",
+    granularity: Annotated[str, Option(help="One vector per token, word, or text (mean pooling).")] = "text",
+    precision: Annotated[str, Option(help="float32, or bf16 on a GPU.")] = "float32",
+    truncate: Annotated[bool, Option(help="Truncate texts that are longer than the model's maximum length.")] = False,
+) -> None:
+    """Write vectors to an .npz file: `vectors`, and for tokens or words `starts`, the first row of each text."""
+    import numpy as np
+
+    import polyseme
+    from polyseme.io.atomic import atomic_write
+
+    if out.suffix != ".npz":
+        raise ConfigError(f"--out {out} does not end in .npz")
+    vectors = polyseme.load(model, precision=precision).embed(read_texts(data), layers, granularity, truncate)  # type: ignore[arg-type]
+    arrays = {"vectors": vectors}
+    if isinstance(vectors, list):
+        arrays = {"vectors": np.concatenate(vectors), "starts": np.cumsum([0, *map(len, vectors)])}
+
+    def write(path: Path) -> None:
+        with open(path, "wb") as f:
+            np.savez(f, **arrays)
+
+    atomic_write(out, write)
+    print(f"{out}: " + ", ".join(f"{name} {np.shape(value)}" for name, value in arrays.items()))

@@ -1,0 +1,157 @@
+"""`polyseme.evaluate`, `polyseme.predict` and `polyseme.compare`."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from polyseme.datasets.catalog import DATASETS
+from polyseme.errors import ConfigError
+from polyseme.evaluation.compare import FinetuneRun, paired_bootstrap, plot_comparison, read_runs
+from polyseme.evaluation.ensemble import evaluate_ensemble, find_models, predict_ensemble
+from polyseme.evaluation.predict import evaluate as evaluate_model
+from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
+from polyseme.finetuning.api import ReadOptions, find_task_type
+from polyseme.inference.base import LanguageModel
+from polyseme.inference.feature_model import FeatureModel
+from polyseme.inference.load import load, load_neural
+from polyseme.inference.prediction import median_latency_ms, select_task
+from polyseme.inference.prediction import predict as predict_examples
+from polyseme.report.notebook import NotebookResult
+from polyseme.report.results import EvaluationResult
+from polyseme.tasks import load_task
+from polyseme.tasks.base import TaskConfig
+from polyseme.train.loop import count_parameters
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class TaskPredictor:
+    """One task model, or an ensemble of several. `dev_choices` were made on the dev examples of `dataset`."""
+
+    task: TaskConfig
+    num_parameters: int
+    evaluate: Callable[..., dict[str, float]]
+    predict: Callable[[Any], list[Any]]
+    metadata: Sequence[dict[str, Any]]
+    is_multitask: bool = False
+
+    @property
+    def dataset(self) -> str:
+        """The data set that the model was fine-tuned on."""
+        return str(self.metadata[0].get("data", ""))
+
+    @property
+    def dev_choices(self) -> tuple[str, ...]:
+        """What was chosen on the dev examples: settings, epochs, the best of several seeds."""
+        choices: list[str] = []
+        for results in (each.get("results", {}) for each in self.metadata):
+            choices += results.get("chosen_on_dev", [])
+            choices += [f"the best of {len(results['seeds'])} seeds"] if len(results.get("seeds", ())) > 1 else []
+        return tuple(dict.fromkeys(choices))
+
+    def read(self, data: Any, name: str, split: str, options: ReadOptions, needs_labels: bool = True) -> list[Any]:
+        """Read a split of the data set of this name, or else the file or values of the task of this name."""
+        if name in DATASETS:
+            return DATASETS[name].read_split(data, split, options.skip_bad, needs_labels)
+        task = find_task_type(name) if name and not self.is_multitask else type(self.task)
+        return options.read(task, data, needs_labels)
+
+
+def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate: bool | None = None) -> TaskPredictor:
+    """Load a task model, or with `ensemble` several models or all that a run kept, whose outputs are averaged."""
+    paths = [models] if isinstance(models, str | Path | LanguageModel) else list(models)
+    if ensemble:
+        paths = [
+            each for path in paths for each in (find_models(Path(path)) if isinstance(path, str | Path) else [path])
+        ]
+    if ensemble != (len(paths) > 1):
+        single = f"`ensemble` is for several models, or a run with `keep_seeds`: {paths[0]} is one model"
+        raise ConfigError(single if ensemble else "several models are an ensemble: set `ensemble`")
+    loaded = [load(path) for path in paths]
+    for model in loaded:
+        if isinstance(model, FeatureModel):
+            if ensemble:
+                raise ConfigError(f"{model.path} is trained over features, and `ensemble` is for fine-tuned models")
+            return _feature_predictor(model)
+    networks = [load_neural(model) for model in loaded]
+    folders = [select_task(network.folder, task, network.tasks) for network in networks]
+    task_config = load_task(folders[0].metadata, folders[0].model.config, networks[0].tasks)
+    if ensemble:
+        evaluate_fn: Any = partial(evaluate_ensemble, folders, truncate=truncate)
+        predict_fn: Any = lambda examples: predict_ensemble(folders, examples, truncate=truncate)[1]  # noqa: E731
+    else:
+        evaluate_fn = partial(evaluate_model, folders[0], task=task_config, truncate=truncate)
+        predict_fn = partial(predict_examples, folders[0], task=task_config, truncate=truncate)
+    return TaskPredictor(
+        task_config,
+        sum(count_parameters(folder.model) for folder in folders),
+        evaluate_fn,
+        predict_fn,
+        [folder.metadata for folder in folders],
+        is_multitask="tasks" in networks[0].folder.metadata,
+    )
+
+
+def _feature_predictor(model: FeatureModel) -> TaskPredictor:
+    modules = [model.model, *(encoder.model.trunk for encoder in model.reader.encoders)]
+    num_parameters = sum(map(count_parameters, modules))
+    return TaskPredictor(model.task, num_parameters, model.evaluate, model.predict_examples, [model.metadata])
+
+
+def evaluate(
+    models: Any, data: Any, task: str, ensemble: bool, truncate: bool | None, options: ReadOptions
+) -> EvaluationResult:
+    """Compute the metrics and measure the speed; see `polyseme.evaluate`."""
+    predictor = load_predictor(models, task, ensemble, truncate)
+    examples = predictor.read(data, task, "dev", options)
+    started = time.perf_counter()
+    extra_metrics = DATASETS[task].extra_metrics if task in DATASETS else None
+    metrics = predictor.evaluate(examples, extra_metrics=extra_metrics)
+    seconds = time.perf_counter() - started
+    log_level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # truncated texts have been reported
+    try:
+        latency_ms = median_latency_ms(lambda i: predictor.predict([examples[i]]), len(examples))
+    finally:
+        logging.disable(log_level)
+    choices = predictor.dev_choices if task and task == predictor.dataset else ()
+    speed = len(examples) / seconds
+    return EvaluationResult(metrics, len(examples), predictor.num_parameters, speed, latency_ms, choices)
+
+
+def predict(
+    models: Any, data: Any, out: Path | None, task: str, ensemble: bool, truncate: bool | None, options: ReadOptions
+) -> list[Any]:
+    """Predict unlabeled examples and write the predictions; see `polyseme.predict`."""
+    predictor = load_predictor(models, task, ensemble, truncate)
+    examples = predictor.read(data, task, "test", options, needs_labels=False)
+    predictions = predictor.predict(examples)
+    if out is not None and task in SUBMISSION_FILES:
+        write_submission(out, task, predictions, examples)
+    elif out is not None:
+        predictor.task.write(out, examples, predictions)
+    return predictions
+
+
+@dataclass(frozen=True)
+class Comparison(NotebookResult):
+    """Runs side by side; `bootstrap` is the paired bootstrap test of two runs of one task."""
+
+    runs: tuple[FinetuneRun, ...]
+    bootstrap: dict[str, float] | None = None
+
+
+def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison:
+    """Read runs, test whether the better of two is significantly better, and plot them; see `polyseme.compare`."""
+    if out is not None and out.suffix not in PLOT_SUFFIXES:
+        raise ConfigError(f"{out}: a plot is written as .png, .svg or .pdf")
+    runs = read_runs(folders)
+    is_pair = len(runs) == 2 and runs[0].task == runs[1].task and all(run.supports_bootstrap for run in runs)
+    if out is not None:
+        plot_comparison(runs, out)
+    return Comparison(tuple(runs), paired_bootstrap(runs[0], runs[1], num_resamples) if is_pair else None)

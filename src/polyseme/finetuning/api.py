@@ -1,0 +1,248 @@
+"""`polyseme.finetune`: read the data of one or several tasks, then fine-tune, train over features, or search a grid."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from polyseme.datasets.base import NamedDataset
+from polyseme.datasets.catalog import DATASETS
+from polyseme.errors import ConfigError, suggest
+from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.finetune import finetune as finetune_model
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
+from polyseme.finetuning.grid import expand_grid, grid_search, override
+from polyseme.report.results import FinetuneResult
+from polyseme.report.run_page import truncation_note
+from polyseme.tasks import TASKS
+from polyseme.tasks.base import TaskConfig
+from polyseme.tasks.readers.rows import Columns
+
+logger = logging.getLogger(__name__)
+OptionsT = TypeVar("OptionsT")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How files of examples are read: the columns or keys of a row, and what happens to bad rows."""
+
+    text_column: str = "text"
+    pair_column: str = "pair"
+    label_column: str = "label"
+    header: bool = True
+    skip_bad: bool = False
+    strict: bool = False
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of tables."""
+        return Columns(self.text_column, self.pair_column, self.label_column, self.header)
+
+    def read(self, task: TaskConfig | type[TaskConfig], source: Any, needs_labels: bool = True) -> list[Any]:
+        """Read the examples of a task from a file, or from plain values."""
+        return task.read(source, self.columns, needs_labels=needs_labels, skip_bad=self.skip_bad, strict=self.strict)
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """A network over frozen features instead of fine-tuning; empty `features` are a network over words alone."""
+
+    features: str | Path | Sequence[str | Path] | None = None
+    word_vectors: str | Path | None = None
+    network: str | Mapping[str, Any] = "auto"
+    layers: str | Sequence[str] = ()
+    join_at: str = ""
+    freeze_word_embeddings: bool = False
+    cache_dir: str | Path | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a network at all."""
+        return self.features is not None or self.word_vectors is not None or self.network != "auto"
+
+    @property
+    def encoders(self) -> list[Path]:
+        """The folders of the models that are frozen."""
+        features = [self.features] if isinstance(self.features, str | Path) else self.features
+        return [Path(path) for path in features or ()]
+
+    def check(self) -> None:
+        """Raise `ConfigError` for options without effect."""
+        if not self.encoders and (self.layers or self.join_at or self.cache_dir):
+            raise ConfigError("`layers`, `join_at` and `cache_dir` apply to frozen models: they need `features`")
+        if self.freeze_word_embeddings and self.word_vectors is None:
+            raise ConfigError("`freeze_word_embeddings` has no effect without `word_vectors`")
+
+    def inputs(self, out: Path) -> FeatureInputs:
+        """What the network reads; features are cached next to the run unless `cache_dir` says where."""
+        vectors = Path(self.word_vectors) if self.word_vectors is not None else None
+        return FeatureInputs(self.encoders, vectors, Path(self.cache_dir or out.parent / "features"))
+
+    def network_fields(self) -> dict[str, Any]:
+        """The fields of the network that the options set."""
+        network = {"name": self.network} if isinstance(self.network, str) else dict(self.network)
+        layers = self.layers if isinstance(self.layers, str) else ",".join(self.layers)
+        chosen = {"layers": layers, "join_at": self.join_at, "freeze_word_embeddings": self.freeze_word_embeddings}
+        num_layers = {"num_layers": 2} if self.join_at == "between" else {}
+        return num_layers | {name: value for name, value in chosen.items() if value} | network
+
+
+def finetune(
+    model: Path | None, task: Any, out: Path, files: Mapping[str, Any], seeds: int, grid: Any, options: dict[str, Any]
+) -> FinetuneResult:
+    """Read the data, run the experiment or a grid of them, and log warnings; see `polyseme.finetune`."""
+    baselines, overrides = options.pop("baselines", ()), options.pop("overrides", {})
+    reading, features = pop_options(ReadOptions, options), pop_options(FeatureOptions, options)
+    run_options = replace(pop_options(RunOptions, options), seeds=seeds)
+    is_multitask = isinstance(task, Mapping | list | tuple)
+    _check_options(model, features, run_options, options)
+    if is_multitask:
+        _check_multitask(model, run_options, baselines)
+    sources = task if isinstance(task, Mapping) else {name: name for name in task} if is_multitask else {"": task}
+    tasks = [TaskData(_create_task(source), (), (), name) for name, source in sources.items()]
+    config = FinetuneConfig()
+    if model is None:
+        config, tasks = FEATURE_DEFAULTS, [replace(each, task=each.task.for_features()) for each in tasks]
+        config, tasks = override(config, tasks, "network", features.network_fields())
+    for path, value in {**options, **overrides}.items():
+        if value is not None:
+            config, tasks = override(config, tasks, path, value)
+    baseline_names = [_baseline_names(each.task, baselines) for each in tasks]
+    tasks = [_read(each, sources[each.name], files, reading) for each in tasks]
+
+    def run_point(config: FinetuneConfig, tasks: Sequence[TaskData], folder: Path) -> dict[str, Any]:
+        if model is None:
+            return train_on_features(features.inputs(out), tasks[0], folder, config, run_options)
+        return finetune_model(model, tasks if is_multitask else tasks[0], folder, config, run_options)
+
+    if grid:
+        results, points = grid_search(run_point, out, expand_grid(config, tasks, grid))
+        results["grid"] = {name: point["mean"][point["primary_metric"]] for name, point in points.items()}
+    else:
+        results = run_point(config, tasks, out)
+    for each, names in zip(tasks, baseline_names):
+        task_results = results["tasks"][each.name] if is_multitask else results
+        for line in _warnings(each, task_results):
+            logger.warning(f"{each.name}: {line}" if is_multitask else line)
+        fitted = each.task.fit(each.train)
+        task_results["baselines"] = {
+            name: fitted.baseline_metrics(name, each.train, each.dev, each.extra_metrics) for name in names
+        }
+    return FinetuneResult.from_results(out, results)
+
+
+def find_task_type(name: str) -> type[TaskConfig]:
+    """Return the task of this name, or that of the data set of this name."""
+    if name in DATASETS:
+        return DATASETS[name].task
+    if name not in TASKS:
+        raise ConfigError(f"there is no task {name!r}; {suggest(name, [*TASKS, *DATASETS])}")
+    return TASKS[name]
+
+
+def _create_task(source: str | NamedDataset | TaskConfig | type[TaskConfig]) -> TaskConfig:
+    if isinstance(source, TaskConfig):
+        return source
+    if isinstance(source, str):
+        return find_task_type(source)()
+    return source.task() if isinstance(source, NamedDataset) else source()
+
+
+def pop_options(cls: type[OptionsT], options: dict[str, Any]) -> OptionsT:
+    """Take the fields of a dataclass out of the options; None is a field's default."""
+    values = {field.name: options.pop(field.name, None) for field in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in values.items() if value is not None})
+
+
+def read_options(options: dict[str, Any]) -> ReadOptions:
+    """Return options that are all about reading files; raise `ConfigError` for others."""
+    parsed = pop_options(ReadOptions, options)
+    for name in options:
+        raise ConfigError(
+            f"there is no option {name!r}; {suggest(name, [field.name for field in fields(ReadOptions)])}"
+        )
+    return parsed
+
+
+def _check_options(model: Path | None, features: FeatureOptions, run: RunOptions, overrides: Mapping[str, Any]) -> None:
+    if (model is None) != features.is_used:
+        options = "`features`, `word_vectors`, `network`"
+        raise ConfigError(f"choose one: a model to fine-tune, or a network over frozen features ({options})")
+    features.check()
+    finetuning_only = (run.from_scratch, run.keep_checkpoints, *map(overrides.get, ("layer_decay", "unfreeze_every")))
+    if model is None and any(finetuning_only):
+        names = "`from_scratch`, `layer_decay`, `unfreeze_every` and `keep_checkpoints`"
+        raise ConfigError(f"{names} apply to fine-tuning, and features are frozen")
+
+
+def _check_multitask(model: Path | None, run: RunOptions, baselines: Sequence[str]) -> None:
+    if model is None:
+        raise ConfigError("several tasks need a model to fine-tune: they cannot share frozen features")
+    if run.keep_seeds or run.keep_checkpoints or set(baselines) - {"default"}:
+        raise ConfigError("`baseline`, `keep_seeds` and `keep_checkpoints` are for one task")
+
+
+def _baseline_names(task: TaskConfig, names: Sequence[str]) -> list[str]:
+    """Return the baselines to run; "default" stands for the first two of the task."""
+    default = list(task.baselines())[:2]
+    chosen = list(dict.fromkeys(each for name in names for each in (default if name == "default" else [name])))
+    for name in chosen:
+        task.check_baseline(name)
+    return chosen
+
+
+def _read(data: TaskData, source: Any, files: Mapping[str, Any], options: ReadOptions) -> TaskData:
+    """Read the examples of a task: the folder of a named data set, or train and dev examples."""
+    if data.name:
+        files = {key: _of_task(key, value, data.name) for key, value in files.items()}
+    train, dev, folder = files["train"], files["dev"], files["data"]
+    dataset = source if isinstance(source, NamedDataset) else DATASETS.get(source) if isinstance(source, str) else None
+    if dataset is None:
+        label = source if isinstance(source, str) else data.task.task_type
+        if folder is not None:
+            raise ConfigError(f"`data` is for named data sets: {label} needs `train` and `dev`")
+        if train is None or dev is None:
+            missing = "train" if train is None else "dev"
+            raise ConfigError(f"`{missing}` is missing: {label} needs `train` and `dev`")
+        return replace(data, train=options.read(data.task, train), dev=options.read(data.task, dev))
+    name = source if isinstance(source, str) else dataset.folder
+    if train is not None or dev is not None or options.columns != Columns():
+        raise ConfigError(f"{name} has its own files and columns: pass `data` alone")
+    if folder is None:
+        raise ConfigError(f"`data` is missing: the folder that contains {dataset.folder}, or that folder itself")
+    train, dev = dataset.read(folder, options.skip_bad, options.strict)
+    metric, extra = dataset.metric, dataset.extra_metrics
+    return replace(data, train=train, dev=dev, primary_metric=metric, dataset_name=name, extra_metrics=extra)
+
+
+def _of_task(key: str, value: Any, name: str) -> Any:
+    """Return the part of `train`, `dev` or `data` that belongs to one of several tasks."""
+    if isinstance(value, Mapping):
+        return value.get(name)
+    if value is not None and key != "data":
+        raise ConfigError(f"`{key}` must map the name of each task to its examples")
+    return value
+
+
+def _warnings(data: TaskData, results: Mapping[str, Any]) -> Iterator[str]:
+    """What a user should know about the run of a task besides its scores."""
+    if results["failed_seeds"]:
+        failed = ", ".join(map(str, results["failed_seeds"]))
+        trivial = f"no better than the majority baseline ({results['majority_score']:.4f})"
+        yield f"failed seeds, {trivial}: {failed}; try another learning rate"
+    dataset = DATASETS.get(data.dataset_name)
+    if dataset and dataset.get_warnings:
+        for line in dataset.get_warnings(list(data.train), list(data.dev), results["mean"]["accuracy"]):
+            yield f"{data.dataset_name}: {line}"
+    for split, (num_bad, num_lost) in results.get("bad_offsets", {}).items():
+        if num_bad:
+            consequence = f", so {num_lost} questions were not trained on" if split == "train" else ""
+            yield f"{split}: {num_bad} answers are not at their offset{consequence}"
+    for split, (num_lost, total) in results.get("unreachable_mentions", {}).items():
+        if num_lost:
+            yield f"{split}: {num_lost} of {total} mentions are too wide or cross sentences, so they are never found"
+    for split in results["num_truncated"]:
+        if line := truncation_note(dict(results), split):
+            yield line

@@ -1,1 +1,0 @@
-"""Loss functions that need their own implementation."""

@@ -1,0 +1,257 @@
+"""Pre-training recipes of bidirectional encoders."""
+
+from __future__ import annotations
+
+from polyseme.objectives.distillation import Distillation
+from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
+from polyseme.objectives.permutation_lm import PermutationLM
+from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
+from polyseme.recipes.base import NO_DROPOUT, define, define_tiny
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.schedule import ScheduleConfig
+
+ALBERT_OBJECTIVE = MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")
+
+
+def demo() -> Recipe:
+    """A two-layer BERT on Python's documentation, trained by `./dev demo`.
+
+    To train in minutes on a CPU, it differs from BERT: masked LM only, no dropout, a high learning rate, and, with
+    measurements in docs/log.md, a larger initial standard deviation (0.06), 40 % masked words and short sequences.
+    """
+    return define_tiny(
+        "bert",
+        MaskedLM(mask_prob=0.4, mask_unit="word"),
+        max_len=48,
+        batch_tokens=2048,
+        model={**NO_DROPOUT, "max_len": 128, "init_std": 0.06},
+        budget=BudgetConfig(minutes=4.0),
+        schedule=ScheduleConfig("linear", warmup=0.1),
+        eval_tokens=32768,
+        save_every=1000,
+    ).replace(name="demo")
+
+
+def bert_base() -> Recipe:
+    """BERT-base as in the paper: 256 × 512 tokens per step, 1,000,000 steps.
+
+    Devlin et al. 2019, appendix A.2: Adam with learning rate 1e-4, β₂ 0.999, weight decay 0.01, 10,000 warm-up steps,
+    linear decay, dropout 0.1. The paper trains 90 % of the steps with length 128; here all have length 512.
+    """
+    return define(
+        "bert-base",
+        MaskedLMWithSentencePairs(num_static_masks=10),
+        max_len=512,
+        batch_tokens=131072,
+        micro_batch_tokens=32768,
+        steps=1_000_000,
+        optimizer=OptimizerConfig(lr=1e-4),
+        schedule=ScheduleConfig("linear", warmup=10_000),
+        compile=True,
+    )
+
+
+def bert_large() -> Recipe:
+    """BERT-large as in the paper."""
+    return bert_base().replace(name="bert-large", size="large", micro_batch_tokens=16384)
+
+
+def bert_small() -> Recipe:
+    """BERT-small (4 layers of 512) with whole-word masked LM only, for one GPU."""
+    return define(
+        "bert-small",
+        MaskedLM(mask_unit="word"),
+        max_len=128,
+        batch_tokens=131072,
+        micro_batch_tokens=65536,
+        steps=20_000,
+        optimizer=OptimizerConfig(lr=1e-3, beta2=0.98),
+        schedule=ScheduleConfig("linear", warmup=1000),
+        every=500,
+        log_every=10,
+    )
+
+
+def bert_tiny() -> Recipe:
+    """BERT-tiny (2 layers of 128), for experiments: minutes on a CPU."""
+    return define_tiny("bert", MaskedLMWithSentencePairs(), max_len=128, batch_tokens=8192, steps=2000, lr=2e-3)
+
+
+def modernbert_small() -> Recipe:
+    """ModernBERT at the size of BERT-small (4 layers of 512), for one GPU.
+
+    Warner et al. 2024, §2.2.2: 30 % masked tokens, no sentence pairs, no dropout. Learning rate, weight decay and
+    schedule are those of bert-small, for comparison.
+    """
+    objective = MaskedLM(mask_prob=0.3)
+    return bert_small().replace(name="modernbert-small", family="modernbert", objective=objective, compile=True)
+
+
+def modernbert_tiny() -> Recipe:
+    """ModernBERT with 2 layers of 128, for experiments: minutes on a CPU."""
+    return define_tiny("modernbert", MaskedLM(mask_prob=0.3), max_len=128, batch_tokens=8192, steps=2000, lr=2e-3)
+
+
+def roberta_base() -> Recipe:
+    """RoBERTa-base as in the paper: 8,192 × 512 tokens per step, 500,000 steps, full sentences, dynamic masking.
+
+    Liu et al. 2019, table 9: Adam with learning rate 6e-4, β₂ 0.98 and ε 1e-6, weight decay 0.01, 24,000 warm-up steps,
+    linear decay, dropout 0.1, no clipping.
+    """
+    return define(
+        "roberta-base",
+        MaskedLM(cross_documents=True),
+        max_len=512,
+        batch_tokens=8192 * 512,
+        micro_batch_tokens=32768,
+        steps=500_000,
+        optimizer=OptimizerConfig(lr=6e-4, beta2=0.98, max_grad_norm=0.0),
+        schedule=ScheduleConfig("linear", warmup=24_000),
+        compile=True,
+        eval_every=2000,
+        save_every=1000,
+        log_every=10,
+    )
+
+
+def roberta_large() -> Recipe:
+    """RoBERTa-large as in the paper: like base, with learning rate 4e-4 and 30,000 warm-up steps."""
+    return roberta_base().replace(
+        name="roberta-large",
+        size="large",
+        micro_batch_tokens=16384,
+        optimizer=OptimizerConfig(lr=4e-4, beta2=0.98, max_grad_norm=0.0),
+        schedule=ScheduleConfig("linear", warmup=30_000),
+    )
+
+
+def roberta_tiny() -> Recipe:
+    """RoBERTa with 2 layers of 128, for experiments: two minutes on two CPU cores.
+
+    To train that fast, it differs as in the demo: no dropout, a high learning rate, a larger initial standard
+    deviation, more masked tokens, short sequences, small batches.
+    """
+    objective = MaskedLM(mask_prob=0.4, cross_documents=True)
+    model = {**NO_DROPOUT, "init_std": 0.06}
+    return define_tiny(
+        "roberta", objective, max_len=64, batch_tokens=2048, steps=700, model=model, eval_tokens=32768, save_every=500
+    )
+
+
+def distilbert_base() -> Recipe:
+    """DistilBERT from BERT-base as in the paper: soft targets, masked LM and cosine loss, dynamic masking.
+
+    Sanh et al. 2019, §3: large batches, no next-sentence prediction. The rest is from the released code: Adam with
+    learning rate 5e-4, β₂ 0.98 and ε 1e-6, no weight decay, 5 % warm-up, clipping at 5, three epochs of BERT's
+    3.3 billion words.
+    """
+    return define(
+        "distilbert-base",
+        Distillation(MaskedLM()),
+        max_len=512,
+        batch_tokens=4096 * 512,
+        micro_batch_tokens=32768,
+        budget=BudgetConfig(tokens=13_000_000_000),
+        optimizer=OptimizerConfig(lr=5e-4, beta2=0.98, weight_decay=0.0, max_grad_norm=5.0),
+        schedule=ScheduleConfig("linear", warmup=0.05),
+        compile=True,
+        every=500,
+        log_every=10,
+    )
+
+
+def distilbert_tiny() -> Recipe:
+    """DistilBERT with 2 layers of 128, with or without a teacher: two minutes on two CPU cores."""
+    return roberta_tiny().replace(name="distilbert-tiny", family="distilbert", objective=MaskedLM(mask_prob=0.4))
+
+
+def albert_base() -> Recipe:
+    """ALBERT-base as in the paper: 4,096 × 512 tokens per step, 125,000 steps.
+
+    Lan et al. 2020, §4.1: n-gram masking, sentence order, peak learning rate 0.00176 (LAMB in the paper, AdamW here),
+    10 % short inputs. The warm-up of 3,125 steps and weight decay 0.01 are from the authors' code.
+    """
+    return define(
+        "albert-base",
+        ALBERT_OBJECTIVE,
+        max_len=512,
+        batch_tokens=2_097_152,
+        micro_batch_tokens=32768,
+        steps=125_000,
+        optimizer=OptimizerConfig(lr=0.00176),
+        schedule=ScheduleConfig("linear", warmup=3125),
+        compile=True,
+    )
+
+
+def albert_large() -> Recipe:
+    """ALBERT-large as in the paper."""
+    return albert_base().replace(name="albert-large", size="large", micro_batch_tokens=16384)
+
+
+def albert_xlarge() -> Recipe:
+    """ALBERT-xlarge as in the paper."""
+    recipe = albert_base().replace(micro_batch_tokens=8192, gradient_checkpointing=True)
+    return recipe.replace(name="albert-xlarge", size="xlarge")
+
+
+def albert_xxlarge() -> Recipe:
+    """ALBERT-xxlarge as in the paper, without dropout (§4.8)."""
+    return albert_xlarge().replace(name="albert-xxlarge", size="xxlarge", model=NO_DROPOUT)
+
+
+def albert_tiny() -> Recipe:
+    """ALBERT with 2 layers of 128 and embeddings of 64, for experiments: minutes on a CPU."""
+    recipe = demo().replace(max_len=64, budget=BudgetConfig(minutes=2.0), eval_every=500)
+    return recipe.replace(name="albert-tiny", family="albert", objective=ALBERT_OBJECTIVE)
+
+
+def spanbert_large() -> Recipe:
+    """SpanBERT as in the paper, at the size of BERT-large: 256 × 512 tokens per step, 2.4 million steps.
+
+    Joshi et al. 2020, §4.2: AdamW with learning rate 1e-4, ε 1e-8 and weight decay 0.1, 10,000 warm-up steps, linear
+    decay, dropout 0.1; single sequences of up to 512 tokens, dynamic masking.
+    """
+    return bert_large().replace(
+        name="spanbert-large",
+        family="spanbert",
+        objective=SpanMaskedLM(),
+        budget=BudgetConfig(steps=2_400_000),
+        optimizer=OptimizerConfig(lr=1e-4, eps=1e-8, weight_decay=0.1),
+    )
+
+
+def spanbert_base() -> Recipe:
+    """SpanBERT at the size of BERT-base, published with the same settings."""
+    return spanbert_large().replace(name="spanbert-base", size="base", micro_batch_tokens=32768)
+
+
+def spanbert_tiny() -> Recipe:
+    """SpanBERT with 2 layers of 128, for experiments: minutes on a CPU."""
+    return albert_tiny().replace(name="spanbert-tiny", family="spanbert", objective=SpanMaskedLM())
+
+
+def xlnet_base() -> Recipe:
+    """XLNet-base after the paper: one token in six predicted, 512 tokens.
+
+    Yang et al. 2019, §3.1 and A.4, for the large model: batches of 8,192 × 512, 500,000 steps, Adam with learning rate
+    4e-4, ε 1e-6, weight decay 0.01, 40,000 warm-up steps, linear decay; the base model here has a quarter of the batch.
+    """
+    return define(
+        "xlnet-base",
+        PermutationLM(),
+        max_len=512,
+        batch_tokens=1_048_576,
+        micro_batch_tokens=16384,
+        steps=500_000,
+        optimizer=OptimizerConfig(lr=4e-4),
+        schedule=ScheduleConfig("linear", warmup=40_000),
+    )
+
+
+def xlnet_tiny() -> Recipe:
+    """XLNet with 2 layers of 128, for experiments: minutes on a CPU."""
+    return define_tiny(
+        "xlnet", PermutationLM(), max_len=64, batch_tokens=4096, steps=550, model={**NO_DROPOUT, "init_std": 0.05}
+    )
