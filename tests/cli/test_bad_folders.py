@@ -17,31 +17,31 @@ def corpus(project, tmp_path):
     return shutil.copytree(project / "corpus-bert", tmp_path / "corpus")
 
 
-def both_refuse(refused, project, corpus, tmp_path, says):
+def both_refuse(rejects, project, corpus, tmp_path, match):
     """Check that `verify` and `pretrain` fail."""
-    refused("verify", corpus, says=says)
-    refused("pretrain", project / "bert.json", "--corpus", corpus, "--out", tmp_path / "run", says=says)
+    rejects("verify", corpus, match=match)
+    rejects("pretrain", project / "bert.json", "--corpus", corpus, "--out", tmp_path / "run", match=match)
 
 
 @pytest.mark.parametrize("part", ["tokens", "sentences", "documents", "words"])
-def test_one_flipped_byte(part, refused, project, corpus, tmp_path):
+def test_one_flipped_byte(part, rejects, project, corpus, tmp_path):
     file = corpus / f"shard-00000.{part}.npy"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(bytes(data))
-    both_refuse(refused, project, corpus, tmp_path, [file.name, "hash|damaged"])
+    both_refuse(rejects, project, corpus, tmp_path, [file.name, "hash|damaged"])
 
 
-def test_truncated_or_missing_shard(refused, project, corpus, tmp_path):
+def test_truncated_or_missing_shard(rejects, project, corpus, tmp_path):
     file = corpus / "shard-00000.tokens.npy"
     file.write_bytes(file.read_bytes()[:-2])
-    both_refuse(refused, project, corpus, tmp_path, file.name)
+    both_refuse(rejects, project, corpus, tmp_path, file.name)
     file.unlink()
-    both_refuse(refused, project, corpus, tmp_path, [file.name, "missing"])
+    both_refuse(rejects, project, corpus, tmp_path, [file.name, "missing"])
 
 
 @pytest.mark.parametrize("how", ["edited", "malformed", "a list", "unfinished", "missing"])
-def test_manifest(how, refused, project, corpus, tmp_path):
+def test_manifest(how, rejects, project, corpus, tmp_path):
     path = corpus / "manifest.json"
     manifest = json.loads(path.read_text())
     if how == "edited":
@@ -51,35 +51,35 @@ def test_manifest(how, refused, project, corpus, tmp_path):
         path.unlink()
     if how == "unfinished":
         (corpus / ".work").mkdir()
-    both_refuse(refused, project, corpus, tmp_path, "prepar" if how == "unfinished" else "manifest.json")
+    both_refuse(rejects, project, corpus, tmp_path, "prepar" if how == "unfinished" else "manifest.json")
 
 
-def test_tokenizer_of_another_corpus(refused, project, corpus, tmp_path):
+def test_tokenizer_of_another_corpus(rejects, project, corpus, tmp_path):
     shutil.rmtree(corpus / "tokenizer")
     shutil.copytree(project / "tok-gpt2", corpus / "tokenizer")
-    both_refuse(refused, project, corpus, tmp_path, "tokenizer")
+    both_refuse(rejects, project, corpus, tmp_path, "tokenizer")
 
 
-def test_edited_tokenizer_of_the_corpus(refused, project, corpus, tmp_path):
+def test_edited_tokenizer_of_the_corpus(rejects, project, corpus, tmp_path):
     path = corpus / "tokenizer/tokenizer.json"
     path.write_text(path.read_text().replace('"cat"', '"tac"'))
-    both_refuse(refused, project, corpus, tmp_path, "tokenizer")
+    both_refuse(rejects, project, corpus, tmp_path, "tokenizer")
 
 
-def test_prepare_again_with_another_tokenizer_or_sources(refused, project, corpus, tmp_path):
-    refused("prepare", project / "text.txt", "--tokenizer", project / "tok-gpt2", "--out", corpus, "--split", "blank",
-            says="another tokenizer")  # fmt: skip
-    refused("prepare", project / "text.txt", "--tokenizer", project / "tok-bert", "--out", corpus, "--split", "line",
-            says="split")  # fmt: skip
+def test_prepare_again_with_another_tokenizer_or_sources(rejects, project, corpus, tmp_path):
+    rejects("prepare", project / "text.txt", "--tokenizer", project / "tok-gpt2", "--out", corpus, "--split", "blank",
+            match="another tokenizer")  # fmt: skip
+    rejects("prepare", project / "text.txt", "--tokenizer", project / "tok-bert", "--out", corpus, "--split", "line",
+            match="split")  # fmt: skip
     (tmp_path / "other.txt").write_text("the cat sees the dog.")
-    refused("prepare", tmp_path / "other.txt", "--tokenizer", project / "tok-bert", "--out", corpus, "--split", "blank",
-            says="sources")  # fmt: skip
+    rejects("prepare", tmp_path / "other.txt", "--tokenizer", project / "tok-bert", "--out", corpus, "--split", "blank",
+            match="sources")  # fmt: skip
 
 
-def test_verify_rejects_other_folders(refused, tmp_path):
+def test_verify_rejects_other_folders(rejects, tmp_path):
     (tmp_path / "folder").mkdir()
-    refused("verify", tmp_path / "folder", says="neither")
-    refused("verify", tmp_path / "none", says="none")
+    rejects("verify", tmp_path / "folder", match="neither")
+    rejects("verify", tmp_path / "none", match="none")
 
 
 # --- model folders ---------------------------------------------------------------------------------------------------
@@ -134,13 +134,13 @@ MODELS = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_model_folders(case, refused, project, model, tmp_path):
-    change, says = MODELS[case]
+def test_model_folders(case, rejects, project, model, tmp_path):
+    change, match = MODELS[case]
     change(model)
-    refused("verify", model, says=says if case != "folder missing" and case != "config missing" else "model")
-    refused("fill", model, "the [MASK]", says=says)
-    refused("finetune", model, "--task", "classification", "--train", project / "classification-train.tsv", "--dev",
-            project / "classification-dev.tsv", "--out", tmp_path / "run", says=says)  # fmt: skip
+    rejects("verify", model, match=match if case != "folder missing" and case != "config missing" else "model")
+    rejects("fill", model, "the [MASK]", match=match)
+    rejects("finetune", model, "--task", "classification", "--train", project / "classification-train.tsv", "--dev",
+            project / "classification-dev.tsv", "--out", tmp_path / "run", match=match)  # fmt: skip
 
 
 PUBLISHED = {
@@ -158,60 +158,60 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("case", PUBLISHED)
-def test_transformers_configs(case, refused, model):
+def test_transformers_configs(case, rejects, model):
     """A folder without polyseme.json is read from its config.json."""
     (model / "polyseme.json").unlink()
-    changes, says = PUBLISHED[case]
+    changes, match = PUBLISHED[case]
     edit_config(model, **changes)
-    refused("fill", model, "the [MASK]", says=says)
-    refused("verify", model, says=says)
+    rejects("fill", model, "the [MASK]", match=match)
+    rejects("verify", model, match=match)
 
 
-def test_missing_field_in_the_config(refused, model):
+def test_missing_field_in_the_config(rejects, model):
     (model / "polyseme.json").unlink()
     config = json.loads((model / "config.json").read_text())
     del config["hidden_size"]
     (model / "config.json").write_text(json.dumps(config))
-    refused("fill", model, "the [MASK]", says="hidden_size")
+    rejects("fill", model, "the [MASK]", match="hidden_size")
 
 
-def test_missing_or_outside_shards(refused, model):
+def test_missing_or_outside_shards(rejects, model):
     (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
     index = model / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "model-00002-of-00002.safetensors"}}))
-    refused("verify", model, says="model-00002-of-00002.safetensors")
+    rejects("verify", model, match="model-00002-of-00002.safetensors")
     index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
-    refused("verify", model, says="outside")
+    rejects("verify", model, match="outside")
 
 
-def test_weight_changed_after_saving(refused, model):
+def test_weight_changed_after_saving(rejects, model):
     edit_tensors(model, lambda t: t[QUERY].add_(1))
-    refused("verify", model, says=["model.safetensors", "hash"])
+    rejects("verify", model, match=["model.safetensors", "hash"])
 
 
-def test_tokenizer_larger_than_the_model(refused, project, model):
+def test_tokenizer_larger_than_the_model(rejects, project, model):
     for file in model.glob("*tok*"):
         file.unlink()
     (model / "vocab.txt").write_text(
         (project / "tok-bert/vocab.txt").read_text() + "".join(f"more{i}\n" for i in range(50))
     )
-    refused("fill", model, "the [MASK]", says="the tokenizer has")
+    rejects("fill", model, "the [MASK]", match="the tokenizer has")
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def pretrain(refused, project, tmp_path):
-    def run(*options, recipe=None, says=(), change=None):
+def pretrain(rejects, project, tmp_path):
+    def run(*options, recipe=None, match=(), change=None):
         path = project / "bert.json"
         if change is not None:
             path = tmp_path / "recipe.json"
             data = json.loads((project / "bert.json").read_text())
             path.write_text(json.dumps(change(data) or data))
         recipe = recipe or path
-        return refused(
-            "pretrain", recipe, "--corpus", project / "corpus-bert", "--out", tmp_path / "run", *options, says=says
+        return rejects(
+            "pretrain", recipe, "--corpus", project / "corpus-bert", "--out", tmp_path / "run", *options, match=match
         )
 
     return run
@@ -259,8 +259,8 @@ SETTINGS = {
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_set(case, pretrain):
-    change, says = SETTINGS[case]
-    pretrain("--set", change, says=says)
+    change, match = SETTINGS[case]
+    pretrain("--set", change, match=match)
 
 
 RECIPES = {
@@ -280,40 +280,40 @@ RECIPES = {
 
 @pytest.mark.parametrize("case", RECIPES)
 def test_recipe_files(case, pretrain):
-    change, says = RECIPES[case]
-    pretrain(change=change, says=says)
+    change, match = RECIPES[case]
+    pretrain(change=change, match=match)
 
 
 def test_missing_recipes(pretrain, project, tmp_path):
-    pretrain(recipe=tmp_path / "none.json", says=["none.json", "missing"])
-    pretrain(recipe="bert-tini", says=["bert-tini", "'bert-tiny'"])
+    pretrain(recipe=tmp_path / "none.json", match=["none.json", "missing"])
+    pretrain(recipe="bert-tini", match=["bert-tini", "'bert-tiny'"])
     (tmp_path / "bad.json").write_text('{\n"name": "a",\n')
-    pretrain(recipe=tmp_path / "bad.json", says=["bad.json", "line"])
+    pretrain(recipe=tmp_path / "bad.json", match=["bad.json", "line"])
     (tmp_path / "empty.json").write_text("")
-    pretrain(recipe=tmp_path / "empty.json", says="empty.json")
+    pretrain(recipe=tmp_path / "empty.json", match="empty.json")
     (tmp_path / "latin.json").write_bytes(b'{"name": "caf\xe9"}')
-    pretrain(recipe=tmp_path / "latin.json", says="latin.json")
+    pretrain(recipe=tmp_path / "latin.json", match="latin.json")
     (tmp_path / "folder.json").mkdir()
-    pretrain(recipe=tmp_path / "folder.json", says="folder.json")
+    pretrain(recipe=tmp_path / "folder.json", match="folder.json")
 
 
-def test_missing_or_small_corpora(refused, project, done, tmp_path):
-    refused("pretrain", project / "bert.json", "--corpus", tmp_path / "none", "--out", tmp_path / "run", says="none")
+def test_missing_or_small_corpora(rejects, project, run_cli, tmp_path):
+    rejects("pretrain", project / "bert.json", "--corpus", tmp_path / "none", "--out", tmp_path / "run", match="none")
     (tmp_path / "one.txt").write_text("The cat sees the dog.")
-    done("prepare", tmp_path / "one.txt", "--tokenizer", project / "tok-bert", "--out", tmp_path / "one")
-    refused("pretrain", project / "bert.json", "--corpus", tmp_path / "one", "--out", tmp_path / "run",
-            says="two documents")  # fmt: skip
+    run_cli("prepare", tmp_path / "one.txt", "--tokenizer", project / "tok-bert", "--out", tmp_path / "one")
+    rejects("pretrain", project / "bert.json", "--corpus", tmp_path / "one", "--out", tmp_path / "run",
+            match="two documents")  # fmt: skip
 
 
-def test_objective_that_the_tokenizer_does_not_support(refused, project, tmp_path):
-    refused("pretrain", project / "bert.json", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "run",
-            says="cls")  # fmt: skip
+def test_objective_that_the_tokenizer_does_not_support(rejects, project, tmp_path):
+    rejects("pretrain", project / "bert.json", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "run",
+            match="cls")  # fmt: skip
 
 
-def test_resume_of_another_run(refused, done, project, tmp_path):
+def test_resume_of_another_run(rejects, run_cli, project, tmp_path):
     common = ("pretrain", project / "bert.json", "--corpus", project / "corpus-bert", "--out", tmp_path / "run")
-    done(*common, "--set", "budget.steps=1")
-    refused(*common, "--set", "budget.steps=1", says="--resume")
-    refused(*common, "--resume", says="budget")
+    run_cli(*common, "--set", "budget.steps=1")
+    rejects(*common, "--set", "budget.steps=1", match="--resume")
+    rejects(*common, "--resume", match="budget")
     (tmp_path / "run/recipe.json").write_text("[]")
-    refused(*common, "--resume", says="recipe.json")
+    rejects(*common, "--resume", match="recipe.json")

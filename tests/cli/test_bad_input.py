@@ -52,39 +52,39 @@ def lay(tmp_path, name, content):
 
 @pytest.mark.parametrize("case", TEXTS)
 @pytest.mark.parametrize("verb", ["tokenizer", "prepare"])
-def test_sources(case, verb, refused, project, tmp_path):
-    name, content, says = TEXTS[case]
+def test_sources(case, verb, rejects, project, tmp_path):
+    name, content, match = TEXTS[case]
     path = lay(tmp_path, name, content)
     if verb == "tokenizer":
-        refused("tokenizer", "train", path, "--vocab-size", 300, "--out", tmp_path / "out", says=says)
+        rejects("tokenizer", "train", path, "--vocab-size", 300, "--out", tmp_path / "out", match=match)
     else:
-        refused("prepare", path, "--tokenizer", project / "tok-bert", "--out", tmp_path / "out", says=says)
+        rejects("prepare", path, "--tokenizer", project / "tok-bert", "--out", tmp_path / "out", match=match)
 
 
 @pytest.mark.parametrize("case", [c for c in TEXTS if not c.startswith("json") and c != "empty folder"])
 @pytest.mark.parametrize("verb", ["score", "embed"])
-def test_lines(case, verb, refused, project, tmp_path):
-    name, content, says = TEXTS[case]
+def test_lines(case, verb, rejects, project, tmp_path):
+    name, content, match = TEXTS[case]
     path = lay(tmp_path, name, content)
     out = ("--out", tmp_path / "v.npz") if verb == "embed" else ()
-    refused(verb, project / "run-bert/model", "--data", path, *out, says=says)
+    rejects(verb, project / "run-bert/model", "--data", path, *out, match=match)
 
 
 @pytest.mark.parametrize("verb", ["score", "embed"])
-def test_blank_line_is_reported(verb, refused, project, tmp_path):
+def test_blank_line_is_reported(verb, rejects, project, tmp_path):
     (tmp_path / "a.txt").write_text("the cat\n\nthe dog\n")
     out = ("--out", tmp_path / "v.npz") if verb == "embed" else ()
-    refused(verb, project / "run-bert/model", "--data", tmp_path / "a.txt", *out, says=["a.txt", r"(line |:)2\b"])
+    rejects(verb, project / "run-bert/model", "--data", tmp_path / "a.txt", *out, match=["a.txt", r"(line |:)2\b"])
 
 
-def test_late_bad_row_leaves_no_output(refused, project, tmp_path):
+def test_late_bad_row_leaves_no_output(rejects, project, tmp_path):
     rows = [json.dumps({"text": f"the cat sees the dog {i}."}) for i in range(50)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{"]))
-    refused("prepare", tmp_path / "a.jsonl", "--tokenizer", project / "tok-bert", "--out", tmp_path / "out",
-            says="line 51")  # fmt: skip
+    rejects("prepare", tmp_path / "a.jsonl", "--tokenizer", project / "tok-bert", "--out", tmp_path / "out",
+            match="line 51")  # fmt: skip
 
 
-@pytest.mark.parametrize("options,says", [
+@pytest.mark.parametrize("options,match", [
     (("--kind", "wordpieces"), "wordpiece"),
     (("--split", "lines"), "'line'"),
     (("--vocab-size", "20"), "small"),
@@ -93,13 +93,13 @@ def test_late_bad_row_leaves_no_output(refused, project, tmp_path):
     (("--vocab-size", "many"), "vocab-size"),
     (("--kind", "bpe", "--vocab-size", "100"), "257"),
 ])  # fmt: skip
-def test_tokenizer_options(options, says, refused, project, tmp_path):
+def test_tokenizer_options(options, match, rejects, project, tmp_path):
     size = () if "--vocab-size" in options else ("--vocab-size", 300)
-    refused("tokenizer", "train", project / "text.txt", *size, *options, "--out", tmp_path / "out", says=says)
+    rejects("tokenizer", "train", project / "text.txt", *size, *options, "--out", tmp_path / "out", match=match)
 
 
 @pytest.mark.parametrize("what", ["missing", "empty folder", "malformed", "a vocabulary without [CLS]"])
-def test_tokenizers(what, refused, project, tmp_path):
+def test_tokenizers(what, rejects, project, tmp_path):
     folder = tmp_path / "tok"
     if what != "missing":
         folder.mkdir()
@@ -107,22 +107,22 @@ def test_tokenizers(what, refused, project, tmp_path):
         (folder / "tokenizer.json").write_text("{")
     if what == "a vocabulary without [CLS]":
         (folder / "vocab.txt").write_text("[PAD]\n[UNK]\nthe\n")
-    refused("prepare", project / "text.txt", "--tokenizer", folder, "--out", tmp_path / "out", says="tok")
+    rejects("prepare", project / "text.txt", "--tokenizer", folder, "--out", tmp_path / "out", match="tok")
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def finetune(refused, project, tmp_path):
-    def run(*options, task="classification", train=None, dev=None, model=None, says=()):
+def finetune(rejects, project, tmp_path):
+    def run(*options, task="classification", train=None, dev=None, model=None, match=()):
         ending = "conll" if task.startswith("tag") else "tsv"
         kind = task if (project / f"{task}-train.{ending}").exists() else "classification"
         train = train or project / f"{kind}-train.{ending}"
         dev = dev or project / f"{kind}-dev.{ending}"
-        return refused(
+        return rejects(
             "finetune", model or project / "run-bert/model", "--task", task, "--train", train, "--dev", dev, "--out",
-            tmp_path / "run", "--set", "steps=1", *options, says=says,
+            tmp_path / "run", "--set", "steps=1", *options, match=match,
         )  # fmt: skip
 
     return run
@@ -146,34 +146,34 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("case", EXAMPLES)
-def test_examples(case, refused, finetune, project, tmp_path):
-    name, content, says = EXAMPLES[case]
+def test_examples(case, rejects, finetune, project, tmp_path):
+    name, content, match = EXAMPLES[case]
     path = lay(tmp_path, name, content)
-    finetune(train=path, says=says)
-    finetune(dev=path, says=says)
-    refused("evaluate", project / "run-classification/model", "--data", path, says=says)
+    finetune(train=path, match=match)
+    finetune(dev=path, match=match)
+    rejects("evaluate", project / "run-classification/model", "--data", path, match=match)
     if case != "json key":
-        refused(
-            "predict", project / "run-classification/model", "--data", path, "--out", tmp_path / "p.jsonl", says=says
+        rejects(
+            "predict", project / "run-classification/model", "--data", path, "--out", tmp_path / "p.jsonl", match=match
         )
 
 
 def test_missing_column_lists_the_others(finetune, tmp_path):
     (tmp_path / "a.tsv").write_text("sentence\tgold\na\tland\n")
-    finetune(train=tmp_path / "a.tsv", says=["'text'", "sentence", "gold"])
+    finetune(train=tmp_path / "a.tsv", match=["'text'", "sentence", "gold"])
     (tmp_path / "a.jsonl").write_text('{"sentence": "a", "gold": "land"}\n')
-    finetune(train=tmp_path / "a.jsonl", says=["'text'", "sentence", "gold"])
+    finetune(train=tmp_path / "a.jsonl", match=["'text'", "sentence", "gold"])
 
 
-def test_unknown_labels(refused, finetune, project, tmp_path):
+def test_unknown_labels(rejects, finetune, project, tmp_path):
     (tmp_path / "odd.tsv").write_text("text\tlabel\nthe cat\tland\nthe fish\twatr\n")
-    finetune(dev=tmp_path / "odd.tsv", says=["odd.tsv:3", "'watr'", "'water'"])
-    refused(
-        "evaluate", project / "run-classification/model", "--data", tmp_path / "odd.tsv", says=["odd.tsv:3", "'watr'"]
+    finetune(dev=tmp_path / "odd.tsv", match=["odd.tsv:3", "'watr'", "'water'"])
+    rejects(
+        "evaluate", project / "run-classification/model", "--data", tmp_path / "odd.tsv", match=["odd.tsv:3", "'watr'"]
     )
     (tmp_path / "odd.conll").write_text("the\tO\ncat\tB-B\n")
-    finetune(task="tagging", dev=tmp_path / "odd.conll", says=["odd.conll", "'B-B'"])
-    refused("evaluate", project / "run-tagging/model", "--data", tmp_path / "odd.conll", says="'B-B'")
+    finetune(task="tagging", dev=tmp_path / "odd.conll", match=["odd.conll", "'B-B'"])
+    rejects("evaluate", project / "run-tagging/model", "--data", tmp_path / "odd.conll", match="'B-B'")
 
 
 TASKS = {
@@ -194,8 +194,8 @@ TASKS = {
 
 @pytest.mark.parametrize("case", TASKS)
 def test_finetune_options(case, finetune):
-    options, says = TASKS[case]
-    finetune(*options, says=says)
+    options, match = TASKS[case]
+    finetune(*options, match=match)
 
 
 NAMED = {
@@ -216,95 +216,95 @@ NAMED = {
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_named_data_sets(case, refused, project, glue, tmp_path):
+def test_named_data_sets(case, rejects, project, glue, tmp_path):
     (glue / "WNLI/dev.tsv").unlink()
     score = (glue / "STS-B/dev.tsv").read_text().splitlines()[1].split("\t")[-1]
     file = glue / "STS-B/dev.tsv"
     file.write_text(file.read_text().replace(score, "high"))
-    options, says = NAMED[case]
+    options, match = NAMED[case]
     given = [tmp_path / o if o in ("glue", "none") else o for o in options]
-    refused("finetune", project / "run-bert/model", *given, "--out", tmp_path / "run", says=says)
+    rejects("finetune", project / "run-bert/model", *given, "--out", tmp_path / "run", match=match)
 
 
 def test_training_set_with_one_label(finetune, tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\nthe cat\tland\nthe dog\tland\n")
-    finetune(train=tmp_path / "a.tsv", says="'land'")
+    finetune(train=tmp_path / "a.tsv", match="'land'")
 
 
-def test_models_without_the_required_head(refused, project, tmp_path):
+def test_models_without_the_required_head(rejects, project, tmp_path):
     data = project / "classification-dev.tsv"
-    refused("evaluate", project / "run-bert/model", "--data", data, says="fine-tune")
-    refused("predict", project / "run-bert/model", "--data", data, "--out", tmp_path / "p.tsv", says="fine-tune")
-    refused(
-        "fill", project / "run-gpt2/model", "the [MASK]", says=["cannot fill masks", "gpt2 model with the heads next"]
+    rejects("evaluate", project / "run-bert/model", "--data", data, match="fine-tune")
+    rejects("predict", project / "run-bert/model", "--data", data, "--out", tmp_path / "p.tsv", match="fine-tune")
+    rejects(
+        "fill", project / "run-gpt2/model", "the [MASK]", match=["cannot fill masks", "gpt2 model with the heads next"]
     )
     follows = "cannot predict whether one text follows another"
-    refused("next", project / "run-gpt2/model", "a cat", "a dog", says=[follows, "gpt2 model with the heads next"])
-    refused("next", project / "run-classification/model", "a cat", "a dog", says=[follows, "heads classify"])
+    rejects("next", project / "run-gpt2/model", "a cat", "a dog", match=[follows, "gpt2 model with the heads next"])
+    rejects("next", project / "run-classification/model", "a cat", "a dog", match=[follows, "heads classify"])
     (tmp_path / "a.txt").write_text("the cat\n")
-    refused(
+    rejects(
         "score",
         project / "run-classification/model",
         "--data",
         tmp_path / "a.txt",
-        says=["cannot score texts", "heads classify"],
+        match=["cannot score texts", "heads classify"],
     )
 
 
-@pytest.mark.parametrize("name,says", [("p.xls", ".jsonl"), ("p", ".jsonl"), ("p.conll", ".jsonl")])
-def test_predict_to_an_unknown_suffix(name, says, refused, project, tmp_path):
-    refused("predict", project / "run-classification/model", "--data", project / "classification-dev.tsv", "--out",
-            tmp_path / name, says=says)  # fmt: skip
+@pytest.mark.parametrize("name,match", [("p.xls", ".jsonl"), ("p", ".jsonl"), ("p.conll", ".jsonl")])
+def test_predict_to_an_unknown_suffix(name, match, rejects, project, tmp_path):
+    rejects("predict", project / "run-classification/model", "--data", project / "classification-dev.tsv", "--out",
+            tmp_path / name, match=match)  # fmt: skip
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_texts_longer_than_the_model(family, refused, project, tmp_path):
+def test_texts_longer_than_the_model(family, rejects, project, tmp_path):
     model = project / f"run-{family}/model"
     (tmp_path / "long.txt").write_text(f"the cat\n{LONG}\n")
-    says = [r"\b32\b", "long"]
+    match = [r"\b32\b", "long"]
     if family == "bert":
-        refused("fill", model, LONG + "[MASK]", says=says)
-        refused("next", model, LONG, "the cat", says=says)
-        refused("next", model, "the cat", LONG, says=says)
-    refused("encode", model, LONG, says=says)
-    refused("encode", model, "a cat", LONG, says=says)
-    refused("score", model, "--data", tmp_path / "long.txt", says=says)
-    refused("embed", model, "--data", tmp_path / "long.txt", "--out", tmp_path / "v.npz", says=says)
+        rejects("fill", model, LONG + "[MASK]", match=match)
+        rejects("next", model, LONG, "the cat", match=match)
+        rejects("next", model, "the cat", LONG, match=match)
+    rejects("encode", model, LONG, match=match)
+    rejects("encode", model, "a cat", LONG, match=match)
+    rejects("score", model, "--data", tmp_path / "long.txt", match=match)
+    rejects("embed", model, "--data", tmp_path / "long.txt", "--out", tmp_path / "v.npz", match=match)
 
 
-def test_examples_longer_than_the_model(refused, finetune, project, tmp_path):
+def test_examples_longer_than_the_model(rejects, finetune, project, tmp_path):
     (tmp_path / "long.tsv").write_text(f"text\tlabel\nthe cat\tland\n{LONG}\twater\n")
-    says = ["long.tsv:3", r"\b32\b"]
-    finetune(train=tmp_path / "long.tsv", says=says)
-    finetune(dev=tmp_path / "long.tsv", says=says)
-    refused("evaluate", project / "run-classification/model", "--data", tmp_path / "long.tsv", says=says)
-    refused("predict", project / "run-classification/model", "--data", tmp_path / "long.tsv", "--out",
-            tmp_path / "p.jsonl", says=says)  # fmt: skip
+    match = ["long.tsv:3", r"\b32\b"]
+    finetune(train=tmp_path / "long.tsv", match=match)
+    finetune(dev=tmp_path / "long.tsv", match=match)
+    rejects("evaluate", project / "run-classification/model", "--data", tmp_path / "long.tsv", match=match)
+    rejects("predict", project / "run-classification/model", "--data", tmp_path / "long.tsv", "--out",
+            tmp_path / "p.jsonl", match=match)  # fmt: skip
     (tmp_path / "long.conll").write_text("".join(f"{w}\t{'O' if w == 'the' else 'B-A'}\n" for w in LONG.split()))
-    finetune(task="tagging", train=tmp_path / "long.conll", says=["long.conll", r"\b32\b"])
-    refused("predict", project / "run-tagging/model", "--data", tmp_path / "long.conll", "--out", tmp_path / "p.conll",
-            says=["long.conll", r"\b32\b"])  # fmt: skip
+    finetune(task="tagging", train=tmp_path / "long.conll", match=["long.conll", r"\b32\b"])
+    rejects("predict", project / "run-tagging/model", "--data", tmp_path / "long.conll", "--out", tmp_path / "p.conll",
+            match=["long.conll", r"\b32\b"])  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\n", "\u200b\x00"], ids=["empty", "blanks", "newline", "control"])
-def test_zero_length_texts(text, refused, project):
+def test_zero_length_texts(text, rejects, project):
     model = project / "run-bert/model"
-    refused("fill", model, text, says="has no tokens")
-    refused("encode", model, text, says="has no tokens")
-    refused("encode", model, "a cat", text, says="has no tokens")
-    refused("next", model, text, "a cat", says="has no tokens")
-    refused("next", model, "a cat", text, says="has no tokens")
+    rejects("fill", model, text, match="has no tokens")
+    rejects("encode", model, text, match="has no tokens")
+    rejects("encode", model, "a cat", text, match="has no tokens")
+    rejects("next", model, text, "a cat", match="has no tokens")
+    rejects("next", model, "a cat", text, match="has no tokens")
 
 
-def test_fill_without_a_mask(refused, project):
-    refused("fill", project / "run-bert/model", "the cat", says=r"\[MASK\]")
-    refused("fill", project / "run-bert/model", "the [MASK]", "--top-k", 0, says="top-k|0")
+def test_fill_without_a_mask(rejects, project):
+    rejects("fill", project / "run-bert/model", "the cat", match=r"\[MASK\]")
+    rejects("fill", project / "run-bert/model", "the [MASK]", "--top-k", 0, match="top-k|0")
 
 
-@pytest.mark.parametrize("options,says", [
+@pytest.mark.parametrize("options,match", [
     (("--layers", "lst"), "last"),
     (("--layers", "3"), "3"),
     (("--layers", "-1"), "-1"),
@@ -312,15 +312,17 @@ def test_fill_without_a_mask(refused, project):
     (("--layers", ""), "layers"),
     (("--granularity", "words"), "'word'"),
 ])  # fmt: skip
-def test_embed_options(options, says, refused, project, tmp_path):
+def test_embed_options(options, match, rejects, project, tmp_path):
     (tmp_path / "a.txt").write_text("the cat\n")
-    refused("embed", project / "run-bert/model", "--data", tmp_path / "a.txt", "--out", tmp_path / "v.npz", *options,
-            says=says)  # fmt: skip
+    rejects("embed", project / "run-bert/model", "--data", tmp_path / "a.txt", "--out", tmp_path / "v.npz", *options,
+            match=match)  # fmt: skip
 
 
-def test_embed_to_an_unknown_suffix(refused, project, tmp_path):
+def test_embed_to_an_unknown_suffix(rejects, project, tmp_path):
     (tmp_path / "a.txt").write_text("the cat\n")
-    refused("embed", project / "run-bert/model", "--data", tmp_path / "a.txt", "--out", tmp_path / "v.npy", says=".npz")
+    rejects(
+        "embed", project / "run-bert/model", "--data", tmp_path / "a.txt", "--out", tmp_path / "v.npy", match=".npz"
+    )
 
 
 # --- where things are written ----------------------------------------------------------------------------------------
@@ -352,27 +354,27 @@ FILES = ["predict", "embed"]
 
 
 @pytest.mark.parametrize("verb", FOLDERS)
-def test_out_that_exists(verb, refused, project, tmp_path):
+def test_out_that_exists(verb, rejects, project, tmp_path):
     out = tmp_path / "place/out"
     out.mkdir(parents=True)
     (out / "precious.txt").write_text("keep me")
-    refused(*writers(project, out)[verb], says="out")
+    rejects(*writers(project, out)[verb], match="out")
     (out / "precious.txt").unlink()
     out.rmdir()
     out.write_text("a file")
-    refused(*writers(project, out)[verb], says="out")
+    rejects(*writers(project, out)[verb], match="out")
 
 
 @pytest.mark.parametrize("verb", FILES)
-def test_out_that_is_a_folder(verb, refused, project, tmp_path):
+def test_out_that_is_a_folder(verb, rejects, project, tmp_path):
     (tmp_path / "place").mkdir()
     command = writers(project, tmp_path / "place/out")[verb]
     command[-1].mkdir()
-    refused(*command, says="out")
+    rejects(*command, match="out")
 
 
 @pytest.mark.parametrize("verb", FOLDERS + FILES)
-def test_out_below_a_file(verb, refused, project, tmp_path):
+def test_out_below_a_file(verb, rejects, project, tmp_path):
     (tmp_path / "place").mkdir()
     (tmp_path / "place/file").write_text("a file")
     command = list(writers(project, tmp_path / "place/out")[verb])
@@ -380,18 +382,18 @@ def test_out_below_a_file(verb, refused, project, tmp_path):
         tmp_path / "place/file" / p.name if isinstance(p, type(tmp_path)) and p.parent == tmp_path / "place" else p
         for p in command
     ]
-    refused(*command, says="file")
+    rejects(*command, match="file")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 @pytest.mark.parametrize("verb", FOLDERS + FILES)
-def test_out_without_permission(verb, refused, project, tmp_path):
+def test_out_without_permission(verb, rejects, project, tmp_path):
     place = tmp_path / "place"
     place.mkdir()
     command = writers(project, place / "out")[verb]
     place.chmod(0o500)
     try:
-        refused(*command, says="permission")
+        rejects(*command, match="permission")
     finally:
         place.chmod(0o700)
 
@@ -399,7 +401,7 @@ def test_out_without_permission(verb, refused, project, tmp_path):
 # --- the command line itself -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("args,says", [
+@pytest.mark.parametrize("args,match", [
     (("fil",), ["fil", "fill"]),
     (("tokenizer", "trian"), ["trian"]),
     (("fill",), "model"),
@@ -412,13 +414,13 @@ def test_out_without_permission(verb, refused, project, tmp_path):
     (("recipes", "x"), "x"),
     (("--nonsense",), "--nonsense"),
 ])  # fmt: skip
-def test_usage(args, says, refused):
-    refused(*args, says=says)
+def test_usage(args, match, rejects):
+    rejects(*args, match=match)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there it works")
-@pytest.mark.parametrize("precision,says", [("bf16", "needs a GPU"), ("fp16", "precision is .fp16.")])
-def test_precision(precision, says, refused, project, tmp_path):
+@pytest.mark.parametrize("precision,match", [("bf16", "needs a GPU"), ("fp16", "precision is .fp16.")])
+def test_precision(precision, match, rejects, project, tmp_path):
     (tmp_path / "a.txt").write_text("The cat.")
     given = ("--data", tmp_path / "a.txt", "--out", tmp_path / "v.npz", "--precision", precision)
-    refused("embed", project / "run-bert/model", *given, says=says)
+    rejects("embed", project / "run-bert/model", *given, match=match)

@@ -18,8 +18,8 @@ VERBS = [
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda v: "-".join(v) or "polyseme")
-def test_help(verb, done):
-    said = done(*verb, "--help")
+def test_help(verb, run_cli):
+    said = run_cli(*verb, "--help")
     assert "Usage:" in said and "--help" in said
     if verb == ():
         missing = [v[0] for v in VERBS if v and not re.search(rf"^  {v[0]}\b", said, re.M)]
@@ -34,8 +34,8 @@ def test_no_argument_is_help(cli):
 
 
 def test_tokenizer_train(project):
-    assert re.search(r"wordpiece, \d+ pieces, lower case", project.said["tokenizer bert"])
-    assert re.search(r"bpe, \d+ pieces, case kept", project.said["tokenizer gpt2"])
+    assert re.search(r"wordpiece, \d+ pieces, lower case", project.output["tokenizer bert"])
+    assert re.search(r"bpe, \d+ pieces, case kept", project.output["tokenizer gpt2"])
     assert (project / "tok-bert/vocab.txt").read_text().splitlines()[:5] == [
         "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
     ]  # fmt: skip
@@ -48,7 +48,7 @@ def test_prepare(project, cli):
     counts = manifest["counts"]
     assert counts["documents"] == 36 and counts["sentences"] > 36 * 4
     for name, value in counts.items():
-        assert f"{value:,} {name}" in project.said["prepare bert"]
+        assert f"{value:,} {name}" in project.output["prepare bert"]
     again = cli("prepare", project / "text.txt", "--tokenizer", project / "tok-bert", "--out", project / "corpus-bert",
                 "--split", "blank")  # fmt: skip
     assert again.status == 0 and "already prepared" in again.err
@@ -60,7 +60,7 @@ def test_pretrain(project, family):
     run = project / f"run-{family}"
     results = json.loads((run / "results.json").read_text())
     assert results["steps"] == 6 and results["parameters"] > 0 and results["tokens"] > 0 and results["flops"] > 0
-    said = project.said[f"pretrain {family}"]
+    said = project.output[f"pretrain {family}"]
     for name, value in results["valid"].items():
         assert f"valid {name}: {value:.4f}" in said
     assert f"{results['parameters']:,} parameters" in said
@@ -77,7 +77,7 @@ def test_pretrain(project, family):
     assert json.loads((run / "recipe.json").read_text())["recipe"]["model"]["dim"] == 32
 
 
-def test_pretrain_set_and_resume(project, done, cli, tmp_path):
+def test_pretrain_set_and_resume(project, run_cli, cli, tmp_path):
     common = (
         "pretrain",
         project / "bert.json",
@@ -86,36 +86,36 @@ def test_pretrain_set_and_resume(project, done, cli, tmp_path):
         "--out",
         tmp_path / "run",
     )
-    done(*common, "--set", "budget.steps=2", "--set", "optimizer.lr=3e-4", "--set", "model.dim=16")
+    run_cli(*common, "--set", "budget.steps=2", "--set", "optimizer.lr=3e-4", "--set", "model.dim=16")
     saved = json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]
     assert (saved["budget"]["steps"], saved["optimizer"]["lr"], saved["model"]["dim"]) == (2, 3e-4, 16)
     # a finished run: --resume does nothing more, and the recipe of a run folder is a recipe
     options = ("--set", "budget.steps=2", "--set", "optimizer.lr=3e-4", "--set", "model.dim=16")
-    assert "model" in done(*common, *options, "--resume")
-    assert "model" in done("pretrain", tmp_path / "run/recipe.json", *common[2:], "--resume")
+    assert "model" in run_cli(*common, *options, "--resume")
+    assert "model" in run_cli("pretrain", tmp_path / "run/recipe.json", *common[2:], "--resume")
     assert json.loads((tmp_path / "run/results.json").read_text())["steps"] == 2
     assert "--resume" in cli(*common, *options).err
 
 
 @pytest.mark.parametrize("kind", ["classification", "pair_classification", "regression", "tagging"])
-def test_finetune_evaluate_predict(project, done, tmp_path, kind):
+def test_finetune_evaluate_predict(project, run_cli, tmp_path, kind):
     run, ending = project / f"run-{kind}", "conll" if kind == "tagging" else "tsv"
     results = json.loads((run / "results.json").read_text())
     assert results["task"] == kind and results["train_examples"] == 24 and results["steps"] == 4
-    header, row = project.said[f"finetune {kind}"].splitlines()[:2]
+    header, row = project.output[f"finetune {kind}"].splitlines()[:2]
     assert header.split()[2:] == list(results["mean"]) and row.startswith("fine-tuned")
     assert row.split()[1:] == [f"{v:.4f}" for v in results["mean"].values()]
     assert (run / "report.html").exists()
 
     dev = project / f"{kind}-dev.{ending}"
-    found = json.loads(done("evaluate", run / "model", "--data", dev, "--json"))
+    found = json.loads(run_cli("evaluate", run / "model", "--data", dev, "--json"))
     assert found.pop("examples") == 24 and found.pop("parameters") == results["parameters"]
     assert found.pop("examples_per_second") > 0 and found.pop("ms_per_text") > 0
     assert found == pytest.approx(results["mean"])
-    said = done("evaluate", run / "model", "--data", dev)
+    said = run_cli("evaluate", run / "model", "--data", dev)
     assert all(f"{name}: {value:.4f}" in said for name, value in found.items()) and "24 examples" in said
 
-    assert "24 predictions" in done("predict", run / "model", "--data", dev, "--out", tmp_path / "p.jsonl")
+    assert "24 predictions" in run_cli("predict", run / "model", "--data", dev, "--out", tmp_path / "p.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert len(rows) == 24
     if kind == "tagging":
@@ -124,13 +124,13 @@ def test_finetune_evaluate_predict(project, done, tmp_path, kind):
         gold = [[line.split("\t")[1] for line in s.splitlines()] for s in sentences]
         right = [p == g for r, s in zip(rows, gold) for p, g in zip(r["tags"], s)]
         assert np.mean(right) == pytest.approx(found["accuracy"])
-        done("predict", run / "model", "--data", dev, "--out", tmp_path / "p.conll")
+        run_cli("predict", run / "model", "--data", dev, "--out", tmp_path / "p.conll")
         first = (tmp_path / "p.conll").read_text().splitlines()[0]
         assert first == f"{rows[0]['words'][0]}\t{rows[0]['tags'][0]}"
     elif kind == "regression":
         gold = [float(line.split("\t")[1]) for line in dev.read_text().splitlines()[1:]]
         assert np.corrcoef(gold, [r["label"] for r in rows])[0, 1] == pytest.approx(found["pearson"])
-        done("predict", run / "model", "--data", dev, "--out", tmp_path / "p.tsv")
+        run_cli("predict", run / "model", "--data", dev, "--out", tmp_path / "p.tsv")
         assert (tmp_path / "p.tsv").read_text().splitlines()[:2] == [
             "text\tlabel", f"{rows[0]['text']}\t{rows[0]['label']}",
         ]  # fmt: skip
@@ -141,16 +141,16 @@ def test_finetune_evaluate_predict(project, done, tmp_path, kind):
         assert all(sum(r["probabilities"].values()) == pytest.approx(1) for r in rows)
         assert all(max(r["probabilities"], key=r["probabilities"].get) == r["label"] for r in rows)
         assert ("pair" in rows[0]) == (kind == "pair_classification")
-        done("predict", run / "model", "--data", dev, "--out", tmp_path / "p.tsv")
+        run_cli("predict", run / "model", "--data", dev, "--out", tmp_path / "p.tsv")
         assert (tmp_path / "p.tsv").read_text().splitlines()[1].split("\t")[0] == rows[0]["text"]
 
 
-def test_finetune_seeds_baselines_and_json_lines(project, done, tmp_path):
+def test_finetune_seeds_baselines_and_json_lines(project, run_cli, tmp_path):
     for part in ("train", "dev"):
         lines = (project / f"classification-{part}.tsv").read_text().splitlines()[1:]
         rows = [dict(zip(("sentence", "gold"), line.split("\t"))) for line in lines]
         (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    said = done(
+    said = run_cli(
         "finetune", project / "run-bert/model", "--task", "classification", "--train", tmp_path / "train.jsonl",
         "--dev", tmp_path / "dev.jsonl", "--out", tmp_path / "run", "--seeds", 2, "--set", "steps=1",
         "--text-column", "sentence", "--label-column", "gold", "--baselines", "--from-scratch",
@@ -166,11 +166,11 @@ def test_finetune_seeds_baselines_and_json_lines(project, done, tmp_path):
     assert f"{results['mean']['accuracy']:.4f} ± {results['std']['accuracy']:.4f}" in said
 
 
-def test_tasks_and_a_named_data_set(project, done, glue, tmp_path):
-    listed = [line.split()[:3] for line in done("tasks").splitlines()]
+def test_tasks_and_a_named_data_set(project, run_cli, glue, tmp_path):
+    listed = [line.split()[:3] for line in run_cli("tasks").splitlines()]
     assert ["glue/mrpc", "pair_classification", "f1"] in listed and ["glue/sts-b", "regression", "spearman"] in listed
     for name, metric, blind in (("cola", "matthews", "majority"), ("sts-b", "spearman", "mean")):
-        said = done(
+        said = run_cli(
             "finetune", project / "run-bert/model", "--task", f"glue/{name}", "--data", glue, "--out", tmp_path / name,
             "--seeds", 2, "--set", "steps=2", "--set", "truncate=true", "--baselines",
         )  # fmt: skip
@@ -180,13 +180,13 @@ def test_tasks_and_a_named_data_set(project, done, glue, tmp_path):
         assert header.split()[2] == metric and [row.split()[0] for row in rows[:3]] == [blind, "linear", "fine-tuned"]
         best = max(results["seeds"], key=lambda run: run[metric])
         found = json.loads(
-            done("evaluate", tmp_path / name / "model", "--task", f"glue/{name}", "--data", glue, "--json")
+            run_cli("evaluate", tmp_path / name / "model", "--task", f"glue/{name}", "--data", glue, "--json")
         )
         assert results["best_seed"] == best["seed"] and found[metric] == pytest.approx(best[metric])
 
 
-def test_finetune_gpt2(project, done, tmp_path):
-    done("finetune", project / "run-gpt2/model", "--task", "classification", "--train",
+def test_finetune_gpt2(project, run_cli, tmp_path):
+    run_cli("finetune", project / "run-gpt2/model", "--task", "classification", "--train",
          project / "classification-train.tsv", "--dev", project / "classification-dev.tsv", "--out", tmp_path / "run",
          "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
     assert json.loads((tmp_path / "run/model/config.json").read_text())["architectures"] == [
@@ -194,42 +194,42 @@ def test_finetune_gpt2(project, done, tmp_path):
     ]
 
 
-def test_fill(project, done):
+def test_fill(project, run_cli):
     model = project / "run-bert/model"
-    one = done("fill", model, "the old [MASK] sees the dog", "--top-k", 3)
+    one = run_cli("fill", model, "the old [MASK] sees the dog", "--top-k", 3)
     assert len(one.splitlines()) == 3 and all(re.fullmatch(r" *\d+\.\d\d%  \S+", line) for line in one.splitlines())
-    found = json.loads(done("fill", model, "the old [MASK] sees the dog", "--top-k", 3, "--json"))
+    found = json.loads(run_cli("fill", model, "the old [MASK] sees the dog", "--top-k", 3, "--json"))
     assert [g["token"] for g in found[0]] == [line.split()[1] for line in one.splitlines()]
     chances = [g["probability"] for g in found[0]]
     assert chances == sorted(chances, reverse=True) and 0 < sum(chances) <= 1
-    several = done("fill", model, "the [MASK] cat [MASK] the dog", "--top-k", 2)
+    several = run_cli("fill", model, "the [MASK] cat [MASK] the dog", "--top-k", 2)
     lines = several.splitlines()
     assert len(lines) == 6 and (lines[0], lines[3]) == ("mask 1", "mask 2")
-    found = json.loads(done("fill", model, "the [MASK] cat [MASK] the dog", "--json"))
+    found = json.loads(run_cli("fill", model, "the [MASK] cat [MASK] the dog", "--json"))
     assert [len(g) for g in found] == [5, 5] and all(set(g) == {"token", "probability"} for f in found for g in f)
-    everything = json.loads(done("fill", model, "[MASK]", "--top-k", 100000, "--json"))[0]
+    everything = json.loads(run_cli("fill", model, "[MASK]", "--top-k", 100000, "--json"))[0]
     assert sum(g["probability"] for g in everything) == pytest.approx(1, abs=1e-4)
 
 
-def test_next(project, done):
+def test_next(project, run_cli):
     import polyseme
 
-    said = float(done("next", project / "run-bert/model", "the cat sees.", "the dog hears."))
+    said = float(run_cli("next", project / "run-bert/model", "the cat sees.", "the dog hears."))
     found = polyseme.load(project / "run-bert/model").next_sentence("the cat sees.", "the dog hears.")
     assert 0 < said < 1 and said == pytest.approx(found, abs=1e-4)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_score(project, done, tmp_path, family):
+def test_score(project, run_cli, tmp_path, family):
     lines = ["the old cat sees the dog", "a dog", "the quiet swan feeds the small frog in the garden."]
     (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
     model = project / f"run-{family}/model"
-    rows = [json.loads(r) for r in done("score", model, "--data", tmp_path / "lines.txt", "--json").splitlines()]
+    rows = [json.loads(r) for r in run_cli("score", model, "--data", tmp_path / "lines.txt", "--json").splitlines()]
     assert [r["text"] for r in rows] == lines
     for row in rows:
         assert row["log_prob"] < 0 and row["num_tokens"] >= 2
         assert row["perplexity"] == pytest.approx(np.exp(-row["log_prob"] / row["num_tokens"]))
-    plain = done("score", model, "--data", tmp_path / "lines.txt").splitlines()
+    plain = run_cli("score", model, "--data", tmp_path / "lines.txt").splitlines()
     assert len(plain) == 4 and plain[3].endswith("(all)")
     total, tokens = sum(r["log_prob"] for r in rows), sum(r["num_tokens"] for r in rows)
     numbers = plain[3].split()
@@ -245,15 +245,15 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_embed(project, done, tmp_path, family):
+def test_embed(project, run_cli, tmp_path, family):
     lines = ["the old cat sees the dog", "a dog", "the unseen swan."]
     (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
     found = {}
     for layers, shape in CHOICES.items():
         for granularity in ("token", "word", "text"):
             out = tmp_path / f"{layers}-{granularity}.npz"
-            said = done("embed", project / f"run-{family}/model", "--data", tmp_path / "lines.txt", "--layers", layers,
-                        "--granularity", granularity, "--out", out)  # fmt: skip
+            said = run_cli("embed", project / f"run-{family}/model", "--data", tmp_path / "lines.txt", "--layers",
+                           layers, "--granularity", granularity, "--out", out)  # fmt: skip
             with np.load(out) as arrays:
                 found[layers, granularity] = vectors = arrays["vectors"]
                 assert f"vectors {vectors.shape}" in said and vectors.shape[1:] == shape
@@ -273,38 +273,38 @@ def test_embed(project, done, tmp_path, family):
         np.testing.assert_allclose(every[:, 1:].sum(1), found["sum_all", granularity], atol=1e-5)
 
 
-def test_encode(project, done):
+def test_encode(project, run_cli):
     model = project / "run-bert/model"
-    one = json.loads(done("encode", model, "the cat sees", "--json"))
+    one = json.loads(run_cli("encode", model, "the cat sees", "--json"))
     assert one["tokens"] == ["[CLS]", "the", "cat", "sees", "[SEP]"]
     assert one["token_type_ids"] == [0] * 5 and one["attention_mask"] == [1] * 5 and len(one["input_ids"]) == 5
-    two = json.loads(done("encode", model, "the cat", "a dog", "--json"))
+    two = json.loads(run_cli("encode", model, "the cat", "a dog", "--json"))
     assert two["tokens"] == ["[CLS]", "the", "cat", "[SEP]", "a", "dog", "[SEP]"]
     assert two["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
-    table = [line.split() for line in done("encode", model, "the cat", "a dog").splitlines()]
+    table = [line.split() for line in run_cli("encode", model, "the cat", "a dog").splitlines()]
     assert table[0] == ["token", "input", "id", "token", "type", "id", "attention"]
     assert [row[0] for row in table[1:]] == two["tokens"]
     assert [[int(c) for c in row[1:]] for row in table[1:]] == [
         list(r) for r in zip(two["input_ids"], two["token_type_ids"], [1] * 7)
     ]
-    causal = json.loads(done("encode", project / "run-gpt2/model", "the cat", "--json"))
+    causal = json.loads(run_cli("encode", project / "run-gpt2/model", "the cat", "--json"))
     assert "".join(causal["tokens"]).replace("Ġ", " ") == "the cat"
 
 
-def test_verify(project, done):
+def test_verify(project, run_cli):
     for name in ("corpus-bert", "corpus-gpt2", "run-bert/model", "run-gpt2/model", "run-tagging/model"):
-        assert "whole" in done("verify", project / name)
+        assert "whole" in run_cli("verify", project / name)
 
 
-def test_recipes_and_families(done):
+def test_recipes_and_families(run_cli):
     from polyseme.families import FAMILIES
     from polyseme.recipes import NGRAM_RECIPES, RECIPES
 
-    lines = done("recipes").splitlines()
+    lines = run_cli("recipes").splitlines()
     assert [line.split()[0] for line in lines[1:]] == [*RECIPES, *NGRAM_RECIPES]
     assert all(len(line.split()) > 3 for line in lines[1:])
-    said = done("families")
-    rows = json.loads(done("families", "--json"))
+    said = run_cli("families")
+    rows = json.loads(run_cli("families", "--json"))
     assert {r["family"] for r in rows} == set(FAMILIES)
     for family in FAMILIES.values():
         for size, count in family.num_params.items():

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 
-from tests.conftest import cli
+from tests.support.commands import cli
 
 
 def told(status, out, err):
@@ -53,15 +53,15 @@ def test_disk_full_in_a_model(project, tmp_path):
     assert not parts(tmp_path)
 
 
-def test_disk_full_in_prepare(project, done, tmp_path):
+def test_disk_full_in_prepare(project, run_cli, tmp_path):
     (tmp_path / "long.txt").write_text("The old cat sees the dog in the quiet garden.\n\n" * 6000)
     common = ("prepare", tmp_path / "long.txt", "--tokenizer", project / "tok-bert", "--out", tmp_path / "corpus",
               "--split", "blank")  # fmt: skip
     with_small_disk(60_000, *common)
     assert not parts(tmp_path)
     assert cli("verify", tmp_path / "corpus").status == 2
-    done(*common)  # with room again, it goes on
-    done("verify", tmp_path / "corpus")
+    run_cli(*common)  # with room again, it goes on
+    run_cli("verify", tmp_path / "corpus")
 
 
 def test_disk_full_in_embed(project, tmp_path):

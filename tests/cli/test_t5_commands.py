@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import polyseme
-from tests.conftest import documents, done, recipe, task_rows
+from tests.support.commands import run_cli
+from tests.support.project import tiny_recipe
+from tests.support.text import documents, task_rows
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +18,10 @@ def made(tmp_path_factory):
     text = folder / "text.txt"
     text.write_text("\n\n".join(documents()) + "\n")
     options = ("--kind", "unigram", "--vocab-size", 200, "--num-sentinels", 20)
-    done("tokenizer", "train", text, *options, "--out", folder / "tok")
-    done("prepare", text, "--tokenizer", folder / "tok", "--out", folder / "corpus", "--split", "blank")
-    (folder / "t5.json").write_text(json.dumps(recipe("t5", objective={"kind": "SpanCorruption"})))
-    said = done("pretrain", folder / "t5.json", "--corpus", folder / "corpus", "--out", folder / "run")
+    run_cli("tokenizer", "train", text, *options, "--out", folder / "tok")
+    run_cli("prepare", text, "--tokenizer", folder / "tok", "--out", folder / "corpus", "--split", "blank")
+    (folder / "t5.json").write_text(json.dumps(tiny_recipe("t5", objective={"kind": "SpanCorruption"})))
+    said = run_cli("pretrain", folder / "t5.json", "--corpus", folder / "corpus", "--out", folder / "run")
     assert "valid next:" in said
     return folder
 
@@ -65,47 +67,49 @@ def test_attention_of_the_encoder(made):
 
 def test_vectors_and_a_task(made, tmp_path):
     (tmp_path / "texts.txt").write_text("the cat\nthe old dog sees the fish\n")
-    done("embed", made / "run/model", "--data", tmp_path / "texts.txt", "--out", tmp_path / "vectors.npz")
+    run_cli("embed", made / "run/model", "--data", tmp_path / "texts.txt", "--out", tmp_path / "vectors.npz")
     assert np.load(tmp_path / "vectors.npz")["vectors"].shape == (2, 32)
     for name, seed in (("train", 0), ("dev", 1)):
         (tmp_path / f"{name}.tsv").write_text(task_rows("classification", 12, seed))
     files = ("--train", tmp_path / "train.tsv", "--dev", tmp_path / "dev.tsv", "--out", tmp_path / "task")
-    done("finetune", made / "run/model", "--task", "classification", *files, "--set", "steps=1", "--set",
+    run_cli("finetune", made / "run/model", "--task", "classification", *files, "--set", "steps=1", "--set",
          "truncate=true")  # fmt: skip
     assert json.loads((tmp_path / "task/model/config.json").read_text())["architectures"] == [
         "T5ForConditionalGeneration"
     ]
     assert not (tmp_path / "task/model/polyseme.safetensors").exists()  # it answers in text: there is no new head
-    said = done("evaluate", tmp_path / "task/model", "--data", tmp_path / "dev.tsv")
+    said = run_cli("evaluate", tmp_path / "task/model", "--data", tmp_path / "dev.tsv")
     assert "accuracy" in said
-    done("predict", tmp_path / "task/model", "--data", tmp_path / "dev.tsv", "--out", tmp_path / "said.jsonl")
+    run_cli("predict", tmp_path / "task/model", "--data", tmp_path / "dev.tsv", "--out", tmp_path / "said.jsonl")
     labels = set(json.loads((tmp_path / "task/model/polyseme.json").read_text())["metadata"]["task"]["labels"])
     assert {json.loads(line)["label"] for line in (tmp_path / "said.jsonl").read_text().splitlines()} <= labels
 
 
-@pytest.mark.parametrize("family,objective,says", [
+@pytest.mark.parametrize("family,objective,match", [
     ("t5", "CausalLM", "t5 is an encoder-decoder, and CausalLM has no source for it"),
     ("gpt2", "SpanCorruption", "SpanCorruption needs an encoder-decoder, and gpt2 is none"),
     ("t5", "MaskedLM", "needs a head 'masked', which t5 does not have"),
 ])  # fmt: skip
-def test_incompatible_objectives(family, objective, says, made, refused, tmp_path):
-    (tmp_path / "recipe.json").write_text(json.dumps(recipe(family, objective={"kind": objective})))
-    refused("pretrain", tmp_path / "recipe.json", "--corpus", made / "corpus", "--out", tmp_path / "run", says=says)
+def test_incompatible_objectives(family, objective, match, made, rejects, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps(tiny_recipe(family, objective={"kind": objective})))
+    rejects("pretrain", tmp_path / "recipe.json", "--corpus", made / "corpus", "--out", tmp_path / "run", match=match)
 
 
-def test_unsupported_commands(made, refused, tmp_path):
+def test_unsupported_commands(made, rejects, tmp_path):
     (tmp_path / "texts.txt").write_text("the cat\n")
     folder = made / "run/model"
-    refused("score", folder, "--data", tmp_path / "texts.txt", says="cannot score texts: it is a t5 model")
-    refused("fill", folder, "the [MASK]", says="cannot fill masks: it is a t5 model")
-    refused(
-        "next", folder, "the cat", "the dog", says="cannot predict whether one text follows another: it is a t5 model"
+    rejects("score", folder, "--data", tmp_path / "texts.txt", match="cannot score texts: it is a t5 model")
+    rejects("fill", folder, "the [MASK]", match="cannot fill masks: it is a t5 model")
+    rejects(
+        "next", folder, "the cat", "the dog", match="cannot predict whether one text follows another: it is a t5 model"
     )
     objective = {"kind": "SpanCorruption", "mean_span_length": 1.0, "noise_density": 0.5}
-    few = json.dumps(recipe("t5", objective=objective, max_len=64) | {
+    few = json.dumps(tiny_recipe("t5", objective=objective, max_len=64) | {
         "model": {"num_layers": 1, "dim": 8, "num_heads": 1, "max_len": 64}
     })  # fmt: skip
     (tmp_path / "few.json").write_text(few)
-    refused("pretrain", tmp_path / "few.json", "--corpus", made / "corpus", "--out", tmp_path / "run", says="sentinels")
+    rejects(
+        "pretrain", tmp_path / "few.json", "--corpus", made / "corpus", "--out", tmp_path / "run", match="sentinels"
+    )
     options = ("--kind", "unigram", "--vocab-size", 90, "--num-sentinels", 100, "--out", tmp_path / "tok")
-    refused("tokenizer", "train", tmp_path / "texts.txt", *options, says="too small for 100 sentinel tokens")
+    rejects("tokenizer", "train", tmp_path / "texts.txt", *options, match="too small for 100 sentinel tokens")

@@ -15,55 +15,55 @@ CONTEXT = "The old cat sees the grey dog in the river. The young wolf hears the 
 
 
 @pytest.fixture(scope="module")
-def span(project, done):
+def span(project, run_cli):
     at = CONTEXT.index("grey")
     asked = [{"id": str(i), "question": "What does the cat see?", "answers": [{"text": "grey dog", "answer_start": at}]}
              for i in range(4)]  # fmt: skip
     asked.append({"id": "bad", "question": "Where?", "answers": [{"text": "river", "answer_start": 0}]})
     file = project.path / "squad.json"
     file.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}))
-    done("finetune", project.path / "run-bert/model", "--task", "extractive_qa", "--train", file, "--dev", file,
+    run_cli("finetune", project.path / "run-bert/model", "--task", "extractive_qa", "--train", file, "--dev", file,
          "--out", project.path / "run-span", "--set", "steps=2")  # fmt: skip
     return file, project.path / "run-span"
 
 
-def test_ask_evaluate_and_predict(span, done, tmp_path, refused):
+def test_ask_evaluate_and_predict(span, run_cli, tmp_path, rejects):
     file, run = span
     results = json.loads((run / "results.json").read_text())
     assert results["train_examples"] == 4 and results["bad_offsets"]["train"] == [1, 1]
     (tmp_path / "context.txt").write_text(CONTEXT * 20)
-    found = json.loads(done("ask", run / "model", "What?", "--context", tmp_path / "context.txt", "--json"))
+    found = json.loads(run_cli("ask", run / "model", "What?", "--context", tmp_path / "context.txt", "--json"))
     assert found["text"] == (CONTEXT * 20)[found["start"] : found["end"]] and found["text"]
-    assert "characters" in done("ask", run / "model", "What?", "--context", tmp_path / "context.txt")
-    measured = json.loads(done("evaluate", run / "model", "--data", file, "--json"))
+    assert "characters" in run_cli("ask", run / "model", "What?", "--context", tmp_path / "context.txt")
+    measured = json.loads(run_cli("evaluate", run / "model", "--data", file, "--json"))
     assert measured["examples"] == 5 and measured["f1"] == results["mean"]["f1"]
-    done("predict", run / "model", "--data", file, "--out", tmp_path / "p.json")
+    run_cli("predict", run / "model", "--data", file, "--out", tmp_path / "p.json")
     assert set(json.loads((tmp_path / "p.json").read_text())) == {"0", "1", "2", "3", "bad"}
-    refused("ask", run / "model", "What?", "--context", tmp_path / "none.txt", says="none.txt is missing")
+    rejects("ask", run / "model", "What?", "--context", tmp_path / "none.txt", match="none.txt is missing")
 
 
-def test_grid_compare_and_ensemble(project, done, tmp_path, refused):
+def test_grid_compare_and_ensemble(project, run_cli, tmp_path, rejects):
     base = project.path / "run-bert/model"
     files = [project.path / f"classification-{part}.tsv" for part in ("train", "dev")]
     shared = ["--task", "classification", "--train", files[0], "--dev", files[1], "--set", "steps=2", "--seeds", 2]
-    said = done("finetune", base, *shared, "--out", tmp_path / "a", "--grid", "lr=1e-4,1e-3 batch_size=8")
+    said = run_cli("finetune", base, *shared, "--out", tmp_path / "a", "--grid", "lr=1e-4,1e-3 batch_size=8")
     assert "lr=1e-4_batch_size=8" in said and (tmp_path / "a/model").is_dir() and (tmp_path / "a/grid.json").is_file()
-    done("finetune", base, *shared, "--out", tmp_path / "b", "--from-scratch")
-    said = done("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 20, "--out", tmp_path / "p.svg")
+    run_cli("finetune", base, *shared, "--out", tmp_path / "b", "--from-scratch")
+    said = run_cli("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 20, "--out", tmp_path / "p.svg")
     assert "(from scratch)" in said and "p = " in said and "<svg" in (tmp_path / "p.svg").read_text()
-    told = json.loads(done("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 20, "--json"))
+    told = json.loads(run_cli("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 20, "--json"))
     assert [run["seeds"] for run in told["runs"]] == [2, 2] and 0 <= told["bootstrap"]["p"] <= 1
     models = [tmp_path / name / "model" for name in "ab"]
-    assert "2 examples" not in done("evaluate", *models, "--data", files[1], "--ensemble")
+    assert "2 examples" not in run_cli("evaluate", *models, "--data", files[1], "--ensemble")
     one, two, both = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "both"))
     for given, written in ((models[:1], one), (models[1:], two), (models, both)):
-        done("predict", *given, "--data", files[1], "--out", written, *(["--ensemble"] if written == both else []))
+        run_cli("predict", *given, "--data", files[1], "--out", written, *(["--ensemble"] if written == both else []))
     shares = [[json.loads(line)["probabilities"] for line in f.read_text().splitlines()] for f in (one, two, both)]
     for a, b, mean in zip(*shares, strict=True):
         assert mean == pytest.approx({label: (a[label] + b[label]) / 2 for label in a})
     rest = ["--task", "classification", "--train", files[0], "--dev", files[1], "--set", "steps=1"]
-    done("finetune", "--features", "none", *rest, "--out", tmp_path / "over")
-    for args, says in (
+    run_cli("finetune", "--features", "none", *rest, "--out", tmp_path / "over")
+    for args, match in (
         (("evaluate", *models, "--data", files[1]), "several models are an ensemble: set --ensemble"),
         (("evaluate", models[0], "--data", files[1], "--ensemble"), "--ensemble is for several models"),
         (("evaluate", models[0], project.path / "run-tagging/model", "--data", files[1], "--ensemble"), "another task"),
@@ -78,10 +78,10 @@ def test_grid_compare_and_ensemble(project, done, tmp_path, refused):
         (("benchmark", "glue", base, "--data", tmp_path, "--out", tmp_path / "d"), "holds none of the data sets"),
     ):
         if args[:2] != ("compare", tmp_path):
-            refused(*args, says=says)
+            rejects(*args, match=match)
 
 
-def test_last_words(project, done, tmp_path, refused):
+def test_last_words(project, run_cli, tmp_path, rejects):
     model = polyseme.load(project.path / "run-gpt2/model")
     texts = [("The old cat sees the", "dog"), ("The wolf hears the bird in the", "forest")]
     found = model.score_last_words(texts)
@@ -101,19 +101,19 @@ def test_last_words(project, done, tmp_path, refused):
     (tmp_path / "l.jsonl").write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n" for a, b in texts))
     (tmp_path / "l.txt").write_text("".join(f"{a} {b}\n" for a, b in texts))
     assert read_lambada(tmp_path / "l.txt") == read_lambada(tmp_path / "l.jsonl") == texts
-    told = json.loads(done("score", project.path / "run-gpt2/model", "--last-words", tmp_path / "l.jsonl", "--json"))
+    told = json.loads(run_cli("score", project.path / "run-gpt2/model", "--last-words", tmp_path / "l.jsonl", "--json"))
     assert told["texts"] == 2 and told["accuracy"] == sum(one.is_correct for one in found) / 2
     mean = sum(one.score.log_prob for one in found) / 2
     assert told["perplexity"] == pytest.approx(math.exp(-mean), rel=1e-4)
     (tmp_path / "bad.txt").write_text("word\n")
     with pytest.raises(PolysemeError, match=r"bad\.txt:1: not a passage of several words"):
         read_lambada(tmp_path / "bad.txt")
-    refused(
+    rejects(
         "score",
         project.path / "run-tagging/model",
         "--last-words",
         tmp_path / "l.txt",
-        says="cannot predict last words",
+        match="cannot predict last words",
     )
 
 

@@ -36,8 +36,8 @@ from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import load_model, save_model
-from tests.conftest import documents
-from tests.contracts import cases
+from tests.support import cases
+from tests.support.text import documents
 
 STUDENTS = [("bert", "distilbert"), ("bert", "bert"), ("roberta", "roberta"), ("gpt2", "gpt2")]
 SIZE = {"dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": cases.VOCAB, "max_len": 32}
@@ -362,10 +362,10 @@ def test_errors(teacher_run, tmp_path):
         )
 
 
-def test_command(project, done, cli, tmp_path):
+def test_command(project, run_cli, cli, tmp_path):
     common = ("distill", project / "run-bert/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "run")
     options = ("--budget", "3steps", "--set", "objective.temperature=1.5", "--set", "objective.base.mask_prob=0.2")
-    output = done(
+    output = run_cli(
         *common, *options, "--set", "max_len=32", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256"
     )
     assert "valid masked:" in output and f"{tmp_path}/run/model" in output
@@ -374,7 +374,7 @@ def test_command(project, done, cli, tmp_path):
     assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
     assert "--resume" in cli(*common, *options).err
     gpt2 = ("distill", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2")
-    output = done(*gpt2, "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")
+    output = run_cli(*gpt2, "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")
     assert "valid next:" in output
     answer = cli("distill", project / "run-gpt2/model", "--corpus", project / "corpus-bert", "--out", tmp_path / "no")
     assert answer.status == 2 and "another vocabulary" in answer.err and not (tmp_path / "no").exists()

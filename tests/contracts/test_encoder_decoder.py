@@ -8,7 +8,7 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
-from tests.contracts import cases
+from tests.support import cases
 
 FAMILIES = [name for name in cases.NAMES if isinstance(cases.tiny_spec(name).trunk, EncoderDecoderConfig)]
 SOURCES, TARGETS = (5, 9, 9, 1, 12, 5), (3, 2, 2, 7, 1, 3)

@@ -9,28 +9,23 @@ import pytest
 import torch
 
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.model import Model, ModelConfig
+from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.losses import compute_losses
-from polyseme.train.loop import TrainState, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.convert import from_published, to_published
-from tests.contracts import cases
-
-LENGTHS = (5, 9, 9, 1, 12, 5)
+from tests.support import cases
 
 
 @pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", cases.NAMES)
 def test_packing_alone_equals_among_neighbours(family, device, dtype, tolerance):
     model = cases.tiny_model(family, dtype, device)
-    rows = cases.sequences(LENGTHS, device=device)
-    layout = PackedLayout.from_lengths(LENGTHS, device=device)
+    rows = cases.sequences(cases.LENGTHS, device=device)
+    layout = PackedLayout.from_lengths(cases.LENGTHS, device=device)
     with torch.no_grad():
         together = model.trunk(Inputs(torch.cat(rows), layout, cases.segments_of(layout, family))).hidden
         pooled = model.trunk.pool(together, layout)
-        for i, (row, found) in enumerate(zip(rows, together.split(list(LENGTHS)))):
+        for i, (row, found) in enumerate(zip(rows, together.split(list(cases.LENGTHS)))):
             one = PackedLayout.from_lengths([len(row)], device=device)
             alone = model.trunk(Inputs(row, one, cases.segments_of(one, family))).hidden
             torch.testing.assert_close(found, alone, atol=tolerance, rtol=0)
@@ -40,10 +35,10 @@ def test_packing_alone_equals_among_neighbours(family, device, dtype, tolerance)
 @pytest.mark.parametrize("family", cases.NAMES)
 def test_packing_of_a_fixed_shape_changes_nothing(family):
     model = cases.tiny_model(family)
-    rows = cases.sequences(LENGTHS)
+    rows = cases.sequences(cases.LENGTHS)
     plain, filled = (
-        PackedLayout.from_lengths(LENGTHS),
-        PackedLayout.from_lengths([*LENGTHS, 4], num_slots=11, max_seqlen=20),
+        PackedLayout.from_lengths(cases.LENGTHS),
+        PackedLayout.from_lengths([*cases.LENGTHS, 4], num_slots=11, max_seqlen=20),
     )
     with torch.no_grad():
         expected = model.trunk(Inputs(torch.cat(rows), plain)).hidden
@@ -76,27 +71,18 @@ def test_memory_in_chunks_equals_at_once(family, device, dtype, tolerance):
         torch.testing.assert_close(torch.cat(parts), expected, atol=tolerance, rtol=0)
 
 
-def gradients(model: Model, batches: list) -> dict[str, torch.Tensor]:
-    """The gradients after one step of the real loop, clipping off; a pooler that no head reads has none."""
-    optim = OptimizerConfig(lr=0.0, max_grad_norm=0.0)
-    device = next(model.parameters()).device
-    run = TrainState(model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig(), 1, device)
-    list(train(run, [(batches, None)]))
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize("device,dtype,tolerance", cases.PLACES)
 @pytest.mark.parametrize("family", cases.NAMES)
 def test_sum_any_micro_batches_give_the_same_gradient(family, device, dtype, tolerance):
     model = cases.tiny_model(family, dtype, device)
-    rows = cases.sequences(LENGTHS)
-    whole = gradients(model, [cases.training_batch(model, rows)])
+    rows = cases.sequences(cases.LENGTHS)
+    whole = cases.gradients(model, [cases.training_batch(model, rows)])
     for cut in ((1, 2, 3), (6,), (3, 3), (1, 1, 1, 1, 1, 1)):
         parts, at = [], 0
         for n in cut:
             parts.append(cases.training_batch(model, rows[at : at + n]))
             at += n
-        for name, found in gradients(model, parts).items():
+        for name, found in cases.gradients(model, parts).items():
             torch.testing.assert_close(found, whole[name], atol=tolerance, rtol=tolerance)
 
 
@@ -108,7 +94,7 @@ def test_sum_a_step_without_targets_is_zero_not_nan(family):
         object.__setattr__(targets, "rows", targets.rows[:0])
         object.__setattr__(targets, "labels", targets.labels[:0])
         object.__setattr__(targets, "count", 0)
-    assert all((g == 0).all() for g in gradients(model, [batch]).values())
+    assert all((g == 0).all() for g in cases.gradients(model, [batch]).values())
 
 
 def test_sum_two_ranks_give_the_same_gradient(tmp_path):
@@ -125,8 +111,8 @@ def test_sum_two_ranks_give_the_same_gradient(tmp_path):
     assert [process.wait(timeout=120) for process in ranks] == [0, 0]
     for family in cases.NAMES:
         model = cases.tiny_model(family)
-        rows = cases.sequences(LENGTHS)
-        expected = gradients(model, [cases.training_batch(model, [row]) for row in rows])
+        rows = cases.sequences(cases.LENGTHS)
+        expected = cases.gradients(model, [cases.training_batch(model, [row]) for row in rows])
         for rank in range(2):
             found = torch.load(tmp_path / f"{family}-{rank}.pt")
             for name, gradient in expected.items():
@@ -175,7 +161,7 @@ def test_causality(family, device, dtype, tolerance):
 @pytest.mark.parametrize("family", cases.NAMES)
 def test_recomputing_changes_no_gradient(family):
     """Blocks that run again backwards draw the same dropout and give the same bits."""
-    rows = cases.sequences(LENGTHS)
+    rows = cases.sequences(cases.LENGTHS)
     found = []
     for recompute in (False, True):
         model = cases.tiny_spec(family, 0.3).build(seed=1).double().train()

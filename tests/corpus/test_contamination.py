@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored import store
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -21,6 +20,7 @@ from polyseme.corpus.inspect.contamination import ContaminationResult, measure_c
 from polyseme.corpus.inspect.word_hashes import Detokenizer, hash_words
 from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
+from tests.support.stored_corpus import store
 
 SHARED = Path(__file__).parents[3] / "shared" / "vocab"
 SYLLABLES = ["ba", "do", "ki", "lu", "me", "no", "pa", "ri", "su", "te", "vo", "za"]
@@ -276,7 +276,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Pa
     return store(tmp_path_factory.mktemp("cli") / "corpus", tokenizer, documents).path
 
 
-def test_command(corpus: Path, documents: list[str], tmp_path: Path, done: Any) -> None:
+def test_command(corpus: Path, documents: list[str], tmp_path: Path, run_cli: Any) -> None:
     longest = max(documents, key=len).replace("\n", " ")
     (tmp_path / "dev.jsonl").write_text(json.dumps({"question": longest}) + "\n" + json.dumps({"question": "ba do"}))
     (tmp_path / "other.jsonl").write_text(json.dumps({"question": "te te te te te te te te te zavo"}) + "\n")
@@ -290,13 +290,13 @@ def test_command(corpus: Path, documents: list[str], tmp_path: Path, done: Any) 
         "--n",
         5,
     )
-    output = done("overlap", corpus, *options)
+    output = run_cli("overlap", corpus, *options)
     lines = output.splitlines()
     assert lines[0].split()[:4] == ["set", "examples", "5-grams", "found"]
     assert "100.00%" in lines[1] and "0.00%" in lines[2]
     assert "1 examples of fewer than 5 words are too short" in lines[3]
     assert "line 1: " in lines[4] and len(lines) == 5
-    contamination = json.loads(done("overlap", corpus, *options, "--json"))
+    contamination = json.loads(run_cli("overlap", corpus, *options, "--json"))
     assert [item["rates"]["num_matched"] for item in contamination] == [1.0, 0.0]
     assert contamination[0]["worst_examples"][0]["location"] == "line 1" and contamination[0]["num_too_short"] == 1
     assert naive_words(contamination[0]["worst_examples"][0]["longest_match"]) == naive_words(longest)
@@ -313,7 +313,7 @@ def test_command(corpus: Path, documents: list[str], tmp_path: Path, done: Any) 
         ("row", "line 2"),
     ],
 )
-def test_bad_input_gives_one_line_errors(case: str, message: Any, corpus: Path, tmp_path: Path, refused: Any) -> None:
+def test_bad_input_gives_one_line_errors(case: str, message: Any, corpus: Path, tmp_path: Path, rejects: Any) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "blank.txt").write_text(" \n\n")
     (tmp_path / "row.jsonl").write_text('{"text": "ba do"}\n{"text"\n')
@@ -321,7 +321,7 @@ def test_bad_input_gives_one_line_errors(case: str, message: Any, corpus: Path, 
     names = {"file": "missing.txt", "empty": "empty.txt", "blank": "blank.txt", "row": "row.jsonl"}
     file = tmp_path / names.get(case, "some.txt")
     corpus_path = tmp_path / "nowhere" if case == "corpus" else corpus
-    refused("overlap", corpus_path, "--evaluation-set", file, *(("--n", 0) if case == "n" else ()), says=message)
+    rejects("overlap", corpus_path, "--evaluation-set", file, *(("--n", 0) if case == "n" else ()), match=message)
 
 
 def test_token_outside_the_vocabulary_is_reported() -> None:

@@ -18,7 +18,7 @@ from polyseme.corpus.store import Corpus
 from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 from tests.corpus.samples import mutate
-from tests.text.test_events import random_performance as random_notes
+from tests.support.music import random_performance
 
 
 def test_missing_mido_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def pedal(time: int, value: int, channel: int = 0) -> tuple:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_events_survive_a_round_trip_through_midi(midi, seed: int, tmp_path: Path) -> None:
-    events = notes_to_events(random_notes(seed))
+    events = notes_to_events(random_performance(seed))
     midi.write_notes(tmp_path / "a.mid", events_to_notes(events))
     assert notes_to_events(midi.read_notes(tmp_path / "a.mid")) == events
 
@@ -153,7 +153,7 @@ def test_mutated_files_give_a_document_or_an_error(midi, tmp_path: Path) -> None
 
 
 def test_midi_files_become_a_corpus(midi, tmp_path: Path) -> None:
-    pieces = {seed: notes_to_events(random_notes(seed)) for seed in range(5)}
+    pieces = {seed: notes_to_events(random_performance(seed)) for seed in range(5)}
     folder = tmp_path / "pieces"
     folder.mkdir()
     for seed, events in pieces.items():

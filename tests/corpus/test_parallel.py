@@ -12,7 +12,7 @@ from polyseme.corpus.sources.gettext_catalogs import read_po
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
-from tests.conftest import documents
+from tests.support.text import documents
 
 PAIRS = [("the cat", "die Katze"), ("the old dog", "der alte Hund"), ("a bird's nest", "ein Nest; „schön“")]
 

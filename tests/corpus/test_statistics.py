@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored import store
 
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.inspect import statistics
@@ -25,6 +24,7 @@ from polyseme.errors import PolysemeError
 from polyseme.recipes import RECIPES
 from polyseme.report.html import escape
 from polyseme.text.tokenizer import Tokenizer
+from tests.support.stored_corpus import store
 
 DOCUMENTS = [text[:3000] for _, text in sorted(topics.items())][:18]
 DOCUMENTS += ["هذا نص عربي قصير جدا.", "<b>bold</b> & 漢字\x07 end"]
@@ -276,9 +276,9 @@ def test_manifest_of_prepare_is_shown(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ the command
 
 
-def test_command(corpus: Corpus, tmp_path: Path, done: Any) -> None:
+def test_command(corpus: Corpus, tmp_path: Path, run_cli: Any) -> None:
     before = corpus.manifest_hash
-    output = done("describe", corpus.path, "--num-samples", 2, "--top-k", 3)
+    output = run_cli("describe", corpus.path, "--num-samples", 2, "--top-k", 3)
     rows = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in output.splitlines()[1:-1])
     assert rows["tokens"] == f"{corpus.num_tokens:,}" and rows["documents removed"] == "15"
     assert rows["unigram entropy"].startswith(f"{compute_statistics(corpus).unigram.entropy:.4f} bits")
@@ -287,7 +287,7 @@ def test_command(corpus: Corpus, tmp_path: Path, done: Any) -> None:
     verify_corpus(corpus.path)
     assert Corpus.open(corpus.path, verify_hashes=True).manifest_hash == before
     page.unlink()
-    done("describe", corpus.path, "--out", tmp_path / "new" / "page.html")
+    run_cli("describe", corpus.path, "--out", tmp_path / "new" / "page.html")
     assert (tmp_path / "new" / "page.html").exists() and not page.exists()
 
 
@@ -300,13 +300,13 @@ def test_command(corpus: Corpus, tmp_path: Path, done: Any) -> None:
         (("--seed", -1), "seed is -1"),
     ],
 )
-def test_bad_options_give_one_line_errors(options: Any, message: str, corpus: Corpus, refused: Any) -> None:
-    refused("describe", corpus.path, *options, says=message)
+def test_bad_options_give_one_line_errors(options: Any, message: str, corpus: Corpus, rejects: Any) -> None:
+    rejects("describe", corpus.path, *options, match=message)
 
 
-def test_missing_corpus_gives_a_one_line_error(tmp_path: Path, refused: Any) -> None:
-    refused("describe", tmp_path / "nowhere", says="nowhere does not exist")
-    refused("describe", tmp_path, says="manifest.json")
+def test_missing_corpus_gives_a_one_line_error(tmp_path: Path, rejects: Any) -> None:
+    rejects("describe", tmp_path / "nowhere", match="nowhere does not exist")
+    rejects("describe", tmp_path, match="manifest.json")
 
 
 def test_token_outside_the_vocabulary_is_reported(tmp_path: Path) -> None:

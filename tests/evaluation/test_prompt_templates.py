@@ -64,7 +64,7 @@ def test_shots_are_never_questions():
         sample_shots(known, 4, 0, known[:3])
 
 
-def test_prompt_command(project, done, refused, tmp_path):
+def test_prompt_command(project, run_cli, rejects, tmp_path):
     rows = [{"text": f"The old cat sees {i}.", "answer": ["the dog", "a dog"]} for i in range(4)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
     (tmp_path / "e.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
@@ -72,20 +72,22 @@ def test_prompt_command(project, done, refused, tmp_path):
         json.dumps({"name": "mine", "template": "{text}:{answer}", "max_new_tokens": 4})
     )
     model = project / "run-gpt2/model"
-    output = done(
+    output = run_cli(
         "prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl", "--json"
     ).splitlines()
     assert len(output) == 3 and json.loads(output[-1])["questions"] == 2
-    output = done("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl", "--num-shots", 1,
-                "--examples", tmp_path / "e.jsonl")  # fmt: skip
+    output = run_cli("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "d.jsonl",
+                     "--num-shots", 1, "--examples", tmp_path / "e.jsonl")  # fmt: skip
     assert "match: " in output and "1 shots" in output
-    refused("prompt", model, "--prompt", "question", "--data", tmp_path / "d.jsonl", says="no key 'question'")
-    refused("prompt", model, "--prompt", "none", "--data", tmp_path / "d.jsonl", says="no prompt 'none'")
-    refused("prompt", model, "--prompt", "summary", "--data", tmp_path / "d.jsonl", "--num-shots", 1, says="--examples")
+    rejects("prompt", model, "--prompt", "question", "--data", tmp_path / "d.jsonl", match="no key 'question'")
+    rejects("prompt", model, "--prompt", "none", "--data", tmp_path / "d.jsonl", match="no prompt 'none'")
+    rejects(
+        "prompt", model, "--prompt", "summary", "--data", tmp_path / "d.jsonl", "--num-shots", 1, match="--examples"
+    )
     (tmp_path / "bad.json").write_text(json.dumps({"name": "x", "template": "{answer} {text}"}))
-    refused("prompt", model, "--prompt", tmp_path / "bad.json", "--data", tmp_path / "d.jsonl", says="has to end in")
+    rejects("prompt", model, "--prompt", tmp_path / "bad.json", "--data", tmp_path / "d.jsonl", match="has to end in")
     (tmp_path / "n.jsonl").write_text('{"text": "x", "answer": 3}\n')
-    refused("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "n.jsonl", says="are texts")
+    rejects("prompt", model, "--prompt", tmp_path / "mine.json", "--data", tmp_path / "n.jsonl", match="are texts")
     with pytest.raises(PolysemeError, match="malformed"):
         (tmp_path / "n.jsonl").write_text("{")
         read_questions(tmp_path / "n.jsonl", load_prompt_template("summary"))

@@ -93,7 +93,7 @@ def test_diagnostic_scores_by_phenomenon(tmp_path):
         named.read_split(tmp_path)
 
 
-def test_the_mnli_model_is_evaluated_on_the_diagnostic_set(folder, tmp_path, done):
+def test_the_mnli_model_is_evaluated_on_the_diagnostic_set(folder, tmp_path, run_cli):
     draw = random.Random(0)
     data = tmp_path / "glue"
     (data / "MNLI").mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_the_mnli_model_is_evaluated_on_the_diagnostic_set(folder, tmp_path, don
         "the epoch"
     ]
     assert len((tmp_path / "out/submission/AX.tsv").read_text().splitlines()) == 3
-    output = done(
+    output = run_cli(
         "benchmark",
         "glue",
         folder,
@@ -130,7 +130,7 @@ def test_the_mnli_model_is_evaluated_on_the_diagnostic_set(folder, tmp_path, don
         and "diagnostic: accuracy" in output
     )
     measured = json.loads(
-        done("evaluate", tmp_path / "out/mnli/model", "--task", "glue/diagnostic", "--data", data, "--json")
+        run_cli("evaluate", tmp_path / "out/mnli/model", "--task", "glue/diagnostic", "--data", data, "--json")
     )
     assert (
         measured["logic"] == pytest.approx(summary["diagnostic_scores"]["diagnostic"]["logic"])
@@ -150,7 +150,7 @@ def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
     assert [row["idx"] for row in sent] == list(range(12)) and {row["label"] for row in sent} <= set(NLI)
 
 
-def test_no_bootstrap_for_metrics_that_need_more_than_predictions(folder, tmp_path, done):
+def test_no_bootstrap_for_metrics_that_need_more_than_predictions(folder, tmp_path, run_cli):
     from polyseme.evaluation.compare import paired_bootstrap, read_run
 
     data = [
@@ -168,4 +168,4 @@ def test_no_bootstrap_for_metrics_that_need_more_than_predictions(folder, tmp_pa
         )
     with pytest.raises(PolysemeError, match="f1 needs more than predictions"):
         paired_bootstrap(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
-    assert "p =" not in done("compare", tmp_path / "a", tmp_path / "b")
+    assert "p =" not in run_cli("compare", tmp_path / "a", tmp_path / "b")

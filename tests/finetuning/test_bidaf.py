@@ -157,7 +157,7 @@ def test_windows_of_words_map_back_to_characters(folder):
 
 
 @pytest.mark.parametrize("source", ["bert", "none"])
-def test_learns_and_round_trips(folder, tmp_path, source, done):
+def test_learns_and_round_trips(folder, tmp_path, source, run_cli):
     data = questions(200, 3, 0.25, 8)
     settings = FEATURE_DEFAULTS.replace(epochs=11.0, network=SMALL, max_len=14).with_override("optimizer.lr", "1e-2")
     given = [folder] if source == "bert" else []
@@ -176,10 +176,12 @@ def test_learns_and_round_trips(folder, tmp_path, source, done):
     assert (said.start, said.end) == (len(long) + 1, len(long) + 5)
     asked = {"context": "so it is, (is) green so it", "qas": [{"id": "7", "question": "which colour?"}]}
     (tmp_path / "q.json").write_text(json.dumps({"data": [{"paragraphs": [asked]}]}))
-    done("predict", tmp_path / "run/model", "--data", tmp_path / "q.json", "--out", tmp_path / "a.json")
+    run_cli("predict", tmp_path / "run/model", "--data", tmp_path / "q.json", "--out", tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text()) == {"7": "green"}
     (tmp_path / "c.txt").write_text(asked["context"])
-    assert done("ask", tmp_path / "run/model", "which colour?", "--context", tmp_path / "c.txt").startswith("green\n")
+    assert run_cli("ask", tmp_path / "run/model", "which colour?", "--context", tmp_path / "c.txt").startswith(
+        "green\n"
+    )
 
 
 def test_errors(folder):
@@ -213,7 +215,7 @@ def test_errors(folder):
         )
 
 
-def test_command(tmp_path, done):
+def test_command(tmp_path, run_cli):
     paragraphs = [
         {"context": e.context, "qas": [{"id": e.id, "question": e.question, "is_impossible": not e.answers,
                                      "answers": [{"text": t, "answer_start": at} for t, at in e.answers]}]}
@@ -223,7 +225,7 @@ def test_command(tmp_path, done):
     files = ("--train", tmp_path / "q.json", "--dev", tmp_path / "q.json", "--set", "steps=2")
     for name in ("auto", "bilstm"):
         given = ("finetune", "--features", "none", "--network", name, "--task", "extractive_qa", *files)
-        said = done(*given, "--out", tmp_path / name, "--set", "network.lstm_dim=8", "--set", "max_len=10")
+        said = run_cli(*given, "--out", tmp_path / name, "--set", "network.lstm_dim=8", "--set", "max_len=10")
         assert ("over features" in said or "words alone" in said) and "has_answer_f1" in said
-        said = done("evaluate", tmp_path / name / "model", "--data", tmp_path / "q.json")
+        said = run_cli("evaluate", tmp_path / name / "model", "--data", tmp_path / "q.json")
         assert said.startswith("12 examples, ") and "\nexact: " in said

@@ -13,7 +13,8 @@ from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.warm_start import init_from_model
 from polyseme.weights.folder import load_model, save_model
-from tests.conftest import ANIMALS, done, task_rows
+from tests.support.commands import run_cli
+from tests.support.text import ANIMALS, task_rows
 
 SENTENCES = [("the", "old", "cat"), ("unseen",), ("dog", "sees", "the", "river", ".")]
 
@@ -42,7 +43,7 @@ def test_features_are_encoder_states(family, tiny_folders):
 def test_task_over_the_encoder(tiny_folders, tmp_path):
     for seed, part in enumerate(("train", "dev")):
         (tmp_path / f"{part}.tsv").write_text(task_rows("tagging", 12, seed))
-    done("finetune", "--features", tiny_folders["seq2seq"], "--task", "tagging", "--train", tmp_path / "train.tsv",
+    run_cli("finetune", "--features", tiny_folders["seq2seq"], "--task", "tagging", "--train", tmp_path / "train.tsv",
          "--dev", tmp_path / "dev.tsv", "--out", tmp_path / "task", "--layers", "last", "--set", "epochs=1", "--set",
          "network.lstm_dim=8")  # fmt: skip
     assert (tmp_path / "task/report.html").exists()
@@ -56,8 +57,8 @@ def test_init_from_word_vectors(tmp_path):
     texts = [f"the {animal} and the {animal}" for animal in ANIMALS] * 20
     for side in ("en", "de"):
         (tmp_path / f"text.{side}").write_text("\n".join(f"{text} {i}" for i, text in enumerate(texts)) + "\n")
-    done("tokenizer", "train", tmp_path / "text.en", "--kind", "bpe", "--vocab-size", 310, "--out", tmp_path / "tok")
-    done("pairs", tmp_path / "text.en", tmp_path / "text.de", "--tokenizer", tmp_path / "tok", "--out",
+    run_cli("tokenizer", "train", tmp_path / "text.en", "--kind", "bpe", "--vocab-size", 310, "--out", tmp_path / "tok")
+    run_cli("pairs", tmp_path / "text.en", tmp_path / "text.de", "--tokenizer", tmp_path / "tok", "--out",
          tmp_path / "pairs")  # fmt: skip
     recipe = get_training_recipe("seq2seq-tiny").replace(model={"dim": 16, "embedding_dim": 12})
     begun = init_from_model(tmp_path / "vectors", recipe, tmp_path / "pairs").model
@@ -70,7 +71,7 @@ def test_init_from_word_vectors(tmp_path):
     table = vectors.trunk.token_embeddings.detach()
     ratios = torch.stack([found[i] / table[words.encode(word)[0]] for i, word in single.items()])
     torch.testing.assert_close(ratios, ratios[0, 0].expand_as(ratios))
-    done("pretrain", "seq2seq-tiny", "--corpus", tmp_path / "pairs", "--out", tmp_path / "run", "--init-from",
+    run_cli("pretrain", "seq2seq-tiny", "--corpus", tmp_path / "pairs", "--out", tmp_path / "run", "--init-from",
          tmp_path / "vectors", "--budget", "2steps", "--set", "model.dim=16", "--set", "model.embedding_dim=12",
          "--set", "num_averaged=0")  # fmt: skip
     with pytest.raises(PolysemeError, match="have 12 dimensions, but those of seq2seq-tiny 128"):

@@ -22,7 +22,7 @@ from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 from tests.support.tasks import compute_logits
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
@@ -67,7 +67,7 @@ def folders(tmp_path_factory):
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 400).with_cls_position(
             FAMILIES[family].cls_position
         )
-        sizes = fitting(
+        sizes = supported_args(
             FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=48,
             dropout=0.05, attention_dropout=0.0, num_buckets=50,
         )  # fmt: skip

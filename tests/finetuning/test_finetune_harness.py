@@ -14,7 +14,7 @@ from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample
 from polyseme.weights.folder import load_model
-from tests.conftest import ANIMALS, VERBS, sentence
+from tests.support.text import ANIMALS, VERBS, sentence
 
 transformers = pytest.importorskip("transformers")
 

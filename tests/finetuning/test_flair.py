@@ -14,7 +14,7 @@ from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import save_model
-from tests.conftest import documents
+from tests.support.text import documents
 
 SENTENCES = [("The", "old", "cat"), ("a",), ("sees", ",", "naïve", "\u200b", "x9"), tuple("abcdefg")]
 
@@ -112,7 +112,7 @@ def test_unsupported_layers(tokenizer, tmp_path):
         uneven.resolve_layers("scalar_mix")
 
 
-def test_trains_both_character_directions(tokenizer, tmp_path, done):
+def test_trains_both_character_directions(tokenizer, tmp_path, run_cli):
     (tmp_path / "text.txt").write_text("\n".join(documents(150)) + "\n")
     prepare([tmp_path / "text.txt"], tokenizer, tmp_path / "corpus", PrepareConfig(split="line", num_workers=1))
     recipe = get_training_recipe("flair-tiny").replace(size="", model={"dim": 48, "char_dim": 16, "dropout": 0.0})

@@ -230,7 +230,7 @@ def test_micro_batches_sum_with_the_penalty(folders, kind, name):
 @pytest.mark.parametrize(
     "kind,name", [("tagging", "bilstm"), ("pair_classification", "esim"), ("classification", "biattentive")]
 )
-def test_learns_and_round_trips(folders, tmp_path, kind, name, done):
+def test_learns_and_round_trips(folders, tmp_path, kind, name, run_cli):
     data = examples(kind, 64)
     settings = FEATURE_DEFAULTS.replace(epochs=8.0, network=SMALL)
     settings = settings.with_override("optimizer.lr", "1e-2")
@@ -251,17 +251,17 @@ def test_learns_and_round_trips(folders, tmp_path, kind, name, done):
     if kind == "tagging":
         path = tmp_path / "new.conll"
         path.write_text("cat\nwolf\n\nbear\n")
-        done("predict", tmp_path / "run/model", "--data", path, "--out", tmp_path / "found.conll")
+        run_cli("predict", tmp_path / "run/model", "--data", path, "--out", tmp_path / "found.conll")
         assert (tmp_path / "found.conll").read_text() == "cat\tB-A\nwolf\tO\n\nbear\tO\n"
 
 
-def test_command(folders, tmp_path, done):
+def test_command(folders, tmp_path, run_cli):
     rows = "\n\n".join("\n".join(f"{w}\t{t}" for w, t in zip(e.words, e.tags)) for e in examples("tagging", 12))
     (tmp_path / "t.conll").write_text(rows + "\n")
     files = ("--train", tmp_path / "t.conll", "--dev", tmp_path / "t.conll", "--set", "epochs=1")
     for name in (folders["elmo"], "none"):
         out = tmp_path / f"run-{str(name)[-1]}"
-        said = done("finetune", "--features", name, "--task", "tagging", *files, "--out", out,
+        said = run_cli("finetune", "--features", name, "--task", "tagging", *files, "--out", out,
                     "--set", "network.lstm_dim=8", "--baselines")  # fmt: skip
         assert (
             ("words alone" if name == "none" else "over features") in said
@@ -272,7 +272,7 @@ def test_command(folders, tmp_path, done):
 
 
 @pytest.mark.parametrize(
-    "args,says",
+    "args,match",
     [
         (
             ["M", "--features", "F"],
@@ -291,11 +291,11 @@ def test_command(folders, tmp_path, done):
         (["--features", "nowhere"], "there is no model folder at nowhere"),
     ],
 )
-def test_errors(folders, tmp_path, refused, args, says):
+def test_errors(folders, tmp_path, rejects, args, match):
     (tmp_path / "t.conll").write_text("cat\tO\ndog\tX\n")
     given = [str(folders["bert"]) if a in "MF" and len(a) == 1 else a for a in args]
     files = ("--train", tmp_path / "t.conll", "--dev", tmp_path / "t.conll", "--out", tmp_path / "x")
-    refused("finetune", *given, "--task", "tagging", *files, says=says)
+    rejects("finetune", *given, "--task", "tagging", *files, match=match)
 
 
 def test_seeds_are_run_as_in_fine_tuning(folders, tmp_path):

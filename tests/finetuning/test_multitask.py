@@ -26,7 +26,7 @@ from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
-from tests.conftest import cli
+from tests.support.commands import cli
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
 FAST = FinetuneConfig(steps=120, batch_size=8, optimizer=OptimizerConfig(lr=3e-3))

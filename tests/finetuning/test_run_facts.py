@@ -77,26 +77,26 @@ def test_latency_predicts_single_examples_after_a_warmup(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["classification", "extractive_qa"])
-def test_results_include_size_and_speed(folder, tmp_path, kind, done):
+def test_results_include_size_and_speed(folder, tmp_path, kind, run_cli):
     data = questions(False) if kind == "extractive_qa" else texts()
     results = finetune(folder, TaskData(TASKS[kind](), data, data), tmp_path / "r", QUICK)
     assert results["parameters"] == count_parameters(load_model(tmp_path / "r/model").model)
     assert results["ms_per_text"] > 0 and results["examples_per_second"] > 0
     assert json.loads((tmp_path / "r/results.json").read_text())["ms_per_text"] == results["ms_per_text"]
-    told = json.loads(done("compare", tmp_path / "r", "--json"))["runs"][0]
+    told = json.loads(run_cli("compare", tmp_path / "r", "--json"))["runs"][0]
     assert told["ms_per_text"] == results["ms_per_text"] and told["parameters"] == results["parameters"]
     if kind == "classification":
         (tmp_path / "d.tsv").write_text("text\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in data))
-        found = json.loads(done("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv", "--json"))
+        found = json.loads(run_cli("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv", "--json"))
         assert found["parameters"] == results["parameters"] and found["ms_per_text"] > 0
         assert found["examples_per_second"] > 0 and found["accuracy"] == results["mean"]["accuracy"]
-        said = done("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv")
+        said = run_cli("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv")
         assert (
             "20 examples, " in said and " ms for one alone" in said and f"{results['parameters']:,} parameters" in said
         )
 
 
-def test_no_speed_over_features(folder, tmp_path, done):
+def test_no_speed_over_features(folder, tmp_path, run_cli):
     data = texts()
     results = train_on_features(
         FeatureInputs([folder]),
@@ -106,9 +106,9 @@ def test_no_speed_over_features(folder, tmp_path, done):
         RunOptions(keep_seeds=True),
     )
     assert "ms_per_text" not in results and (tmp_path / "r/seeds/0/polyseme.json").is_file()
-    assert "(frozen)" in done("compare", tmp_path / "r")
+    assert "(frozen)" in run_cli("compare", tmp_path / "r")
     (tmp_path / "d.tsv").write_text("text\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in data))
-    found = json.loads(done("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv", "--json"))
+    found = json.loads(run_cli("evaluate", tmp_path / "r/model", "--data", tmp_path / "d.tsv", "--json"))
     assert found["parameters"] == results["parameters"] + count_parameters(load_model(folder, heads={}).model)
 
 
@@ -127,7 +127,7 @@ def test_truncation_is_reported(folder, tmp_path, capsys):
     assert "6 of 6 examples (100.0%) are cut to half a window" in capsys.readouterr().err
 
 
-def test_selection_on_dev_is_reported(folder, tmp_path, done):
+def test_selection_on_dev_is_reported(folder, tmp_path, run_cli):
     data = texts()
     plain = finetune(folder, TaskData(ClassificationTask(), data, data), tmp_path / "a", QUICK)
     assert plain["chosen_on_dev"] == [] and "optimistic" not in (tmp_path / "a/report.html").read_text()
@@ -153,13 +153,13 @@ def test_selection_on_dev_is_reported(folder, tmp_path, done):
     kept = json.loads((tmp_path / "g/results.json").read_text())
     assert kept["chosen_on_dev"] == ["the best of 2 settings"]
     assert dev_selection_note(kept["chosen_on_dev"]) in (tmp_path / "g/report.html").read_text()
-    assert dev_selection_note(["the best of 2 settings"]) in done(
+    assert dev_selection_note(["the best of 2 settings"]) in run_cli(
         "compare", tmp_path / "g", tmp_path / "a", "--num-resamples", 10
     )
 
 
-def test_ensemble_over_seeds(folder, tmp_path, done, glue):
-    done("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
+def test_ensemble_over_seeds(folder, tmp_path, run_cli, glue):
+    run_cli("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
          "--keep-seeds", "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
     folders = [load_model(tmp_path / "r/seeds" / seed) for seed in "01"]
     assert [folder.metadata["seed"] for folder in folders] == [0, 1] and folders[0].metadata["task"][
@@ -167,11 +167,11 @@ def test_ensemble_over_seeds(folder, tmp_path, done, glue):
     ] == "ClassificationTask"
     assert predict_ensemble(folders, texts(3))[0].labels == ("0", "1")
     asked = ("--task", "glue/cola", "--data", glue)
-    assert "examples" in done("evaluate", tmp_path / "r/seeds/0", tmp_path / "r/seeds/1", "--ensemble", *asked)
+    assert "examples" in run_cli("evaluate", tmp_path / "r/seeds/0", tmp_path / "r/seeds/1", "--ensemble", *asked)
 
 
-def test_selected_seed_is_reported_on_its_dev_set(folder, tmp_path, done, cli, glue):
-    done("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
+def test_selected_seed_is_reported_on_its_dev_set(folder, tmp_path, run_cli, cli, glue):
+    run_cli("finetune", folder, "--task", "glue/cola", "--data", glue, "--out", tmp_path / "r", "--seeds", 2,
          "--set", "steps=1", "--set", "truncate=true")  # fmt: skip
     asked = ("evaluate", tmp_path / "r/model", "--data")
     assert (

@@ -19,7 +19,7 @@ from polyseme.tasks.tagging import TaggingExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import save_model
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
 SHORT = {"pair_classification": "pair", "multiple_choice": "choice", "extractive_qa": "span"}  # seeds of the draws
@@ -70,7 +70,7 @@ def folders(tmp_path_factory):
         sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
         sizes |= {"vocab_size": tokenizer.vocab_size, "max_len": 40}
         made[name] = tmp_path_factory.mktemp(name) / "m"
-        save_model(made[name], family.model_config(**fitting(family, **sizes)).build(0), tokenizer)
+        save_model(made[name], family.model_config(**supported_args(family, **sizes)).build(0), tokenizer)
     return made
 
 

@@ -20,7 +20,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import save_model
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 from tests.support.tasks import make_experiment
 
 EXAMPLES = [TextExample(f"d:{i}", f"{'cat dog' if i % 2 else 'fish bird'} hare", label="ab"[i % 2]) for i in range(10)]
@@ -35,7 +35,7 @@ def make(family, path):
     )
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32, "dropout": 0.0, "attention_dropout": 0.0}
     sizes |= {"num_buckets": 50, "hidden_dim": 24}
-    spec = FAMILIES[family].model_config(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
+    spec = FAMILIES[family].model_config(**supported_args(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
     save_model(path, spec.build(seed=0), tokenizer)
     return path
 
@@ -115,12 +115,12 @@ def test_phases():
 
 
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 10])
-def test_phases_continue_the_order_of_examples(done, tmp_path):
+def test_phases_continue_the_order_of_examples(run_cli, tmp_path):
     settings = FinetuneConfig(batch_size=3)
     experiment, data, _ = begun(make("bert", tmp_path / "model"), settings)
     task = experiment.runs[0].task
-    expected = islice(epoch_batches(task, data, settings, 7), done, done + 6)
-    for (a, _), (b, _) in zip(expected, epoch_batches(task, data, settings, 7, num_done=done)):
+    expected = islice(epoch_batches(task, data, settings, 7), run_cli, run_cli + 6)
+    for (a, _), (b, _) in zip(expected, epoch_batches(task, data, settings, 7, num_done=run_cli)):
         assert np.array_equal(a[0].inputs.tokens, b[0].inputs.tokens)
 
 

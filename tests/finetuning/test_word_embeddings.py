@@ -269,28 +269,28 @@ def conll(path, data):
     return path
 
 
-def test_command_with_all_options(models, vectors, tmp_path, done):
+def test_command_with_all_options(models, vectors, tmp_path, run_cli):
     train, dev = conll(tmp_path / "t.conll", tagged(12)), conll(tmp_path / "d.conll", tagged(8, 1))
     files = ("--task", "tagging", "--train", train, "--dev", dev, "--set", "epochs=1", "--set", "network.lstm_dim=8")
     ways = ("--features", models["forward"], "--features", models["backward"])
-    done("finetune", *ways, "--layers", "last", "--join-at", "between", "--word-vectors", vectors[0], *files,
+    run_cli("finetune", *ways, "--layers", "last", "--join-at", "between", "--word-vectors", vectors[0], *files,
          "--out", tmp_path / "taglm")  # fmt: skip
     trunk = json.loads((tmp_path / "taglm/model/polyseme.json").read_text())["config"]["trunk"]
     assert (
         trunk["num_layers"] == 2 and trunk["features"]["where"] == "between" and len(trunk["features"]["sources"]) == 2
     )
-    done("predict", tmp_path / "taglm/model", "--data", tmp_path / "d.conll", "--out", tmp_path / "said.conll")
-    assert "f1" in done("evaluate", tmp_path / "taglm/model", "--data", tmp_path / "d.conll")
-    said = done(
+    run_cli("predict", tmp_path / "taglm/model", "--data", tmp_path / "d.conll", "--out", tmp_path / "said.conll")
+    assert "f1" in run_cli("evaluate", tmp_path / "taglm/model", "--data", tmp_path / "d.conll")
+    said = run_cli(
         "finetune", "--word-vectors", vectors[0], "--freeze-word-embeddings", *files, "--out", tmp_path / "words"
     )
     assert "words alone" in said
-    assert "words alone" in done("finetune", "--network", "bilstm", *files, "--out", tmp_path / "none")
-    done("finetune", *ways, "--layers", "last", "--layers", "embeddings", *files, "--out", tmp_path / "two")
+    assert "words alone" in run_cli("finetune", "--network", "bilstm", *files, "--out", tmp_path / "none")
+    run_cli("finetune", *ways, "--layers", "last", "--layers", "embeddings", *files, "--out", tmp_path / "two")
 
 
 @pytest.mark.parametrize(
-    "args,says",
+    "args,match",
     [
         (["--word-vectors", "nowhere"], "there are no word vectors at nowhere: neither a file nor a model folder"),
         (["--word-vectors", "V", "--set", "network.word_dim=50"], "network.word_dim is 50, but the vectors of"),
@@ -327,13 +327,13 @@ def test_command_with_all_options(models, vectors, tmp_path, done):
         ),
     ],
 )
-def test_option_errors(models, vectors, tmp_path, refused, monkeypatch, args, says):
+def test_option_errors(models, vectors, tmp_path, rejects, monkeypatch, args, match):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("cat 1 2 3\ndog 1 2\n")
     (tmp_path / "other.txt").write_text("chat 1 2 3\nchien 1 2 4\n")
     data = conll(tmp_path / "t.conll", tagged(12))
     given = [vectors[0] if a == "V" else models.get(a, a) for a in args]
-    refused("finetune", *given, "--task", "tagging", "--train", data, "--dev", data, "--out", "x", says=says)
+    rejects("finetune", *given, "--task", "tagging", "--train", data, "--dev", data, "--out", "x", match=match)
 
 
 def test_layers_for_each_source():

@@ -45,9 +45,9 @@ def test_cross_attention_is_transformers_own(tiny_folders):
 
 
 @pytest.mark.parametrize("family", ["t5", "transformer"])
-def test_the_page(family, tiny_folders, done, refused, tmp_path):
+def test_the_page(family, tiny_folders, run_cli, rejects, tmp_path):
     out = tmp_path / "page.html"
-    done("explain", tiny_folders[family], "--text", TEXT + " <b>", "--out", out, "--num-beams", 3)
+    run_cli("explain", tiny_folders[family], "--text", TEXT + " <b>", "--out", out, "--num-beams", 3)
     page = out.read_text()
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "") and "src=" not in page
     assert page.count("head 3") == 3 and "layer 3" in page and "&lt;b&gt;" in page
@@ -72,6 +72,6 @@ def test_the_page(family, tiny_folders, done, refused, tmp_path):
     assert len(way) == len(found.hypotheses[0].tokens) + found.hypotheses[0].is_finished
     last = found.nodes[max(way)].score
     assert f"{last:.2f}" in page and re.search(r"stroke=.#2b6cb0. stroke-width=.2.2", page)
-    refused("explain", tiny_folders[family], "--text", TEXT, "--out", out, says="already exists")
-    refused("explain", tiny_folders[family], "--text", " ", "--out", tmp_path / "b.html", says="empty")
-    refused("explain", tiny_folders["gpt2"], "--text", TEXT, "--out", tmp_path / "b.html", says="cannot translate")
+    rejects("explain", tiny_folders[family], "--text", TEXT, "--out", out, match="already exists")
+    rejects("explain", tiny_folders[family], "--text", " ", "--out", tmp_path / "b.html", match="empty")
+    rejects("explain", tiny_folders["gpt2"], "--text", TEXT, "--out", tmp_path / "b.html", match="cannot translate")

@@ -9,8 +9,8 @@ from polyseme.generation.beam import beam_search
 from polyseme.generation.config import GREEDY, SamplingConfig
 from polyseme.generation.sample import generate_tokens, sample_tokens, stream_tokens
 from polyseme.generation.session import is_seq2seq, start_session
-from tests.contracts import cases
-from tests.ngram import toy
+from tests.support import cases
+from tests.support import toy_ngram as toy
 
 
 def chi_square(counts, shares):

@@ -18,8 +18,8 @@ from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.ngram.trie import NgramTrie, NgramVocab
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import EncoderInput, PackedLayout
-from tests.contracts import cases
-from tests.ngram import toy
+from tests.support import cases
+from tests.support import toy_ngram as toy
 
 EOS = 3
 NETWORKS = [name for name in cases.NAMES if generation_head(cases.tiny_model(name))]
@@ -157,7 +157,7 @@ def of_four_words(family):
         words = NgramVocab(5, bos_id=4, eos_id=3, is_predicted=np.arange(5) < 4)
         return counted([rng.choice(3, rng.integers(1, 6), p=[0.5, 0.3, 0.2]).tolist() for _ in range(60)], words)
     sizes = {"num_layers": 1, "dim": 8, "num_heads": 2, "vocab_size": 4, "max_len": 16, "dropout": 0.0}
-    spec = FAMILIES[family].model_config(**cases.fitting(FAMILIES[family], **sizes))
+    spec = FAMILIES[family].model_config(**cases.supported_args(FAMILIES[family], **sizes))
     model = spec.build(3).double().eval()
     with torch.no_grad():
         for p in model.parameters():

@@ -8,7 +8,7 @@ from polyseme.generation import session as writing
 from polyseme.generation.beam import beam_search
 from polyseme.generation.config import GREEDY, SamplingConfig
 from polyseme.generation.sample import generate_tokens, stream_tokens
-from tests.contracts import cases
+from tests.support import cases
 
 FAMILIES = ["gpt", "gpt2", "t5", "transformer"]
 EOS = {3, 7, 11, 30, 41, 50}

@@ -74,27 +74,29 @@ def test_characters_of_several_bytes_come_whole(tiny_folders):
         ) == "the cat’s äö 猫" or "\ufffd" in (tokenizer.decode(ids[:n]))
 
 
-def test_the_command(project, done, refused, tmp_path):
+def test_the_command(project, run_cli, rejects, tmp_path):
     model = project / "run-gpt2/model"
-    said = done("generate", model, "--prompt", "The old", "--max-new-tokens", 8)
+    said = run_cli("generate", model, "--prompt", "The old", "--max-new-tokens", 8)
     assert said.startswith("The old") and said.endswith("\n")
     opened = polyseme.load(model, device="cpu")
     assert said.rstrip("\n") == ("The old" + opened.generate("The old", GenerationConfig(8))[0].text).rstrip("\n")
     sampled = ("--do-sample", "--seed", 3, "--max-new-tokens", 9)
-    once, again = (done("generate", model, "--prompt", "The", *sampled) for _ in range(2))
+    once, again = (run_cli("generate", model, "--prompt", "The", *sampled) for _ in range(2))
     assert once == again
     beams = ("--num-beams", 3, "--num-return-sequences", 2, "--max-new-tokens", 5)
-    rows = done("generate", model, "--prompt", "The", *beams, "--json").splitlines()
+    rows = run_cli("generate", model, "--prompt", "The", *beams, "--json").splitlines()
     assert len(rows) == 2 and json.loads(rows[0])["log_prob"] <= 0
     (tmp_path / "p.txt").write_text("The cat\nThe dog\n")
-    assert len(done("generate", model, "--data", tmp_path / "p.txt", "--max-new-tokens", 3, "--json").splitlines()) == 2
-    refused("generate", model, says="--prompt")
-    refused("generate", model, "--prompt", "The", "--max-new-tokens", 33, says=["has 32 positions", "33 new ones"])
-    refused("generate", model, "--prompt", "The", "--top-p", 1.5, says="top_p is 1.5")
-    refused("generate", model, "--prompt", "The", "--num-beams", 2, "--do-sample", says="does not sample")
+    assert (
+        len(run_cli("generate", model, "--data", tmp_path / "p.txt", "--max-new-tokens", 3, "--json").splitlines()) == 2
+    )
+    rejects("generate", model, match="--prompt")
+    rejects("generate", model, "--prompt", "The", "--max-new-tokens", 33, match=["has 32 positions", "33 new ones"])
+    rejects("generate", model, "--prompt", "The", "--top-p", 1.5, match="top_p is 1.5")
+    rejects("generate", model, "--prompt", "The", "--num-beams", 2, "--do-sample", match="does not sample")
     beams = ("--num-beams", 2, "--num-return-sequences", 3)
-    refused("generate", model, "--prompt", "The", *beams, says="num_return_sequences is 3")
-    refused("generate", project / "run-bert/model", "--prompt", "The", says="cannot generate text")
+    rejects("generate", model, "--prompt", "The", *beams, match="num_return_sequences is 3")
+    rejects("generate", project / "run-bert/model", "--prompt", "The", match="cannot generate text")
 
 
 def test_prompts_that_cannot_be(tiny_folders):

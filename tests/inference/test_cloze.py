@@ -56,7 +56,7 @@ def test_company_changes_nothing(ours, family):
         assert alone.normalized_scores == pytest.approx(found.normalized_scores, abs=1e-4)
 
 
-def test_last_words_of_a_masked_model(ours, tmp_path, tiny_folders, done):
+def test_last_words_of_a_masked_model(ours, tmp_path, tiny_folders, run_cli):
     model = ours["bert"]
     texts = [("The old cat sees the", "dog"), ("The wolf hears the bird in the", "zebra"), ("the " * 60, "wolf")]
     found = model.score_last_words(texts)
@@ -71,12 +71,12 @@ def test_last_words_of_a_masked_model(ours, tmp_path, tiny_folders, done):
         again = model.score_last_words([(context, said)])[0] if said.strip() else None
         assert again is None or again.score.num_tokens != one.score.num_tokens or again.is_correct
     (tmp_path / "l.txt").write_text("".join(f"{a} {b}\n" for a, b in texts[:2]))
-    told = json.loads(done("score", tiny_folders["bert"], "--last-words", tmp_path / "l.txt", "--json"))
+    told = json.loads(run_cli("score", tiny_folders["bert"], "--last-words", tmp_path / "l.txt", "--json"))
     assert told["texts"] == 2 and told["accuracy"] == sum(one.is_correct for one in found[:2]) / 2
     (tmp_path / "q.jsonl").write_text(
         json.dumps({"text": "the old [MASK]", "choices": ["cat", "dog"], "label": 1}) + "\n"
     )
-    assert "accuracy: " in done("score", tiny_folders["bert"], "--choices", tmp_path / "q.jsonl")
+    assert "accuracy: " in run_cli("score", tiny_folders["bert"], "--choices", tmp_path / "q.jsonl")
 
 
 @pytest.mark.parametrize("size", [8, 12, 20])

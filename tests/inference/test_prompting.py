@@ -176,8 +176,8 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_score_choices(files, ours, tiny_folders, done):
-    said = done("score", tiny_folders["gpt2"], "--choices", files / "q.jsonl", "--json").splitlines()
+def test_score_choices(files, ours, tiny_folders, run_cli):
+    said = run_cli("score", tiny_folders["gpt2"], "--choices", files / "q.jsonl", "--json").splitlines()
     expected = ours["gpt2"].rank_choices(*zip(*QUESTIONS[:3]))
     for line, found in zip(said, expected):
         row = json.loads(line)
@@ -195,7 +195,7 @@ def test_score_choices(files, ours, tiny_folders, done):
         "--normalization",
         "length",
     )
-    plain = done("score", tiny_folders["gpt2"], "--choices", files / "q.jsonl", *options).splitlines()
+    plain = run_cli("score", tiny_folders["gpt2"], "--choices", files / "q.jsonl", *options).splitlines()
     assert len(plain) == 4 and plain[-1].startswith("accuracy: ") and plain[-1].endswith("(3 questions, 2 shots)")
     order = [SHOTS, SHOTS[::-1]]
     ranked = [
@@ -208,19 +208,19 @@ def test_score_choices(files, ours, tiny_folders, done):
     assert [float(line.split()[0]) for line in plain[:3]] in [pytest.approx(v, abs=1e-3) for v in values]
 
 
-def test_bad_commands(files, tiny_folders, refused):
+def test_bad_commands(files, tiny_folders, rejects):
     model, questions, shots = tiny_folders["gpt2"], files / "q.jsonl", files / "shots.jsonl"
-    refused("score", model, says="give --data with texts to score, --choices")
-    refused("score", model, "--data", questions, "--choices", questions, says="give --data")
-    refused("score", model, "--data", questions, "--num-shots", 1, says="go with --choices")
-    refused("score", model, "--choices", questions, "--num-shots", 1, says="go together")
-    refused("score", model, "--choices", questions, "--examples", shots, says="go together")
-    refused("score", model, "--choices", questions, "--num-shots", 9, "--examples", shots, says="holds 2 examples")
+    rejects("score", model, match="give --data with texts to score, --choices")
+    rejects("score", model, "--data", questions, "--choices", questions, match="give --data")
+    rejects("score", model, "--data", questions, "--num-shots", 1, match="go with --choices")
+    rejects("score", model, "--choices", questions, "--num-shots", 1, match="go together")
+    rejects("score", model, "--choices", questions, "--examples", shots, match="go together")
+    rejects("score", model, "--choices", questions, "--num-shots", 9, "--examples", shots, match="holds 2 examples")
     same = ("--num-shots", 3, "--examples", questions)
-    refused("score", model, "--choices", questions, *same, says="is among the shots")
-    refused("score", model, "--choices", questions, "--template", "{text}", says="has to hold")
-    refused("score", model, "--choices", questions, "--normalization", "no", says="normalization is 'no'")
-    refused("score", model, "--choices", files / "none.jsonl", says="none.jsonl")
-    refused("score", tiny_folders["t5"], "--choices", questions, says="cannot rank choices")
+    rejects("score", model, "--choices", questions, *same, match="is among the shots")
+    rejects("score", model, "--choices", questions, "--template", "{text}", match="has to hold")
+    rejects("score", model, "--choices", questions, "--normalization", "no", match="normalization is 'no'")
+    rejects("score", model, "--choices", files / "none.jsonl", match="none.jsonl")
+    rejects("score", tiny_folders["t5"], "--choices", questions, match="cannot rank choices")
     (files / "bad.jsonl").write_text('{"text": "a", "choices": "b"}\n')
-    refused("score", model, "--choices", files / "bad.jsonl", says=r"bad\.jsonl:1: choices is 'b'")
+    rejects("score", model, "--choices", files / "bad.jsonl", match=r"bad\.jsonl:1: choices is 'b'")

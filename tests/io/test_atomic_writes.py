@@ -12,7 +12,7 @@ from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import ConfigError, DataError
 from polyseme.io import atomic
 from polyseme.text.tokenizer import Tokenizer
-from tests.conftest import documents
+from tests.support.text import documents
 
 
 @pytest.fixture

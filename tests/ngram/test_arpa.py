@@ -17,8 +17,8 @@ from polyseme.ngram.estimate import estimate_kneser_ney
 from polyseme.ngram.model import NgramFolder
 from polyseme.ngram.trie import NgramVocab
 from polyseme.text.tokenizer import Tokenizer
-from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
 from tests.ngram.reference import parse_arpa, score_by_backoff
+from tests.support.text import ADJECTIVES, ANIMALS, PLACES, VERBS
 
 GOOD = """made by hand
 

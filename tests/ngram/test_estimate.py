@@ -12,7 +12,7 @@ from polyseme.ngram import count
 from polyseme.ngram.count import count_ngrams
 from polyseme.ngram.estimate import FALLBACK_DISCOUNTS, estimate_discounts, estimate_kneser_ney
 from tests.ngram.reference import ReferenceKneserNey
-from tests.ngram.toy import (
+from tests.support.toy_ngram import (
     BOS,
     EOS,
     IS_PREDICTED,

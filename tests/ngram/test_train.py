@@ -26,10 +26,10 @@ from polyseme.ngram.train import NgramRecipe, train_ngram
 from polyseme.ngram.trie import NgramVocab
 from polyseme.recipes import get_recipe, get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
-from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS
-from tests.corpus.stored import store
 from tests.ngram.reference import ReferenceKneserNey
-from tests.ngram.toy import next_token_probs
+from tests.support.stored_corpus import store
+from tests.support.text import ADJECTIVES, ANIMALS, PLACES, VERBS
+from tests.support.toy_ngram import next_token_probs
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
 
@@ -59,9 +59,9 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(corpus, tmp_path_factory, done):
+def run(corpus, tmp_path_factory, run_cli):
     out = tmp_path_factory.mktemp("run") / "run"
-    return out, done("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
+    return out, run_cli("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
 
 
 def test_run_folder(run, corpus):
@@ -108,17 +108,17 @@ def sentences_of(corpus) -> list[list[int]]:
     return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 
-def test_supported_and_unsupported_commands(run, cli, done, tmp_path):
+def test_supported_and_unsupported_commands(run, cli, run_cli, tmp_path):
     out, _ = run
     model = polyseme.load(out / "model")
     assert isinstance(model, NgramLM)
     (tmp_path / "lines.txt").write_text("It lives in the river.\nriver the in lives It.\n")
     rows = [
         json.loads(line)
-        for line in done("score", out / "model", "--data", tmp_path / "lines.txt", "--json").splitlines()
+        for line in run_cli("score", out / "model", "--data", tmp_path / "lines.txt", "--json").splitlines()
     ]
     assert rows[0]["perplexity"] < 5 < rows[1]["perplexity"]
-    assert "whole" in done("verify", out / "model")
+    assert "whole" in run_cli("verify", out / "model")
     for verb in (["fill", out / "model", "a [MASK]"], ["next", out / "model", "a", "b"]):
         completed = cli(*verb)
         assert completed.status == 2 and completed.err.startswith("error: ") and "is an n-gram model" in completed.err
@@ -128,7 +128,7 @@ def test_supported_and_unsupported_commands(run, cli, done, tmp_path):
         model.score(["the cat", " "])
 
 
-def test_generate(run, cli, done, tmp_path):
+def test_generate(run, cli, run_cli, tmp_path):
     """Sampling, greedy search, beam search and streaming, from Python and the command line."""
     out, _ = run
     model = polyseme.load(out / "model")
@@ -151,10 +151,10 @@ def test_generate(run, cli, done, tmp_path):
     assert model.generate("A cat. It lives") == [likeliest], "a previous sentence has no effect"
     (short,) = model.generate("It lives", GenerationConfig(1))
     assert len(short.tokens) == 1 and not short.is_finished
-    stdout = done("generate", out / "model", "--prompt", "It lives")
+    stdout = run_cli("generate", out / "model", "--prompt", "It lives")
     assert stdout == "It lives" + likeliest.text + "\n"
     (tmp_path / "x").write_text("It\n")
-    rows = done(
+    rows = run_cli(
         "generate", out / "model", "--prompt", "It", "--num-beams", 3, "--num-return-sequences", 2, "--json"
     ).splitlines()
     assert len(rows) == 2 and json.loads(rows[0])["log_prob"] <= 0
@@ -175,10 +175,10 @@ def test_generate(run, cli, done, tmp_path):
         model.generate("It", GenerationConfig(0))
 
 
-def test_arpa_commands_round_trip(run, done, cli, tmp_path):
+def test_arpa_commands_round_trip(run, run_cli, cli, tmp_path):
     out, _ = run
-    done("arpa", "export", out / "model", "--out", tmp_path / "m.arpa.gz")
-    done("arpa", "import", tmp_path / "m.arpa.gz", "--out", tmp_path / "m", "--tokenizer", out / "model")
+    run_cli("arpa", "export", out / "model", "--out", tmp_path / "m.arpa.gz")
+    run_cli("arpa", "import", tmp_path / "m.arpa.gz", "--out", tmp_path / "m", "--tokenizer", out / "model")
     text = ["It lives in the river."]
     assert polyseme.load(tmp_path / "m").score(text) == polyseme.load(out / "model").score(text)
     for wrong in (

@@ -19,7 +19,7 @@ from polyseme.objectives.batch import NO_EXTRA
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.translation import ParallelText, Translation
-from tests.contracts import cases
+from tests.support import cases
 
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 2, 7), (3, 6, 1)
 ATTENTIONS = [("none", "after_recurrence")]

@@ -16,7 +16,7 @@ from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.span_corruption import SpanCorruption, random_segmentation
 from polyseme.objectives.translation import ParallelText, Translation
 from polyseme.rng import RandomStream, derive_sample_keys
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 from tests.support.corpora import SIZE, MemoryCorpus, random_corpus
 
 PAD, EOS, UNK = range(3)
@@ -233,7 +233,7 @@ def test_one_batch_can_be_learned_by_heart(family):
         bound = bind(corpus=corpus, vocabulary=vocabulary)
     else:
         bound = Translation(label_smoothing=0.0).bind(ParallelText.from_ids(*parallel(12)), VOCABULARY, 16)
-    sizes = fitting(FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=100, dropout=0.0)
+    sizes = supported_args(FAMILIES[family], num_layers=2, dim=32, num_heads=2, vocab_size=100, dropout=0.0)
     model = FAMILIES[family].model_config(**sizes).build(0)
     batch = bound.batch(np.arange(len(bound)), 0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

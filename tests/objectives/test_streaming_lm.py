@@ -18,7 +18,7 @@ from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.recipe import Recipe
 from polyseme.train.streams import BatchStream
-from tests.contracts import cases
+from tests.support import cases
 from tests.support.corpora import GPT2, MemoryCorpus, all_ids
 
 DOCUMENTS = [[30, 20, 50], [1], [], [63], [64], [65]]

@@ -200,7 +200,7 @@ def test_shared_layers_in_checkpoints_and_attention_maps(tiny_folders, tmp_path)
     assert maps.shape == (3, 3, len(tokens), len(tokens))
 
 
-def test_families_command_shows_published_counts(done):
-    shown = {(row["family"], row["size"]): row["published_params"] for row in json.loads(done("families", "--json"))}
+def test_families_command_shows_published_counts(run_cli):
+    shown = {(row["family"], row["size"]): row["published_params"] for row in json.loads(run_cli("families", "--json"))}
     assert shown["albert", "xxlarge"] == "222,595,584 (paper: 235M)"
     assert shown["bert", "base"] == "109,482,240"

@@ -17,9 +17,7 @@ from polyseme.objectives.losses import compute_losses
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published
 from polyseme.weights.folder import load_model, save_model
-from tests.contracts import cases
-from tests.contracts.test_laws import LENGTHS as LAW_LENGTHS
-from tests.contracts.test_laws import gradients
+from tests.support import cases
 from tests.support.hf_models import convert_model, randomize
 
 transformers = pytest.importorskip("transformers")
@@ -147,10 +145,10 @@ def build_banded_model() -> Model:
 
 
 def test_laws_hold_with_banded_attention():
-    model, rows = build_banded_model(), cases.sequences(LAW_LENGTHS)
+    model, rows = build_banded_model(), cases.sequences(cases.LENGTHS)
     with torch.no_grad():
-        batched = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths(LAW_LENGTHS))).hidden.split(
-            list(LAW_LENGTHS)
+        batched = model.trunk(Inputs(torch.cat(rows), PackedLayout.from_lengths(cases.LENGTHS))).hidden.split(
+            list(cases.LENGTHS)
         )
         for row, expected in zip(rows, batched):
             n, split = len(row), len(row) // 2
@@ -161,8 +159,8 @@ def test_laws_hold_with_banded_attention():
                 first = model.trunk(Inputs(row[:split], PackedLayout.from_lengths([split])), return_memory=True)
                 second = model.trunk(Inputs(row[split:], PackedLayout.from_lengths([n - split])), memory=first.memory)
                 torch.testing.assert_close(torch.cat([first.hidden, second.hidden]), expected, atol=1e-10, rtol=0)
-    batched_grads = gradients(model, [cases.training_batch(model, rows)])
-    summed_grads = gradients(model, [cases.training_batch(model, [row]) for row in rows])
+    batched_grads = cases.gradients(model, [cases.training_batch(model, rows)])
+    summed_grads = cases.gradients(model, [cases.training_batch(model, [row]) for row in rows])
     for name in batched_grads:
         torch.testing.assert_close(summed_grads[name], batched_grads[name], atol=1e-10, rtol=1e-10)
 

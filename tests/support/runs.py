@@ -11,7 +11,7 @@ from polyseme.recipes import RECIPES
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 
 STEPS = 9
 
@@ -37,7 +37,7 @@ def tiny_recipe(family: str, compile: bool = False) -> Recipe:
     return Recipe(
         name="test",
         family=family,
-        model=fitting(FAMILIES[family], **model, num_buckets=50),
+        model=supported_args(FAMILIES[family], **model, num_buckets=50),
         optimizer=usual.optimizer.replace(words_per_update=100) if usual.optimizer.is_sparse else OptimizerConfig(),
         objective=getattr(objective, "base", objective),  # the one a teacher is not needed for
         max_len=32,

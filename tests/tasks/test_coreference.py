@@ -26,7 +26,7 @@ from polyseme.tasks.readers.conll2012 import format_conll
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
-from tests.conftest import cli
+from tests.support.commands import cli
 from tests.support.tasks import baseline_metrics
 
 WOMEN, MEN = ["Ann", "Eve", "Mary Lee"], ["Bob", "Tom", "Mr Hill"]

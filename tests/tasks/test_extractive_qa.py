@@ -25,7 +25,7 @@ from polyseme.tasks.windows import best_span
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 from tests.support.tasks import baseline_metrics, compute_logits
 
 ANIMALS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
@@ -267,7 +267,7 @@ def test_transformers_loads_the_model(trained):
 def test_batched_equals_single_and_folders_round_trip(tokenizers, family, tmp_path):
     tokenizer = tokenizers[TOKENIZERS[family]].with_cls_position(FAMILIES[family].cls_position)
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "max_len": 32}
-    spec = FAMILIES[family].model_config(**fitting(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
+    spec = FAMILIES[family].model_config(**supported_args(FAMILIES[family], **sizes), vocab_size=tokenizer.vocab_size)
     head = FAMILIES[family].task_head("span", SPAN.output_labels, spec.trunk)
     save_model(tmp_path / "m", spec.replace(heads={"span": head}).build(3), tokenizer, {"task": SPAN.to_json()})
     folder = load_model(tmp_path / "m")

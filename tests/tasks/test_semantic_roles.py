@@ -22,7 +22,7 @@ from polyseme.tasks.semantic_roles import PredicateExample, SemanticRolesTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, read_model_config, save_model
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 from tests.support.tasks import compute_logits
 
 # words, names, parts of speech, chunks, clauses, parse, sense, targets, props: two predicates, one discontinuous
@@ -254,7 +254,7 @@ def folders(tmp_path_factory):
         tokenizer = Tokenizer.train(kind, iter([" ".join(words), *words] * 30), 120 if kind == "unigram" else 300)
         tokenizer = tokenizer.with_cls_position(family.cls_position)
         sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 48}
-        usual = fitting(family, **sizes, dropout=0.0, attention_dropout=0.0)
+        usual = supported_args(family, **sizes, dropout=0.0, attention_dropout=0.0)
         folders_by_family[name] = tmp_path_factory.mktemp(name)
         save_model(
             folders_by_family[name],
@@ -283,7 +283,7 @@ def test_the_predicate_matters_and_batching_does_not(folders, name):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_semantic_roles_are_learned(folders, tmp_path, name, done):
+def test_semantic_roles_are_learned(folders, tmp_path, name, run_cli):
     data = clauses(460, most=2)
     size = 16 if name == "bert" else 8  # the others learn more slowly
     settings = FinetuneConfig(epochs=12, batch_size=size, optimizer=OptimizerConfig(lr=5e-3))
@@ -297,7 +297,7 @@ def test_semantic_roles_are_learned(folders, tmp_path, name, done):
         (tmp_path / "test.conll").write_text(asked)
         for ending in ("props", "conll", "jsonl"):
             out = tmp_path / f"said.{ending}"
-            done("predict", tmp_path / "run/model", "--task", "srl", "--data", tmp_path / "test.conll", "--out", out)
+            run_cli("predict", tmp_path / "run/model", "--task", "srl", "--data", tmp_path / "test.conll", "--out", out)
         rows = [line.split("\t") for line in (tmp_path / "said.props").read_text().split("\n")]
         assert [row[0] for row in rows] == ["see", "-", "-", "scare", "-", "-", "", "-", ""]
         assert [row[1] for row in rows[:6]] == ["(V*)", "(A0*)", "(A1*)", "*", "*", "*"]
@@ -331,19 +331,19 @@ def test_network_over_frozen_features_learns_roles(folders, tmp_path, source):
     assert opened.evaluate(plain)["f1"] < 0.6
 
 
-def test_commands(folders, tmp_path, done):
+def test_commands(folders, tmp_path, run_cli):
     rows = ["\n".join(f"{w}\t-\tsee\t(V*)" if t == "B-V" else f"{w}\t-\t-\t{'*' if t == 'O' else f'({t[2:]}*)'}"
                       for w, t in zip(e.words, e.tags)) for e in clauses(20)]  # fmt: skip
     for name in ("train", "dev"):
         (tmp_path / f"{name}.conll").write_text("\n\n".join(rows) + "\n")
     options = ("--task", "srl", "--data", tmp_path, "--set", "steps=1")
-    output = done("finetune", folders["bert"], *options, "--out", tmp_path / "run")
+    output = run_cli("finetune", folders["bert"], *options, "--out", tmp_path / "run")
     assert "perfect" in output
     run = read_run(tmp_path / "run")
     comparison = paired_bootstrap(run, run, num_resamples=5)
     assert run.metric == "f1" and comparison["difference"] == comparison["low"] == 0
     assert run.mean == srl_scores(run.gold, run.predictions[0])["f1"]
     assert run.mean == run.task_config.score(run.gold, run.predictions[0])["f1"]
-    output = done("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)
+    output = run_cli("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)
     assert output.startswith("20 examples") and "perfect: " in output
-    assert "srl/conll-2012" in done("tasks")
+    assert "srl/conll-2012" in run_cli("tasks")

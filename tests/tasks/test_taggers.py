@@ -176,15 +176,20 @@ def test_a_marked_word_is_a_feature():
     assert baseline_metrics(SemanticRolesTask, "linear", data * 5, data)["perfect"] == 1
 
 
-def test_commands(tmp_path, done, refused):
+def test_commands(tmp_path, run_cli, rejects):
     rows = "\n\n".join("\n".join(f"{w}\t{t}" for w, t in zip(e.words, e.tags)) for e in sentences(12))
     (tmp_path / "t.conll").write_text(rows + "\n")
     command = ("finetune", "--features", "none", "--task", "tagging", "--train", tmp_path / "t.conll")
     command += ("--dev", tmp_path / "t.conll", "--set", "steps=1", "--set", "network.lstm_dim=4")
-    output = done(*command, "--out", tmp_path / "run", "--baselines", "--baseline", "memm", "--baseline", "crf")
+    output = run_cli(*command, "--out", tmp_path / "run", "--baselines", "--baseline", "memm", "--baseline", "crf")
     assert [line.split("  ")[0] for line in output.splitlines()[1:5]] == ["majority", "linear", "memm", "crf"]
-    refused(
-        *command, "--out", tmp_path / "x", "--baseline", "cfr", says="tagging has no baseline 'cfr'; did you mean 'crf'"
+    rejects(
+        *command,
+        "--out",
+        tmp_path / "x",
+        "--baseline",
+        "cfr",
+        match="tagging has no baseline 'cfr'; did you mean 'crf'",
     )
     with pytest.raises(PolysemeError, match="pair_classification has no baseline 'crf'"):
         PairClassificationTask().check_baseline("crf")

@@ -16,7 +16,7 @@ from polyseme.tasks.regression import RegressionTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 from tests.support.tasks import compute_logits, to_examples
 
 WORDS = [a + b for a in ("red", "blue", "green", "grey") for b in ("cat", "dog", "fish", "bird", "s", "ish")]
@@ -182,7 +182,7 @@ def test_batched_equals_single(tokenizers, family, kind):
     examples = [TaggingExample("", w) if kind == "tagging" else TextExample("", " ".join(w)) for w in chosen]
     sizes = {"num_layers": 2, "dim": 16, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 80}
     sizes["num_buckets"] = 50
-    spec = FAMILIES[family].model_config(**fitting(FAMILIES[family], **sizes))
+    spec = FAMILIES[family].model_config(**supported_args(FAMILIES[family], **sizes))
     head = FAMILIES[family].task_head(task.head_name, task.output_labels, spec.trunk)
     model = spec.replace(heads={task.head_name: head}).build(0).double().eval()
     with torch.no_grad():

@@ -342,7 +342,7 @@ def test_transformers_gives_the_same_scores(run):
     assert free.text == "yes"
 
 
-def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
+def test_ensembles_over_checkpoints(run, base, tmp_path, run_cli, rejects):
     out, dev, results = run
     models = find_models(out)
     step = results["steps"] // 3
@@ -353,16 +353,16 @@ def test_ensembles_over_checkpoints(run, base, tmp_path, done, refused):
     assert all(torch.equal(a, b) for a, b in zip(last.model.state_dict().values(), whole.model.state_dict().values()))
     assert last.metadata["step"] == 3 * step and last.metadata["dev"]["accuracy"] == results["seeds"][0]["accuracy"]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": e.text, "label": e.label}) + "\n" for e in dev))
-    record = json.loads(done("evaluate", out, "--ensemble", "--data", tmp_path / "d.jsonl", "--json"))
+    record = json.loads(run_cli("evaluate", out, "--ensemble", "--data", tmp_path / "d.jsonl", "--json"))
     assert record["accuracy"] > 0.95 and record["parameters"] == 4 * results["parameters"]
     _, together = predict_ensemble([load_model(path) for path in models], dev)
     shares = [predict(load_model(path), dev[:1])[0].probabilities["yes"] for path in models]
     assert together[0].probabilities["yes"] == pytest.approx(np.mean(shares), abs=1e-6)
-    refused("evaluate", base, "--ensemble", "--data", tmp_path / "d.jsonl", says="--ensemble is for several models")
+    rejects("evaluate", base, "--ensemble", "--data", tmp_path / "d.jsonl", match="--ensemble is for several models")
     files = ("--train", tmp_path / "d.jsonl", "--dev", tmp_path / "d.jsonl") * 2
-    refused("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification", *files,
+    rejects("finetune", base, "--task", "a=pair_classification", "--task", "b=pair_classification", *files,
             "--keep-checkpoints", 1, "--out", tmp_path / "x",
-            says="--keep-checkpoints are for one task")  # fmt: skip
+            match="--keep-checkpoints are for one task")  # fmt: skip
 
 
 def test_ensemble_of_text_answers(base, tmp_path):

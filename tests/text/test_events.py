@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,7 @@ from polyseme.corpus.sources.events import (
 )
 from polyseme.text.inspection import describe_vocabulary
 from polyseme.text.tokenizer import Tokenizer
-
-
-def random_performance(seed: int, count: int = 60) -> list[Note]:
-    """Generate notes off any grid, with chords, keys struck while they sound, and long silences."""
-    rng, now, notes = random.Random(seed), 0.0, []
-    for _ in range(count):
-        now += rng.choice((0.0, 0.0, rng.random() / 20, rng.random(), 3 * rng.random()))
-        duration = rng.choice((0.001, rng.random() / 10, 4 * rng.random()))
-        notes.append(Note(now, now + duration, rng.choice((0, 60, 60, 61, 64, 127)), rng.randint(1, 127)))
-    return notes
+from tests.support.music import random_performance
 
 
 def test_vocabulary_size() -> None:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from polyseme.text.tokenizer import Tokenizer
-from tests.conftest import documents
+from tests.support.text import documents
 
 TEXTS = ["The old cat sees the dog.", "the <extra_id_0> of <extra_id_1>.", "unseen zebras: 12!", "a"]
 

@@ -14,7 +14,7 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
-from tests.conftest import documents
+from tests.support.text import documents
 
 
 @pytest.fixture(scope="module")

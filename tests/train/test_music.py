@@ -143,7 +143,7 @@ def test_both_places_are_one_family(tmp_path):
         FAMILIES["music"].model_config("tiny", max_distance=0)
 
 
-def test_the_command(runs, harness, done, refused, tmp_path):
+def test_the_command(runs, harness, run_cli, rejects, tmp_path):
     pytest.importorskip("mido")
     from polyseme.corpus.sources.events import events_to_notes, notes_to_events
     from polyseme.corpus.sources.midi import read_notes, write_notes
@@ -151,15 +151,15 @@ def test_the_command(runs, harness, done, refused, tmp_path):
     begun = harness.compose(9200, 24, 3, (0,))
     write_notes(tmp_path / "begun.mid", events_to_notes(begun))
     model = runs / "relative/model"
-    said = done("music", model, "--out", tmp_path / "a.mid", "--max-len", 60, "--primer", tmp_path / "begun.mid")
+    said = run_cli("music", model, "--out", tmp_path / "a.mid", "--max-len", 60, "--primer", tmp_path / "begun.mid")
     assert "a.mid: " in said and "notes" in said
     assert notes_to_events(read_notes(tmp_path / "a.mid"))[:24] == begun[:24]
-    done("music", model, "--out", tmp_path / "b.mid", "--max-len", 60, "--primer", tmp_path / "begun.mid")
+    run_cli("music", model, "--out", tmp_path / "b.mid", "--max-len", 60, "--primer", tmp_path / "begun.mid")
     assert (tmp_path / "a.mid").read_bytes() == (tmp_path / "b.mid").read_bytes()
-    refused("music", model, "--out", tmp_path / "a.mid", says="already exists")
-    refused("music", model, "--out", tmp_path / "c.mid", "--primer", tmp_path / "no.mid", says="is missing")
+    rejects("music", model, "--out", tmp_path / "a.mid", match="already exists")
+    rejects("music", model, "--out", tmp_path / "c.mid", "--primer", tmp_path / "no.mid", match="is missing")
 
 
-def test_a_model_of_text_does_not_play(tiny_folders, refused, tmp_path):
+def test_a_model_of_text_does_not_play(tiny_folders, rejects, tmp_path):
     pytest.importorskip("mido")
-    refused("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", says="generates text, not music")
+    rejects("music", tiny_folders["gpt2"], "--out", tmp_path / "c.mid", match="generates text, not music")

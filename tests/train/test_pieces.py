@@ -23,7 +23,7 @@ from polyseme.train.pretrain import pretrain, try_compile
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.schedule import ScheduleConfig
 from polyseme.train.step import BF16WorkingCopy
-from tests.contracts.cases import fitting
+from tests.support.cases import supported_args
 
 # --- schedules -------------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ def test_the_shortest_runs_have_a_rate():
 def tiny(family="bert", **changes):
     usual = {"num_layers": 2, "dim": 8, "num_heads": 2, "ffn_dim": 16, "hidden_dim": 12, "vocab_size": 11,
              "max_len": 16, "dropout": 0.0, "attention_dropout": 0.0, "num_buckets": 9}  # fmt: skip
-    return FAMILIES[family].model_config(**fitting(FAMILIES[family], **usual), **changes).build(seed=0)
+    return FAMILIES[family].model_config(**supported_args(FAMILIES[family], **usual), **changes).build(seed=0)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))

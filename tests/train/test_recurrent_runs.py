@@ -25,8 +25,8 @@ from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model, read_model_config, save_model
-from tests.conftest import documents, task_rows
-from tests.contracts import cases
+from tests.support import cases
+from tests.support.text import documents, task_rows
 
 # a recipe, what is changed in it
 RUNS = {
@@ -46,7 +46,7 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def runs(done, tmp_path_factory):
+def runs(run_cli, tmp_path_factory):
     """Prepare a small corpus and run each recipe by its command."""
     folder = tmp_path_factory.mktemp("recurrent")
     (folder / "text.txt").write_text("\n\n".join(documents()))
@@ -56,7 +56,7 @@ def runs(done, tmp_path_factory):
              "schedule.warmup=5", "optimizer.lr=0.03", "save_every=100", "eval_every=100"]  # fmt: skip
     for name, (recipe, changes) in RUNS.items():
         given = [part for change in (*usual, *changes) for part in ("--set", change)]
-        done("pretrain", recipe, "--corpus", folder / "corpus", "--out", folder / name, *given)
+        run_cli("pretrain", recipe, "--corpus", folder / "corpus", "--out", folder / name, *given)
     for seed, part in enumerate(("train", "dev")):
         (folder / f"{part}.tsv").write_text(task_rows("classification", 24, seed))
     return folder
@@ -74,19 +74,19 @@ def test_it_learns_more_than_frequencies(name, runs):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_commands_read_it(name, runs, done, tmp_path):
+def test_commands_read_it(name, runs, run_cli, tmp_path):
     """A text scores higher than its shuffled words, also backward; embeddings; a fine-tuned task."""
     model = runs / name / "model"
     (tmp_path / "texts.txt").write_text("The old cat sees the grey dog in the river.\nCat the old sees dog river.\n")
-    rows = [json.loads(row) for row in done("score", model, "--data", tmp_path / "texts.txt", "--json").splitlines()]
+    rows = [json.loads(row) for row in run_cli("score", model, "--data", tmp_path / "texts.txt", "--json").splitlines()]
     assert rows[0]["perplexity"] < rows[1]["perplexity"]
-    done("embed", model, "--data", tmp_path / "texts.txt", "--out", tmp_path / "v.npz", "--layers", "embeddings")
+    run_cli("embed", model, "--data", tmp_path / "texts.txt", "--out", tmp_path / "v.npz", "--layers", "embeddings")
     sizes = {"nnlm": 16, "both": 64}  # in both directions, the tokens' vectors once for each
     assert np.load(tmp_path / "v.npz")["vectors"].shape == (2, sizes.get(name, 32))
     files = [runs / f"{part}.tsv" for part in ("train", "dev")]
-    done("finetune", model, "--task", "classification", "--train", files[0], "--dev", files[1], "--out",
+    run_cli("finetune", model, "--task", "classification", "--train", files[0], "--dev", files[1], "--out",
          tmp_path / "task", "--set", "epochs=1")  # fmt: skip
-    done("predict", tmp_path / "task/model", "--data", files[1], "--out", tmp_path / "predicted.tsv")
+    run_cli("predict", tmp_path / "task/model", "--data", files[1], "--out", tmp_path / "predicted.tsv")
 
 
 def test_folders_without_our_file_are_read_from_their_config(runs, tmp_path):
@@ -96,11 +96,11 @@ def test_folders_without_our_file_are_read_from_their_config(runs, tmp_path):
         assert family.from_hf_config(family.to_hf_config(spec)) == spec.trunk
 
 
-def test_gradients_by_distance(runs, done, refused, tmp_path):
+def test_gradients_by_distance(runs, run_cli, rejects, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(documents(20, seed=9)) + "\n")
     folders = [runs / name / "model" for name in ("rnn", "lstm", "nnlm")]
     picture = tmp_path / "picture.svg"
-    said = done("gradients", *folders, "--data", tmp_path / "texts.txt", "--out", picture, "--max-distance", 20)
+    said = run_cli("gradients", *folders, "--data", tmp_path / "texts.txt", "--out", picture, "--max-distance", 20)
     assert "rnn_lm rnn" in said and "nnlm" in said and "<svg" in picture.read_text()
     curves = {
         name: gradients_by_distance(polyseme.load(runs / name / "model", "cpu"), documents(20, seed=9), 20)
@@ -109,10 +109,10 @@ def test_gradients_by_distance(runs, done, refused, tmp_path):
     assert (curves["nnlm"][:5] > 0).all() and (curves["nnlm"][5:] == 0).all(), "the window has five tokens"
     assert curves["rnn"][20] < 0.05 * curves["rnn"][0] and curves["lstm"][20] > 0
     args = ("--data", tmp_path / "texts.txt", "--out")
-    refused("gradients", runs / "backward/model", *args, tmp_path / "p.svg", says="is not a causal language model")
-    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.png", says="does not end in .svg")
-    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 10**6, says="tokens")
-    refused("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 0, says="max_distance is 0")
+    rejects("gradients", runs / "backward/model", *args, tmp_path / "p.svg", match="is not a causal language model")
+    rejects("gradients", runs / "rnn/model", *args, tmp_path / "p.png", match="does not end in .svg")
+    rejects("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 10**6, match="tokens")
+    rejects("gradients", runs / "rnn/model", *args, tmp_path / "p.svg", "--max-distance", 0, match="max_distance is 0")
 
 
 def test_gradients_are_those_of_the_last_prediction(runs):

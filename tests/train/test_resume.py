@@ -28,7 +28,7 @@ from polyseme.train.budget import CLOCK_CHECKS, STEPS_PER_TIMING, Deadline
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig
-from tests.conftest import done
+from tests.support.commands import run_cli
 from tests.support.runs import STEPS, Killed, assert_same, checkpoint_tensors, tiny_recipe
 
 PAIRED = ("transformer", "seq2seq")  # which read pairs: test_translation.py and test_seq2seq_runs.py
@@ -190,7 +190,7 @@ def test_a_real_kill(corpora, whole, tmp_path):
         time.sleep(0.002)
     process.kill()
     process.wait()
-    done(
+    run_cli(
         "pretrain", tmp_path / "recipe.json", "--corpus", corpora["wordpiece"], "--out", tmp_path / "killed", "--resume"
     )
     assert_same(whole, tmp_path / "killed")

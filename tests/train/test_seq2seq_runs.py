@@ -16,7 +16,8 @@ import polyseme
 from polyseme.recipes import get_training_recipe
 from polyseme.train import pretrain as module
 from polyseme.train.recipe import BudgetConfig
-from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
+from tests.support.commands import run_cli
+from tests.support.text import ADJECTIVES, ANIMALS, PLACES, VERBS
 
 WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLACES)}
 KINDS = {
@@ -45,21 +46,21 @@ def made(tmp_path_factory):
         for i, side in enumerate(("en", "xx")):
             (folder / f"{name}.{side}").write_text("".join(pair[i] + "\n" for pair in both))
     sides = folder / "train.en", folder / "train.xx"
-    done("tokenizer", "train", *sides, "--kind", "bpe", "--vocab-size", 380, "--out", folder / "joint")
-    done("pairs", *sides, "--tokenizer", folder / "joint", "--out", folder / "pairs")
+    run_cli("tokenizer", "train", *sides, "--kind", "bpe", "--vocab-size", 380, "--out", folder / "joint")
+    run_cli("pairs", *sides, "--tokenizer", folder / "joint", "--out", folder / "pairs")
     for name, changes in KINDS.items():
         given = [part for change in (*SHORT, *changes) for part in ("--set", change)]
-        done("pretrain", "seq2seq-tiny", "--corpus", folder / "pairs", "--out", folder / name, *given)
+        run_cli("pretrain", "seq2seq-tiny", "--corpus", folder / "pairs", "--out", folder / name, *given)
     return folder
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
     model = made / kind / "model"
-    said = done("translate", model, "--data", made / "test.en", "--reference", made / "test.xx", "--out",
+    said = run_cli("translate", model, "--data", made / "test.en", "--reference", made / "test.xx", "--out",
                 tmp_path / "out.txt", "--json")  # fmt: skip
     assert json.loads(said)["bleu"] > (30 if kind == "none" else 60)
-    done("explain", model, "--text", "old cat sees river", "--out", tmp_path / "page.html")
+    run_cli("explain", model, "--text", "old cat sees river", "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     if kind == "none":
         assert "this model has no attention" in page and "layer 1" not in page
@@ -97,16 +98,16 @@ def test_resumed_it_ends_with_the_same_weights(kind, made, tmp_path, monkeypatch
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_what_it_cannot_be(made, refused, tmp_path):
-    def run(*changes, says):
+def test_what_it_cannot_be(made, rejects, tmp_path):
+    def run(*changes, match):
         given = [part for change in changes for part in ("--set", change)]
-        refused("pretrain", "seq2seq-tiny", "--corpus", made / "pairs", "--out", tmp_path / "r", *given, says=says)
+        rejects("pretrain", "seq2seq-tiny", "--corpus", made / "pairs", "--out", tmp_path / "r", *given, match=match)
 
-    run("model.attention=hard", says=["model.attention is 'hard'", "'cosine'"])
-    run("model.context_order=before", says="'inside_recurrence', 'after_recurrence'")
-    run("model.dim=33", says="dim is 33")
-    run("compile=true", says=["compile is true", "seq2seq does not support", "set it to false"])
-    run("objective.scheduled_sampling=2", says="scheduled_sampling is 2")
+    run("model.attention=hard", match=["model.attention is 'hard'", "'cosine'"])
+    run("model.context_order=before", match="'inside_recurrence', 'after_recurrence'")
+    run("model.dim=33", match="dim is 33")
+    run("compile=true", match=["compile is true", "seq2seq does not support", "set it to false"])
+    run("objective.scheduled_sampling=2", match="scheduled_sampling is 2")
 
 
 def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):

@@ -11,7 +11,8 @@ import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.generation.config import GenerationConfig
 from polyseme.tasks.metrics.translation import score_translations
-from tests.conftest import ADJECTIVES, ANIMALS, PLACES, VERBS, done
+from tests.support.commands import run_cli
+from tests.support.text import ADJECTIVES, ANIMALS, PLACES, VERBS
 
 WORDS = {word: f"{word[::-1]}o" for word in (*ANIMALS, *VERBS, *ADJECTIVES, *PLACES)}
 RECIPE = {
@@ -42,21 +43,21 @@ def made(tmp_path_factory):
         (folder / f"{name}.en").write_text("".join(a + "\n" for a, _ in rows))
         (folder / f"{name}.xx").write_text("".join(b + "\n" for _, b in rows))
     both = folder / "train.en", folder / "train.xx"
-    done("tokenizer", "train", *both, "--kind", "bpe", "--vocab-size", 380, "--out", folder / "joint")
+    run_cli("tokenizer", "train", *both, "--kind", "bpe", "--vocab-size", 380, "--out", folder / "joint")
     for side in both:
-        done("tokenizer", "train", side, "--kind", "bpe", "--vocab-size", 330, "--out", folder / side.suffix[1:])
-    done("pairs", *both, "--tokenizer", folder / "joint", "--out", folder / "pairs")
-    done("pairs", *both, "--tokenizer", folder / "en", "--target-tokenizer", folder / "xx", "--out", folder / "two")
+        run_cli("tokenizer", "train", side, "--kind", "bpe", "--vocab-size", 330, "--out", folder / side.suffix[1:])
+    run_cli("pairs", *both, "--tokenizer", folder / "joint", "--out", folder / "pairs")
+    run_cli("pairs", *both, "--tokenizer", folder / "en", "--target-tokenizer", folder / "xx", "--out", folder / "two")
     (folder / "toy.json").write_text(json.dumps(RECIPE))
     for corpus, steps in (("pairs", 200), ("two", 4)):
-        done("pretrain", folder / "toy.json", "--corpus", folder / corpus, "--out", folder / f"run-{corpus}",
+        run_cli("pretrain", folder / "toy.json", "--corpus", folder / corpus, "--out", folder / f"run-{corpus}",
              "--budget", f"{steps}steps")  # fmt: skip
     return folder
 
 
 def test_it_learns_the_language(made, tmp_path):
     model = made / "run-pairs/model"
-    said = done("translate", model, "--data", made / "test.en", "--reference", made / "test.xx", "--out",
+    said = run_cli("translate", model, "--data", made / "test.en", "--reference", made / "test.xx", "--out",
                 tmp_path / "out.txt", "--report", tmp_path / "r.html", "--json")  # fmt: skip
     measured = json.loads(said)
     assert measured["bleu"] > 60 and "version:" in measured["bleu_signature"] and measured["texts"] == 30
@@ -71,9 +72,9 @@ def test_it_learns_the_language(made, tmp_path):
     assert measured["bleu_signature"] in page and lines[0] in page
 
 
-def test_an_empty_text_has_an_empty_translation(made, done, tmp_path):
+def test_an_empty_text_has_an_empty_translation(made, run_cli, tmp_path):
     (tmp_path / "in.txt").write_text("\nold cat\n\n   \nold cat\n\n")
-    done("translate", made / "run-pairs/model", "--data", tmp_path / "in.txt", "--out", tmp_path / "out.txt")
+    run_cli("translate", made / "run-pairs/model", "--data", tmp_path / "in.txt", "--out", tmp_path / "out.txt")
     lines = (tmp_path / "out.txt").read_text().split("\n")
     assert len(lines) == 7 and lines[1] == lines[4] != "" and not any(lines[i] for i in (0, 2, 3, 5, 6))
 
@@ -144,17 +145,17 @@ def test_resumed_it_ends_with_the_same_weights(made, tmp_path):
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_what_cannot_be_translated(made, project, refused, tmp_path):
+def test_what_cannot_be_translated(made, project, rejects, tmp_path):
     model = made / "run-pairs/model"
     (tmp_path / "one.txt").write_text("old cat\n")
-    refused("translate", project / "run-gpt2/model", "--data", tmp_path / "one.txt", says="cannot translate")
-    refused("translate", model, "--data", made / "test.en", "--reference", tmp_path / "one.txt", says="30 lines")
-    refused("translate", model, "--data", tmp_path / "one.txt", "--report", tmp_path / "x.html", says="--reference")
-    refused("translate", model, "--data", tmp_path / "none.txt", says="none.txt")
-    refused("pretrain", made / "toy.json", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "r",
-            says="not a corpus of pairs")  # fmt: skip
-    refused("pairs", made / "train.en", made / "train.xx", "--tokenizer", made / "joint", "--out", tmp_path / "p",
-            "--keys", "en", says="two sides")  # fmt: skip
+    rejects("translate", project / "run-gpt2/model", "--data", tmp_path / "one.txt", match="cannot translate")
+    rejects("translate", model, "--data", made / "test.en", "--reference", tmp_path / "one.txt", match="30 lines")
+    rejects("translate", model, "--data", tmp_path / "one.txt", "--report", tmp_path / "x.html", match="--reference")
+    rejects("translate", model, "--data", tmp_path / "none.txt", match="none.txt")
+    rejects("pretrain", made / "toy.json", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "r",
+            match="not a corpus of pairs")  # fmt: skip
+    rejects("pairs", made / "train.en", made / "train.xx", "--tokenizer", made / "joint", "--out", tmp_path / "p",
+            "--keys", "en", match="two sides")  # fmt: skip
 
 
 def test_measures_need_their_texts():

@@ -11,7 +11,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.text.pipelines import BERT_SPECIALS, build_bpe, set_pair_template
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model
-from tests.weights.test_folder import assert_same_outputs, build_hf_model, load_hf_model, round_trip, save_hf_model
+from tests.support.hf_models import assert_same_outputs, build_hf_model, load_hf_model, round_trip, save_hf_model
 
 transformers = pytest.importorskip("transformers")
 

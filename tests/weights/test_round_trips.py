@@ -11,7 +11,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.recipes import RECIPES
 from polyseme.train.recipe import Recipe
 from polyseme.weights.folder import load_model
-from tests.weights.test_folder import ENCODER_DECODERS, assert_same_outputs, load_hf_model, randomize, round_trip
+from tests.support.hf_models import ENCODER_DECODERS, assert_same_outputs, load_hf_model, randomize, round_trip
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,9 +16,12 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.train.loop import setup_device
+from polyseme.train.loop import TrainState, setup_device, train
+from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.schedule import ScheduleConfig
 
 VOCAB = 61
+LENGTHS = (5, 9, 9, 1, 12, 5)
 WORDS = [f"word{i}" for i in range(VOCAB)]
 # what a family can be beside its usual self: the name of a case, the family, arguments of its trunk
 # and what a small model would not have of itself: blocks that see their neighbours alone, the mean as the pooled
@@ -62,7 +65,7 @@ DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
 PLACES = [*(("cpu", *each) for each in DTYPES), pytest.param("cuda", torch.float32, 1e-4, marks=GPU)]
 
 
-def fitting(family: Family, **given: object) -> dict[str, Any]:
+def supported_args(family: Family, **given: object) -> dict[str, Any]:
     """Of these arguments of a trunk, those that the family's takes."""
     return {key: value for key, value in given.items() if key in signature(family.trunk_config).parameters}
 
@@ -75,7 +78,7 @@ def tiny_spec(name: str, dropout: float = 0.0) -> ModelConfig:
     family = family_of(name)
     usual = {"num_layers": 3, "dim": 24, "num_heads": 3, "ffn_dim": 40, "vocab_size": VOCAB,
              "max_len": 32, "dropout": dropout, "attention_dropout": dropout, "weight_dropout": dropout}  # fmt: skip
-    return family.model_config(**fitting(family, **usual) | CASES[name][1])
+    return family.model_config(**supported_args(family, **usual) | CASES[name][1])
 
 
 CAUSAL = [name for name in NAMES if tiny_spec(name).trunk.causal]
@@ -138,3 +141,12 @@ def training_batch(model: Model, rows: list[torch.Tensor], seed: int = 3) -> Bat
     return Batch(
         Inputs(torch.cat(rows), layout, segments, query_stream=queries, source=source), targets, layout.num_tokens
     )
+
+
+def gradients(model: Model, batches: list) -> dict[str, torch.Tensor]:
+    """The gradients after one step of the real loop, clipping off; a pooler that no head reads has none."""
+    optim = OptimizerConfig(lr=0.0, max_grad_norm=0.0)
+    device = next(model.parameters()).device
+    run = TrainState(model, optim.build(model, model.trunk.layer_groups()), optim, ScheduleConfig(), 1, device)
+    list(train(run, [(batches, None)]))
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
