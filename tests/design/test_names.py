@@ -60,11 +60,14 @@ def undocumented(module: object) -> Iterator[str]:
                 yield name
             fields = vars(value).get("__annotations__", {})
             methods = {key for key, member in vars(value).items() if is_documentable(member) and key[0] != "_"}
-            yield from (
-                f"{name}.{key}" for key in sorted(methods - set(fields)) if not inspect.getdoc(getattr(value, key))
-            )
+            yield from (f"{name}.{key}" for key in sorted(methods - set(fields)) if not has_doc(value, key))
         elif inspect.isroutine(value) and not inspect.getdoc(value):
             yield name
+
+
+def has_doc(cls: type, name: str) -> bool:
+    """Whether a member, or one that it overrides, has a docstring."""
+    return any(inspect.getdoc(vars(base)[name]) for base in cls.__mro__ if name in vars(base))
 
 
 def is_documentable(member: object) -> bool:
