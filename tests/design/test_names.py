@@ -58,8 +58,11 @@ def undocumented(module: object) -> Iterator[str]:
             is_generated = (value.__doc__ or "").startswith(f"{name}(")  # the signature that dataclass writes
             if "__doc__" not in vars(value) or not value.__doc__ or is_generated:
                 yield name
-            members = [key for key, member in vars(value).items() if is_documentable(member) and key[0] != "_"]
-            yield from (f"{name}.{key}" for key in members if not inspect.getdoc(getattr(value, key)))
+            fields = vars(value).get("__annotations__", {})
+            methods = {key for key, member in vars(value).items() if is_documentable(member) and key[0] != "_"}
+            yield from (
+                f"{name}.{key}" for key in sorted(methods - set(fields)) if not inspect.getdoc(getattr(value, key))
+            )
         elif inspect.isroutine(value) and not inspect.getdoc(value):
             yield name
 

@@ -7,8 +7,10 @@ import torch.nn.functional as F
 import polyseme
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.families import FAMILIES
+from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, CharCNN, CharCNNConfig, words_to_char_ids
 from polyseme.nn.losses import sampled_softmax_loss
+from polyseme.nn.packing import PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
@@ -58,8 +60,9 @@ def test_the_law_of_distinct_words():
     bottom.set_spellings(words)
     numbers, asked = torch.tensor([0, 1, 0, 2, 3, 5, 4, 0]), []
     bottom.convolutions[0].register_forward_hook(lambda _, given, __: asked.append(given[0].shape[0]))
-    by_number = bottom(numbers, numbers, None, 8)
-    by_character = bottom(torch.from_numpy(words_to_char_ids([words[i] for i in numbers])), numbers, None, 8)
+    layout = PackedLayout.from_lengths([8])
+    by_number = bottom(Inputs(numbers, layout))
+    by_character = bottom(Inputs(torch.from_numpy(words_to_char_ids([words[i] for i in numbers])), layout))
     torch.testing.assert_close(by_number, by_character)
     assert asked == [6, 5]  # two numbers are one word
     assert torch.equal(by_number[0], by_number[7]) and not torch.equal(by_number[0], by_number[1])

@@ -131,7 +131,7 @@ def test_gradients_are_those_of_the_last_prediction(runs):
 
 
 def test_no_attention_to_show(runs):
-    with pytest.raises(PolysemeError, match="no Transformer"):
+    with pytest.raises(PolysemeError, match="not a Transformer"):
         attention_maps(polyseme.load(runs / "lstm/model", "cpu"), "the cat")
 
 

@@ -62,7 +62,7 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
     done("explain", model, "--text", "old cat sees river", "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     if kind == "none":
-        assert "looks back at nothing" in page and "layer 1" not in page
+        assert "this model has no attention" in page and "layer 1" not in page
         return
     shares = [float(x) for x in re.findall(r"<title>[^<]*: ([\d.]+)</title>", page)]
     assert "layer 1" in page and page.count("head 1") == 1 and max(shares) > 0.4

@@ -34,21 +34,21 @@ def evaluate(
     import polyseme
     from polyseme.report.run_page import dev_selection_note
 
-    result = polyseme.evaluate(
+    evaluation = polyseme.evaluate(
         models, data, task=task, ensemble=ensemble, truncate=truncate, text_column=text_column,
         pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
     )  # fmt: skip
-    if result.chosen_on_dev:
-        print(dev_selection_note(result.chosen_on_dev), file=sys.stderr)
+    if evaluation.chosen_on_dev:
+        print(dev_selection_note(evaluation.chosen_on_dev), file=sys.stderr)
     if as_json:
-        sizes = {"examples": result.num_examples, "parameters": result.num_parameters}
-        speed = {"examples_per_second": result.examples_per_second, "ms_per_text": result.ms_per_text}
-        print_json({**sizes, **speed, **result.metrics})
+        sizes = {"examples": evaluation.num_examples, "parameters": evaluation.num_parameters}
+        speed = {"examples_per_second": evaluation.examples_per_second, "ms_per_text": evaluation.ms_per_text}
+        print_json({**sizes, **speed, **evaluation.metrics})
         return
-    speed_text = f"{result.examples_per_second:,.1f} per second, {result.ms_per_text:.1f} ms for one alone"
-    print(f"{result.num_examples} examples, {speed_text}")
-    print(f"{result.num_parameters:,} parameters")
-    for name, value in result.metrics.items():
+    speed_text = f"{evaluation.examples_per_second:,.1f} per second, {evaluation.ms_per_text:.1f} ms for one alone"
+    print(f"{evaluation.num_examples} examples, {speed_text}")
+    print(f"{evaluation.num_parameters:,} parameters")
+    for name, value in evaluation.metrics.items():
         print(f"{name}: {value:.4f}")
 
 

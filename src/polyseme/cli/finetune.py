@@ -76,7 +76,7 @@ def finetune(
     import polyseme
 
     folders = [path for path in features if path != "none"]
-    result = polyseme.finetune(
+    run = polyseme.finetune(
         model, **_assign_files(task, train, dev, data), out=out, seeds=seeds, grid=grid, from_scratch=from_scratch,
         keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints, baselines=["default"] * baselines + baseline,
         text_column=text_column, pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
@@ -85,15 +85,13 @@ def finetune(
         freeze_word_embeddings=freeze_word_embeddings, network=network, cache_dir=cache_dir,
         overrides=parse_overrides(overrides),
     )  # fmt: skip
-    if result.grid:
-        print_table(
-            [result.primary_metric, "settings"], [[f"{score:.4f}", name] for name, score in result.grid.items()]
-        )
-    if result.tasks:
-        _print_tasks(result)
+    if run.grid:
+        print_table([run.primary_metric, "settings"], [[f"{score:.4f}", name] for name, score in run.grid.items()])
+    if run.tasks:
+        _print_tasks(run)
     else:
         frozen = "over features" if folders else "words alone"
-        _print_task(result, frozen if model is None else "from scratch" if from_scratch else "fine-tuned")
+        _print_task(run, frozen if model is None else "from scratch" if from_scratch else "fine-tuned")
 
 
 def tasks() -> None:
@@ -132,29 +130,29 @@ def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: li
     return {"task": named, "train": dict(zip(others, train)), "dev": dict(zip(others, dev)), "data": folders}
 
 
-def _print_task(result: "FinetuneResult", row_name: str) -> None:
+def _print_task(run: "FinetuneResult", row_name: str) -> None:
     from polyseme.report.run_page import dev_selection_note
 
-    rows = [[name, *(f"{metrics[n]:.4f}" for n in result.mean)] for name, metrics in result.baselines.items()]
-    rows.append([row_name, *(_format_mean(result, name) for name in result.mean)])
-    print_table([f"{len(result.seeds)} seed(s)", *result.mean], rows)
-    if choices := result.details["chosen_on_dev"]:
+    rows = [[name, *(f"{metrics[n]:.4f}" for n in run.mean)] for name, metrics in run.baselines.items()]
+    rows.append([row_name, *(_format_mean(run, name) for name in run.mean)])
+    print_table([f"{len(run.seeds)} seed(s)", *run.mean], rows)
+    if choices := run.details["chosen_on_dev"]:
         print(dev_selection_note(choices))
-    print(f"{result.model}: seed {result.best_seed}; see {result.report}")
+    print(f"{run.model}: seed {run.best_seed}; see {run.report}")
 
 
-def _print_tasks(result: "FinetuneResult") -> None:
+def _print_tasks(run: "FinetuneResult") -> None:
     rows = []
-    for name, each in result.tasks.items():
+    for name, each in run.tasks.items():
         scores = [f"{metrics[each.primary_metric]:.4f}" for metrics in each.baselines.values()]
         mean = _format_mean(each, each.primary_metric)
         rows.append([name, each.details["task"], each.primary_metric, *scores, mean])
-    baselines = ["majority", "linear"] if next(iter(result.tasks.values())).baselines else []
-    print_table(["task", "type", "metric", *baselines, f"{len(result.seeds)} seed(s)"], rows)
-    print(f"mean: {result.mean['mean']:.4f}")
-    print(f"{result.model}: seed {result.best_seed}; select a task with --task NAME; see {result.report}")
+    baselines = ["majority", "linear"] if next(iter(run.tasks.values())).baselines else []
+    print_table(["task", "type", "metric", *baselines, f"{len(run.seeds)} seed(s)"], rows)
+    print(f"mean: {run.mean['mean']:.4f}")
+    print(f"{run.model}: seed {run.best_seed}; select a task with --task NAME; see {run.report}")
 
 
-def _format_mean(result: "FinetuneResult", metric: str) -> str:
-    std = result.std[metric]
-    return f"{result.mean[metric]:.4f}" + (f" ± {std:.4f}" if std is not None else "")
+def _format_mean(run: "FinetuneResult", metric: str) -> str:
+    std = run.std[metric]
+    return f"{run.mean[metric]:.4f}" + (f" ± {std:.4f}" if std is not None else "")

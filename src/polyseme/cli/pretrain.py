@@ -54,15 +54,15 @@ def distill(
     print_results(PretrainResult.from_results(out, run(resolved, teacher, corpus, out, resume)))
 
 
-def print_results(result: "PretrainResult") -> None:
+def print_results(run_result: "PretrainResult") -> None:
     """Print the results of a run, on the first rank only."""
     from polyseme.train import distributed
 
     if distributed.init_process_group()[0] == 0:
-        for name, value in result.valid.losses.items():
+        for name, value in run_result.valid.losses.items():
             print(f"valid {name}: {value:.4f}")
-        sizes = f"{result.num_parameters:,} parameters, {result.num_tokens:,} tokens"
-        print(f"{result.model}: {sizes}; see {result.report}")
+        sizes = f"{run_result.num_parameters:,} parameters, {run_result.num_tokens:,} tokens"
+        print(f"{run_result.model}: {sizes}; see {run_result.report}")
     distributed.shutdown()
 
 

@@ -116,20 +116,20 @@ def _print_choices(
     questions: "list[ChoiceExample]", results: "list[ChoiceResult]", num_shots: int, as_json: bool
 ) -> None:
     correct = []
-    for question, result in zip(questions, results):
-        best = result.best_index
+    for question, choice in zip(questions, results):
+        best = choice.best_index
         if question.label is not None:
             correct.append(str(best) == question.label)
         if as_json:
             row = {
                 "text": question.text, "choices": question.choices, "best_index": best,
-                "normalized_scores": result.normalized_scores, "log_probs": [s.log_prob for s in result.scores],
-                "num_tokens": [s.num_tokens for s in result.scores],
+                "normalized_scores": choice.normalized_scores, "log_probs": [s.log_prob for s in choice.scores],
+                "num_tokens": [s.num_tokens for s in choice.scores],
             }  # fmt: skip
             print_json(row | ({} if question.label is None else {"label": int(question.label)}), indent=None)
         else:
             verdict = "" if question.label is None else "right  " if correct[-1] else "wrong  "
-            print(f"{result.normalized_scores[best]:12.4f}  {verdict}{question.choices[best]}")
+            print(f"{choice.normalized_scores[best]:12.4f}  {verdict}{question.choices[best]}")
     if not correct:
         return
     accuracy = sum(correct) / len(correct)

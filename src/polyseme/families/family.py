@@ -34,6 +34,7 @@ def linear_task_head(dropout_path: str) -> Callable[[str, tuple[str, ...], Any],
     """Return a `task_head` function for linear heads, with the dropout at a path in the trunk's config."""
 
     def task_head(name: str, labels: tuple[str, ...], config: Any) -> HeadConfig:
+        """Return a linear head for a task."""
         return ClassificationHeadConfig(labels, HEAD_POOLING[name], attrgetter(dropout_path)(config))
 
     return task_head

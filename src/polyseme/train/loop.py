@@ -167,8 +167,8 @@ def prefetch(items: Iterable[T], buffer_size: int = PREFETCH_SIZE) -> Iterator[T
     pool = ThreadPoolExecutor(1)
     try:
         futures = deque(pool.submit(next, iterator, end) for _ in range(buffer_size))
-        while (item := futures.popleft().result()) is not end:
+        while (value := futures.popleft().result()) is not end:
             futures.append(pool.submit(next, iterator, end))
-            yield item  # type: ignore[misc]
+            yield value  # type: ignore[misc]
     finally:
         pool.shutdown(cancel_futures=True)

@@ -72,6 +72,7 @@ class FeatureNetworkConfig(TrunkConfig):
 
     @property
     def pooler(self) -> PoolerConfig:
+        """Mean pooling, or the first vector for networks that pool by themselves."""
         return PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first")
 
     def build(self) -> Trunk:
