@@ -89,7 +89,7 @@ def held_out(path: Path, tokens: int, furthest: int) -> tuple[torch.Tensor, torc
         raise SystemExit(f"{path} is too small: no document is held out")
     marks = SpecialIds(tokenizer.vocab_size, tokenizer.all_special_ids, eos=tokenizer.special_token_ids.eos)
     bound = StreamingCausalLM().bind(held, marks, 16, 0)
-    text = bound.segment_batch(np.array([0]), min(tokens, bound.stream_end)).tokens
+    text = bound.segment_batch(np.array([0]), min(tokens, bound.stream_end)).inputs.tokens
     positions = torch.arange(len(text))
     is_end = text == tokenizer.special_token_ids.eos
     last_end = torch.where(is_end, positions, -1).cummax(0).values  # of a document, up to each position

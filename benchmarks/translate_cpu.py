@@ -61,8 +61,8 @@ def peer_folder(writer: TextGenerator, out: Path) -> Path:
         rows = weights[f"trunk.{table_of}.embeddings.tokens.weight"]
         embeddings = stack.embeddings[0] if side == "encoder" else stack.embeddings
         embeddings.weight, embeddings.multiply_by_sqrt_depth = rows, True
-        places = getattr(spec, side).embeddings.max_len
-        stack.position_encodings.encodings = sinusoidal_embedding(places, torch.empty(1, spec.dim)).numpy()
+        positions = torch.arange(getattr(spec, side).embeddings.max_len)
+        stack.position_encodings.encodings = sinusoidal_embedding(positions, spec.dim, torch.float32).numpy()
         for i, layer in enumerate(stack.layer):
             name = f"trunk.{side}.blocks.{i}"
             qkv, attention = weights[f"{name}.attention.qkv.weight"], layer.self_attention

@@ -191,9 +191,9 @@ def speed(options: argparse.Namespace) -> None:
 def plain(trunk: Any, tokens: torch.Tensor, device: torch.device, precision: str) -> Any:
     """Train torch's modules of the same sizes without dropout or penalties: Adam, clipping, carried states."""
     torch.manual_seed(0)
-    inputs = (trunk.embeddings.dim, *trunk.sizes[:-1])
+    inputs = (trunk.embeddings.dim, *trunk.hidden_dims[:-1])
     table_of = nn.Embedding(trunk.embeddings.vocab_size, trunk.embeddings.dim).to(device)
-    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.sizes)).to(device)
+    layers = nn.ModuleList(nn.LSTM(a, b) for a, b in zip(inputs, trunk.hidden_dims)).to(device)
     bias = nn.Parameter(torch.zeros(trunk.embeddings.vocab_size, device=device))
     weights = [*table_of.parameters(), *layers.parameters(), bias]
     fused = torch.optim.AdamW(weights, 1e-3, fused=True)

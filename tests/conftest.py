@@ -31,7 +31,7 @@ from polyseme.logs import log_to_stderr
 
 torch.set_num_threads(1)
 log_to_stderr()  # as every command does, so that no test depends on a command having run before it
-# Tests lose no power, only time: what was written is there for the next reader without the disk's word for it.
+# Tests do not survive a power failure, so syncing only costs time. `tests/io/test_atomic_writes.py` checks the calls.
 os.fsync = lambda handle: None
 # Typer makes all commands anew at every call, which takes longer than most of them.
 made = functools.cache(typer.main.get_command)

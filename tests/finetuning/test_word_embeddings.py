@@ -299,7 +299,7 @@ def test_command_with_all_options(models, vectors, tmp_path, done):
         (["--word-vectors", "bert"], "is a bert model: its vectors depend on the context; use `embed`"),
         (
             ["--features", "flair", "--join-at", "between", "--set", "network.num_layers=1"],
-            "only in a bilstm with num_layers of at least 2, not in bilstm with num_layers 1",
+            "only in a bilstm with num_layers ≥ 2, not in bilstm with num_layers 1",
         ),
         (["--features", "flair", "--join-at", "between", "--network", "linear"], "not in linear with num_layers 2"),
         (["--features", "flair", "--join-at", "betwen"], "network.join_at is 'betwen', expected one of"),

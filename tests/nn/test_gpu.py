@@ -194,7 +194,8 @@ def train_tiny(
 
     model, batch = build_model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
-    reversed_batch = dataclasses.replace(batch, tokens=batch.inputs.tokens.flip(0))
+    reversed_inputs = dataclasses.replace(batch.inputs, tokens=batch.inputs.tokens.flip(0))
+    reversed_batch = dataclasses.replace(batch, inputs=reversed_inputs)
     optimizer_config = OptimizerConfig(lr=lr, name=optimizer)
     state = TrainState(
         model,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,31 +17,27 @@ from polyseme.tasks.sequence import SequenceTask
 
 @dataclass(frozen=True)
 class StarExample(Example):
+    gold_field = "stars"
+
     text: str
     stars: int | None = None
-
-    @property
-    def gold(self) -> int | None:
-        return self.stars
 
 
 @dataclass(frozen=True)
 class Stars(Prediction):
+    value_field = "stars"
+
     stars: int
     expected: float
-
-    @property
-    def value(self) -> int:
-        return self.stars
 
 
 @dataclass(frozen=True)
 class StarTask(SequenceTask):
     """From 1 to `max_stars`; the expected number is the mean over all."""
 
-    task_type: ClassVar[str] = "stars"
-    example_type: ClassVar[type[Example]] = StarExample
-    default_metric: ClassVar[str] = "closeness"
+    task_type = "stars"
+    example_type = StarExample
+    default_metric = "closeness"
 
     max_stars: int = 0
 

@@ -1,7 +1,5 @@
 """Catalog of the named data sets."""
 
-from __future__ import annotations
-
 from polyseme.datasets import glue, multiple_choice, srl, superglue, text_classification
 from polyseme.datasets.base import NamedDataset
 

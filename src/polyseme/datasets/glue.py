@@ -1,7 +1,5 @@
 """GLUE (Wang et al. 2019, table 1), SNLI and SICK. Quotes in the tab-separated files are plain characters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """LAMBADA (Paperno et al. 2016): predict the last word of a passage, which depends on the whole passage."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from polyseme.datasets.base import JsonRow

@@ -1,7 +1,5 @@
 """Multiple choice (SWAG, RACE, ARCT, Story Cloze) and extractive question answering (SQuAD, TriviaQA)."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

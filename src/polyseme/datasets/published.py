@@ -1,7 +1,5 @@
 """Published results of other systems, each with its source; where two sources disagree, both are listed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Semantic role labeling data sets in the formats of CoNLL-2005 and CoNLL-2012."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SuperGLUE (Wang et al. 2019b) in JSON lines, and Word in Context in its original format."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path

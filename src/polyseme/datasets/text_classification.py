@@ -1,7 +1,5 @@
 """Text classification (with error rates, as in ULMFiT), tagging and coreference data sets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial

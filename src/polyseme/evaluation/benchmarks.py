@@ -1,7 +1,5 @@
 """Run all data sets of a benchmark, and compare the scores with published ones."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import statistics

@@ -1,7 +1,5 @@
 """Compare fine-tuning runs: models × tasks with standard deviations, and tests of significance."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Transformer-XL reads a text once, in segments, with a memory that may be longer 
 reads a whole window again for each token to use as much context (Dai et al. 2019, §4.4 and §4.5).
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,14 +1,10 @@
 """Ensembles: the probabilities (or numbers, or span scores) of several models of one task, averaged."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.inference.prediction import encode_examples, eval_mode, score_encoded
@@ -56,7 +52,7 @@ def predict_ensemble(
     encoded: list[EncodedExample] = []
     for folder, task in zip(folders, tasks):
         each = list(encode_examples(folder, task, examples, max_len, truncate, use_labels))
-        if first.scores_tokens and encoded and not _same_tokens(encoded, each):
+        if first.scores_tokens and encoded and [e.ids.tolist() for e in encoded] != [e.ids.tolist() for e in each]:
             raise UnsupportedError(f"{folder.path} reads other tokens than {folders[0].path}: no ensemble of spans")
         encoded = each
         scores.append(score_encoded(folder.model, task, encoded))
@@ -77,7 +73,3 @@ def evaluate_ensemble(
     """Return the metrics of the joint predictions of several models."""
     task, predictions = predict_ensemble(folders, examples, max_len, truncate, use_labels=True)
     return task.metrics(examples, predictions, extra_metrics)
-
-
-def _same_tokens(a: Sequence[EncodedExample], b: Sequence[EncodedExample]) -> bool:
-    return len(a) == len(b) and all(np.array_equal(x.ids, y.ids) for x, y in zip(a, b))

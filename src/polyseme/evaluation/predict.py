@@ -1,7 +1,5 @@
 """Metrics of a task model on labeled examples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

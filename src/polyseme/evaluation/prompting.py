@@ -1,7 +1,5 @@
 """Tasks as prompts (Radford et al. 2019, §3; Brown et al. 2020, §2): templates, few-shot examples and metrics."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -19,6 +17,14 @@ from polyseme.tasks.readers.rows import read_lines
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 ANSWER_FIELD = "{answer}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """The fields of a question, and the answers that are correct."""
+
+    fields: dict[str, str]
+    answers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,6 @@ class PromptTemplate(Config):
 
     def _fill_fields(self, question: Question) -> str:
         return re.sub(r"\{(\w+)\}", lambda m: question.fields[m[1]], self.template.removesuffix(ANSWER_FIELD))
-
-
-@dataclass(frozen=True)
-class Question:
-    """The fields of a question, and the answers that are correct."""
-
-    fields: dict[str, str]
-    answers: tuple[str, ...]
 
 
 def load_prompt_template(name: str) -> PromptTemplate:

@@ -1,7 +1,5 @@
 """Submission files for the servers of GLUE and SuperGLUE: an index and a prediction for each test example, in order."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """ALBERT (Lan et al. 2020): BERT with factorized embeddings, shared layers, and sentence-order prediction."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 from polyseme.errors import ConfigError, suggest

@@ -1,7 +1,5 @@
 """BERT (Devlin et al. 2019): bidirectional Transformer with masked LM and next-sentence prediction."""
 
-from __future__ import annotations
-
 from polyseme.families import hf
 from polyseme.families.family import HEAD_POOLING, Family, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig

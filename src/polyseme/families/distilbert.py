@@ -1,7 +1,5 @@
 """DistilBERT (Sanh et al. 2019): BERT with half of its layers, without segments and pooler, trained by distillation."""
 
-from __future__ import annotations
-
 from polyseme.families import bert, hf
 from polyseme.families.family import HEAD_POOLING, Family, transformer_sizes
 from polyseme.nn.heads.base import HeadConfig

@@ -1,7 +1,5 @@
 """ELMo (Peters et al. 2018): contextual word vectors from a bidirectional language model over characters."""
 
-from __future__ import annotations
-
 from polyseme.families import hf
 from polyseme.families.family import Family, linear_task_head
 from polyseme.nn.heads.base import HeadConfig

@@ -1,7 +1,5 @@
 """Family: an architecture described as data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter

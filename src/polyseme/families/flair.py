@@ -1,7 +1,5 @@
 """Flair (Akbik et al. 2018): contextual word vectors from a forward and a backward character language model."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from polyseme.families import hf, rnn_lm

@@ -1,7 +1,5 @@
 """GPT (Radford et al. 2018): causal post-norm Transformer, fine-tuned on texts joined by delimiter tokens."""
 
-from __future__ import annotations
-
 from polyseme.errors import ConfigError
 from polyseme.families import hf
 from polyseme.families.family import HEAD_POOLING, Family, transformer_sizes

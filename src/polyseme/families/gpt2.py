@@ -1,7 +1,5 @@
 """GPT-2 (Radford et al. 2019): causal pre-norm Transformer."""
 
-from __future__ import annotations
-
 from polyseme.families import gpt, hf
 from polyseme.families.family import Family, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig

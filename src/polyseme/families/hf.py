@@ -1,7 +1,5 @@
 """Two-way tables between our configs and weights and those of the folder format of `transformers`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """ModernBERT (Warner et al. 2024): encoder with rotary positions, gated feed-forward and mostly local attention."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Music Transformer (Huang et al. 2018): causal Transformer with relative attention over music events."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Neural probabilistic language model (Bengio et al. 2003): the next word from a window of word vectors."""
 
-from __future__ import annotations
-
 from polyseme.families import hf
 from polyseme.families.family import Family, linear_task_head
 from polyseme.nn.heads.base import HeadConfig

@@ -1,7 +1,5 @@
 """Recurrent language models: vanilla RNN (Mikolov et al. 2010), GRU, LSTM (Zaremba et al. 2014), Performance RNN."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

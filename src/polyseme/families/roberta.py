@@ -1,7 +1,5 @@
 """RoBERTa (Liu et al. 2019): BERT's trunk, pre-trained longer, on more text, with masked LM only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recurrent encoder-decoder for translation, with or without attention (Sutskever 2014; Bahdanau 2015; Luong 2015)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from polyseme.errors import ConfigError

@@ -1,7 +1,5 @@
 """SpanBERT (Joshi et al. 2020): BERT's trunk, trained with span masking and the span-boundary objective."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from polyseme.families import bert

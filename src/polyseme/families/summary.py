@@ -1,7 +1,5 @@
 """Table of families and sizes, shown in the documentation and by `polyseme families`."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from polyseme.families import FAMILIES

@@ -1,7 +1,5 @@
 """T5 (Raffel et al. 2020) and T5 v1.1: text-to-text encoder-decoder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from polyseme.families import hf

@@ -1,7 +1,5 @@
 """Transformer (Vaswani et al. 2017): the original encoder-decoder for translation."""
 
-from __future__ import annotations
-
 from polyseme.families import hf
 from polyseme.families.family import Family, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig

@@ -1,7 +1,5 @@
 """Transformer-XL (Dai et al. 2019): causal Transformer with segment-level memory and relative positions."""
 
-from __future__ import annotations
-
 from polyseme.families import hf
 from polyseme.families.family import Family
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig

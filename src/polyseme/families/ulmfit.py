@@ -1,7 +1,5 @@
 """ULMFiT (Howard and Ruder 2018): AWD-LSTM language model (Merity et al. 2018), fine-tuned as a classifier."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from polyseme.families import hf, rnn_lm

@@ -1,7 +1,5 @@
 """Static word vectors: word2vec, fastText and GloVe."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from polyseme.families import hf

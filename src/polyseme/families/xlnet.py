@@ -1,7 +1,5 @@
 """XLNet (Yang et al. 2019): permutation language model with two-stream attention and relative positions."""
 
-from __future__ import annotations
-
 from polyseme.families import bert, hf
 from polyseme.families.family import HEAD_POOLING, Family, transformer_sizes
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig

@@ -1,0 +1,1 @@
+"""Building blocks of models: layers, attention, trunks, heads."""

@@ -1,4 +1,4 @@
-"""What a compiled model does outside of its graph."""
+"""Functions that `torch.compile` does not trace."""
 
 import torch
 
@@ -7,10 +7,9 @@ from polyseme.nn.attention.relative import RelativeAttention
 
 
 def exclude_from_compile() -> None:
-    """Call this before `torch.compile`: attention whose shapes change from batch to batch stays out of graphs.
+    """Exclude attention whose shapes change from batch to batch; call this before `torch.compile`.
 
-    Decorators would say it where it belongs, but they import torch's compiler, which takes about as long as torch
-    itself and which a command that compiles nothing never needs.
+    A decorator would import torch's compiler, which takes as long as importing torch, also where nothing is compiled.
     """
     for owner, name in ((attend, "attend_bucketed"), (RelativeAttention, "_attend")):
         function = getattr(owner, name)

@@ -11,15 +11,7 @@ from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.objectives.base import Objective, check_probability, text_capacity
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.packing import (
-    BatchBuilder,
-    Labels,
-    SpecialIds,
-    StaticShape,
-    insert_ids,
-    pack,
-    ragged_positions,
-)
+from polyseme.objectives.packing import BatchBuilder, Labels, SpecialIds, StaticShape, insert_ids, local_positions, pack
 from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, integers, random_bits, uniform
 from polyseme.text.cached_encoder import concat_ranges
 
@@ -145,7 +137,7 @@ class MaskingBatchBuilder(BatchBuilder):
             word_starts = ~is_text  # a special token is a word, and a range starts one even if it was cut inside a word
             word_starts[is_text] = self.corpus.gather_word_starts(starts, lengths)
             word_starts[first] = True
-        keys, positions = np.repeat(sample_keys, sizes), ragged_positions(sizes)
+        keys, positions = np.repeat(sample_keys, sizes), local_positions(sizes)
         corrupted, rows, labels = mask_tokens(self.config, tokens, keys, positions, word_starts, self.special_ids)
         return corrupted, self.config.build_labels((rows, labels))
 
@@ -176,7 +168,7 @@ class _MaskedLMBatchBuilder(MaskingBatchBuilder):
         starts, lengths, num_documents = self.samples.starts[ids], self.samples.lengths[ids], self.num_documents[ids]
         if num_documents.max() == 1:
             return starts, lengths, np.ones(len(ids), dtype=bool)
-        rank = ragged_positions(num_documents)  # of a range in its sample
+        rank = local_positions(num_documents)  # of a range in its sample
         document = np.repeat(self.first_inner_document[ids], num_documents) + rank - 1
         stops = np.append(self.document_starts, 0)[document + 1]
         stops[np.cumsum(num_documents) - 1] = starts + lengths
@@ -263,7 +255,7 @@ def sample_spans(
     budget = (run_lengths * config.mask_prob + uniform(draw(run_starts, RandomStream.MASK_BUDGET))).astype(np.int64)
     residual_draws = uniform(draw(run_starts, RandomStream.MASK_SPAN_RESIDUAL))
     residual = np.searchsorted(residual_cdf, residual_draws, side="right")
-    run, rank = np.repeat(np.arange(len(budget)), budget), ragged_positions(budget)
+    run, rank = np.repeat(np.arange(len(budget)), budget), local_positions(budget)
     word = run_starts[run] + rank
     lengths = 1 + np.searchsorted(length_cdf, uniform(draw(word, RandomStream.MASK_SPAN_LENGTH)), side="right")
     preceding = _preceding_sums(lengths, budget, run)

@@ -229,7 +229,7 @@ class Seq2SeqBatchBuilder(BatchBuilder):
         return replace(target, source=source)
 
 
-def ragged_positions(lengths: np.ndarray) -> np.ndarray:
+def local_positions(lengths: np.ndarray) -> np.ndarray:
     """Return 0 … n - 1 for each length n, concatenated: positions in concatenated sequences."""
     return concat_ranges(np.zeros_like(lengths), lengths)
 

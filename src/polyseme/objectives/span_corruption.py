@@ -10,7 +10,7 @@ from polyseme.corpus.sampling import build_samples
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.objectives.base import Objective
-from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds, insert_ids, ragged_positions
+from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds, insert_ids, local_positions
 from polyseme.rng import RandomStream, derive_sample_keys, random_bits
 
 
@@ -87,7 +87,7 @@ class _SpanCorruptionBatchBuilder(Seq2SeqBatchBuilder):
         noise_lengths = random_segmentation(sample_keys, num_noise_tokens, num_spans, RandomStream.CORRUPTION_SPANS)
         has_noise = np.ones(len(kept_lengths), dtype=bool)  # which kept segments a span follows
         has_noise[last] = False
-        sentinel_ids = self.sentinels[ragged_positions(num_spans + 1)]
+        sentinel_ids = self.sentinels[local_positions(num_spans + 1)]
         noise_after = np.zeros(len(kept_lengths), dtype=np.int64)
         noise_after[has_noise] = noise_lengths
         run_lengths = np.stack((kept_lengths, noise_after), axis=1).ravel()
@@ -114,7 +114,7 @@ def random_segmentation(
     if len(totals) >= 1 << 20 or num_cut_points.max(initial=0) >= 1 << 16:
         raise ValueError("a batch of spans holds at most 2^20 samples of at most 2^16 tokens")
     owner = np.repeat(np.arange(len(totals)), num_cut_points)
-    cut_point = ragged_positions(num_cut_points)
+    cut_point = local_positions(num_cut_points)
     bits = random_bits(sample_keys[owner], cut_point, stream)
     ranked = owner.astype(np.uint64) << np.uint64(44)
     ranked |= bits >> np.uint64(36) << np.uint64(16)

@@ -11,7 +11,7 @@ from polyseme.corpus.sampling import SampleTable
 from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
 from polyseme.objectives.base import Objective
-from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds, insert_ids, ragged_positions
+from polyseme.objectives.packing import BatchBuilder, Seq2SeqBatchBuilder, SpecialIds, insert_ids, local_positions
 from polyseme.rng import RandomStream, bernoulli, derive_sample_keys, random_bits
 from polyseme.text.cached_encoder import concat_ranges
 
@@ -96,7 +96,7 @@ class _TranslationBatchBuilder(Seq2SeqBatchBuilder):
         if not (prob := self.config.scheduled_sampling * ramp):
             return None
         lengths = self.target_lengths[ids]
-        keys, positions = np.repeat(derive_sample_keys(self.seed, epoch, ids), lengths), ragged_positions(lengths)
+        keys, positions = np.repeat(derive_sample_keys(self.seed, epoch, ids), lengths), local_positions(lengths)
         bits = random_bits(keys, positions, RandomStream.SCHEDULED_SAMPLING)
         return bernoulli(bits, prob) & (positions > 0)  # the start token is not predicted
 

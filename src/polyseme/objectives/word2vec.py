@@ -18,7 +18,7 @@ from polyseme.errors import ConfigError, DataError
 from polyseme.nn.heads.word_vectors import WindowBatch
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import SparseUpdateBatch
-from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, ragged_positions
+from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, local_positions
 from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits, uniform
 
 TOKENS_PER_CHUNK = 1 << 22  # counted at once
@@ -94,13 +94,13 @@ class _Word2VecBatchBuilder(BatchBuilder):
         """Return the batch; unknown words are removed, so that the words around them are neighbors, as in word2vec."""
         config, sizes = self.config, self.samples.lengths[ids]
         tokens = self.corpus.gather_tokens(self.samples.starts[ids], sizes)
-        owner, positions = np.repeat(np.arange(len(ids)), sizes), ragged_positions(sizes)
+        owner, positions = np.repeat(np.arange(len(ids)), sizes), local_positions(sizes)
         token_keys = derive_sample_keys(self.seed, epoch, ids)[owner]
         draws = uniform(random_bits(token_keys, positions, RandomStream.SUBSAMPLING))
         chosen = np.flatnonzero(draws < self.keep_prob[tokens])
         words, owner, positions, token_keys = tokens[chosen], owner[chosen], positions[chosen], token_keys[chosen]
         lengths = np.bincount(owner, minlength=len(ids))
-        num_before = ragged_positions(lengths)
+        num_before = local_positions(lengths)
         num_after = lengths[owner] - 1 - num_before
         window: int | np.ndarray = config.window
         if config.dynamic_window:

@@ -1,7 +1,5 @@
 """Recipes by name: functions that return a Recipe or an NgramRecipe."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

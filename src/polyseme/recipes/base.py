@@ -1,7 +1,5 @@
 """Defaults that recipes share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from polyseme.objectives.base import Objective

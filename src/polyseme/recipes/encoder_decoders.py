@@ -1,7 +1,5 @@
 """Training recipes of encoder-decoders: translation, and T5."""
 
-from __future__ import annotations
-
 from polyseme.objectives.span_corruption import SpanCorruption
 from polyseme.objectives.translation import Translation
 from polyseme.recipes.base import define, define_tiny

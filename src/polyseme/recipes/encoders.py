@@ -1,7 +1,5 @@
 """Pre-training recipes of bidirectional encoders."""
 
-from __future__ import annotations
-
 from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM

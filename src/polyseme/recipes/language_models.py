@@ -1,7 +1,5 @@
 """Training recipes of language models: n-grams, feed-forward, recurrent, Transformers, and those that give features."""
 
-from __future__ import annotations
-
 from polyseme.ngram.train import NgramRecipe
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM

@@ -1,7 +1,5 @@
 """Training recipes of AWD-LSTM, of ULMFiT's general language model, and of its second stage on target-task text."""
 
-from __future__ import annotations
-
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes.base import define
 from polyseme.train.optimizer import OptimizerConfig

@@ -1,7 +1,5 @@
 """Training recipes of word vectors: word2vec, fastText and GloVe."""
 
-from __future__ import annotations
-
 from polyseme.objectives.glove import GloVe
 from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes.base import define

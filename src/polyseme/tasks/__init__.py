@@ -1,11 +1,10 @@
 """Tasks: labeled examples in, predictions out. `TASKS` is the only list of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyseme.errors import ConfigError, UnsupportedError, suggest
+from polyseme.nn.model import ModelConfig
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.coreference import CoreferenceTask
@@ -14,9 +13,6 @@ from polyseme.tasks.multiple_choice import MultipleChoiceTask
 from polyseme.tasks.regression import RegressionTask
 from polyseme.tasks.semantic_roles import SemanticRolesTask
 from polyseme.tasks.tagging import TaggingTask
-
-if TYPE_CHECKING:
-    from polyseme.nn.model import ModelConfig
 
 _TASKS: tuple[type[TaskConfig], ...] = (
     *(ClassificationTask, PairClassificationTask, RegressionTask, TaggingTask, SemanticRolesTask),

@@ -4,8 +4,6 @@
 is one file: a frozen dataclass that derives from `TaskConfig`, with an `Example` and a `Prediction` of its own.
 """
 
-from __future__ import annotations
-
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,28 +11,26 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.families.family import Family
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.inputs import Inputs
+from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.tasks.baselines.taggers import require_sklearn
 from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, read_lines, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
-
-if TYPE_CHECKING:
-    from polyseme.families.family import Family
-    from polyseme.nn.model import Model
-    from polyseme.nn.trunks.base import TrunkConfig
 
 Metrics = dict[str, float]
 MetricsFn = Callable[[Sequence[Any], Sequence[Any]], Metrics]  # (examples, predicted values) -> metrics

@@ -4,22 +4,23 @@ A document that is longer than the model reads is cut into segments, between sen
 read by itself (Joshi et al. 2019), and mentions are linked over all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
+from polyseme.families.family import Family
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads import coreference as head_columns
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.coreference import FIRST_TOKEN, LAST_TOKEN, SENTENCE_END, CoreferenceHead, CoreferenceHeadConfig
+from polyseme.nn.model import Model
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch
 from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import no_mentions, string_match
@@ -28,11 +29,6 @@ from polyseme.tasks.metrics.coreference import Mention, coreference_metrics
 from polyseme.tasks.readers.conll2012 import ConllDocument, format_conll, iter_documents, plain_document
 from polyseme.tasks.readers.rows import Columns, RowReader
 from polyseme.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from polyseme.families.family import Family
-    from polyseme.nn.model import Model
-    from polyseme.nn.trunks.base import TrunkConfig
 
 Clusters = tuple[tuple[Mention, ...], ...]
 

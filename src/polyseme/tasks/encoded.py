@@ -1,25 +1,21 @@
 """Examples as a model reads them: token ids with special tokens, and the positions that are predicted."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from polyseme.errors import ConfigError, DataError
+from polyseme.families.family import Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.layers.frozen_features import FeatureStore
+from polyseme.nn.model import Model
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch
 from polyseme.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from polyseme.families.family import Family
-    from polyseme.nn.model import Model
-    from polyseme.nn.trunks.base import TrunkConfig
 
 Target = np.ndarray | int | float | None  # the ids of an example's labels, or the number to predict
 Examples = Sequence[Any]

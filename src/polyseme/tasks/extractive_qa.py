@@ -1,7 +1,5 @@
 """Extractive question answering: the span of a text that answers a question, or that there is none."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -100,6 +98,7 @@ class ExtractiveQATask(TaskConfig):
     scores_tokens = True
     supports_text = True
     max_windows = 512
+    output_labels = ("start", "end")
 
     doc_stride: int = 128
     max_answer_tokens: int = 30
@@ -108,10 +107,6 @@ class ExtractiveQATask(TaskConfig):
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "doc_stride", "max_answer_tokens")
-
-    @property
-    def output_labels(self) -> tuple[str, ...]:
-        return ("start", "end")
 
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:

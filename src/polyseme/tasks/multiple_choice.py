@@ -1,7 +1,5 @@
 """Multiple choice: which of several texts goes with a text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +49,7 @@ class MultipleChoiceTask(SequenceTask):
     text_format = "choice {choices} text: {text}"
     head_type = "choice"
     feature_networks = ("esim", "biattentive", "linear", "bilstm")
-
-    @property
-    def output_labels(self) -> tuple[str, ...]:
-        return ("score",)
+    output_labels = ("score",)
 
     @classmethod
     def iter_rows(cls, path: Path, columns: rows.Columns, needs_labels: bool) -> Iterator[rows.RowReader]:

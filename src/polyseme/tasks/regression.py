@@ -1,7 +1,5 @@
 """Regression: a number for a text, or for a pair of texts (similarity)."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass

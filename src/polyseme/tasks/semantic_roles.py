@@ -1,7 +1,5 @@
 """Semantic roles: the arguments of a predicate, as tags of the words of its sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks with one answer per text or pair of texts: what classification, regression and multiple choice share."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

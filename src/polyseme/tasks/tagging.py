@@ -1,22 +1,22 @@
 """Tagging: one label for each word of a sentence."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from polyseme.errors import DataError
+from polyseme.families.family import Family
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, Example, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
@@ -25,10 +25,6 @@ from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.conll import iter_sentences
 from polyseme.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from polyseme.families.family import Family
-    from polyseme.nn.trunks.base import TrunkConfig
 
 logger = logging.getLogger(__name__)
 WrapFn = Callable[[list[int]], tuple[list[int], list[int]]]  # pieces to token ids and segments

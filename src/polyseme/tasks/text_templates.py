@@ -5,8 +5,6 @@ are asked in the form they were trained on. Texts that our examples join remain 
 premise, MultiRC's answer its question, ReCoRD's query its passage, and WiC's word precedes its first sentence.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -40,7 +38,7 @@ class TextToTextTemplate(Config):
             raise ConfigError(f"the template {self.template!r} has to end in a field, for example {{text}}")
 
     @classmethod
-    def find(cls, name: str, fields: str) -> TextToTextTemplate:
+    def find(cls, name: str, fields: str) -> "TextToTextTemplate":
         """Return the template of a data set; of another name, that name before the fields of the task."""
         return T5_TEMPLATES.get(name) or TextToTextTemplate(f"{name.rpartition('/')[2]} {fields}")
 

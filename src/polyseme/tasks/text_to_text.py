@@ -5,30 +5,26 @@ score is rounded to), the probability of each whole answer decides: that is exac
 a text that is no answer. The answer to a question is written in tokens of its window, so that it occurs there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from polyseme.errors import ConfigError, ModelError
+from polyseme.families.family import Family
 from polyseme.generation.constrained import CopiedSpan, extract_spans, score_answers
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.inputs import Inputs
+from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout, token_budget_batches
+from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, Target, TextTargets, truncate_longest
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.windows import WindowAnswer
 from polyseme.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from polyseme.families.family import Family
-    from polyseme.nn.model import Model
-    from polyseme.nn.trunks.base import TrunkConfig
 
 MAX_BATCH_TOKENS = 16384
 

@@ -5,8 +5,6 @@ of a span is the start score of its first token plus the end score of its last. 
 the whole sequence; it wins if its score exceeds that of the best span by more than a threshold.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

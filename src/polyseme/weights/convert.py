@@ -1,7 +1,5 @@
 """Conversion between our tensor names and published ones, by a family's weight maps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain

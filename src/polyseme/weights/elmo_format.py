@@ -1,7 +1,5 @@
 """ELMo's published format: `options.json` and one HDF5 file of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 `polyseme.safetensors`. Weights are safetensors only; pickles are rejected, since loading one runs its code.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

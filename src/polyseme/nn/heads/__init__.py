@@ -1,0 +1,1 @@
+"""Heads: predictions and losses from hidden states."""

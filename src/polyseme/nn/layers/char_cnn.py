@@ -21,7 +21,6 @@ from polyseme.errors import ConfigError
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
-from polyseme.nn.layers.norms import NoNormConfig
 
 BOS_CHARACTER, EOS_CHARACTER = 256, 257  # the boundary words of a sentence consist of one of these
 BOW_CHARACTER, EOW_CHARACTER, PAD_CHARACTER = 258, 259, 260
@@ -59,7 +58,6 @@ class CharCNNConfig(Config):
     activation: ActivationName = "relu"
     dropout: float = 0.0
     num_segments: ClassVar[int] = 0
-    norm: ClassVar[NoNormConfig] = NoNormConfig()
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "vocab_size", "dim", "max_len", "char_dim")

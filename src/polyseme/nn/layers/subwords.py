@@ -17,7 +17,6 @@ from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import SparseRowGrad, check_max_seqlen
-from polyseme.nn.layers.norms import NoNormConfig
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,6 @@ class SubwordEmbeddingsConfig(Config):
 
     num_segments = 0
     embedding_dim = 0
-    norm = NoNormConfig()
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "vocab_size", "dim", "max_len", "num_buckets", "min_n", "max_n")

@@ -1,0 +1,1 @@
+"""Trunks: networks from tokens to hidden states."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -69,7 +69,11 @@ class TrunkOutput:
 
 def delegate(path: str) -> Any:
     """Create a property that reads an attribute of a nested config, such as `stack.dim`."""
-    return property(attrgetter(path))
+
+    def get(config: Any) -> Any:  # not operator.attrgetter, which torch.compile does not trace
+        return reduce(getattr, path.split("."), config)
+
+    return property(get)
 
 
 def _default(value: object, doc: str) -> Any:

@@ -72,7 +72,7 @@ class FeatureNetworkConfig(TrunkConfig):
 
     @property
     def pooler(self) -> PoolerConfig:
-        """Mean pooling, or the first vector for networks that pool by themselves."""
+        """The mean, or the first token's state where a network returns one vector per sequence."""
         return PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first")
 
     def build(self) -> Trunk:

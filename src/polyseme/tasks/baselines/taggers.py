@@ -7,8 +7,6 @@ L-BFGS with an L2 penalty. They differ in what is normalized: the field normaliz
 Markov model over the next tag at every step.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections import Counter

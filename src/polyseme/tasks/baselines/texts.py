@@ -1,7 +1,5 @@
 """Baselines of texts: the best blind guess, and a model of the surface, for each task but tagging (`taggers.py`)."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

@@ -5,8 +5,6 @@ before the division (Pradhan et al. 2014, Scoring Coreference Partitions of Pred
 side lacks are neither removed nor added, and a cluster may have one mention.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Semantic roles: arguments as brackets (CoNLL-2005 and CoNLL-2012), and scores as srl-eval computes them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Metrics of predictions: a function for each kind of task that returns numbers by name."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

@@ -1,7 +1,5 @@
 """Translation metrics: BLEU and chrF by `sacrebleu`, with their signatures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
