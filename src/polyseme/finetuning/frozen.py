@@ -1,7 +1,5 @@
 """Training a small task network over frozen features, which are computed once."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ At each step the candidates of a prompt are ranked. Of the first `num_beams`, th
 long texts.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import insort
 from collections.abc import Collection, Sequence

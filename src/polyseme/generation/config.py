@@ -1,12 +1,10 @@
 """How text is generated: greedy decoding, sampling, or beam search."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError, suggest
@@ -91,7 +89,7 @@ class GenerationConfig(Config):
         return SamplingConfig(temperature, self.top_k, self.top_p, self.repetition_penalty, self.seed)
 
     @classmethod
-    def from_options(cls, base: GenerationConfig | None, options: Mapping[str, Any]) -> GenerationConfig:
+    def from_options(cls, base: Self | None, options: Mapping[str, Any]) -> Self:
         """The base config, or the default one, with options replaced.
 
         A temperature, `top_k`, `top_p`, or several sequences without beams imply `do_sample`.

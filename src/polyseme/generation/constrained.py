@@ -5,8 +5,6 @@ its end token is exact and takes few steps. The spans of a text are too many for
 one of those that continue a span (greedy).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ the host. A graph refers to its buffers by address, so both are kept until large
 decoder at a time; another that starts meanwhile gets its own.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

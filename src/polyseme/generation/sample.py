@@ -1,7 +1,5 @@
 """Token by token generation: the most likely token (greedy), or one sampled from the model's distribution."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Sequence

@@ -3,8 +3,6 @@
 A search uses only `scores` and `advance`, whatever a model remembers of a sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 

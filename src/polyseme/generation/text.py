@@ -1,10 +1,9 @@
 """Text generation: prompts to token ids, a search, and token ids to texts, whole or piece by piece."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class TextGenerator:
     is_seq2seq: bool = False
 
     @classmethod
-    def from_folder(cls, folder: ModelFolder) -> TextGenerator:
+    def from_folder(cls, folder: ModelFolder) -> Self:
         """The generator of a loaded folder; an error if its model cannot generate."""
         model, tokenizer, target_tokenizer = folder.model, folder.tokenizer, folder.target_tokenizer or folder.tokenizer
         if not generation_head(model):

@@ -1,12 +1,10 @@
 """`LanguageModel`: the interface of every loaded model."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 from polyseme.errors import UnsupportedError
 from polyseme.generation.config import GenerationConfig
@@ -20,9 +18,7 @@ from polyseme.generation.text import (
 )
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.inference.scoring import format_prompt
-
-if TYPE_CHECKING:
-    from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.tokenizer import Tokenizer
 
 Granularity = Literal["token", "word", "text"]
 Texts = str | Sequence[str]

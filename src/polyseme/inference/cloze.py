@@ -1,21 +1,16 @@
 """Masked spans of a text and their log-probabilities: cloze questions, last words, and pseudo-log-likelihood
 (Salazar et al. 2020, §2)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.inference.packed_model import PackedModel
 from polyseme.inference.results import TextScore
-
-if TYPE_CHECKING:
-    from polyseme.text.tokenizer import Tokenizer
+from polyseme.text.tokenizer import Tokenizer
 
 GAP_PATTERN = r"_{2,}|(?<!\w)_(?!\w)|@placeholder"  # how data sets write a gap, besides the mask token
 

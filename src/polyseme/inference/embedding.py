@@ -1,7 +1,5 @@
 """Vectors of texts, words, and tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Frozen features: the vectors that a model computes for words, computed once and cached on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -10,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -65,7 +63,7 @@ class FeatureEncoder:
     tokenizer: Tokenizer | None  # None if it reads the characters of words
 
     @classmethod
-    def load(cls, path: Path | str) -> FeatureEncoder:
+    def load(cls, path: Path | str) -> Self:
         """Load any model folder, or ELMo in its published format; of an encoder-decoder, the encoder (CoVe)."""
         path, device = Path(path), setup_device()
         if is_elmo_folder(path):

@@ -1,12 +1,10 @@
 """`FeatureModel`: a loaded task model over frozen features, and how its examples are encoded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from safetensors.torch import load_file
@@ -120,9 +118,7 @@ class FeatureModel(LanguageModel):
         self.model, self.task, self.reader, self.metadata = model, task, reader, metadata
 
     @classmethod
-    def load(
-        cls, path: str | Path, cache_dir: Path | None = None, tasks: Iterable[type[TaskConfig]] = ()
-    ) -> FeatureModel:
+    def load(cls, path: str | Path, cache_dir: Path | None = None, tasks: Iterable[type[TaskConfig]] = ()) -> Self:
         """Load a folder and the models that its features come from, which must not have changed."""
         path = Path(path)
         content = read_json(path / "polyseme.json")

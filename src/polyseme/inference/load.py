@@ -1,7 +1,5 @@
 """`load`: open a model folder of any kind."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

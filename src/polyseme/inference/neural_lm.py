@@ -1,7 +1,5 @@
 """`NeuralLM`: a loaded neural network with its tokenizer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property

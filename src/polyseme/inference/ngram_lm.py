@@ -1,7 +1,5 @@
 """`NgramLM`: a loaded n-gram model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

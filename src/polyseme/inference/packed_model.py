@@ -3,8 +3,6 @@
 On a GPU, a thread packs the next batches while one is computed, and results are copied to the host meanwhile.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence

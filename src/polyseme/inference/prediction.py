@@ -1,7 +1,5 @@
 """Predictions of a task model, in the order of the input, and their latency; used by loaded models and fine-tuning."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 import time

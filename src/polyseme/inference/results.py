@@ -1,7 +1,5 @@
 """Result types of loaded models."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

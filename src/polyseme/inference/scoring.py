@@ -4,8 +4,6 @@ A causal model reads what prompts have in common once: first the examples that p
 then its answers, each with the memory of the step before.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

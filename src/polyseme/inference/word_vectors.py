@@ -1,13 +1,11 @@
 """`WordVectors`: a table of word vectors, from a model folder or a file."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -75,7 +73,7 @@ class WordVectors(LanguageModel):
         self._folder = folder
 
     @classmethod
-    def load(cls, path: str | Path) -> WordVectors:
+    def load(cls, path: str | Path) -> Self:
         """Load a model folder of word vectors, or a file in word2vec's text or binary format or GloVe's text format."""
         path = Path(path)
         if path.is_file():
@@ -85,7 +83,7 @@ class WordVectors(LanguageModel):
         return cls.from_folder(load_model(path))
 
     @classmethod
-    def from_folder(cls, folder: ModelFolder) -> WordVectors:
+    def from_folder(cls, folder: ModelFolder) -> Self:
         """The vectors of a loaded model folder, without those of special tokens."""
         if not isinstance(folder.model.config.trunk, StaticEmbeddingTrunkConfig):
             family = folder.model.config.family
