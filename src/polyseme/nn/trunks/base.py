@@ -73,7 +73,7 @@ def delegate(path: str) -> Any:
     def get(config: Any) -> Any:  # not operator.attrgetter, which torch.compile does not trace
         return reduce(getattr, path.split("."), config)
 
-    return property(get)
+    return property(get, doc=f"`{path}` of this config.")
 
 
 def _default(value: object, doc: str) -> Any:
