@@ -3,8 +3,6 @@
 They depend only on the seed and the number of finished steps, so that a run can continue anywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

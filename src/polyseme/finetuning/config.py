@@ -1,7 +1,5 @@
 """The config of a fine-tuning run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise

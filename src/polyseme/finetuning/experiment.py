@@ -1,7 +1,5 @@
 """The parts of an experiment: tasks with their data, encoded splits, and functions that build and save models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

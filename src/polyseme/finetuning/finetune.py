@@ -1,7 +1,5 @@
 """Fine-tune a pre-trained model on labeled examples, and evaluate it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Grid search as in BERT's paper (§A.3): each point is a run, and the best on the dev examples is kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

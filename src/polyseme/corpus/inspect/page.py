@@ -1,7 +1,5 @@
 """The page of `polyseme describe`: statistics of a corpus as HTML."""
 
-from __future__ import annotations
-
 import shlex
 from itertools import accumulate
 from pathlib import Path
