@@ -43,10 +43,9 @@ def train_network(name: str, seed: int, options: argparse.Namespace) -> dict[str
     from polyseme.objectives.packing import SpecialIds
     from polyseme.objectives.streaming_lm import StreamingCausalLM
     from polyseme.train.loop import setup_device
-    from polyseme.train.optimizer import OptimizerConfig
+    from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
     from polyseme.train.pretrain import build_train_state, evaluate, pretrain
     from polyseme.train.recipe import BudgetConfig, Recipe
-    from polyseme.train.schedule import ScheduleConfig
     from polyseme.train.streams import open_streams
     from polyseme.weights.folder import load_model
 

@@ -37,10 +37,9 @@ from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import count_parameters, setup_device
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import load_model
 
 

@@ -37,8 +37,7 @@ from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.io.json import read_json, write_json
 from polyseme.tasks.extractive_qa import ExtractiveQATask
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.weights.folder import read_model_config
 
 TASKS = {name: f"glue/{name}" for name in ("cola", "mrpc", "sst-2", "sts-b")}

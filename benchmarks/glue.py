@@ -77,8 +77,7 @@ def run(job: Job, data: str) -> Run:
     """Run a job; an error is returned, so that the other jobs continue."""
     from polyseme.finetuning.config import FinetuneConfig
     from polyseme.finetuning.finetune import finetune
-    from polyseme.train.optimizer import OptimizerConfig
-    from polyseme.train.schedule import ScheduleConfig
+    from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
     dataset = DATASETS[f"glue/{job.task}"]
     start = time.perf_counter()

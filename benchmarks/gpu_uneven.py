@@ -32,9 +32,8 @@ from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import TrainState, count_training_flops, train
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import Recipe
-from polyseme.train.schedule import ScheduleConfig
 from polyseme.train.streams import open_streams
 
 

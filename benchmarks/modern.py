@@ -25,10 +25,9 @@ from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.packing import SpecialIds
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device, train
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.pretrain import build_train_state, evaluate, pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 from polyseme.train.streams import open_streams
 
 PLAIN = Recipe(  # BERT-small with masked LM only

@@ -15,8 +15,7 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.train.loop import TrainState, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.weights.convert import from_published
 
 HEADS = {"bert": ("masked", "pair"), "albert": ("masked", "pair"), "gpt": ("next",), "gpt2": ("next",), "t5": ("next",)}

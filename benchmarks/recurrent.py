@@ -30,8 +30,7 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.train.loop import TrainState, setup_device, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
 SIZES = {  # vocabulary, embedding size, layers
     "tiny": (2000, 64, (128, 64)),

@@ -27,8 +27,7 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.train.loop import TrainState, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.weights.convert import to_published
 
 VOCAB = 30522

@@ -39,7 +39,7 @@ from polyseme.tasks.readers.rows import read_lines
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import TrainState, setup_device, train
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import ScheduleConfig
 
 HELD_OUT = 500
 FULL = "three stages"

@@ -31,10 +31,9 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.loop import TrainState, train
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.support import cases
 from tests.support.text import documents

@@ -17,8 +17,7 @@ from polyseme.finetuning.train_state import run_phases, train_state
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.weights.folder import save_model
 from tests.support.cases import supported_args
 from tests.support.tasks import make_experiment

@@ -14,8 +14,7 @@ from polyseme.objectives.batch import SegmentExtra, SegmentState
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.train.loop import TrainState, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from tests.support.corpora import GPT2, MemoryCorpus
 
 NO_DROPOUT = dict.fromkeys(

@@ -189,8 +189,7 @@ def train_tiny(
 ) -> tuple[list[float], Any]:
     """Return losses and model of a short run with two micro-batches per step, in alternating order."""
     from polyseme.train.loop import TrainState, train
-    from polyseme.train.optimizer import OptimizerConfig
-    from polyseme.train.schedule import ScheduleConfig
+    from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
     model, batch = build_model_and_batch(dropout=dropout, attention_dropout=dropout)
     model = model.to("cuda")
@@ -245,8 +244,7 @@ def test_bfloat16_training_follows_float32() -> None:
 def test_non_finite_step_changes_nothing(use_cuda_graphs: bool) -> None:
     from polyseme.errors import PolysemeError
     from polyseme.train.loop import TrainState, train
-    from polyseme.train.optimizer import OptimizerConfig
-    from polyseme.train.schedule import ScheduleConfig
+    from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
     model, batch = build_model_and_batch()
     model = model.to("cuda")

@@ -7,8 +7,7 @@ import torch
 from polyseme.families import FAMILIES
 from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.train.loop import TrainState, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from tests.support.corpora import (
     BERT,
     CLS,

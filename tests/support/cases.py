@@ -17,8 +17,7 @@ from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.train.loop import TrainState, setup_device, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
 VOCAB = 61
 LENGTHS = (5, 9, 9, 1, 12, 5)

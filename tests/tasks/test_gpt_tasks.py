@@ -24,8 +24,7 @@ from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import TrainState, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.weights.folder import load_model, save_model
 from tests.support.tasks import baseline_metrics, compute_logits, to_examples
 

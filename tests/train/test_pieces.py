@@ -18,10 +18,15 @@ from polyseme.objectives.losses import compute_losses
 from polyseme.train.budget import Deadline, count_fitting_steps
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from polyseme.train.loop import TrainState, count_parameters, count_training_flops, prefetch, train
-from polyseme.train.optimizer import OptimizerConfig, load_optimizer_state_dict, optimizer_state_dict, set_lr
+from polyseme.train.optimizer import (
+    OptimizerConfig,
+    ScheduleConfig,
+    load_optimizer_state_dict,
+    optimizer_state_dict,
+    set_lr,
+)
 from polyseme.train.pretrain import pretrain, try_compile
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 from polyseme.train.step import BF16WorkingCopy
 from tests.support.cases import supported_args
 

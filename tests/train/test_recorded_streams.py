@@ -17,8 +17,7 @@ from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, SparseU
 from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes import get_training_recipe
 from polyseme.train.loop import TrainState, train
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LANES, VOCABULARY, STEPS = 8, 500, 24

@@ -143,7 +143,7 @@ def test_many_terms_of_a_row_count_less() -> None:
     """With `count_damping`, a sum of n gradients is divided by 1 + n · lr · count_damping."""
     from polyseme.nn.layers.embeddings import SparseRowGrad
     from polyseme.train.loop import TrainState
-    from polyseme.train.schedule import ScheduleConfig
+    from polyseme.train.optimizer import ScheduleConfig
     from polyseme.train.sparse_step import SparseStepExecutor
 
     spec = get_training_recipe("word2vec-tiny").replace(model={"dim": 3}).model_config(10)
@@ -164,7 +164,7 @@ def test_many_terms_of_a_row_count_less() -> None:
 def test_threads_come_back_when_a_run_ends_or_is_left() -> None:
     """Word vectors are trained on one thread; the number of threads is restored afterwards."""
     from polyseme.train.loop import TrainState, train
-    from polyseme.train.schedule import ScheduleConfig
+    from polyseme.train.optimizer import ScheduleConfig
     from polyseme.train.sparse_step import SparseStepExecutor
 
     spec = get_training_recipe("word2vec-tiny").replace(model={"dim": 3}).model_config(10)

@@ -8,8 +8,7 @@ from typing import Literal, Self
 from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn.layers.frozen_features import JoinPosition
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from polyseme.nn.trunks.feature_network import FeatureNetwork, FeatureNetworkCon
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.tasks.base import TaskConfig
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
 CHAR_CNN = CharCNNConfig(1, 50, 1, ((2, 25), (3, 50), (4, 25)), num_highway=0)
 INDICATOR_DIM = 100  # He et al. 2017, §3.1

@@ -32,9 +32,9 @@ from polyseme.report.html import code, html_page, html_table
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.optimizer import ScheduleConfig
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 from polyseme.train.warm_start import init_from_model
 from polyseme.weights.folder import read_model_config
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 from polyseme.objectives.base import Objective
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 
 SHORT_COSINE = ScheduleConfig("cosine", warmup=50, min_lr_ratio=0.1)
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}

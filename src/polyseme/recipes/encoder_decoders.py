@@ -3,9 +3,8 @@
 from polyseme.objectives.span_corruption import SpanCorruption
 from polyseme.objectives.translation import Translation
 from polyseme.recipes.base import define, define_tiny
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 
 
 def seq2seq_multi30k() -> Recipe:

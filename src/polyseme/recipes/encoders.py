@@ -5,9 +5,8 @@ from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.recipes.base import NO_DROPOUT, define, define_tiny
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 
 ALBERT_OBJECTIVE = MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")
 

@@ -4,9 +4,8 @@ from polyseme.ngram.train import NgramRecipe
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes.base import NO_DROPOUT, SHORT_COSINE, define, define_tiny
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 
 
 def ngram3() -> NgramRecipe:

@@ -2,9 +2,8 @@
 
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes.base import define
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 
 STREAMING_LM = StreamingCausalLM(bptt_std=5.0, activation_reg=2.0, temporal_activation_reg=1.0)
 # Howard and Ruder 2018, §4.1

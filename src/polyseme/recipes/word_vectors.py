@@ -3,9 +3,8 @@
 from polyseme.objectives.glove import GloVe
 from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes.base import define
-from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.schedule import ScheduleConfig
 
 
 def word2vec_tiny() -> Recipe:

@@ -17,8 +17,7 @@ from polyseme.nn.model import Model
 from polyseme.objectives.batch import AnyBatch, SparseUpdateBatch
 from polyseme.objectives.losses import compute_losses
 from polyseme.train import distributed
-from polyseme.train.optimizer import OptimizerConfig, set_lr
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig, set_lr
 from polyseme.train.sparse_step import SparseStepExecutor
 from polyseme.train.step import StepExecutor
 

@@ -23,8 +23,7 @@ from polyseme.objectives.span_corruption import SpanCorruption
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.objectives.translation import Translation
 from polyseme.objectives.word2vec import Word2Vec
-from polyseme.train.optimizer import OptimizerConfig
-from polyseme.train.schedule import ScheduleConfig
+from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
 logger = logging.getLogger(__name__)
 
