@@ -13,37 +13,19 @@ def seq2seq_multi30k() -> Recipe:
     Attention is multiplicative, after the recurrence; `model.attention` may be none, dot, cosine, multiplicative or
     additive, `model.context_order` inside_recurrence or after_recurrence.
     """
-    return define(
-        "seq2seq-multi30k",
-        Translation(),
-        max_len=128,
-        batch_tokens=4096,
-        size="",
-        model={"num_layers": 1, "dim": 512, "dropout": 0.5},
-        steps=4000,
-        optimizer=OptimizerConfig(lr=2e-3, beta2=0.98, weight_decay=0.0),
-        schedule=ScheduleConfig("inverse_sqrt", warmup=400),
-        eval_every=400,
-        save_every=200,
-        num_averaged=10,
-        log_every=50,
-    )
+    model = {"num_layers": 1, "dim": 512, "dropout": 0.5}
+    optimizer = OptimizerConfig(lr=2e-3, beta2=0.98, weight_decay=0.0)
+    schedule = ScheduleConfig("inverse_sqrt", warmup=400)
+    recipe = define("seq2seq-multi30k", Translation(), optimizer, schedule, batch_tokens=4096, steps=4000, max_len=128)
+    return recipe.replace(size="", model=model, eval_every=400, save_every=200, num_averaged=10, log_every=50)
 
 
 def seq2seq_tiny() -> Recipe:
     """LSTMs of 128 units, for experiments: two minutes on a CPU."""
-    return define_tiny(
-        "seq2seq",
-        Translation(),
-        max_len=128,
-        batch_tokens=1024,
-        steps=600,
-        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98, weight_decay=0.0),
-        schedule=ScheduleConfig("inverse_sqrt", warmup=100),
-        eval_every=300,
-        save_every=100,
-        num_averaged=5,
-    )
+    optimizer = OptimizerConfig(lr=5e-3, beta2=0.98, weight_decay=0.0)
+    schedule = ScheduleConfig("inverse_sqrt", warmup=100)
+    recipe = define_tiny("seq2seq", Translation(), optimizer, schedule, batch_tokens=1024, steps=600, max_len=128)
+    return recipe.replace(eval_every=300, save_every=100, num_averaged=5)
 
 
 def transformer_base() -> Recipe:
@@ -51,18 +33,10 @@ def transformer_base() -> Recipe:
 
     Vaswani et al. 2017, §5 and §6.1. The peak learning rate, after 4,000 steps, is dim^-0.5 · warmup^-0.5.
     """
-    return define(
-        "transformer-base",
-        Translation(),
-        max_len=256,
-        batch_tokens=24576,
-        steps=100_000,
-        optimizer=OptimizerConfig(lr=7e-4, beta2=0.98, eps=1e-9, weight_decay=0.0, max_grad_norm=0.0),
-        schedule=ScheduleConfig("inverse_sqrt", warmup=4000),
-        eval_every=2500,
-        save_every=1500,
-        num_averaged=5,
-    )
+    optimizer = OptimizerConfig(lr=7e-4, beta2=0.98, eps=1e-9, weight_decay=0.0, max_grad_norm=0.0)
+    schedule = ScheduleConfig("inverse_sqrt", warmup=4000)
+    recipe = define("transformer-base", Translation(), optimizer, schedule, batch_tokens=24576, steps=100_000)
+    return recipe.replace(max_len=256, eval_every=2500, save_every=1500, num_averaged=5)
 
 
 def transformer_multi30k() -> Recipe:
@@ -82,17 +56,10 @@ def transformer_multi30k() -> Recipe:
 
 def transformer_tiny() -> Recipe:
     """A Transformer with 2 layers of 128, for experiments: minutes on a CPU."""
-    return define_tiny(
-        "transformer",
-        Translation(),
-        max_len=128,
-        batch_tokens=2048,
-        steps=1000,
-        optimizer=OptimizerConfig(lr=2e-3, beta2=0.98, weight_decay=0.0),
-        schedule=ScheduleConfig("inverse_sqrt", warmup=200),
-        save_every=100,
-        num_averaged=5,
-    )
+    optimizer = OptimizerConfig(lr=2e-3, beta2=0.98, weight_decay=0.0)
+    schedule = ScheduleConfig("inverse_sqrt", warmup=200)
+    recipe = define_tiny("transformer", Translation(), optimizer, schedule, batch_tokens=2048, steps=1000, max_len=128)
+    return recipe.replace(save_every=100, num_averaged=5)
 
 
 def t5_base() -> Recipe:
@@ -101,16 +68,10 @@ def t5_base() -> Recipe:
     Raffel et al. 2020, §3.1.2: inverse square root schedule after 10,000 steps; §3.7: 15 % of the tokens, in spans of
     3 on average. The paper uses AdaFactor with a constant learning rate before that; here AdamW with warm-up.
     """
-    return define(
-        "t5-base",
-        SpanCorruption(),
-        max_len=512,
-        batch_tokens=65536,
-        micro_batch_tokens=32768,
-        steps=524_288,
-        optimizer=OptimizerConfig(lr=1e-3, beta2=0.98, weight_decay=0.0),
-        schedule=ScheduleConfig("inverse_sqrt", warmup=10_000),
-    )
+    optimizer = OptimizerConfig(lr=1e-3, beta2=0.98, weight_decay=0.0)
+    schedule = ScheduleConfig("inverse_sqrt", warmup=10_000)
+    recipe = define("t5-base", SpanCorruption(), optimizer, schedule, batch_tokens=65536, steps=524_288, max_len=512)
+    return recipe.replace(micro_batch_tokens=32768)
 
 
 def t5_small() -> Recipe:
@@ -130,13 +91,9 @@ def t5_v11() -> Recipe:
 
 def t5_tiny() -> Recipe:
     """T5 with 2 layers of 128, for experiments: minutes on a CPU."""
+    model = {"dropout": 0.0}
+    optimizer = OptimizerConfig(lr=3e-3, beta2=0.98, weight_decay=0.0)
+    schedule = ScheduleConfig("inverse_sqrt", warmup=100)
     return define_tiny(
-        "t5",
-        SpanCorruption(),
-        max_len=128,
-        batch_tokens=4096,
-        steps=1000,
-        model={"dropout": 0.0},
-        optimizer=OptimizerConfig(lr=3e-3, beta2=0.98, weight_decay=0.0),
-        schedule=ScheduleConfig("inverse_sqrt", warmup=100),
+        "t5", SpanCorruption(), optimizer, schedule, batch_tokens=4096, steps=1000, max_len=128, model=model
     )

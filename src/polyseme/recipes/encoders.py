@@ -17,17 +17,9 @@ def demo() -> Recipe:
     To train in minutes on a CPU, it differs from BERT: masked LM only, no dropout, a high learning rate, and, with
     measurements in docs/log.md, a larger initial standard deviation (0.06), 40 % masked words and short sequences.
     """
-    return define_tiny(
-        "bert",
-        MaskedLM(mask_prob=0.4, mask_unit="word"),
-        max_len=48,
-        batch_tokens=2048,
-        model={**NO_DROPOUT, "max_len": 128, "init_std": 0.06},
-        budget=BudgetConfig(minutes=4.0),
-        schedule=ScheduleConfig("linear", warmup=0.1),
-        eval_tokens=32768,
-        save_every=1000,
-    ).replace(name="demo")
+    model = {**NO_DROPOUT, "max_len": 128, "init_std": 0.06}
+    recipe = define_tiny("bert", MaskedLM(mask_prob=0.4, mask_unit="word"), batch_tokens=2048, max_len=48, model=model)
+    return recipe.replace(name="demo", budget=BudgetConfig(minutes=4.0), eval_tokens=32768, save_every=1000)
 
 
 def bert_base() -> Recipe:
@@ -36,17 +28,16 @@ def bert_base() -> Recipe:
     Devlin et al. 2019, appendix A.2: Adam with learning rate 1e-4, β₂ 0.999, weight decay 0.01, 10,000 warm-up steps,
     linear decay, dropout 0.1. The paper trains 90 % of the steps with length 128; here all have length 512.
     """
-    return define(
+    optimizer, schedule = OptimizerConfig(lr=1e-4), ScheduleConfig("linear", warmup=10_000)
+    recipe = define(
         "bert-base",
         MaskedLMWithSentencePairs(num_static_masks=10),
-        max_len=512,
+        optimizer,
+        schedule,
         batch_tokens=131072,
-        micro_batch_tokens=32768,
         steps=1_000_000,
-        optimizer=OptimizerConfig(lr=1e-4),
-        schedule=ScheduleConfig("linear", warmup=10_000),
-        compile=True,
     )
+    return recipe.replace(max_len=512, micro_batch_tokens=32768, compile=True)
 
 
 def bert_large() -> Recipe:
@@ -56,18 +47,11 @@ def bert_large() -> Recipe:
 
 def bert_small() -> Recipe:
     """BERT-small (4 layers of 512) with whole-word masked LM only, for one GPU."""
-    return define(
-        "bert-small",
-        MaskedLM(mask_unit="word"),
-        max_len=128,
-        batch_tokens=131072,
-        micro_batch_tokens=65536,
-        steps=20_000,
-        optimizer=OptimizerConfig(lr=1e-3, beta2=0.98),
-        schedule=ScheduleConfig("linear", warmup=1000),
-        every=500,
-        log_every=10,
+    optimizer, schedule = OptimizerConfig(lr=1e-3, beta2=0.98), ScheduleConfig("linear", warmup=1000)
+    recipe = define(
+        "bert-small", MaskedLM(mask_unit="word"), optimizer, schedule, batch_tokens=131072, steps=20_000, every=500
     )
+    return recipe.replace(max_len=128, micro_batch_tokens=65536, log_every=10)
 
 
 def bert_tiny() -> Recipe:
@@ -96,19 +80,13 @@ def roberta_base() -> Recipe:
     Liu et al. 2019, table 9: Adam with learning rate 6e-4, β₂ 0.98 and ε 1e-6, weight decay 0.01, 24,000 warm-up steps,
     linear decay, dropout 0.1, no clipping.
     """
-    return define(
-        "roberta-base",
-        MaskedLM(cross_documents=True),
-        max_len=512,
-        batch_tokens=8192 * 512,
-        micro_batch_tokens=32768,
-        steps=500_000,
-        optimizer=OptimizerConfig(lr=6e-4, beta2=0.98, max_grad_norm=0.0),
-        schedule=ScheduleConfig("linear", warmup=24_000),
-        compile=True,
-        eval_every=2000,
-        save_every=1000,
-        log_every=10,
+    optimizer = OptimizerConfig(lr=6e-4, beta2=0.98, max_grad_norm=0.0)
+    schedule = ScheduleConfig("linear", warmup=24_000)
+    recipe = define(
+        "roberta-base", MaskedLM(cross_documents=True), optimizer, schedule, batch_tokens=8192 * 512, steps=500_000
+    )
+    return recipe.replace(
+        max_len=512, micro_batch_tokens=32768, compile=True, eval_every=2000, save_every=1000, log_every=10
     )
 
 
@@ -143,19 +121,18 @@ def distilbert_base() -> Recipe:
     learning rate 5e-4, β₂ 0.98 and ε 1e-6, no weight decay, 5 % warm-up, clipping at 5, three epochs of BERT's
     3.3 billion words.
     """
-    return define(
+    optimizer = OptimizerConfig(lr=5e-4, beta2=0.98, weight_decay=0.0, max_grad_norm=5.0)
+    schedule = ScheduleConfig("linear", warmup=0.05)
+    recipe = define(
         "distilbert-base",
         Distillation(MaskedLM()),
-        max_len=512,
+        optimizer,
+        schedule,
         batch_tokens=4096 * 512,
-        micro_batch_tokens=32768,
-        budget=BudgetConfig(tokens=13_000_000_000),
-        optimizer=OptimizerConfig(lr=5e-4, beta2=0.98, weight_decay=0.0, max_grad_norm=5.0),
-        schedule=ScheduleConfig("linear", warmup=0.05),
-        compile=True,
+        tokens=13_000_000_000,
         every=500,
-        log_every=10,
     )
+    return recipe.replace(max_len=512, micro_batch_tokens=32768, compile=True, log_every=10)
 
 
 def distilbert_tiny() -> Recipe:
@@ -169,17 +146,9 @@ def albert_base() -> Recipe:
     Lan et al. 2020, §4.1: n-gram masking, sentence order, peak learning rate 0.00176 (LAMB in the paper, AdamW here),
     10 % short inputs. The warm-up of 3,125 steps and weight decay 0.01 are from the authors' code.
     """
-    return define(
-        "albert-base",
-        ALBERT_OBJECTIVE,
-        max_len=512,
-        batch_tokens=2_097_152,
-        micro_batch_tokens=32768,
-        steps=125_000,
-        optimizer=OptimizerConfig(lr=0.00176),
-        schedule=ScheduleConfig("linear", warmup=3125),
-        compile=True,
-    )
+    optimizer, schedule = OptimizerConfig(lr=0.00176), ScheduleConfig("linear", warmup=3125)
+    recipe = define("albert-base", ALBERT_OBJECTIVE, optimizer, schedule, batch_tokens=2_097_152, steps=125_000)
+    return recipe.replace(max_len=512, micro_batch_tokens=32768, compile=True)
 
 
 def albert_large() -> Recipe:
@@ -235,16 +204,9 @@ def xlnet_base() -> Recipe:
     Yang et al. 2019, §3.1 and A.4, for the large model: batches of 8,192 × 512, 500,000 steps, Adam with learning rate
     4e-4, ε 1e-6, weight decay 0.01, 40,000 warm-up steps, linear decay; the base model here has a quarter of the batch.
     """
-    return define(
-        "xlnet-base",
-        PermutationLM(),
-        max_len=512,
-        batch_tokens=1_048_576,
-        micro_batch_tokens=16384,
-        steps=500_000,
-        optimizer=OptimizerConfig(lr=4e-4),
-        schedule=ScheduleConfig("linear", warmup=40_000),
-    )
+    optimizer, schedule = OptimizerConfig(lr=4e-4), ScheduleConfig("linear", warmup=40_000)
+    recipe = define("xlnet-base", PermutationLM(), optimizer, schedule, batch_tokens=1_048_576, steps=500_000)
+    return recipe.replace(max_len=512, micro_batch_tokens=16384)
 
 
 def xlnet_tiny() -> Recipe:

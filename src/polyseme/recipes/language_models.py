@@ -24,17 +24,10 @@ def nnlm_ap() -> Recipe:
     Bengio et al. 2003 use stochastic gradient ascent with learning rate 1e-3, decreasing with the number of updates,
     and weight decay 1e-5; batch size, learning rate and schedule here are for AdamW.
     """
-    return define(
-        "nnlm-ap",
-        CausalLM(),
-        max_len=512,
-        batch_tokens=4096,
-        budget=BudgetConfig(tokens=70_000_000),
-        optimizer=OptimizerConfig(lr=2e-3, weight_decay=1e-5),
-        schedule=ScheduleConfig("cosine", warmup=200, min_lr_ratio=0.05),
-        every=1000,
-        log_every=50,
-    )
+    optimizer = OptimizerConfig(lr=2e-3, weight_decay=1e-5)
+    schedule = ScheduleConfig("cosine", warmup=200, min_lr_ratio=0.05)
+    recipe = define("nnlm-ap", CausalLM(), optimizer, schedule, batch_tokens=4096, tokens=70_000_000, every=1000)
+    return recipe.replace(max_len=512, log_every=50)
 
 
 def nnlm_tiny() -> Recipe:
@@ -47,16 +40,12 @@ def rnn_lm_medium() -> Recipe:
 
     Zaremba et al. 2014, §4.1; their 39 epochs of a million words are 50,000 steps. The paper uses SGD; here AdamW.
     """
-    return define(
-        "rnn_lm-medium",
-        StreamingCausalLM(),
-        max_len=35,
-        batch_tokens=700,
-        steps=50_000,
-        optimizer=OptimizerConfig(lr=1e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=5.0),
-        schedule=ScheduleConfig("cosine", warmup=100),
-        every=2000,
+    optimizer = OptimizerConfig(lr=1e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=5.0)
+    schedule = ScheduleConfig("cosine", warmup=100)
+    recipe = define(
+        "rnn_lm-medium", StreamingCausalLM(), optimizer, schedule, batch_tokens=700, steps=50_000, every=2000
     )
+    return recipe.replace(max_len=35)
 
 
 def rnn_lm_tiny() -> Recipe:
@@ -73,16 +62,11 @@ def gpt_base() -> Recipe:
     Radford et al. 2018, §4.1: Adam with learning rate 2.5e-4, 2,000 warm-up steps, cosine to zero, weight decay 0.01 of
     matrices, dropout 0.1. BooksCorpus has 800 M words (Devlin et al. 2019, §3.1), about a billion tokens.
     """
-    return define(
-        "gpt-base",
-        CausalLM(add_bos_eos=False),
-        max_len=512,
-        batch_tokens=32768,
-        budget=BudgetConfig(tokens=100_000_000_000),
-        optimizer=OptimizerConfig(lr=2.5e-4, eps=1e-8),
-        schedule=ScheduleConfig("cosine", warmup=2000),
-        compile=True,
+    optimizer, schedule = OptimizerConfig(lr=2.5e-4, eps=1e-8), ScheduleConfig("cosine", warmup=2000)
+    recipe = define(
+        "gpt-base", CausalLM(add_bos_eos=False), optimizer, schedule, batch_tokens=32768, tokens=100_000_000_000
     )
+    return recipe.replace(max_len=512, compile=True)
 
 
 def gpt_tiny() -> Recipe:
@@ -101,19 +85,12 @@ def gpt2_small() -> Recipe:
     The batch size is that of the paper (§2.3), which specifies no learning rate or length of training; those follow
     table 2.1 of GPT-3 for the same size: 6e-4, cosine to 10 %, β₂ 0.95, weight decay 0.1.
     """
-    return define(
-        "gpt2-small",
-        CausalLM(),
-        max_len=1024,
-        batch_tokens=524288,
-        micro_batch_tokens=32768,
-        budget=BudgetConfig(tokens=10_000_000_000),
-        optimizer=OptimizerConfig(lr=6e-4, beta2=0.95, eps=1e-8, weight_decay=0.1),
-        schedule=ScheduleConfig("cosine", warmup=700, min_lr_ratio=0.1),
-        compile=True,
-        every=1000,
-        log_every=50,
+    optimizer = OptimizerConfig(lr=6e-4, beta2=0.95, eps=1e-8, weight_decay=0.1)
+    schedule = ScheduleConfig("cosine", warmup=700, min_lr_ratio=0.1)
+    recipe = define(
+        "gpt2-small", CausalLM(), optimizer, schedule, batch_tokens=524288, tokens=10_000_000_000, every=1000
     )
+    return recipe.replace(max_len=1024, micro_batch_tokens=32768, compile=True, log_every=50)
 
 
 def gpt2_tiny() -> Recipe:
@@ -130,16 +107,12 @@ def transformer_xl_base() -> Recipe:
     Dai et al. 2019, §4.1, and the authors' code: Adam with learning rate 2.5e-4, cosine to zero, clipping at 0.25, no
     weight decay, dropout 0.1.
     """
-    return define(
-        "transformer_xl-base",
-        StreamingCausalLM(),
-        max_len=150,
-        batch_tokens=9000,
-        steps=200_000,
-        optimizer=OptimizerConfig(lr=2.5e-4, eps=1e-8, weight_decay=0.0, max_grad_norm=0.25),
-        schedule=ScheduleConfig("cosine", warmup=1),
-        every=4000,
+    optimizer = OptimizerConfig(lr=2.5e-4, eps=1e-8, weight_decay=0.0, max_grad_norm=0.25)
+    schedule = ScheduleConfig("cosine", warmup=1)
+    recipe = define(
+        "transformer_xl-base", StreamingCausalLM(), optimizer, schedule, batch_tokens=9000, steps=200_000, every=4000
     )
+    return recipe.replace(max_len=150)
 
 
 def transformer_xl_tiny() -> Recipe:
@@ -155,18 +128,10 @@ def music_base() -> Recipe:
 
     The paper does not specify the length of training; learning rate and schedule are not from the paper.
     """
-    return define(
-        "music-base",
-        CausalLM(),
-        max_len=2048,
-        batch_tokens=65536,
-        micro_batch_tokens=16384,
-        steps=20_000,
-        optimizer=OptimizerConfig(lr=5e-4, beta2=0.98, eps=1e-8),
-        schedule=ScheduleConfig("cosine", warmup=1000, min_lr_ratio=0.1),
-        every=1000,
-        log_every=50,
-    )
+    optimizer = OptimizerConfig(lr=5e-4, beta2=0.98, eps=1e-8)
+    schedule = ScheduleConfig("cosine", warmup=1000, min_lr_ratio=0.1)
+    recipe = define("music-base", CausalLM(), optimizer, schedule, batch_tokens=65536, steps=20_000, every=1000)
+    return recipe.replace(max_len=2048, micro_batch_tokens=16384, log_every=50)
 
 
 def music_tiny() -> Recipe:
@@ -181,17 +146,12 @@ def performance_rnn_base() -> Recipe:
 
     The length of training, learning rate and schedule are not those of the original.
     """
-    return define(
-        "performance_rnn-base",
-        StreamingCausalLM(),
-        max_len=512,
-        batch_tokens=32768,
-        steps=20_000,
-        optimizer=OptimizerConfig(lr=1e-3, eps=1e-8, weight_decay=0.0),
-        schedule=ScheduleConfig("cosine", warmup=500, min_lr_ratio=0.05),
-        every=1000,
-        log_every=50,
+    optimizer = OptimizerConfig(lr=1e-3, eps=1e-8, weight_decay=0.0)
+    schedule = ScheduleConfig("cosine", warmup=500, min_lr_ratio=0.05)
+    recipe = define(
+        "performance_rnn-base", StreamingCausalLM(), optimizer, schedule, batch_tokens=32768, steps=20_000, every=1000
     )
+    return recipe.replace(max_len=512, log_every=50)
 
 
 def performance_rnn_tiny() -> Recipe:
@@ -211,14 +171,10 @@ def elmo_original() -> Recipe:
     Peters et al. 2018, §3.4, and the published program, which uses Adagrad with learning rate 0.2 and clipping at 10;
     here AdamW. Ten epochs are 1,000,000 steps.
     """
+    optimizer = OptimizerConfig(lr=5e-4, weight_decay=0.0, max_grad_norm=10.0)
+    schedule = ScheduleConfig("cosine", warmup=2000)
     return define(
-        "elmo-original",
-        BOTH_DIRECTIONS,
-        max_len=128,
-        batch_tokens=7680,
-        steps=1_000_000,
-        optimizer=OptimizerConfig(lr=5e-4, weight_decay=0.0, max_grad_norm=10.0),
-        schedule=ScheduleConfig("cosine", warmup=2000),
+        "elmo-original", BOTH_DIRECTIONS, optimizer, schedule, batch_tokens=7680, steps=1_000_000, max_len=128
     )
 
 
@@ -241,17 +197,10 @@ def flair_paper() -> Recipe:
 
     The steps are one epoch of the 1B Word benchmark. The paper uses SGD with learning rate 20; here AdamW.
     """
-    return define(
-        "flair",
-        BOTH_DIRECTIONS,
-        max_len=250,
-        batch_tokens=25_000,
-        family="flair",
-        size="paper",
-        steps=220_000,
-        optimizer=OptimizerConfig(lr=1e-3, weight_decay=0.0, max_grad_norm=0.25),
-        schedule=ScheduleConfig("cosine", warmup=1000),
-    )
+    optimizer = OptimizerConfig(lr=1e-3, weight_decay=0.0, max_grad_norm=0.25)
+    schedule = ScheduleConfig("cosine", warmup=1000)
+    recipe = define("flair", BOTH_DIRECTIONS, optimizer, schedule, batch_tokens=25_000, steps=220_000, max_len=250)
+    return recipe.replace(family="flair", size="paper")
 
 
 def flair_small() -> Recipe:

@@ -42,18 +42,10 @@ def paper() -> Recipe:
     Howard and Ruder 2018, §4.1: segments of 70 tokens, Adam with learning rate 4e-3, β₁ 0.7 and β₂ 0.99. The paper
     specifies no more for its 103 M words; here 256 parallel streams, half of the dropout, slanted triangular schedule.
     """
-    return define(
-        "ulmfit-paper",
-        STREAMING_LM,
-        max_len=70,
-        batch_tokens=17920,
-        model={"dropout": 0.5},
-        steps=30_000,
-        optimizer=ADAM,
-        schedule=ScheduleConfig("slanted", 0.1),
-        every=1000,
-        log_every=50,
-    )
+    model = {"dropout": 0.5}
+    schedule = ScheduleConfig("slanted", 0.1)
+    recipe = define("ulmfit-paper", STREAMING_LM, ADAM, schedule, batch_tokens=17920, steps=30_000, every=1000)
+    return recipe.replace(max_len=70, model=model, log_every=50)
 
 
 def tiny() -> Recipe:

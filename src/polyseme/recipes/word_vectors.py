@@ -12,19 +12,10 @@ def word2vec_tiny() -> Recipe:
 
     Linear decay to zero, as in the authors' code, and 16,384 words of text per step.
     """
-    return define(
-        "word2vec-tiny",
-        Word2Vec(),
-        max_len=256,
-        batch_tokens=16384,
-        budget=BudgetConfig(tokens=30_000_000),
-        optimizer=OptimizerConfig(name="sparse_sgd", lr=0.025, words_per_update=1024, count_damping=0.1),
-        schedule=ScheduleConfig("linear", warmup=1),
-        valid_fraction=0.001,
-        every=2000,
-        log_every=20,
-        precision="float32",
-    )
+    optimizer = OptimizerConfig(name="sparse_sgd", lr=0.025, words_per_update=1024, count_damping=0.1)
+    schedule = ScheduleConfig("linear", warmup=1)
+    recipe = define("word2vec-tiny", Word2Vec(), optimizer, schedule, batch_tokens=16384, tokens=30_000_000, every=2000)
+    return recipe.replace(max_len=256, valid_fraction=0.001, log_every=20, precision="float32")
 
 
 def word2vec() -> Recipe:
