@@ -16,12 +16,10 @@ FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 def trunk_config(
     num_layers: int = 2,
     dim: int = 1024,
-    num_heads: int = 0,
     ffn_dim: int = 0,
     vocab_size: int = 793471,
     max_len: int = 1 << 20,
     dropout: float = 0.1,
-    attention_dropout: float = 0.0,
     filters: tuple[tuple[int, ...], ...] = (),
     char_dim: int = 16,
     max_chars_per_word: int = 50,
@@ -36,7 +34,6 @@ def trunk_config(
     `dim` is the size of both directions together, `ffn_dim` that of an LSTM (0 means 4 · dim). Residual connections
     start at the second layer. The published weights were trained with clipping, which the fused kernel does not
     support; training from scratch omits it. Empty `filters` means the published ones, fewer if `dim` is below 256.
-    `num_heads` and `attention_dropout` have no effect.
     """
     filters = filters or tuple((width, max(count * min(dim, 256) // 256, 2)) for width, count in FILTERS)
     return RecurrentTrunkConfig(
@@ -60,29 +57,19 @@ def trunk_config(
 def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
     """Return one head per direction; they share a softmax, which is sampled if the vocabulary is large."""
     vocab_size = config.embeddings.vocab_size
-    head = LMHeadConfig(
-        vocab_size,
-        bias=True,
-        tie_word_embeddings=False,
-        direction="forward",
-        num_sampled=8192 if vocab_size > 65536 else 0,
-    )
-    return {"next": head, "previous": head.replace(direction="backward", tied_to="next")}
+    head = LMHeadConfig(vocab_size, bias=True, tie_word_embeddings=False, num_sampled=8192 * (vocab_size > 65536))
+    return {"next": head.replace(direction="forward"), "previous": head.replace(direction="backward", tied_to="next")}
 
 
 HF_ROWS = (
     *hf.required("num_layers", "dim", "ffn_dim", "vocab_size", "max_len", "char_dim", "max_chars_per_word"),
     *hf.required("num_highway"),
-    hf.ConfigMap(
-        "filters",
-        "filters",
-        lambda config: [list(f) for f in config.trunk.embeddings.filters],
-        parse=lambda filters: tuple(map(tuple, filters)),
-    ),
+    hf.ConfigMap("filters", "filters", parse=lambda filters: tuple(map(tuple, filters))),
     *hf.optional("activation", "dropout", "cell_clip", "projection_clip", "use_skip_connections"),
 )
 PATHS: dict[str, hf.ConfigPath] = {
     **{name: f"embeddings.{name}" for name in ("char_dim", "max_chars_per_word", "num_highway", "activation")},
+    "filters": lambda config: [list(f) for f in config.trunk.embeddings.filters],
     "ffn_dim": lambda config: config.trunk.hidden_dims[0],
     "dropout": "dropout",
     "use_skip_connections": lambda config: config.trunk.skip == "residual",

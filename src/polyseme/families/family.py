@@ -10,15 +10,14 @@ from polyseme.errors import ConfigError, suggest
 from polyseme.families.hf import ConfigTable, WeightMap, all_same_names
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
 
 # Task heads and the states they use: sequence label, token labels, start and end of an answer, score of a choice.
 HEAD_POOLING: dict[str, Literal["tokens", "pooled"]] = {
-    "classify": "pooled",
-    "tag": "tokens",
-    "span": "tokens",
-    "choice": "pooled",
+    **{"classify": "pooled", "tag": "tokens"},
+    **{"span": "tokens", "choice": "pooled"},
 }
 FIXED_LABELS: dict[str, tuple[str, ...]] = {"span": ("start", "end"), "choice": ("score",)}
 
@@ -26,6 +25,11 @@ FIXED_LABELS: dict[str, tuple[str, ...]] = {"span": ("start", "end"), "choice": 
 def transformer_sizes(**sizes: tuple[int, int, int]) -> dict[str, dict[str, Any]]:
     """Return the arguments of sizes given as layers, dimension and attention heads."""
     return {name: dict(zip(("num_layers", "dim", "num_heads"), numbers)) for name, numbers in sizes.items()}
+
+
+def causal_lm_head(config: Any) -> dict[str, HeadConfig]:
+    """Return the head of causal LM, tied to the token embeddings."""
+    return {"next": LMHeadConfig(config.embeddings.vocab_size)}
 
 
 def linear_task_head(dropout_path: str) -> Callable[[str, tuple[str, ...], Any], HeadConfig]:

@@ -2,11 +2,10 @@
 
 from polyseme.errors import ConfigError
 from polyseme.families import hf
-from polyseme.families.family import HEAD_POOLING, Family, transformer_sizes
+from polyseme.families.family import HEAD_POOLING, Family, causal_lm_head, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
@@ -46,11 +45,6 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
-    """Return the head of causal LM."""
-    return {"next": LMHeadConfig(config.embeddings.vocab_size)}
-
-
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     """Return a task's head as in `transformers`: for classes a matrix over the last token, others with dropout 0.1."""
     if name == "classify":
@@ -75,12 +69,7 @@ HF_ROWS = (
 )
 LINEAR_MAPS = hf.layer_maps(
     "transformer.h.{}",
-    {
-        "attention.qkv": "attn.c_attn",
-        "attention.out": "attn.c_proj",
-        "ffn.up": "mlp.c_fc",
-        "ffn.down": "mlp.c_proj",
-    },
+    {"attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"},
     "transpose",
 )
 HEAD_WEIGHT_MAPS: dict[str, tuple[hf.WeightMap, ...]] = {
@@ -99,16 +88,12 @@ GPT = Family(
     trunk_config=trunk_config,
     sizes=transformer_sizes(tiny=(2, 128, 2), base=(12, 768, 12)),
     num_params={"base": 116_534_784},
-    pretraining_heads=pretraining_heads,
+    pretraining_heads=causal_lm_head,
     task_head=task_head,
     hf_config=hf.ConfigTable(
         "openai-gpt",
         trunk_config,
-        (
-            *HF_ROWS,
-            hf.ConfigMap("afn", "activation", values=ACTIVATIONS),
-            *hf.optional(layer_norm_epsilon="eps"),
-        ),
+        (*HF_ROWS, hf.ConfigMap("afn", "activation", values=ACTIVATIONS), *hf.optional(layer_norm_epsilon="eps")),
         {"dim": _check_ffn},
     ),
     architectures=hf.architectures(

@@ -1,15 +1,10 @@
 """GPT-2 (Radford et al. 2019): causal pre-norm Transformer."""
 
 from polyseme.families import gpt, hf
-from polyseme.families.family import Family, transformer_sizes
-from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.families.family import Family, causal_lm_head, transformer_sizes
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
-from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
-from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.layers.feedforward import ActivationName
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 
@@ -32,21 +27,15 @@ def trunk_config(
 
     With a `window`, every second block attends at most that far back, as in GPT-3 (Brown et al. 2020, §2.1).
     """
-    norm = LayerNormConfig(eps)
-    block = TransformerBlockConfig(
-        AttentionConfig(num_heads, attention_dropout, causal=True),
-        FeedForwardConfig(ffn_dim or 4 * dim, activation),
-        pre_norm=norm,
-        dropout=dropout,
-    )
-    return TransformerConfig(
-        EmbeddingsConfig(vocab_size, dim, max_len, dropout=dropout if embedding_dropout is None else embedding_dropout),
-        block,
-        layer_to_block=tuple(range(num_layers)),
+    sizes, dropouts = (num_layers, dim, num_heads, ffn_dim, vocab_size, max_len), (dropout, attention_dropout)
+    config = gpt.trunk_config(*sizes, *dropouts, embedding_dropout, activation, eps)
+    norm = config.block.post_norm
+    block = config.block.replace(pre_norm=norm, post_norm=config.block.pre_norm)
+    return config.replace(
+        block=block,
         block_variants=(block.replace(attention=block.attention.replace(window=window)),) if window else (),
         variant_per_block=tuple(i % 2 for i in range(num_layers)) if window else (),
         final_norm=norm,
-        pooler=PoolerConfig("last"),
         init=InitConfig(init_std, position_std=init_std / 2, scale_residuals=True),
     )
 
@@ -88,7 +77,7 @@ GPT2 = Family(
         **{f"gpt3-{name}": {**size, "max_len": 2048, "window": 256} for name, size in GPT3_SIZES.items()},
     },
     num_params={"small": 124_439_808, "medium": 354_823_168, "large": 774_030_080, "xl": 1_557_611_200},
-    pretraining_heads=gpt.pretraining_heads,
+    pretraining_heads=causal_lm_head,
     task_head=gpt.task_head,
     hf_config=hf.ConfigTable("gpt2", trunk_config, HF_ROWS, {"eps": "block.pre_norm.eps", "window": _window}),
     architectures=hf.architectures(

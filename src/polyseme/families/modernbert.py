@@ -52,6 +52,7 @@ def trunk_config(
     for name, value in (("window", window), ("rope_theta", rope_theta), ("local_rope_theta", local_rope_theta)):
         check_in_range(name, value, 1, math.inf)
     norm = LayerNormConfig(eps, bias=False)
+    embedding_dropout = dropout if embedding_dropout is None else embedding_dropout
     global_period = global_every or (1 if max_len <= 512 else GLOBAL_EVERY)
     block = TransformerBlockConfig(
         AttentionConfig(num_heads, attention_dropout, bias=False, rope_theta=rope_theta),
@@ -62,14 +63,7 @@ def trunk_config(
     local_block = block.replace(attention=block.attention.replace(window=window, rope_theta=local_rope_theta))
     pattern = (1, *(2 if i % global_period else 0 for i in range(1, num_layers)))
     return TransformerConfig(
-        EmbeddingsConfig(
-            vocab_size,
-            dim,
-            max_len,
-            norm=norm,
-            dropout=dropout if embedding_dropout is None else embedding_dropout,
-            position_embedding_type="none",
-        ),
+        EmbeddingsConfig(vocab_size, dim, max_len, 0, norm, embedding_dropout, position_embedding_type="none"),
         block,
         layer_to_block=tuple(range(num_layers)),
         block_variants=(block.replace(skip_attention_pre_norm=True), *([local_block] if 2 in pattern else [])),
@@ -88,15 +82,8 @@ def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
     """Return a task's head as in `transformers`, with the dense layer and norm of the masked LM head."""
-    return ClassificationHeadConfig(
-        labels,
-        HEAD_POOLING[name],
-        config.block.dropout,
-        dense=True,
-        dense_bias=False,
-        activation=config.block.ffn.activation,
-        norm=config.final_norm,
-    )
+    head = ClassificationHeadConfig(labels, HEAD_POOLING[name], config.block.dropout, dense=True, dense_bias=False)
+    return head.replace(activation=config.block.ffn.activation, norm=config.final_norm)
 
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -159,23 +146,14 @@ HF_ROWS = (
     *hf.required("vocab_size", hidden_size="dim", num_hidden_layers="num_layers", num_attention_heads="num_heads"),
     *hf.required(intermediate_size="ffn_dim"),
     hf.ConfigMap("hidden_activation", "activation", values=bert.ACTIVATIONS),
-    hf.ConfigMap(
-        "classifier_activation", path=lambda config: config.transformer.block.ffn.activation, values=bert.ACTIVATIONS
-    ),
+    hf.ConfigMap("classifier_activation", path="block.ffn.activation", values=bert.ACTIVATIONS),
     hf.ConfigMap("classifier_pooling", "pooling", "pooler.pooling", values={"first": "cls", "mean": "mean"}),
     *hf.required(max_position_embeddings="max_len"),
     hf.ConfigMap(
         "layer_types",
         path=lambda config: [LAYER_TYPES[b.attention.window > 0] for b in config.transformer.block_configs],
     ),
-    hf.ConfigMap(
-        "local_attention",
-        "window",
-        path=lambda config: 2 * _local_attention(config).window,
-        is_required=True,
-        default=2 * WINDOW,
-        parse=lambda width: width // 2,
-    ),
+    hf.ConfigMap("local_attention", "window", is_required=True, default=2 * WINDOW, parse=lambda width: width // 2),
     hf.ConfigMap("rope_parameters", path=_rope_parameters),
     *hf.optional(mlp_dropout="dropout"),
     hf.ConfigMap("embedding_dropout", "embedding_dropout", default=0.0),
@@ -191,6 +169,7 @@ HF_ROWS = (
     *hf.fixed(decoder_bias=True, tie_word_embeddings=True, rope_scaling=None),
     *hf.fixed(attention_bias=False, mlp_bias=False, norm_bias=False, classifier_bias=False),
 )
+PATHS: dict[str, hf.ConfigPath] = {"window": lambda config: 2 * _local_attention(config).window}
 
 MODERNBERT = Family(
     name="modernbert",
@@ -208,7 +187,7 @@ MODERNBERT = Family(
     num_params={"base": 149_014_272, "large": 394_781_696},
     pretraining_heads=pretraining_heads,
     task_head=task_head,
-    hf_config=hf.ConfigTable("modernbert", trunk_config, HF_ROWS, finish=_finish),
+    hf_config=hf.ConfigTable("modernbert", trunk_config, HF_ROWS, PATHS, _finish),
     architectures=hf.architectures("ModernBert", hf.TASKS, ForMaskedLM=("masked",)),
     base_model_prefix="model.",
     weight_maps=(

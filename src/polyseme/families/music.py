@@ -5,11 +5,10 @@ from typing import Literal
 
 from polyseme.config import check_in_range
 from polyseme.families import hf
-from polyseme.families.family import Family
+from polyseme.families.family import Family, causal_lm_head
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.attention.score_bias import NoPositionBiasConfig
-from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
@@ -90,7 +89,7 @@ MUSIC = Family(
         "mini": {"num_layers": 4, "dim": 256, "num_heads": 4, "max_distance": 512},
         "base": {"num_layers": 6, "dim": 384, "num_heads": 8, "ffn_dim": 1024},
     },
-    pretraining_heads=lambda config: {"next": LMHeadConfig(config.embeddings.vocab_size)},
+    pretraining_heads=causal_lm_head,
     hf_config=hf.ConfigTable("music", trunk_config, HF_ROWS, PATHS),
     architectures=hf.architectures("Music", ForCausalLM=("next",)),
     head_weight_maps={"next": (), **hf.NATIVE_LABEL_HEADS},

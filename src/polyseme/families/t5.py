@@ -196,16 +196,9 @@ T5 = Family(
         "v1.1-xxl": {"num_layers": 24, "dim": 4096, "num_heads": 64, "ffn_dim": 10240, **_V11},
     },
     num_params={
-        "small": 60_506_624,
-        "base": 222_903_552,
-        "large": 737_668_096,
-        "3b": 2_851_598_336,
-        "11b": 11_307_321_344,
-        "v1.1-small": 60_511_616,
-        "v1.1-base": 222_903_552,
-        "v1.1-large": 750_251_008,
-        "v1.1-xl": 2_783_959_040,
-        "v1.1-xxl": 11_003_736_064,
+        **{"small": 60_506_624, "base": 222_903_552, "large": 737_668_096, "3b": 2_851_598_336, "11b": 11_307_321_344},
+        **{"v1.1-small": 60_511_616, "v1.1-base": 222_903_552, "v1.1-large": 750_251_008},
+        **{"v1.1-xl": 2_783_959_040, "v1.1-xxl": 11_003_736_064},
     },
     pretraining_heads=pretraining_heads,
     hf_config=hf.ConfigTable("t5", trunk_config, HF_ROWS, PATHS, _finish),
@@ -213,11 +206,9 @@ T5 = Family(
     base_model_prefix="",
     weight_maps=weight_maps,
     head_weight_maps={"next": (hf.WeightMap("heads.next.decoder.weight", ("lm_head.weight",)),)},
-    tied_weights={
-        "encoder.embed_tokens.weight": "shared.weight",
-        "decoder.embed_tokens.weight": "shared.weight",
-        "lm_head.weight": "shared.weight",
-    },
+    tied_weights=dict.fromkeys(
+        ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "shared.weight"
+    ),
     ignored_weights=(".EncDecAttention.relative_attention_bias.weight",),
     departures=(
         "A model reads at most `max_len` tokens, although relative positions impose no limit.",

@@ -68,11 +68,8 @@ def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
     """Return the adaptive softmax, tied to the adaptive embeddings."""
     embeddings = config.embeddings
     assert isinstance(embeddings, AdaptiveEmbeddingsConfig)
-    return {
-        "next": AdaptiveSoftmaxHeadConfig(
-            embeddings.vocab_size, embeddings.dim, embeddings.cutoffs, embeddings.div_value
-        )
-    }
+    sizes = embeddings.vocab_size, embeddings.dim, embeddings.cutoffs, embeddings.div_value
+    return {"next": AdaptiveSoftmaxHeadConfig(*sizes)}
 
 
 HF_CONFIG = hf.ConfigTable(

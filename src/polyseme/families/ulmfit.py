@@ -6,7 +6,6 @@ from polyseme.families import hf, rnn_lm
 from polyseme.families.family import HEAD_POOLING, Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.norms import BatchNormConfig
@@ -34,14 +33,9 @@ def trunk_config(
 
     `dropout` multiplies the five dropouts, as in the released code; their values are those of the paper (§4.1).
     """
+    embeddings = EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none")
     return RecurrentTrunkConfig(
-        EmbeddingsConfig(
-            vocab_size,
-            dim,
-            max_len,
-            position_embedding_type="none",
-            embedding_row_dropout=dropout * embedding_row_dropout,
-        ),
+        embeddings.replace(embedding_row_dropout=dropout * embedding_row_dropout),
         hidden_dims=(*[hidden_dim or dim] * (num_layers - 1), *[dim] * min(num_layers, 1)),
         direction=direction,
         input_dropout=dropout * input_dropout,
@@ -54,28 +48,12 @@ def trunk_config(
     )
 
 
-def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:
-    """Return the LM head of the model's direction."""
-    name = "next" if config.direction == "forward" else "previous"
-    return {name: LMHeadConfig(config.embeddings.vocab_size, bias=True)}
-
-
 def task_head(name: str, labels: tuple[str, ...], config: RecurrentTrunkConfig) -> HeadConfig:
     """Return a task's head; for texts, two blocks of batch norm, dropout and linear over concat pooling (§3.3)."""
     if HEAD_POOLING[name] == "tokens":
         return ClassificationHeadConfig(labels, "tokens", 0.1)
-    norm = BatchNormConfig()
-    return ClassificationHeadConfig(
-        labels,
-        "concat",
-        dropout=0.1,
-        dense=True,
-        activation="relu",
-        norm=norm,
-        input_dropout=0.4,
-        input_norm=norm,
-        hidden_dim=50,
-    )
+    head = ClassificationHeadConfig(labels, "concat", dropout=0.1, dense=True, activation="relu", hidden_dim=50)
+    return head.replace(norm=BatchNormConfig(), input_dropout=0.4, input_norm=BatchNormConfig())
 
 
 HF_ROWS = (
@@ -111,15 +89,11 @@ ULMFIT = Family(
     },
     num_params={"lecture": 37_011_700, "paper": 33_522_800},
     paper_params={"paper": "33M"},
-    pretraining_heads=pretraining_heads,
+    pretraining_heads=rnn_lm.pretraining_heads,
     task_head=task_head,
     hf_config=hf.ConfigTable("ulmfit", trunk_config, HF_ROWS, PATHS),
     architectures=rnn_lm.architectures("ULMFiT", "choice"),
-    head_weight_maps={
-        **rnn_lm.HEAD_WEIGHT_MAPS,
-        "classify": _text_head_maps("classify"),
-        "choice": _text_head_maps("choice"),
-    },
+    head_weight_maps=rnn_lm.HEAD_WEIGHT_MAPS | {name: _text_head_maps(name) for name in ("classify", "choice")},
     departures=(
         "The vocabulary has subwords instead of words.",
         "Token embeddings and head layers are drawn from a normal distribution with the standard deviation of the "

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,11 +68,10 @@ def stream_tokens(
         return
     max_len = max(map(len, prompts)) + max(token_limits)
     session = start_session(model, prompts, sources, len(prompts), max_len, use_cache)
-    device = session.scores.device
     key_ids = [(*(sources[i] if sources else ()), -1, *ids) for i, ids in enumerate(prompts)]
     keys = [_sample_key(sampling.seed, *each) for each in zip(key_ids, sample_indices or [0] * len(prompts))]
-    sampler = _TokenSampler(sampling, prompts, keys, session.scores.shape[-1], device)
-    suppressed = torch.tensor(list(suppress_tokens), dtype=torch.int64, device=device)
+    sampler = _TokenSampler(sampling, prompts, keys, session.scores)
+    suppressed = torch.tensor(list(suppress_tokens), dtype=torch.int64, device=session.scores.device)
     active: list[int | None] = list(range(len(prompts)))  # the sequence of each row; None if it has ended
     for step in range(max(token_limits)):
         scores = session.scores
@@ -103,17 +102,13 @@ def generate_tokens(
     sampling: SamplingConfig = GREEDY,
     sources: Sequence[TokenIds] | None = None,
     eos_token_ids: Collection[int] = (),
-    suppress_tokens: Collection[int] = (),
-    sample_indices: Sequence[int] | None = None,
-    use_cache: bool = True,
+    **options: Any,
 ) -> list[Hypothesis]:
-    """Return the whole sequences that `stream_tokens` yields token by token."""
+    """Return the whole sequences that `stream_tokens`, which takes the same arguments, yields token by token."""
     tokens: list[list[int]] = [[] for _ in prompts]
     scores = [0.0] * len(prompts)
     is_finished = [False] * len(prompts)
-    for step in stream_tokens(
-        model, prompts, max_new_tokens, sampling, sources, eos_token_ids, suppress_tokens, sample_indices, use_cache
-    ):
+    for step in stream_tokens(model, prompts, max_new_tokens, sampling, sources, eos_token_ids, **options):
         for n, token, score in step:
             scores[n] += score
             is_finished[n] = token in eos_token_ids
@@ -125,20 +120,15 @@ class _TokenSampler:
     """Chooses the tokens of a step; for a repetition penalty it keeps the tokens that each sequence contains."""
 
     def __init__(
-        self,
-        sampling: SamplingConfig,
-        prompts: Sequence[TokenIds],
-        keys: Sequence[np.uint64],
-        vocab_size: int,
-        device: torch.device,
+        self, sampling: SamplingConfig, prompts: Sequence[TokenIds], keys: Sequence[np.uint64], scores: Tensor
     ):
         self.sampling = sampling
         self.keys = np.array([*keys, 0], dtype=np.uint64)  # the last: of sequences that have ended
         self.seen_tokens: Tensor | None = None  # bool [sequences + 1, vocabulary]
         if sampling.repetition_penalty != 1:
-            self.seen_tokens = torch.zeros(len(self.keys), vocab_size, dtype=torch.bool, device=device)
+            self.seen_tokens = scores.new_zeros(len(self.keys), scores.shape[-1], dtype=torch.bool)
             for row, ids in enumerate(prompts):
-                self.seen_tokens[row, torch.tensor(list(ids), dtype=torch.int64, device=device)] = True
+                self.seen_tokens[row, torch.tensor(list(ids), dtype=torch.int64, device=scores.device)] = True
 
     def __call__(self, scores: Tensor, active: Sequence[int | None], step: int) -> Tensor:
         sampling, seen_tokens = self.sampling, self.seen_tokens

@@ -73,18 +73,12 @@ class TextGenerator:
         eos_ids = _first_id(special.eos, special.sep)
         start_ids = _first_id(getattr(special, start_name), *eos_ids)
         suppressed = target_tokenizer.all_special_ids - set(eos_ids) - set(target_tokenizer.sentinel_ids)
-        return cls(
-            folder.path,
-            model,
-            tokenizer,
-            target_tokenizer,
-            lambda text: [*start_ids, *tokenizer.encode(text)],
-            frozenset(eos_ids),
-            frozenset(suppressed),
-            start_ids,
-            _first_id(source_special.eos, source_special.sep),
-            is_seq2seq(model),
-        )
+        ids = frozenset(eos_ids), frozenset(suppressed), start_ids, _first_id(source_special.eos, source_special.sep)
+
+        def encode_prompt(text: str) -> list[int]:
+            return [*start_ids, *tokenizer.encode(text)]
+
+        return cls(folder.path, model, tokenizer, target_tokenizer, encode_prompt, *ids, is_seq2seq(model))
 
     def encode_source(self, text: str) -> list[int]:
         """Encode a source with its end token."""
@@ -138,21 +132,15 @@ class TextGenerator:
     def _search_batch(
         self, prompt_ids: list[list[int]], sources: list[list[int]] | None, config: GenerationConfig, limits: list[int]
     ) -> list[BeamResult]:
-        n, special = config.num_return_sequences, (self.eos_token_ids, self.suppress_tokens)
+        n = config.num_return_sequences
         if config.num_beams:
-            beam_options = config.num_beams, config.length_penalty, n
-            return beam_search(
-                self.model, prompt_ids, limits, *beam_options, sources, *special, patience=config.patience
-            )
+            beam_options = config.num_beams, config.length_penalty, n, sources, self.eos_token_ids, self.suppress_tokens
+            return beam_search(self.model, prompt_ids, limits, *beam_options, patience=config.patience)
         sources = None if sources is None else [ids for ids in sources for _ in range(n)]
+        prompts, limits = [ids for ids in prompt_ids for _ in range(n)], [limit for limit in limits for _ in range(n)]
+        options = {"suppress_tokens": self.suppress_tokens, "sample_indices": list(range(n)) * len(prompt_ids)}
         hypotheses = generate_tokens(
-            self.model,
-            [ids for ids in prompt_ids for _ in range(n)],
-            [limit for limit in limits for _ in range(n)],
-            config.sampling,
-            sources,
-            *special,
-            sample_indices=list(range(n)) * len(prompt_ids),
+            self.model, prompts, limits, config.sampling, sources, self.eos_token_ids, **options
         )
         return [BeamResult(hypotheses[i : i + n], []) for i in range(0, len(hypotheses), n)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import ModelError, UnsupportedError, suggest
+from polyseme.errors import ModelError, require_package, suggest
 from polyseme.families import FAMILIES
 from polyseme.io.atomic import atomic_directory
 from polyseme.io.json import read_json, write_json
@@ -78,7 +78,7 @@ def write_elmo(folder: Path | str, model: Model) -> None:
     trunk_config = model.config.trunk
     if not isinstance(trunk_config, RecurrentTrunkConfig) or not isinstance(trunk_config.embeddings, CharCNNConfig):
         raise ModelError(f"the model is {model.config.family}; only ELMo can be saved with {OPTIONS_FILE}")
-    h5py = _import_h5py()
+    h5py = require_package("h5py", "ELMo's published format", "'polyseme[elmo]'")
     state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
     with atomic_directory(Path(folder)) as temporary:
         write_json(temporary / OPTIONS_FILE, _build_options(model.config))
@@ -170,7 +170,7 @@ def _build_options(config: ModelConfig) -> dict[str, Any]:
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Return all datasets of an HDF5 file by full name."""
-    h5py = _import_h5py()
+    h5py = require_package("h5py", "ELMo's published format", "'polyseme[elmo]'")
     tensors: dict[str, np.ndarray] = {}
 
     def visit(name: str, node: Any) -> None:
@@ -183,11 +183,3 @@ def _read_tensors(path: Path) -> dict[str, np.ndarray]:
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} is not a valid HDF5 file ({str(error).splitlines()[0][:80]})") from None
     return tensors
-
-
-def _import_h5py() -> Any:
-    try:
-        import h5py
-    except ImportError:
-        raise UnsupportedError("ELMo's published format needs h5py: pip install 'polyseme[elmo]'") from None
-    return h5py
