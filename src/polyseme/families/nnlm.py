@@ -47,10 +47,7 @@ NNLM = Family(
     tokenizer="bpe",
     objective="causal LM",
     trunk_config=trunk_config,
-    sizes={
-        "tiny": {"dim": 64, "hidden_dim": 128, "window": 5},
-        "ap": {"dim": 100, "hidden_dim": 60, "window": 5},
-    },
+    sizes={"tiny": {"dim": 64, "hidden_dim": 128, "window": 5}, "ap": {"dim": 100, "hidden_dim": 60, "window": 5}},
     pretraining_heads=pretraining_heads,
     task_head=linear_task_head("dropout"),
     hf_config=hf.ConfigTable("nnlm", trunk_config, HF_ROWS, {"dim": "embeddings.dim", "dropout": "dropout"}),

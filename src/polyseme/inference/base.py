@@ -8,14 +8,7 @@ from typing import Any, Literal, overload
 
 from polyseme.errors import UnsupportedError
 from polyseme.generation.config import GenerationConfig
-from polyseme.generation.text import (
-    GeneratedText,
-    Split,
-    TextGenerator,
-    generate_texts,
-    stream_text,
-    translate_texts,
-)
+from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.inference.scoring import format_prompt
 from polyseme.text.tokenizer import Tokenizer
