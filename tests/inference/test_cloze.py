@@ -8,7 +8,7 @@ import torch
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.inference.cloze import candidate_spans, mask_span
+from polyseme.inference.scoring import candidate_spans, mask_span
 
 transformers = pytest.importorskip("transformers")
 QUESTIONS = [

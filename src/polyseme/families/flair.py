@@ -4,11 +4,7 @@ from typing import Literal
 
 from polyseme.families import hf, rnn_lm
 from polyseme.families.family import HEAD_POOLING, Family
-from polyseme.families.rnn_lm import POOLING, UNLIMITED_LEN
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
 
@@ -17,22 +13,13 @@ def trunk_config(
     dim: int = 2048,
     char_dim: int = 100,
     vocab_size: int = 275,
-    max_len: int = UNLIMITED_LEN,
+    max_len: int = rnn_lm.UNLIMITED_LEN,
     dropout: float = 0.25,
     direction: Literal["forward", "backward", "both"] = "both",
 ) -> RecurrentTrunkConfig:
     """LSTMs of `dim` units over character embeddings (§3), which the stacks of both directions share."""
-    return RecurrentTrunkConfig(
-        EmbeddingsConfig(vocab_size, char_dim, max_len, position_embedding_type="none"),
-        hidden_dims=(dim,) * num_layers,
-        direction=direction,
-        input_dropout=dropout,
-        dropout=dropout,
-        output_dropout=dropout,
-        forget_bias=1.0,
-        pooler=PoolerConfig(POOLING[direction]),
-        init=InitConfig(0.05, token_std=0.2),
-    )
+    config = rnn_lm.trunk_config(num_layers, dim, 0, vocab_size, max_len, dropout, direction=direction)
+    return config.replace(embeddings=config.embeddings.replace(dim=char_dim))
 
 
 def pretraining_heads(config: RecurrentTrunkConfig) -> dict[str, HeadConfig]:

@@ -11,8 +11,8 @@ import torch
 from polyseme.errors import ConfigError
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
-from polyseme.train.cuda_graph import can_capture
 from polyseme.train.loop import StepReport, TrainState, setup_device, train
+from polyseme.train.step import can_capture
 
 if TYPE_CHECKING:
     from polyseme.finetuning.config import FinetuneConfig

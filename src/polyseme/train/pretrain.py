@@ -31,11 +31,11 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.budget import Deadline, plan_steps
 from polyseme.train.checkpoint import Checkpoint, average_checkpoints, load_checkpoint, save_checkpoint
-from polyseme.train.cuda_graph import can_capture
 from polyseme.train.loop import StepReport, TrainState, count_parameters, count_training_flops, setup_device, train
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
 from polyseme.train.recipe import Recipe
 from polyseme.train.run_folder import RunLogger, open_run, update_run_record
+from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
 from polyseme.weights.folder import check_tokenizer_compatible, save_model
 

@@ -17,7 +17,7 @@ from polyseme.nn.layers.embeddings import SparseRowGrad
 from polyseme.nn.model import SparseBatch
 from polyseme.objectives.batch import SparseUpdateBatch
 from polyseme.train import distributed
-from polyseme.train.cuda_graph import CudaGraphed
+from polyseme.train.step import CudaGraphed
 
 if TYPE_CHECKING:
     from polyseme.train.loop import TrainState
