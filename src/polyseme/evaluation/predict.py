@@ -20,5 +20,5 @@ def evaluate(
     """Return the metrics of the folder's task on labeled examples; a label that was not trained on is an error."""
     task = task or load_task(folder.metadata, folder.model.config)
     require_gold(examples)
-    predictions = predict(folder, examples, task, max_len, truncate, use_labels=True)
+    predictions = predict(folder, examples, task, max_len=max_len, truncate=truncate, use_labels=True)
     return task.metrics(examples, predictions, extra_metrics)

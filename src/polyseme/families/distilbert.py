@@ -47,13 +47,6 @@ HF_ROWS = (
 )
 
 
-def _dense_head_maps(head: str) -> tuple[hf.WeightMap, ...]:
-    return (
-        *hf.weight_and_bias(f"heads.{head}.dense", "pre_classifier"),
-        *hf.weight_and_bias(f"heads.{head}.linear", "classifier"),
-    )
-
-
 DISTILBERT = Family(
     name="distilbert",
     paper="Sanh et al. 2019, DistilBERT, a distilled version of BERT",
@@ -83,8 +76,7 @@ DISTILBERT = Family(
     ),
     head_weight_maps={
         "masked": bert.masked_head_maps("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
-        "classify": _dense_head_maps("classify"),
-        "choice": _dense_head_maps("choice"),
+        **hf.dense_head_maps("pre_classifier", "classifier", "classify", "choice"),
         **hf.linear_head_maps(tag="classifier", span="qa_outputs"),
     },
     tied_weights={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},

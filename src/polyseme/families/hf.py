@@ -177,6 +177,14 @@ def layer_maps(
     return tuple(maps)
 
 
+def dense_head_maps(dense: str, linear: str, *heads: str) -> dict[str, tuple[WeightMap, ...]]:
+    """Return weight maps of heads with a dense and a linear layer, which share their published names."""
+    return {
+        head: (*weight_and_bias(f"heads.{head}.dense", dense), *weight_and_bias(f"heads.{head}.linear", linear))
+        for head in heads
+    }
+
+
 def linear_head_maps(**published: str) -> dict[str, tuple[WeightMap, ...]]:
     """Return weight maps of heads with one linear layer."""
     return {head: weight_and_bias(f"heads.{head}.linear", layer) for head, layer in published.items()}

@@ -79,10 +79,7 @@ ROBERTA = replace(
     weight_maps=bert.trunk_maps("roberta"),
     head_weight_maps={
         "masked": bert.masked_head_maps("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
-        "classify": (
-            *hf.weight_and_bias("heads.classify.dense", "classifier.dense"),
-            *hf.weight_and_bias("heads.classify.linear", "classifier.out_proj"),
-        ),
+        **hf.dense_head_maps("classifier.dense", "classifier.out_proj", "classify"),
         **hf.linear_head_maps(tag="classifier", span="qa_outputs", choice="classifier"),
     },
     tied_weights={

@@ -81,13 +81,6 @@ def _attention(weight_name: str, *published: str, op: hf.Op = "same") -> hf.Weig
     return hf.WeightMap(f"trunk.blocks.{{}}.attention.{weight_name}", names, op)
 
 
-def _summary_maps(head: str) -> tuple[hf.WeightMap, ...]:
-    return (
-        *hf.weight_and_bias(f"heads.{head}.dense", "sequence_summary.summary"),
-        *hf.weight_and_bias(f"heads.{head}.linear", "logits_proj"),
-    )
-
-
 XLNET = Family(
     name="xlnet",
     paper="Yang et al. 2019, XLNet: Generalized Autoregressive Pretraining for Language Understanding",
@@ -127,8 +120,7 @@ XLNET = Family(
     ),
     head_weight_maps={
         "masked": (hf.WeightMap("heads.masked.bias", ("lm_loss.bias",)),),
-        "classify": _summary_maps("classify"),
-        "choice": _summary_maps("choice"),
+        **hf.dense_head_maps("sequence_summary.summary", "logits_proj", "classify", "choice"),
         **hf.linear_head_maps(tag="classifier", span="qa_outputs"),
     },
     tied_weights={"lm_loss.weight": "transformer.word_embedding.weight"},

@@ -26,21 +26,13 @@ MAX_BATCH_TOKENS = 16384
 LATENCY_SAMPLES = 8  # number of examples that are predicted one by one
 
 
-def predict(
-    folder: ModelFolder,
-    examples: Sequence[Any],
-    task: TaskConfig | None = None,
-    max_len: int | None = None,
-    truncate: bool | None = None,
-    use_labels: bool = False,
-) -> list[Any]:
+def predict(folder: ModelFolder, examples: Sequence[Any], task: TaskConfig | None = None, **options: Any) -> list[Any]:
     """Return one prediction for each example, by the folder's task unless another is passed.
 
-    `max_len` and `truncate` are those of fine-tuning unless they are set.
+    Options are those of `encode_examples`.
     """
     task = task or load_task(folder.metadata, folder.model.config)
-    encoded = encode_examples(folder, task, examples, max_len, truncate, use_labels)
-    return predict_encoded(folder.model, task, examples, encoded)
+    return predict_encoded(folder.model, task, examples, encode_examples(folder, task, examples, **options))
 
 
 def encode_examples(
@@ -51,7 +43,10 @@ def encode_examples(
     truncate: bool | None = None,
     use_labels: bool = False,
 ) -> Iterator[EncodedExample]:
-    """Encode examples for the model of a folder, with the settings of its fine-tuning; log how many are truncated."""
+    """Encode examples for the model of a folder; log how many are truncated.
+
+    `max_len` and `truncate` are those of fine-tuning unless they are set.
+    """
     settings = folder.metadata.get("settings", {})
     limit = folder.model.config.trunk.embeddings.max_len
     max_len = max_len or settings.get("max_len") or limit

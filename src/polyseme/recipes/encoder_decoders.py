@@ -6,6 +6,8 @@ from polyseme.recipes.base import define, define_tiny
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
 
+ADAM = OptimizerConfig(beta2=0.98, weight_decay=0.0)
+
 
 def seq2seq_multi30k() -> Recipe:
     """One LSTM layer of 512 on each side for the 29,000 caption pairs of Multi30k, with ten checkpoints averaged.
@@ -14,16 +16,14 @@ def seq2seq_multi30k() -> Recipe:
     additive, `model.context_order` inside_recurrence or after_recurrence.
     """
     model = {"num_layers": 1, "dim": 512, "dropout": 0.5}
-    optimizer = OptimizerConfig(lr=2e-3, beta2=0.98, weight_decay=0.0)
-    schedule = ScheduleConfig("inverse_sqrt", warmup=400)
+    optimizer, schedule = ADAM.replace(lr=2e-3), ScheduleConfig("inverse_sqrt", warmup=400)
     recipe = define("seq2seq-multi30k", Translation(), optimizer, schedule, batch_tokens=4096, steps=4000, max_len=128)
     return recipe.replace(size="", model=model, eval_every=400, save_every=200, num_averaged=10, log_every=50)
 
 
 def seq2seq_tiny() -> Recipe:
     """LSTMs of 128 units, for experiments: two minutes on a CPU."""
-    optimizer = OptimizerConfig(lr=5e-3, beta2=0.98, weight_decay=0.0)
-    schedule = ScheduleConfig("inverse_sqrt", warmup=100)
+    optimizer, schedule = ADAM.replace(lr=5e-3), ScheduleConfig("inverse_sqrt", warmup=100)
     recipe = define_tiny("seq2seq", Translation(), optimizer, schedule, batch_tokens=1024, steps=600, max_len=128)
     return recipe.replace(eval_every=300, save_every=100, num_averaged=5)
 
@@ -44,20 +44,15 @@ def transformer_multi30k() -> Recipe:
 
     Sizes and learning rate are those that Wu et al. 2021 (Good for Misconceived Reasons, §4) found best for text only.
     """
-    return seq2seq_multi30k().replace(
-        name="transformer-multi30k",
-        family="transformer",
-        model={"num_layers": 4, "dim": 128, "num_heads": 4, "ffn_dim": 256, "max_len": 256, "dropout": 0.3},
-        budget=BudgetConfig(steps=8000),
-        optimizer=OptimizerConfig(lr=5e-3, beta2=0.98, weight_decay=0.0),
-        schedule=ScheduleConfig("inverse_sqrt", warmup=2000),
-    )
+    model = {"num_layers": 4, "dim": 128, "num_heads": 4, "ffn_dim": 256, "max_len": 256, "dropout": 0.3}
+    optimizer, schedule = ADAM.replace(lr=5e-3), ScheduleConfig("inverse_sqrt", warmup=2000)
+    recipe = seq2seq_multi30k().replace(name="transformer-multi30k", family="transformer", model=model)
+    return recipe.replace(budget=BudgetConfig(steps=8000), optimizer=optimizer, schedule=schedule)
 
 
 def transformer_tiny() -> Recipe:
     """A Transformer with 2 layers of 128, for experiments: minutes on a CPU."""
-    optimizer = OptimizerConfig(lr=2e-3, beta2=0.98, weight_decay=0.0)
-    schedule = ScheduleConfig("inverse_sqrt", warmup=200)
+    optimizer, schedule = ADAM.replace(lr=2e-3), ScheduleConfig("inverse_sqrt", warmup=200)
     recipe = define_tiny("transformer", Translation(), optimizer, schedule, batch_tokens=2048, steps=1000, max_len=128)
     return recipe.replace(save_every=100, num_averaged=5)
 
@@ -68,8 +63,7 @@ def t5_base() -> Recipe:
     Raffel et al. 2020, §3.1.2: inverse square root schedule after 10,000 steps; §3.7: 15 % of the tokens, in spans of
     3 on average. The paper uses AdaFactor with a constant learning rate before that; here AdamW with warm-up.
     """
-    optimizer = OptimizerConfig(lr=1e-3, beta2=0.98, weight_decay=0.0)
-    schedule = ScheduleConfig("inverse_sqrt", warmup=10_000)
+    optimizer, schedule = ADAM.replace(lr=1e-3), ScheduleConfig("inverse_sqrt", warmup=10_000)
     recipe = define("t5-base", SpanCorruption(), optimizer, schedule, batch_tokens=65536, steps=524_288, max_len=512)
     return recipe.replace(micro_batch_tokens=32768)
 
@@ -91,9 +85,6 @@ def t5_v11() -> Recipe:
 
 def t5_tiny() -> Recipe:
     """T5 with 2 layers of 128, for experiments: minutes on a CPU."""
-    model = {"dropout": 0.0}
-    optimizer = OptimizerConfig(lr=3e-3, beta2=0.98, weight_decay=0.0)
-    schedule = ScheduleConfig("inverse_sqrt", warmup=100)
-    return define_tiny(
-        "t5", SpanCorruption(), optimizer, schedule, batch_tokens=4096, steps=1000, max_len=128, model=model
-    )
+    optimizer, schedule = ADAM.replace(lr=3e-3), ScheduleConfig("inverse_sqrt", warmup=100)
+    recipe = define_tiny("t5", SpanCorruption(), optimizer, schedule, batch_tokens=4096, steps=1000, max_len=128)
+    return recipe.replace(model={"dropout": 0.0})

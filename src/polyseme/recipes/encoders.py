@@ -92,13 +92,8 @@ def roberta_base() -> Recipe:
 
 def roberta_large() -> Recipe:
     """RoBERTa-large as in the paper: like base, with learning rate 4e-4 and 30,000 warm-up steps."""
-    return roberta_base().replace(
-        name="roberta-large",
-        size="large",
-        micro_batch_tokens=16384,
-        optimizer=OptimizerConfig(lr=4e-4, beta2=0.98, max_grad_norm=0.0),
-        schedule=ScheduleConfig("linear", warmup=30_000),
-    )
+    recipe = roberta_base().replace(name="roberta-large", size="large", micro_batch_tokens=16384)
+    return recipe.replace(optimizer=recipe.optimizer.replace(lr=4e-4), schedule=recipe.schedule.replace(warmup=30_000))
 
 
 def roberta_tiny() -> Recipe:
@@ -179,13 +174,9 @@ def spanbert_large() -> Recipe:
     Joshi et al. 2020, §4.2: AdamW with learning rate 1e-4, ε 1e-8 and weight decay 0.1, 10,000 warm-up steps, linear
     decay, dropout 0.1; single sequences of up to 512 tokens, dynamic masking.
     """
-    return bert_large().replace(
-        name="spanbert-large",
-        family="spanbert",
-        objective=SpanMaskedLM(),
-        budget=BudgetConfig(steps=2_400_000),
-        optimizer=OptimizerConfig(lr=1e-4, eps=1e-8, weight_decay=0.1),
-    )
+    recipe = bert_large().replace(name="spanbert-large", family="spanbert", objective=SpanMaskedLM())
+    optimizer = OptimizerConfig(lr=1e-4, eps=1e-8, weight_decay=0.1)
+    return recipe.replace(budget=BudgetConfig(steps=2_400_000), optimizer=optimizer)
 
 
 def spanbert_base() -> Recipe:

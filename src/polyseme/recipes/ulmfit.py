@@ -1,7 +1,7 @@
 """Training recipes of AWD-LSTM, of ULMFiT's general language model, and of its second stage on target-task text."""
 
 from polyseme.objectives.streaming_lm import StreamingCausalLM
-from polyseme.recipes.base import define
+from polyseme.recipes.base import define, define_tiny
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
 
@@ -42,37 +42,23 @@ def paper() -> Recipe:
     Howard and Ruder 2018, §4.1: segments of 70 tokens, Adam with learning rate 4e-3, β₁ 0.7 and β₂ 0.99. The paper
     specifies no more for its 103 M words; here 256 parallel streams, half of the dropout, slanted triangular schedule.
     """
-    model = {"dropout": 0.5}
     schedule = ScheduleConfig("slanted", 0.1)
     recipe = define("ulmfit-paper", STREAMING_LM, ADAM, schedule, batch_tokens=17920, steps=30_000, every=1000)
-    return recipe.replace(max_len=70, model=model, log_every=50)
+    return recipe.replace(max_len=70, model={"dropout": 0.5}, log_every=50)
 
 
 def tiny() -> Recipe:
     """ULMFiT's language model with 2 layers and embeddings of 64, for experiments: minutes on a CPU."""
-    return paper().replace(
-        name="ulmfit-tiny",
-        size="tiny",
-        model={"dropout": 0.2},
-        max_len=32,
-        batch_tokens=1024,
-        micro_batch_tokens=1024,
-        budget=BudgetConfig(steps=900),
-        optimizer=ADAM.replace(max_grad_norm=1.0),
-        eval_every=300,
-        save_every=300,
-        log_every=10,
-    )
+    optimizer, schedule = ADAM.replace(max_grad_norm=1.0), ScheduleConfig("slanted", 0.1)
+    recipe = define_tiny("ulmfit", STREAMING_LM, optimizer, schedule, batch_tokens=1024, steps=900, every=300)
+    return recipe.replace(max_len=32, model={"dropout": 0.2})
 
 
 def to_backward(recipe: Recipe) -> Recipe:
     """Return the same recipe for a backward language model."""
     assert isinstance(recipe.objective, StreamingCausalLM)
-    return recipe.replace(
-        name=f"{recipe.name}-backward",
-        model={**recipe.model, "direction": "backward"},
-        objective=recipe.objective.replace(direction="backward"),
-    )
+    model, objective = recipe.model | {"direction": "backward"}, recipe.objective.replace(direction="backward")
+    return recipe.replace(name=f"{recipe.name}-backward", model=model, objective=objective)
 
 
 def build_target_recipe(
@@ -86,15 +72,8 @@ def build_target_recipe(
     num_streams = max(min(num_streams, tokens // (20 * general.max_len)), 1)
     batch_tokens = num_streams * general.max_len
     steps = max(int(epochs * tokens / (0.975 * batch_tokens)), 10)
-    return general.replace(
-        name=general.name.replace("ulmfit", "ulmfit-target"),
-        batch_tokens=batch_tokens,
-        micro_batch_tokens=batch_tokens,
-        budget=BudgetConfig(steps=steps),
-        optimizer=ADAM.replace(lr=lr, layer_decay=1 / 2.6),
-        schedule=ScheduleConfig("slanted", 0.1),
-        valid_fraction=0.1,
-        eval_every=steps,
-        save_every=steps,
-        log_every=max(steps // 100, 1),
-    )
+    name, optimizer = general.name.replace("ulmfit", "ulmfit-target"), ADAM.replace(lr=lr, layer_decay=1 / 2.6)
+    recipe = general.replace(name=name, optimizer=optimizer, schedule=ScheduleConfig("slanted", 0.1))
+    recipe = recipe.replace(batch_tokens=batch_tokens, micro_batch_tokens=batch_tokens, valid_fraction=0.1)
+    intervals = {"eval_every": steps, "save_every": steps, "log_every": max(steps // 100, 1)}
+    return recipe.replace(budget=BudgetConfig(steps=steps), **intervals)

@@ -50,16 +50,10 @@ def glove_tiny() -> Recipe:
 
     AdaGrad with learning rate 0.05 (Pennington et al. 2014, §4.2); the token budget counts co-occurrence cells.
     """
-    return word2vec_tiny().replace(
-        name="glove-tiny",
-        family="glove",
-        objective=GloVe(),
-        batch_tokens=65536,
-        micro_batch_tokens=65536,
-        budget=BudgetConfig(tokens=100_000_000),
-        optimizer=OptimizerConfig(name="sparse_adagrad", lr=0.05, words_per_update=4096),
-        schedule=ScheduleConfig("constant", warmup=1),
-    )
+    optimizer = OptimizerConfig(name="sparse_adagrad", lr=0.05, words_per_update=4096)
+    schedule = ScheduleConfig("constant", warmup=1)
+    recipe = define("glove-tiny", GloVe(), optimizer, schedule, batch_tokens=65536, tokens=100_000_000, every=2000)
+    return recipe.replace(max_len=256, valid_fraction=0.001, log_every=20, precision="float32")
 
 
 def glove() -> Recipe:
