@@ -119,5 +119,5 @@ def test_training_unigram_without_sentencepiece_raises(monkeypatch: pytest.Monke
     from polyseme.errors import PolysemeError
 
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(PolysemeError, match=r"needs sentencepiece: install polyseme\[unigram\]"):
+    with pytest.raises(PolysemeError, match=r"needs sentencepiece: pip install 'polyseme\[unigram\]'"):
         Tokenizer.train("unigram", iter(TEXTS), 600)

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_table, read_texts
-from polyseme.errors import ConfigError, UnsupportedError
+from polyseme.errors import ConfigError, require_package
 
 DISTANCES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -42,10 +42,7 @@ def gradients(
 
     if out.suffix != ".svg":
         raise ConfigError(f"--out {out} does not end in .svg")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UnsupportedError('a plot needs matplotlib: pip install "polyseme[report]"') from None
+    require_package("matplotlib", "a plot", "'polyseme[report]'")
     texts = read_texts(data)
     curves = {}
     for folder in models:

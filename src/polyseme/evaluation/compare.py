@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.errors import DataError, UnsupportedError
+from polyseme.errors import DataError, UnsupportedError, require_package
 from polyseme.io.json import read_json
 from polyseme.tasks import task_from_json
 from polyseme.tasks.base import TaskConfig
@@ -166,13 +166,9 @@ def format_score(run: FinetuneRun) -> str:
 
 def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
     """Plot bars by task, one for each model, with the standard deviation over seeds as error bars."""
-    try:
-        import matplotlib
+    require_package("matplotlib", "a plot", "'polyseme[report]'").use("Agg")
+    import matplotlib.pyplot as plt
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise UnsupportedError("matplotlib is needed for a picture: pip install 'polyseme[report]'") from None
     from polyseme.io.atomic import atomic_write
 
     models, tasks, runs_by_cell = pivot_runs(runs)

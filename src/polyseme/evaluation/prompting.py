@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.json import parse_json_object, read_json
 from polyseme.tasks.metrics.standard import normalize_answer, word_f1
 from polyseme.tasks.readers.rows import read_lines
@@ -155,8 +155,5 @@ class UnicodeTokenizer:
 
 @cache
 def _rouge_scorer() -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise UnsupportedError("ROUGE needs the package rouge-score: pip install 'polyseme[tasks]'") from None
-    return RougeScorer(["rougeL"], tokenizer=UnicodeTokenizer())
+    rouge_scorer = require_package("rouge_score.rouge_scorer", "ROUGE", "'polyseme[tasks]'")
+    return rouge_scorer.RougeScorer(["rougeL"], tokenizer=UnicodeTokenizer())

@@ -16,8 +16,10 @@ from polyseme.nn.trunks.base import TrunkConfig
 
 # Task heads and the states they use: sequence label, token labels, start and end of an answer, score of a choice.
 HEAD_POOLING: dict[str, Literal["tokens", "pooled"]] = {
-    **{"classify": "pooled", "tag": "tokens"},
-    **{"span": "tokens", "choice": "pooled"},
+    "classify": "pooled",
+    "tag": "tokens",
+    "span": "tokens",
+    "choice": "pooled",
 }
 FIXED_LABELS: dict[str, tuple[str, ...]] = {"span": ("start", "end"), "choice": ("score",)}
 

@@ -70,10 +70,10 @@ class TextGenerator:
             raise UnsupportedError(f"{folder.path} cannot generate text: {problem}")
         special, source_special = target_tokenizer.special_token_ids, tokenizer.special_token_ids
         start_name = FAMILIES[model.config.family].decoder_start_token if is_seq2seq(model) else "bos"
-        eos_ids = _first_id(special.eos, special.sep)
-        start_ids = _first_id(getattr(special, start_name), *eos_ids)
+        eos_ids = first_id(special.eos, special.sep)
+        start_ids = first_id(getattr(special, start_name), *eos_ids)
         suppressed = target_tokenizer.all_special_ids - set(eos_ids) - set(target_tokenizer.sentinel_ids)
-        ids = frozenset(eos_ids), frozenset(suppressed), start_ids, _first_id(source_special.eos, source_special.sep)
+        ids = frozenset(eos_ids), frozenset(suppressed), start_ids, first_id(source_special.eos, source_special.sep)
 
         def encode_prompt(text: str) -> list[int]:
             return [*start_ids, *tokenizer.encode(text)]
@@ -149,7 +149,7 @@ class TextGenerator:
         return decode_continuation(self.target_tokenizer, [] if self.is_seq2seq else prompt_ids, token_ids)
 
 
-def _first_id(*ids: int | None) -> tuple[int, ...]:
+def first_id(*ids: int | None) -> tuple[int, ...]:
     """Return the first id that is not None, if any."""
     return tuple(token_id for token_id in ids if token_id is not None)[:1]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import DataError
+from polyseme.generation.text import first_id
 from polyseme.inference.results import TextScore
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.inputs import Inputs
@@ -114,14 +115,12 @@ class PackedModel:
     @property
     def bos_ids(self) -> list[int]:
         """The token before a text for a causal model; GPT (2018) has none, so its first token is not predicted."""
-        special_ids = self.tokenizer.special_token_ids
-        return [token_id for token_id in (special_ids.bos, special_ids.eos) if token_id is not None][:1]
+        return list(first_id(self.tokenizer.special_token_ids.bos, self.tokenizer.special_token_ids.eos))
 
     @property
     def eos_ids(self) -> list[int]:
         """The token after a text for a model that reads backward."""
-        special_ids = self.tokenizer.special_token_ids
-        return [token_id for token_id in (special_ids.eos, special_ids.bos) if token_id is not None][:1]
+        return list(first_id(self.tokenizer.special_token_ids.eos, self.tokenizer.special_token_ids.bos))
 
     def check_length(self, length: int, text: str) -> None:
         """Raise `DataError` if a text has more tokens than the model reads."""

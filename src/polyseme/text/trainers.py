@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from polyseme.errors import ConfigError, DataError, UnsupportedError
+from polyseme.errors import ConfigError, DataError, require_package
 from polyseme.text import pipelines
 from polyseme.text.pipelines import ALBERT_SPECIALS, BERT_SPECIALS, ROBERTA_SPECIALS, T5_SPECIALS, WORD_SPECIALS
 from polyseme.text.sentencepiece_model import parse_model
@@ -132,11 +132,7 @@ def _train_unigram(word_counts: Mapping[str, int], lowercase: bool, config: Voca
     The trainer in `tokenizers` sums numbers in the order of a randomly seeded hash map, so its scores and the choice of
     pieces differ between runs.
     """
-    try:
-        import sentencepiece
-    except ImportError:
-        raise UnsupportedError("training a unigram vocabulary needs sentencepiece: install polyseme[unigram]") from None
-
+    sentencepiece = require_package("sentencepiece", "training a unigram vocabulary", "'polyseme[unigram]'")
     specials = T5_SPECIALS if config.num_sentinels else ALBERT_SPECIALS
     stripped = ((word.removeprefix(pipelines.METASPACE), count) for word, count in word_counts.items())
     stripped_counts = {word: count for word, count in stripped if word}
