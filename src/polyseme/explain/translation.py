@@ -11,11 +11,10 @@ import torch
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.generation.beam import BeamResult
 from polyseme.generation.config import GenerationConfig
+from polyseme.generation.session import pack_inputs
 from polyseme.generation.text import TextGenerator
 from polyseme.inference.neural_lm import NeuralLM
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.report.html import escape, html_page, html_table, note
 from polyseme.text.tokenizer import Tokenizer
 
@@ -46,13 +45,7 @@ def align(generator: TextGenerator, source_ids: Sequence[int], target_ids: Seque
     model = generator.model
     assert isinstance(model, Model)
     trunk: Any = model.trunk
-    device = next(model.parameters()).device
-
-    def pack(ids: Sequence[int]) -> tuple[torch.Tensor, PackedLayout]:
-        return torch.tensor(list(ids), device=device), PackedLayout.from_lengths([len(ids)], device=device)
-
-    source = EncoderInput(*pack(source_ids))
-    layers = trunk.cross_weights(Inputs(*pack([*generator.start_ids, *target_ids]), source=source))
+    layers = trunk.cross_weights(pack_inputs([[*generator.start_ids, *target_ids]], model, [source_ids]))
     maps = [sequences[0].float().cpu().numpy() for sequences in layers]
     eos_pieces = generator.target_tokenizer.convert_ids_to_tokens(sorted(generator.eos_token_ids))[:1]
     target_pieces = [*_display_pieces(generator.target_tokenizer, target_ids), *eos_pieces]

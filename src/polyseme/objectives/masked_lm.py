@@ -41,6 +41,9 @@ class MaskingConfig(Objective):
         check_probability("random_token_prob + keep_token_prob", self.random_token_prob + self.keep_token_prob)
         self.check_range(0, math.inf, "num_static_masks")
 
+    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
+        return _MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed)
+
     def mask_epoch(self, epoch: int) -> int:
         """Return the epoch that random draws depend on."""
         return epoch % self.num_static_masks if self.num_static_masks else epoch
@@ -63,9 +66,6 @@ class MaskedLM(MaskingConfig):
     terms: ClassVar[tuple[str, ...]] = ("masked",)
     cross_documents: bool = False
 
-    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
-        return _MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed, self.cross_documents)
-
 
 @dataclass(frozen=True)
 class SpanMaskedLM(MaskingConfig):
@@ -83,9 +83,6 @@ class SpanMaskedLM(MaskingConfig):
         super().__post_init__()
         if self.mask_unit not in ("ngram", "span"):
             raise ConfigError(f"mask_unit is {self.mask_unit!r}, expected 'ngram' or 'span', which never touch")
-
-    def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
-        return _MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed)
 
     def build_labels(self, masked: Labels) -> dict[str, Labels]:
         boundaries = span_boundaries(masked[0])
@@ -145,15 +142,8 @@ class MaskingBatchBuilder(BatchBuilder):
 class _MaskedLMBatchBuilder(MaskingBatchBuilder):
     """Builder of masked sequences of sentences."""
 
-    def __init__(
-        self,
-        config: MaskingConfig,
-        corpus: Corpus,
-        special_ids: SpecialIds,
-        max_len: int,
-        seed: int,
-        cross_documents: bool = False,
-    ):
+    def __init__(self, config: MaskingConfig, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int):
+        cross_documents = isinstance(config, MaskedLM) and config.cross_documents
         samples = build_samples(corpus, text_capacity(max_len, 2, 1), cross_documents=cross_documents)
         document_offsets = np.unique(np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)])
         self.document_starts = document_offsets[:-1]  # of those that are not empty

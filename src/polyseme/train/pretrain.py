@@ -249,21 +249,11 @@ def build_train_state(
         frozen_flops = sum(count_training_flops(frozen, batch) // 3 for frozen in loss.frozen_models)
         return count_training_flops(model, batch) + frozen_flops
 
-    return TrainState(
-        model,
-        recipe.optimizer.build(model, model.trunk.layer_groups()),
-        recipe.optimizer,
-        recipe.schedule,
-        total_steps=0,
-        device=device,
-        precision=precision,
-        seed=recipe.seed,
-        rank=rank,
-        loss_fn=loss_fn,
-        is_compiled=loss_fn is not loss.fn,
-        use_cuda_graphs=can_capture(model, recipe.objective.has_static_shapes, recipe.compile),
-        flops_fn=count_flops,
-    )
+    optimizer = recipe.optimizer.build(model, model.trunk.layer_groups())
+    state = TrainState(model, optimizer, recipe.optimizer, recipe.schedule, 0, device, precision, recipe.seed, rank)
+    state.loss_fn, state.is_compiled, state.flops_fn = loss_fn, loss_fn is not loss.fn, count_flops
+    state.use_cuda_graphs = can_capture(model, recipe.objective.has_static_shapes, recipe.compile)
+    return state
 
 
 @torch.no_grad()
