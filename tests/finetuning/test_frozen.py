@@ -42,6 +42,7 @@ from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
+from tests.support.cases import supported_args
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt"]
 SMALL = FeatureNetworkSettings(lstm_dim=16, word_dim=8, dropout=0.0)
@@ -55,7 +56,8 @@ def folders(tmp_path_factory):
         tokenizer = Tokenizer.train(kind, iter([" ".join(WORDS), *WORDS] * 30), 300).with_cls_position(
             family.cls_position
         )
-        spec = family.model_config(num_layers=4, dim=32, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=24)
+        sizes = {"num_layers": 4, "dim": 32, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 24}
+        spec = family.model_config(**supported_args(family, **sizes))
         made[name] = tmp_path_factory.mktemp(name)
         save_model(made[name], spec.build(0), tokenizer)
     return made

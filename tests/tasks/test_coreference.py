@@ -26,6 +26,7 @@ from polyseme.tasks.readers.conll2012 import format_conll
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
+from tests.support.cases import supported_args
 from tests.support.commands import cli
 from tests.support.tasks import baseline_metrics
 
@@ -67,7 +68,9 @@ def folders(tmp_path_factory):
         )
         sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 40}
         free = {"dropout": 0.0, "attention_dropout": 0.0} if name != "elmo" else {}
-        spec = family.model_config(**sizes, **free, **({"init_std": 0.1} if name == "bert" else {}))
+        spec = family.model_config(
+            **supported_args(family, **sizes), **free, **({"init_std": 0.1} if name == "bert" else {})
+        )
         folders_by_family[name] = tmp_path_factory.mktemp(name)
         save_model(folders_by_family[name], spec.build(0), tokenizer)
     return folders_by_family
