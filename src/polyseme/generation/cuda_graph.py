@@ -44,7 +44,7 @@ class GraphedDecoder:
         return logits
 
     def fits(self, memory: Memory, num_rows: int, max_len: int, max_source_len: int) -> bool:
-        """Whether the buffers have room for so many rows, columns and sources."""
+        """Whether the buffers have room for this many rows, columns and sources."""
         source_shape = self.memory.cross_kv[0][0].shape[:2] if self.memory.cross_kv else (0, 0)
         return (
             num_rows <= len(self.memory.lengths)

@@ -131,7 +131,7 @@ class LanguageModel(ABC):
     def score_last_words(self, texts: Any) -> Any:
         """Score the last word of each text given its context: pairs of context and word (LAMBADA, Paperno et al. 2016).
 
-        A masked model fills one mask per token of the word, so it is told the number of tokens.
+        A masked model fills one mask per token of the word, so it knows the number of tokens.
 
         >>> model.score_last_words([("the cat sees the", "dog")])[0].score.num_tokens
         1

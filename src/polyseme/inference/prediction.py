@@ -117,7 +117,7 @@ def eval_mode(model: Model) -> Iterator[None]:
 
 
 def select_task(folder: ModelFolder, name: str = "", kinds: Iterable[type[TaskConfig]] = ()) -> ModelFolder:
-    """Return a folder of several tasks as if it had been fine-tuned for one of them; any other folder as it is."""
+    """Return a folder of several tasks as if it had been fine-tuned for one of them; any other folder unchanged."""
     tasks = folder.metadata.get("tasks")
     if not isinstance(tasks, dict):
         return folder

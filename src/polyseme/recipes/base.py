@@ -23,8 +23,8 @@ def define(
 ) -> Recipe:
     """Return the recipe `family-size`, with one micro-batch per step unless `settings` says otherwise.
 
-    The model is evaluated and saved `every` so many steps. `settings` are fields of the recipe, or `steps` or `tokens`
-    of its budget.
+    The model is evaluated and saved every `every` steps. `settings` are fields of the recipe, or `steps` or `tokens` of
+    its budget.
     """
     family, _, size = name.rpartition("-")
     budget = BudgetConfig(settings.pop("steps", 0), settings.pop("tokens", 0))

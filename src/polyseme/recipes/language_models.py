@@ -156,10 +156,8 @@ def performance_rnn_base() -> Recipe:
 
 def performance_rnn_tiny() -> Recipe:
     """An LSTM of 128 units, for experiments: two minutes on a CPU."""
-    settings = {"model": {"dropout": 0.0}, "schedule": SHORT_COSINE}
-    return define_tiny(
-        "performance_rnn", StreamingCausalLM(), max_len=128, batch_tokens=4096, steps=400, lr=5e-3, **settings
-    )
+    recipe = define_tiny("performance_rnn", StreamingCausalLM(), max_len=128, batch_tokens=4096, steps=400, lr=5e-3)
+    return recipe.replace(model={"dropout": 0.0}, schedule=SHORT_COSINE)
 
 
 BOTH_DIRECTIONS = CausalLM(direction="both")  # of ELMo, Flair and TagLM, whose states are features of other models

@@ -157,7 +157,7 @@ class Muon(torch.optim.AdamW):
     """Muon (Jordan et al. 2024): the momentum of a matrix is orthogonalized before it is applied.
 
     All directions of a matrix then change by the same amount, including those with small gradients. It updates groups
-    with `fused_count` above 0, matrices that consist of so many stacked ones. Embeddings, heads, norms and biases are
+    with `fused_count` above 0, matrices that consist of that many stacked ones. Embeddings, heads, norms and biases are
     updated by AdamW, as the authors advise. Updates are scaled to the size of AdamW's (Liu et al. 2025, §2.2), so that
     both have the same learning rate.
     """
