@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
+from polyseme.nn.attention.multihead import NoPositionBiasConfig
 from polyseme.nn.attention.relative import QueryStream, RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.attention.score_bias import NoPositionBiasConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
 from polyseme.nn.layers.block import TransformerBlockConfig
@@ -124,7 +124,7 @@ def test_attention_matches_the_definition(
 def test_learned_distances_pass_gradcheck(causal):
     """Including distances beyond the table; vectors of distances that do not occur get no gradient."""
     attention, position_layer = build_attention(
-        RelativeAttentionConfig(2, 3, causal=causal, has_uv_biases=False, max_learned_distance=3),
+        RelativeAttentionConfig(2, causal=causal, head_dim=3, has_uv_biases=False, max_learned_distance=3),
         RelativePositionConfig(),
     )
     layout = PackedLayout.from_lengths([5, 2])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyseme.nn.attention.attend import AttentionOptions, attend, attend_eager, expand_relative_bias
-from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
+from polyseme.nn.attention.multihead import BucketedRelativeBiasConfig
 from polyseme.nn.packing import PackedLayout
 
 

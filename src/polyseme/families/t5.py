@@ -4,8 +4,7 @@ from typing import Any
 
 from polyseme.families import hf
 from polyseme.families.family import Family, transformer_sizes
-from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
+from polyseme.nn.attention.multihead import AttentionConfig, BucketedRelativeBiasConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig

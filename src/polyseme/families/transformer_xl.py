@@ -40,7 +40,7 @@ def trunk_config(
     """
     uv_bias_shape = num_heads, head_dim or dim // num_heads
     attention = RelativeAttentionConfig(
-        num_heads, head_dim, attention_dropout, causal=True, has_uv_biases=not share_uv_biases
+        num_heads, attention_dropout, True, head_dim=head_dim, has_uv_biases=not share_uv_biases
     )
     return TransformerConfig(
         AdaptiveEmbeddingsConfig(vocab_size, dim, scale_cutoffs(vocab_size), div_value, max_len, dropout),

@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config, check_in_range
+from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn import kernels
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
+from polyseme.nn.attention.multihead import BaseAttention, BaseAttentionConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import LayerCache
@@ -172,52 +173,36 @@ def _append_to_past(cache: LayerCache | None, values: Tensor, num_past: int, fil
 
 
 @dataclass(frozen=True)
-class RelativeAttentionConfig(Config):
+class RelativeAttentionConfig(BaseAttentionConfig):
     """Attention with query-dependent relative positions."""
 
-    num_heads: int
-    head_dim: int = 0  # 0 means dim / num_heads
-    dropout: float = 0.0  # of the probabilities
-    causal: bool = False
-    window: int = 0  # largest distance that is attended to, on each side; 0 means no limit
     has_segment_bias: bool = False  # scores depend on whether two tokens are in the same segment
     has_uv_biases: bool = True  # learns u and v; otherwise uses those of the stack, if any
     max_learned_distance: int = 0  # the last distance with a vector of its own; 0 means projected sinusoids
     rope_theta: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        check_in_range("attention dropout", self.dropout, 0, 1)
-        self.check_range(0, math.inf, "window", "head_dim", "max_learned_distance")
-
-    def inner_dim(self, dim: int) -> int:
-        """Return the size of all heads together."""
-        return self.num_heads * self.head_dim or dim
+        super().__post_init__()
+        self.check_range(0, math.inf, "max_learned_distance")
 
     def build(self, dim: int) -> RelativeAttention:
         """Create the module."""
-        if self.num_heads < 1 or (not self.head_dim and dim % self.num_heads):
-            raise ConfigError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
         return RelativeAttention(self, dim)
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(BaseAttention):
     """Attention to the tokens of the sequence and to its memory, which holds hidden states."""
 
     normal_init: ClassVar = ("u", "v", "s", "segments")
-    fused_count: ClassVar = {"qkv": 3}  # number of matrices fused into one
 
     def __init__(self, config: RelativeAttentionConfig, dim: int):
-        super().__init__()
-        self.config = config
-        inner_dim = config.inner_dim(dim)
-        self.head_dim = inner_dim // config.num_heads
+        super().__init__(config, dim, bias=False)
+        self.head_dim = self.inner_dim // config.num_heads
         shape = config.num_heads, self.head_dim
-        self.qkv = nn.Linear(dim, 3 * inner_dim, bias=False)
-        self.out = nn.Linear(inner_dim, dim, bias=False)
         self.num_future_distances = 0 if config.causal else config.max_learned_distance
         num_distances = self.num_future_distances + config.max_learned_distance + 1
-        is_learned = config.max_learned_distance > 0
-        self.distance = nn.Embedding(num_distances, inner_dim) if is_learned else nn.Linear(dim, inner_dim, bias=False)
+        is_learned, size = config.max_learned_distance > 0, self.inner_dim
+        self.distance = nn.Embedding(num_distances, size) if is_learned else nn.Linear(dim, size, bias=False)
         self.u = nn.Parameter(torch.zeros(shape)) if config.has_uv_biases else None
         self.v = nn.Parameter(torch.zeros(shape)) if config.has_uv_biases else None
         self.s = nn.Parameter(torch.zeros(shape)) if config.has_segment_bias else None
@@ -231,7 +216,10 @@ class RelativeAttention(nn.Module):
         num_tokens = layout.num_tokens
         content = x if position_info.query_stream is None else x[:num_tokens]
         source = content if cache is None else cache.extend(content)[0]
-        q, k, v = self._project(x, source)
+        if source is x:
+            q, k, v = self._project(x).unbind(1)
+        else:
+            q, (k, v) = self._project(x, 0, 1)[:, 0], self._project(source, 1, 3).unbind(1)
         r = self._distance_keys(position_info)
         attended = self._attend(q[:num_tokens], k, v, r, position_info, False)
         if position_info.query_stream is not None:
@@ -248,22 +236,12 @@ class RelativeAttention(nn.Module):
             raise ConfigError("either max_learned_distance or has_sinusoids has to provide distance embeddings")
         return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of x, keys and values of the source, each [rows, heads, head_dim]."""
-        heads, inner_dim = self.config.num_heads, self.config.num_heads * self.head_dim
-        if source is x:
-            q, k, v = self.qkv(x).view(len(x), 3, heads, -1).unbind(1)
-        else:
-            q = F.linear(x, self.qkv.weight[:inner_dim]).view(len(x), heads, -1)
-            k, v = F.linear(source, self.qkv.weight[inner_dim:]).view(len(source), 2, heads, -1).unbind(1)
-        return q, k, v
-
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativePositionContext, is_query_stream: bool
     ) -> Tensor:
         """Return the attended values [rows, heads · head_dim] of the tokens or of the query stream."""
         runs = context.get_runs(self.config.causal, self.config.window, is_query_stream)
-        heads, dropout = self.config.num_heads, self.config.dropout if self.training else 0.0
+        heads, dropout = self.config.num_heads, self._dropout
         num_queries = [run.num_sequences * run.num_queries for run in runs]
         num_keys = [run.num_sequences * run.num_keys for run in runs]
         outputs = []
@@ -319,7 +297,7 @@ class RelativeAttention(nn.Module):
     def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
         """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization."""
         assert isinstance(position_info, RelativePositionContext) and position_info.query_stream is None
-        q, k, _ = self._project(x, x)
+        q, k, _ = self._project(x).unbind(1)
         r = self._distance_keys(position_info)
         runs = position_info.get_runs(self.config.causal, self.config.window)
         sizes = [run.num_sequences * run.num_queries for run in runs]

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import ConfigError
-from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.attention.multihead import AttentionConfig, BucketedRelativeBiasConfig, NoPositionBiasConfig
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig, NoPositionBiasConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
