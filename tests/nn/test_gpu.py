@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.nn.attention.attend import AttentionOptions, attend_eager, attend_self, attend_varlen
+from polyseme.nn.attention.attend import AttentionOptions, attend_self, attend_varlen
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
+from tests.support.attention import attend_eager
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LENGTHS = [[128] * 3, [5, 17, 128, 1, 64, 90], [512, 511, 3], [1000, 64, 513], [33, 32, 31], [7]]

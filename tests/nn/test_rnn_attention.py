@@ -246,7 +246,7 @@ def test_gpu_matches_cpu_without_host_sync(attention, order):
     with torch.no_grad():
         expected = model.trunk(Inputs(tokens, layout, source=source)).hidden
     model.cuda().train()  # cuDNN needs training mode for the backward pass
-    gpu_inputs = tokens.cuda(), layout.to("cuda"), tree_map(source, torch.Tensor.cuda)
+    gpu_inputs = tokens.cuda(), tree_map(layout, torch.Tensor.cuda), tree_map(source, torch.Tensor.cuda)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

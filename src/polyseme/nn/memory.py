@@ -203,11 +203,6 @@ class StaticKVCache:
         return self
 
     @property
-    def num_bytes(self) -> int:
-        """Size of the buffers."""
-        return sum(t.nbytes for pair in (*self.states, *self.cross_kv) for t in pair)
-
-    @property
     def capacity(self) -> int:
         """Number of columns."""
         return self.states[0][0].shape[1]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from polyseme.nn.index_cache import cached_index
-from polyseme.nn.tree import tree_map
 from polyseme.progress import progress
 
-Result = TypeVar("Result")
+Device = str | torch.device
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +35,7 @@ class PackedLayout:
 
     @classmethod
     def from_lengths(
-        cls,
-        lengths: Sequence[int] | np.ndarray,
-        num_slots: int = 0,
-        max_seqlen: int = 0,
-        device: str | torch.device = "cpu",
+        cls, lengths: Sequence[int] | np.ndarray, num_slots: int = 0, max_seqlen: int = 0, device: Device = "cpu"
     ) -> Self:
         """Create the layout of sequences of these lengths, with at least `num_slots` slots."""
         sizes = np.asarray(lengths, dtype=np.int64)
@@ -98,10 +94,6 @@ class PackedLayout:
     def equal_length_runs(self) -> list[tuple[int, int]]:
         """Runs of adjacent sequences of equal length, (number, length): each can be viewed as a dense batch."""
         return [(len(list(run)), length) for length, run in groupby(self.lengths) if length]
-
-    def to(self, device: str | torch.device) -> PackedLayout:
-        """Copy the layout to a device."""
-        return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pad(self, packed: Tensor, value: float = 0) -> Tensor:
         """Convert [T, …] to a padded batch [B, longest length, …]."""
@@ -204,15 +196,10 @@ def token_budget_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int) -
 
 
 def map_batches(
-    fn: Callable[[np.ndarray], Iterable[Result]],
-    lengths: Sequence[int],
-    max_tokens: int,
-    title: str,
-    unit: str,
-    show: bool,
-) -> list[Result]:
+    fn: Callable[[np.ndarray], Iterable[T]], lengths: Sequence[int], max_tokens: int, title: str, unit: str, show: bool
+) -> list[T]:
     """Apply a function to the indices of each batch of `token_budget_batches`; return results in the input's order."""
-    results: dict[int, Result] = {}
+    results: dict[int, T] = {}
     with progress(title, len(lengths), unit, show) as bar:
         for index in token_budget_batches(lengths, max_tokens):
             results.update(zip(index.tolist(), fn(index), strict=True))

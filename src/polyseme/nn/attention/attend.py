@@ -123,7 +123,7 @@ def attend_bucketed(
     """Attend on a CPU, in float32, or with a bias: adjacent sequences of equal length form one dense batch.
 
     The loader sorts a micro-batch by length, so there are few such runs. Lengths change from batch to batch, so a
-    compiled model breaks its graph here (`nn/compile.py`).
+    compiled model breaks its graph here (`exclude_from_compile`).
     """
     causal, window, dropout, scale, bias = options
     runs = equal_length_pairs(q_layout, k_layout)
@@ -185,15 +185,6 @@ def attention_weights(
             scores = scores.masked_fill(~mask, float("-inf"))
         weights.append(scores.softmax(-1))
     return weights
-
-
-def attend_eager(
-    q: Tensor, k: Tensor, v: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions
-) -> Tensor:
-    """Attend one sequence at a time by definition; the reference for tests of the other implementations."""
-    weights = attention_weights(q, k, q_layout, k_layout, options)
-    values = v.split(list(k_layout.lengths))
-    return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
 
 
 def equal_length_pairs(q_layout: PackedLayout, k_layout: PackedLayout) -> list[tuple[int, int, int]]:

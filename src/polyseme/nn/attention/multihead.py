@@ -81,7 +81,6 @@ class AttentionConfig(BaseAttentionConfig):
         self.check_range(0, math.inf, "rope_theta", "scale")
 
     def build(self, dim: int) -> Attention:
-        """Create the module."""
         if self.rope_theta and (head_dim := self.inner_dim(dim) // self.num_heads) % 2:
             raise ConfigError(f"the head dimension is {head_dim}; rotary positions need an even one")
         return Attention(self, dim, self.bias)
@@ -145,7 +144,6 @@ class NoPositionBiasConfig(Config):
     """No relative positions and no score bias."""
 
     def build(self, dim: int) -> NoPositionBias:
-        """Create the module."""
         return NoPositionBias()
 
 
@@ -175,7 +173,6 @@ class BucketedRelativeBiasConfig(Config):
         self.check_range(self.num_buckets // 2 + 1, math.inf, "max_distance")
 
     def build(self, dim: int) -> BucketedRelativeBias:
-        """Create the module."""
         return BucketedRelativeBias(self)
 
 

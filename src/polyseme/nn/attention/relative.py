@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn import kernels
+from polyseme.nn.attention import attend
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
 from polyseme.nn.attention.multihead import BaseAttention, BaseAttentionConfig
 from polyseme.nn.inputs import Inputs
@@ -126,7 +127,6 @@ class RelativePositionConfig(Config):
     has_sinusoids: bool = True  # sinusoidal distance embeddings; otherwise each layer has a learned table
 
     def build(self, dim: int) -> RelativePositionLayer:
-        """Create the module."""
         return RelativePositionLayer(self, dim)
 
 
@@ -186,7 +186,6 @@ class RelativeAttentionConfig(BaseAttentionConfig):
         self.check_range(0, math.inf, "max_learned_distance")
 
     def build(self, dim: int) -> RelativeAttention:
-        """Create the module."""
         return RelativeAttention(self, dim)
 
 
@@ -346,3 +345,14 @@ class _GatherByDistance(torch.autograd.Function):
         by_key = grad_output.reshape(-1, n, num_queries, num_keys)
         grad_distance = by_key.gather(-1, key_index.clamp(0, num_keys - 1).expand(len(by_key), -1, -1, -1))
         return grad_distance.masked_fill(outside, 0).view(-1, num_queries, ctx.width), None, None
+
+
+def exclude_from_compile() -> None:
+    """Exclude attention whose shapes change from batch to batch; call this before `torch.compile`.
+
+    A decorator would import torch's compiler, which takes as long as importing torch, also where nothing is compiled.
+    """
+    for owner, name in ((attend, "attend_bucketed"), (RelativeAttention, "_attend")):
+        function = getattr(owner, name)
+        if not hasattr(function, "_torchdynamo_disable"):
+            setattr(owner, name, torch.compiler.disable(function))

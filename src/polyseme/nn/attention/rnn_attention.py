@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn.packing import EncoderInput, PackedLayout
-
-INITIAL_COSINE_SCALE = 10.0  # initial factor on cosines; the softmax of numbers in ± 1 is nearly uniform
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class RNNAttentionConfig(Config):
         return self.score in ("multiplicative", "additive")
 
     def build(self, dim: int, source_dim: int) -> RNNAttention:
-        """Create the module."""
         if not self.projects_source and dim != source_dim:
             sizes = f"one size, got {dim} and {source_dim}; use multiplicative or additive attention"
             raise ConfigError(f"{self.score} attention needs decoder and encoder states of {sizes}")
@@ -51,6 +48,8 @@ class RNNAttentionConfig(Config):
 
 class RNNAttention(nn.Module):
     """Attention of decoder states over encoder states."""
+
+    constant_init: ClassVar = {"cosine_scale": 10.0}  # the softmax of numbers in ± 1 is nearly uniform
 
     def __init__(self, config: RNNAttentionConfig, dim: int, source_dim: int):
         super().__init__()
@@ -61,12 +60,6 @@ class RNNAttention(nn.Module):
         self.query_proj = nn.Linear(dim, hidden_dim, bias=False) if is_additive else None
         self.score_proj = nn.Linear(hidden_dim, 1, bias=False) if is_additive else None
         self.cosine_scale = nn.Parameter(torch.empty(1)) if config.score == "cosine" else None
-
-    @torch.no_grad()
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        """Set the initial scale of cosines."""
-        if self.cosine_scale is not None:
-            self.cosine_scale.fill_(INITIAL_COSINE_SCALE)
 
     def precompute_keys(self, states: Tensor) -> Tensor:
         """Return encoder states with their keys appended on the last axis, computed once per source."""
@@ -101,8 +94,7 @@ class SourceAttention:
 
     def __init__(self, attention: RNNAttention, values: Tensor, keys: Tensor, padding_mask: Tensor):
         self.attention, self.values, self.keys, self.padding_mask = attention, values, keys, padding_mask
-        self.weights_per_step: list[Tensor] = []
-        self.contexts_per_step: list[Tensor] = []
+        self.steps: list[tuple[Tensor, Tensor]] = []  # weights and contexts
 
     def _attention_weights(self, states: Tensor, keys: Tensor, padding_mask: Tensor) -> Tensor:
         scores = self.attention.scores(states, keys).masked_fill(padding_mask[:, None], -math.inf)
@@ -113,20 +105,19 @@ class SourceAttention:
         values, keys, padding_mask = self.values, self.keys, self.padding_mask
         if sequence_order is not None:
             values, keys, padding_mask = (t.index_select(0, sequence_order) for t in (values, keys, padding_mask))
-        self.weights_per_step, self.contexts_per_step = [], []
+        self.steps = []
 
         def step(states: Tensor) -> Tensor:
             n = len(states)
             weights = self._attention_weights(states[:, None], keys[:n], padding_mask[:n])
-            self.weights_per_step.append(weights[:, 0])
-            self.contexts_per_step.append((weights @ values[:n])[:, 0])
-            return self.contexts_per_step[-1]
+            self.steps.append((weights[:, 0], (weights @ values[:n])[:, 0]))
+            return self.steps[-1][1]
 
         return step
 
     def finalize(self, pack: Callable[[Tensor], Tensor]) -> None:
         """Set `weights` and `contexts` after the last step; `pack` turns time-major rows into packed ones."""
-        self.weights, self.contexts = pack(torch.cat(self.weights_per_step)), pack(torch.cat(self.contexts_per_step))
+        self.weights, self.contexts = (pack(torch.cat(rows)) for rows in zip(*self.steps))
 
     def attend_all(self, states: Tensor, layout: PackedLayout) -> None:
         """Set `weights` and `contexts` for all states [T, dim] at once."""

@@ -66,7 +66,6 @@ class AdaptiveEmbeddingsConfig(AdaptiveBandsConfig):
     norm: ClassVar[NoNormConfig] = NoNormConfig()
 
     def build(self) -> AdaptiveEmbeddings:
-        """Create the module."""
         return AdaptiveEmbeddings(self)
 
 

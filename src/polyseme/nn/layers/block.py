@@ -28,7 +28,6 @@ class TransformerBlockConfig(Config):
     cross_attention: AttentionConfig | None = None  # over a source, between self-attention and feed-forward
 
     def build(self, dim: int) -> TransformerBlock:
-        """Create the module."""
         return TransformerBlock(self, dim)
 
 

@@ -77,7 +77,6 @@ class CharCNNConfig(Config):
         return sum(count for _, count in self.filters)
 
     def build(self) -> CharCNN:
-        """Create the module."""
         return CharCNN(self)
 
 

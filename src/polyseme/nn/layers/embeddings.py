@@ -42,7 +42,6 @@ class EmbeddingsConfig(Config):
         self.check_range(0, 1, "dropout", "embedding_row_dropout")
 
     def build(self) -> Embeddings:
-        """Create the module."""
         return Embeddings(self)
 
 

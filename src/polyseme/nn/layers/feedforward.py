@@ -42,7 +42,6 @@ class FeedForwardConfig(Config):
         self.check_range(1, math.inf, "ffn_dim")
 
     def build(self, dim: int) -> FeedForward:
-        """Create the module."""
         return FeedForward(self, dim)
 
 

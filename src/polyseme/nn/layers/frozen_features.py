@@ -81,7 +81,7 @@ def fits_on_device(device: torch.device, num_bytes: int) -> bool:
 class ScalarMix(nn.Module):
     """γ Σ softmax(s)_j h_j over layers h_j (Peters et al. 2018, §3.2, equation 1)."""
 
-    zero_init, one_init = ("scores",), ("gamma",)
+    constant_init: ClassVar = {"scores": 0.0, "gamma": 1.0}
 
     def __init__(self, num_layers: int):
         super().__init__()
@@ -160,7 +160,6 @@ class FrozenFeaturesConfig(Config):
         return self.feature_dim * ("output" in self.join_positions)
 
     def build(self) -> FrozenFeatures:
-        """Create the module."""
         return FrozenFeatures(self)
 
 

@@ -19,7 +19,6 @@ class LayerNormConfig(Config):
     bias: bool = True
 
     def build(self, dim: int) -> nn.Module:
-        """Create the module."""
         return nn.LayerNorm(dim, self.eps, bias=self.bias)
 
 
@@ -30,7 +29,6 @@ class RMSNormConfig(Config):
     eps: float = 1e-6
 
     def build(self, dim: int) -> nn.Module:
-        """Create the module."""
         return nn.RMSNorm(dim, self.eps)
 
 
@@ -41,7 +39,6 @@ class NoNormConfig(Config):
     eps: ClassVar[float] = 0.0
 
     def build(self, dim: int) -> nn.Module:
-        """Create the module."""
         return nn.Identity()
 
 
@@ -56,13 +53,13 @@ class BatchNormConfig(Config):
     momentum: float = 0.1
 
     def build(self, dim: int) -> nn.Module:
-        """Create the module."""
         return BatchNorm(self, dim)
 
 
 class BatchNorm(nn.Module):
     """Batch normalization in at least float32. A single row has no variance; it uses the running statistics."""
 
+    constant_init: ClassVar = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
     running_mean: Tensor
     running_var: Tensor
 
@@ -72,11 +69,6 @@ class BatchNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
         self.register_buffer("running_mean", torch.zeros(dim))
         self.register_buffer("running_var", torch.ones(dim))
-
-    def initialize(self, generator: torch.Generator | None = None) -> None:
-        """Reset parameters and running statistics."""
-        for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.running_mean, 0.0), (self.running_var, 1.0)):
-            nn.init.constant_(tensor, value)
 
     def forward(self, x: Tensor) -> Tensor:
         upcast = x.to(self.running_mean.dtype)

@@ -41,7 +41,6 @@ class SubwordEmbeddingsConfig(Config):
             raise ConfigError(f"min_n is {self.min_n}, larger than max_n ({self.max_n})")
 
     def build(self) -> SubwordEmbeddings:
-        """Create the module."""
         return SubwordEmbeddings(self)
 
 

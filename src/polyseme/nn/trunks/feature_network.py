@@ -1,7 +1,7 @@
 """Task networks over frozen features, as used before 2018: linear, BiLSTM, biattentive, ESIM, BiDAF."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -175,7 +175,7 @@ class BiDAF(nn.Module):
     own (Levy et al. 2017, §4).
     """
 
-    zero_init = ("no_answer",)
+    constant_init: ClassVar = {"no_answer": 0.0}
 
     def __init__(self, hidden_dim: int, dropout: float):
         super().__init__()
