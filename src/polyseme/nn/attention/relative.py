@@ -80,14 +80,12 @@ class RelativePositionContext:
         return self.run_cache[key]
 
     def _compute_runs(self, causal: bool, window: int, is_query_stream: bool) -> list[EqualLengthRun]:
-        query_layout, ranks, segments, positions = self.layout, None, None, None
-        if self.query_stream is not None:
-            ranks = self.query_stream.rank
-        if self.segments is not None:
-            segments = self.segments[0]
-        if is_query_stream and self.query_stream is not None:
-            query_layout, targets = self.query_stream.layout, self.query_stream.target_positions
-            ranks = self.query_stream.rank.index_select(0, targets) - 1  # not its own rank
+        query_layout, stream, positions = self.layout, self.query_stream, None
+        ranks = None if stream is None else stream.rank
+        segments, key_segments = self.segments or (None, None)
+        if is_query_stream and stream is not None:
+            query_layout, targets = stream.layout, stream.target_positions
+            ranks = stream.rank.index_select(0, targets) - 1  # not its own rank
             segments = None if segments is None else segments.index_select(0, targets)
             # on the device, so that a CUDA graph can capture it
             num_past = (self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()).long()
@@ -104,8 +102,8 @@ class RelativePositionContext:
             if ranks is not None and self.key_ranks is not None:
                 is_later = self.key_ranks[keys].view(n, 1, num_keys) > ranks[queries].view(n, num_queries, 1)
                 masked_out = is_later if masked_out is None else masked_out | is_later
-            if segments is not None and self.segments is not None:
-                different_segment = segments[queries].view(n, -1, 1) != self.segments[1][keys].view(n, 1, -1)
+            if segments is not None and key_segments is not None:
+                different_segment = segments[queries].view(n, -1, 1) != key_segments[keys].view(n, 1, -1)
             if positions is not None:
                 distance_start = self.largest_distance - positions[queries].view(n, num_queries)
             runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
@@ -160,9 +158,9 @@ class RelativePositionLayer(nn.Module):
             x = torch.cat([x, self.dropout(targets).to(x.dtype)])
         segment_pair = None if segments is None else (segments, _append_to_past(cache, segments, num_past, 0))
         uv_biases = None if self.u is None or self.v is None else (self.u, self.v)
-        has_sinusoids = self.config.has_sinusoids
-        sinusoids = sinusoidal_embedding(distances, self.dim, x.dtype, interleaved=False) if has_sinusoids else None
-        sinusoids = None if sinusoids is None else self.dropout(sinusoids)
+        sinusoids = None
+        if self.config.has_sinusoids:
+            sinusoids = self.dropout(sinusoidal_embedding(distances, self.dim, x.dtype, interleaved=False))
         return x, RelativePositionContext(
             distances, sinusoids, largest_distance, uv_biases, layout, key_layout, segment_pair, query_stream, key_ranks
         )

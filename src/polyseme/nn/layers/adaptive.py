@@ -172,11 +172,10 @@ class AdaptiveSoftmaxHead(Head):
     def _head_inputs(self, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> tuple[Tensor, Tensor, Tensor]:
         """Return states, weights and biases that give the scores of the first band's tokens and of the other bands."""
         projected = states if self.projection is None else states @ self.projection.weight
-        weights, biases = [token_embeddings.tables[0].weight], [self.biases[0]]
+        weight, bias = token_embeddings.tables[0].weight, self.biases[0]
         if self.clusters is not None:
-            weights.append(self.clusters.weight)
-            biases.append(self.clusters.bias)
-        return projected, torch.cat(weights), torch.cat(biases)  # type: ignore[arg-type]
+            weight, bias = torch.cat([weight, self.clusters.weight]), torch.cat([bias, self.clusters.bias])
+        return projected, weight, bias
 
     def _tail_inputs(self, band: int, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> tuple[Tensor, ...]:
         """Return states, weights and biases that give the scores of another band's tokens."""
