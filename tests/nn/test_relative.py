@@ -8,14 +8,12 @@ import torch
 from polyseme.errors import PolysemeError
 from polyseme.nn.attention.multihead import NoPositionBiasConfig
 from polyseme.nn.attention.relative import QueryStream, RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.block import FeedForwardConfig, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import FeedForwardConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import Memory
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 DIM = 12

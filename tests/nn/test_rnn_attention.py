@@ -10,9 +10,8 @@ from torch import nn
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.tree import tree_map
 from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig
 from polyseme.objectives.batch import NO_EXTRA

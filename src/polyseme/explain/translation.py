@@ -13,9 +13,8 @@ from polyseme.generation.beam import BeamResult
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import TextGenerator
 from polyseme.inference.neural_lm import NeuralLM
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.report.html import escape, html_page, html_table, note
 from polyseme.text.tokenizer import Tokenizer
 

@@ -10,10 +10,8 @@ from polyseme.nn.attention.multihead import AttentionConfig, NoPositionBiasConfi
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.block import FeedForwardConfig, LayerNormConfig, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import FeedForwardConfig
-from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig

@@ -6,9 +6,7 @@ from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePosi
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
-from polyseme.nn.layers.feedforward import FeedForwardConfig
-from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.layers.block import FeedForwardConfig, LayerNormConfig, TransformerBlockConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 

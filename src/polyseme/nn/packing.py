@@ -1,4 +1,7 @@
-"""Packed batches: sequences of different lengths without padding. There is no pad token inside a model."""
+"""Packed batches, the inputs of a trunk: sequences of different lengths without padding.
+
+There is no pad token inside a model.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyseme.nn.index_cache import cached_index
+from polyseme.nn.tree import tree_map
 from polyseme.progress import progress
+
+if TYPE_CHECKING:
+    from polyseme.nn.attention.relative import QueryStream
+    from polyseme.nn.layers.frozen_features import FeatureStore
 
 Device = str | torch.device
 T = TypeVar("T")
@@ -158,6 +166,26 @@ class EncoderInput:
 
     values: Tensor
     layout: PackedLayout
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """A packed batch of token ids, and what some trunks take with it.
+
+    `Trunk.forward` raises for a field that the trunk does not use.
+    """
+
+    tokens: Tensor  # int64 [T]
+    layout: PackedLayout
+    segments: Tensor | None = None  # int64 [T]
+    source: EncoderInput | None = None  # one source for each sequence: token ids, or encoder states for a decoder
+    query_stream: QueryStream | None = None  # its states follow those of the tokens (XLNet)
+    features: FeatureStore | None = None  # vectors that the tokens index
+    token_embeddings: Tensor | None = None  # [vocab, dim], where the table belongs to another trunk
+
+    def to(self, device: str | torch.device) -> Self:
+        """Copy all tensors to a device."""
+        return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def time_major_order(lengths: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -6,9 +6,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model, SparseBatch
+from polyseme.nn.packing import Inputs
 from polyseme.nn.tree import tree_map
 from polyseme.nn.trunks.base import TrunkConfig, TrunkOutput, forward_chunked
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from polyseme.config import Config, check_in_range
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.attend import AttentionOptions, attend, attend_self, attention_weights
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.positions import apply_rotary
 from polyseme.nn.memory import LayerCache
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 
 if TYPE_CHECKING:
     from polyseme.nn.attention.relative import PositionInfo

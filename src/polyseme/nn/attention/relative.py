@@ -25,10 +25,9 @@ from polyseme.nn import kernels
 from polyseme.nn.attention import attend
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
 from polyseme.nn.attention.multihead import BaseAttention, BaseAttentionConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import LayerCache
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 
 MEMORY_RANK = torch.iinfo(torch.int64).min  # rank of tokens in memory: before all others
 

@@ -20,9 +20,9 @@ from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn import kernels
 from polyseme.nn.heads.base import Head, HeadConfig
-from polyseme.nn.inputs import Inputs
+from polyseme.nn.layers.block import NoNormConfig
 from polyseme.nn.layers.embeddings import check_max_seqlen
-from polyseme.nn.layers.norms import NoNormConfig
+from polyseme.nn.packing import Inputs
 
 
 @dataclass(frozen=True)

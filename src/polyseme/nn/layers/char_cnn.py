@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
-from polyseme.nn.inputs import Inputs
+from polyseme.nn.layers.block import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.embeddings import check_max_seqlen
-from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
+from polyseme.nn.packing import Inputs
 
 BOS_CHARACTER, EOS_CHARACTER = 256, 257  # the boundary words of a sentence consist of one of these
 BOW_CHARACTER, EOW_CHARACTER, PAD_CHARACTER = 258, 259, 260

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import DataError
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
+from polyseme.nn.layers.block import AnyNormConfig, NoNormConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
+from polyseme.nn.packing import Inputs
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import SparseRowGrad, check_max_seqlen
+from polyseme.nn.packing import Inputs
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
 from polyseme.nn.layers.rnn import RecurrentLayer, TimeMajor
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
