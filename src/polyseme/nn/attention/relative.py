@@ -62,14 +62,17 @@ class RelativePositionContext:
 
     distances: Tensor  # int64, decreasing by 1
     sinusoids: Tensor | None  # [distances, dim]; None if each layer learns its own distance vectors
-    largest_distance: int  # the first distance
     uv_biases: tuple[Tensor, Tensor] | None  # u and v, if all layers share them
-    layout: PackedLayout
+    inputs: Inputs
     key_layout: PackedLayout  # of memory followed by the tokens
-    segments: tuple[Tensor, Tensor] | None  # of the queries and of the keys
-    query_stream: QueryStream | None
+    key_segments: Tensor | None
     key_ranks: Tensor | None  # factorization ranks of the keys
     run_cache: dict[tuple[bool, int, bool], list[EqualLengthRun]] = field(default_factory=dict)
+
+    @property
+    def largest_distance(self) -> int:
+        """The first distance."""
+        return max(self.key_layout.lengths, default=0)
 
     def get_runs(self, causal: bool, window: int, is_query_stream: bool = False) -> list[EqualLengthRun]:
         """Return the runs of the tokens or of the query stream, computed by the first layer and then cached."""
@@ -79,17 +82,16 @@ class RelativePositionContext:
         return self.run_cache[key]
 
     def _compute_runs(self, causal: bool, window: int, is_query_stream: bool) -> list[EqualLengthRun]:
-        query_layout, stream, positions = self.layout, self.query_stream, None
-        ranks = None if stream is None else stream.rank
-        segments, key_segments = self.segments or (None, None)
+        layout, segments, stream = self.inputs.layout, self.inputs.segments, self.inputs.query_stream
+        query_layout, positions, ranks = layout, None, None if stream is None else stream.rank
         if is_query_stream and stream is not None:
             query_layout, targets = stream.layout, stream.target_positions
             ranks = stream.rank.index_select(0, targets) - 1  # not its own rank
             segments = None if segments is None else segments.index_select(0, targets)
             # on the device, so that a CUDA graph can capture it
-            num_past = (self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()).long()
-            num_past = num_past.index_select(0, self.layout.sequence_ids.index_select(0, targets))
-            positions = self.layout.positions.index_select(0, targets) + num_past
+            num_past = (self.key_layout.cu_seqlens.diff() - layout.cu_seqlens.diff()).long()
+            num_past = num_past.index_select(0, layout.sequence_ids.index_select(0, targets))
+            positions = layout.positions.index_select(0, targets) + num_past
         runs, query_stop, key_stop = [], 0, 0
         for n, num_queries, num_keys in equal_length_pairs(query_layout, self.key_layout):
             queries, keys = slice(query_stop, query_stop + n * num_queries), slice(key_stop, key_stop + n * num_keys)
@@ -101,8 +103,8 @@ class RelativePositionContext:
             if ranks is not None and self.key_ranks is not None:
                 is_later = self.key_ranks[keys].view(n, 1, num_keys) > ranks[queries].view(n, num_queries, 1)
                 masked_out = is_later if masked_out is None else masked_out | is_later
-            if segments is not None and key_segments is not None:
-                different_segment = segments[queries].view(n, -1, 1) != key_segments[keys].view(n, 1, -1)
+            if segments is not None and self.key_segments is not None:
+                different_segment = segments[queries].view(n, -1, 1) != self.key_segments[keys].view(n, 1, -1)
             if positions is not None:
                 distance_start = self.largest_distance - positions[queries].view(n, num_queries)
             runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
@@ -148,25 +150,23 @@ class RelativePositionLayer(nn.Module):
         distances = torch.arange(largest_distance, smallest_distance - 1, -1, device=x.device)
         if self.config.max_distance:
             distances = distances.clamp(-self.config.max_distance, self.config.max_distance)
-        num_past = key_layout.num_tokens - layout.num_tokens
+
+        def append_to_past(values: Tensor, fill_value: int) -> Tensor:
+            past_shape = (key_layout.num_tokens - layout.num_tokens,)
+            return values if cache is None else cache.append(values.new_full(past_shape, fill_value), values)
+
         key_ranks = None
         if query_stream is not None:
             assert self.mask_emb is not None, "a query stream needs `two_stream`"
-            key_ranks = _append_to_past(cache, query_stream.rank, num_past, MEMORY_RANK)
+            key_ranks = append_to_past(query_stream.rank, MEMORY_RANK)
             targets = self.mask_emb.view(1, -1).expand(len(query_stream.target_positions), -1)
             x = torch.cat([x, self.dropout(targets).to(x.dtype)])
-        segment_pair = None if segments is None else (segments, _append_to_past(cache, segments, num_past, 0))
+        key_segments = None if segments is None else append_to_past(segments, 0)
         uv_biases = None if self.u is None or self.v is None else (self.u, self.v)
         sinusoids = None
         if self.config.has_sinusoids:
             sinusoids = self.dropout(sinusoidal_embedding(distances, self.dim, x.dtype, interleaved=False))
-        return x, RelativePositionContext(
-            distances, sinusoids, largest_distance, uv_biases, layout, key_layout, segment_pair, query_stream, key_ranks
-        )
-
-
-def _append_to_past(cache: LayerCache | None, values: Tensor, num_past: int, fill_value: int) -> Tensor:
-    return values if cache is None else cache.append(values.new_full((num_past,), fill_value), values)
+        return x, RelativePositionContext(distances, sinusoids, uv_biases, inputs, key_layout, key_segments, key_ranks)
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class RelativeAttention(BaseAttention):
         """Attend from x, [T, dim] or [T + P, dim] with a query stream."""
         assert isinstance(position_info, RelativePositionContext), "relative attention needs a RelativePositionContext"
         num_tokens = layout.num_tokens
-        content = x if position_info.query_stream is None else x[:num_tokens]
+        content = x if position_info.inputs.query_stream is None else x[:num_tokens]
         source = content if cache is None else cache.extend(content)[0]
         if source is x:
             q, k, v = self._project(x).unbind(1)
@@ -218,7 +218,7 @@ class RelativeAttention(BaseAttention):
             q, (k, v) = self._project(x, 0, 1)[:, 0], self._project(source, 1, 3).unbind(1)
         r = self._distance_keys(position_info)
         attended = self._attend(q[:num_tokens], k, v, r, position_info, False)
-        if position_info.query_stream is not None:
+        if position_info.inputs.query_stream is not None:
             attended = torch.cat([attended, self._attend(q[num_tokens:], k, v, r, position_info, True)])
         return self.out(attended)
 
@@ -292,7 +292,7 @@ class RelativeAttention(BaseAttention):
 
     def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
         """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization."""
-        assert isinstance(position_info, RelativePositionContext) and position_info.query_stream is None
+        assert isinstance(position_info, RelativePositionContext) and position_info.inputs.query_stream is None
         q, k, _ = self._project(x).unbind(1)
         r = self._distance_keys(position_info)
         runs = position_info.get_runs(self.config.causal, self.config.window)

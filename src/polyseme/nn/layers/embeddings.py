@@ -89,8 +89,7 @@ class Embeddings(nn.Module):
 
     def scatter_grad(self, ids: Tensor, grad: Tensor, counts: Tensor) -> list[SparseRowGrad]:
         """Return the gradient of the rows that `look_up` returned."""
-        assert self.tokens is not None
-        return [SparseRowGrad(self.tokens.weight, ids, grad, counts)]
+        return [SparseRowGrad(self.token_embeddings, ids, grad, counts)]
 
     def forward(self, inputs: Inputs, positions: Tensor | None = None, max_seqlen: int | None = None) -> Tensor:
         """Return the embeddings of packed tokens, [T, dim].
