@@ -74,7 +74,7 @@ def test_attention_matches_the_definition(
 ):
     config = RelativeAttentionConfig(
         3,
-        4,
+        head_dim=4,
         causal=causal,
         window=window,
         has_segment_bias=has_segments,

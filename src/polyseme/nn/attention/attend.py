@@ -11,7 +11,6 @@ from polyseme.nn import kernels
 from polyseme.nn.layers.positions import apply_rotary, rotary_table
 from polyseme.nn.packing import CacheLayout, PackedLayout
 
-
 KeyLayout = PackedLayout | CacheLayout
 
 
