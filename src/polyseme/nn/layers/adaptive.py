@@ -20,7 +20,6 @@ from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn import kernels
 from polyseme.nn.heads.base import Head, HeadConfig
-from polyseme.nn.layers.block import NoNormConfig
 from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.packing import Inputs
 
@@ -63,7 +62,6 @@ class AdaptiveEmbeddingsConfig(AdaptiveBandsConfig):
     dropout: float = 0.0
     num_segments: ClassVar[int] = 0
     embedding_dim: ClassVar[int] = 0
-    norm: ClassVar[NoNormConfig] = NoNormConfig()
 
     def build(self) -> AdaptiveEmbeddings:
         return AdaptiveEmbeddings(self)
