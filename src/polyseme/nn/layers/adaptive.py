@@ -170,7 +170,8 @@ class AdaptiveSoftmaxHead(Head):
     def _head_inputs(self, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> tuple[Tensor, Tensor, Tensor]:
         """Return states, weights and biases that give the scores of the first band's tokens and of the other bands."""
         projected = states if self.projection is None else states @ self.projection.weight
-        weight, bias = token_embeddings.tables[0].weight, self.biases[0]
+        weight: Any = token_embeddings.tables[0].weight
+        bias = self.biases[0]
         if self.clusters is not None:
             weight, bias = torch.cat([weight, self.clusters.weight]), torch.cat([bias, self.clusters.bias])
         return projected, weight, bias
