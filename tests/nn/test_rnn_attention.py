@@ -9,7 +9,7 @@ from torch import nn
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
+from polyseme.nn.layers.rnn import RNNAttentionConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.tree import tree_map
