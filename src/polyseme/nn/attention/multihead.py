@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BaseAttentionConfig(Config):
-    """What all kinds of multi-head attention have in common."""
+    """Fields that all kinds of multi-head attention share."""
 
     num_heads: int
     dropout: float = 0.0  # of the probabilities
