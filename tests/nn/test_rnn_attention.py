@@ -11,8 +11,7 @@ from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.layers.rnn import RNNAttentionConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
-from polyseme.nn.tree import tree_map
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout, tree_map
 from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig
 from polyseme.objectives.batch import NO_EXTRA
 from polyseme.objectives.losses import compute_losses

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from polyseme.errors import ConfigError
 from polyseme.nn.index_cache import cached_index
-from polyseme.nn.packing import CacheLayout, EncoderInput, PackedLayout
-from polyseme.nn.tree import tree_map
+from polyseme.nn.packing import CacheLayout, EncoderInput, PackedLayout, tree_map
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values
 

@@ -6,7 +6,7 @@ There is no pad token inside a model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from polyseme.nn.index_cache import cached_index
-from polyseme.nn.tree import tree_map
 from polyseme.progress import progress
 
 if TYPE_CHECKING:
@@ -25,6 +24,29 @@ if TYPE_CHECKING:
 
 Device = str | torch.device
 T = TypeVar("T")
+
+
+def tree_map(tree: T, fn: Callable[[Tensor], Tensor]) -> T:
+    """Return a copy with `fn` applied to every tensor of nested dataclasses, dictionaries and tuples.
+
+    A tuple of ints (the lengths of a layout) is returned unread.
+    """
+    if isinstance(tree, Tensor):
+        return fn(tree)  # type: ignore[return-value]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{f.name: tree_map(getattr(tree, f.name), fn) for f in fields(tree)})
+    if isinstance(tree, dict):
+        return {key: tree_map(value, fn) for key, value in tree.items()}  # type: ignore[return-value]
+    if isinstance(tree, tuple) and not (tree and isinstance(tree[0], int)):
+        return tuple(tree_map(value, fn) for value in tree)  # type: ignore[return-value]
+    return tree
+
+
+def tree_leaves(tree: object) -> list[Tensor]:
+    """Return the tensors of a tree in the order of `tree_map`."""
+    leaves: list[Tensor] = []
+    tree_map(tree, lambda tensor: leaves.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return leaves
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model, SparseBatch
-from polyseme.nn.packing import Inputs
-from polyseme.nn.tree import tree_map
+from polyseme.nn.packing import Inputs, tree_map
 from polyseme.nn.trunks.base import TrunkConfig, TrunkOutput, forward_chunked
 
 IGNORE_INDEX = -100  # label of rows that only fill up a fixed shape
