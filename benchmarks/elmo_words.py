@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
-from polyseme.nn.packing import PackedLayout, token_budget_batches
+from polyseme.nn.packing import Inputs, PackedLayout, token_budget_batches
 from polyseme.tasks.tagging import TaggingTask
 
 

@@ -27,8 +27,7 @@ from report import header, median_seconds, table
 
 from polyseme.families import FAMILIES
 from polyseme.families.transformer_xl import scale_cutoffs
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.objectives.losses import compute_losses
 

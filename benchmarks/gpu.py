@@ -26,7 +26,7 @@ from gpu_uneven import documents, encode, finetune
 from peers import in_our_names, our_batch, our_model, our_step, peer_inputs, peer_model, peer_step
 from report import header, table
 
-from polyseme.nn.compile import exclude_from_compile
+from polyseme.nn.attention.relative import exclude_from_compile
 from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.losses import compute_losses

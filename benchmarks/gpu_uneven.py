@@ -21,7 +21,7 @@ from polyseme.families import FAMILIES
 from polyseme.finetuning.batches import epoch_batches as all_steps
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.packed_model import mean_pool, packed_batches, to_host_async
-from polyseme.nn.compile import exclude_from_compile
+from polyseme.nn.attention.relative import exclude_from_compile
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch

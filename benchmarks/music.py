@@ -22,9 +22,8 @@ from report import header, table
 
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.events import Note, notes_to_events
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain

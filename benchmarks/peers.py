@@ -10,9 +10,8 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.relative import QueryStream
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig

@@ -23,10 +23,9 @@ from report import header, median_seconds, table
 from torch import Tensor, nn
 
 from polyseme.nn.heads.lm import LMHeadConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.train.loop import TrainState, setup_device, train

@@ -22,9 +22,8 @@ import torch
 from report import header, table
 
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.train.loop import TrainState, train
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig

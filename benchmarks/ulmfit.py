@@ -29,8 +29,7 @@ from torch import nn
 from polyseme.errors import PolysemeError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, Targets
 from polyseme.pipelines import ulmfit
 from polyseme.recipes.ulmfit import ADAM

@@ -67,6 +67,10 @@ class Config:
         """Return a copy with changed fields."""
         return dataclasses.replace(self, **changes)
 
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Create the module or object that this config describes."""
+        raise NotImplementedError(f"{type(self).__name__} describes no module")
+
     def check_range(self, low: float, high: float, *names: str) -> None:
         """Raise `ConfigError` unless low ≤ value < high for each of these fields."""
         for name in names:

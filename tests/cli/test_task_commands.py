@@ -9,7 +9,7 @@ import torch
 import polyseme
 from polyseme.datasets.lambada import read_lambada
 from polyseme.errors import PolysemeError
-from polyseme.nn.inputs import Inputs
+from polyseme.nn.packing import Inputs
 
 CONTEXT = "The old cat sees the grey dog in the river. The young wolf hears the small bird in the forest."
 

@@ -18,9 +18,8 @@ from polyseme.compress.distill import (
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.nn.compile import exclude_from_compile
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.attention.relative import exclude_from_compile
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation, DistillationLoss

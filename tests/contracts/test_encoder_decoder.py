@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from tests.support import cases
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.losses import compute_losses
 from polyseme.weights.convert import from_published, to_published
 from tests.support import cases

@@ -7,8 +7,7 @@ import torch
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.warm_start import init_from_model

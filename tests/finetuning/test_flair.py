@@ -8,8 +8,7 @@ from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain

@@ -22,7 +22,6 @@ from polyseme.finetuning.frozen import (
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features
 from polyseme.inference.feature_model import FeatureModel, FeatureReader
 from polyseme.inference.prediction import score_encoded
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layer_selection import FEATURE_SELECTIONS
 from polyseme.nn.layers.frozen_features import (
     FeatureSourceConfig,
@@ -31,7 +30,7 @@ from polyseme.nn.layers.frozen_features import (
     FrozenFeaturesConfig,
     ScalarMix,
 )
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.feature_network import cross_align
 from polyseme.objectives.losses import compute_losses
 from polyseme.tasks import TASKS

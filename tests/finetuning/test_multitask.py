@@ -19,7 +19,7 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.finetune import finetune
 from polyseme.inference.prediction import predict, select_task
-from polyseme.nn.tree import tree_leaves
+from polyseme.nn.packing import tree_leaves
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask

@@ -110,7 +110,9 @@ def test_memory_is_what_arithmetic_says_and_is_written_in_place(family):
         writing = start_session(model, prompts, sources, 2, 20)
         memory, width, layers = writing.memory, 24, 3
         kept = 2 * 20 + (2 * 4 if sources else 0)  # targets; sources, the longest of which has 4
-        assert memory.num_bytes == kept * layers * 2 * width * 4
+        assert (
+            sum(t.nbytes for pair in (*memory.states, *memory.cross_kv) for t in pair) == kept * layers * 2 * width * 4
+        )
         places = [t.data_ptr() for pair in memory.states for t in pair]
         before = [t[:, :3].clone() for pair in memory.states for t in pair]
         for token in range(5):

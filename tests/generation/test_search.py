@@ -16,8 +16,7 @@ from polyseme.generation.config import GREEDY, SamplingConfig
 from polyseme.generation.sample import generate_tokens
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.ngram.trie import NgramTrie, NgramVocab
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from tests.support import cases
 from tests.support import toy_ngram as toy
 

@@ -12,8 +12,7 @@ from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.scoring import format_prompt
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.text.importers import import_vocabulary
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model, save_model

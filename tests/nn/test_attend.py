@@ -6,11 +6,11 @@ import torch
 from polyseme.nn.attention.attend import (
     AttentionOptions,
     attend_bucketed,
-    attend_eager,
     attend_varlen,
     attention_weights,
 )
 from polyseme.nn.packing import PackedLayout
+from tests.support.attention import attend_eager
 
 CASES = {
     "sorted": ((3, 5, 5, 5, 9), None),

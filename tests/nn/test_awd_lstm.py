@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import SegmentExtra, SegmentState
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.streaming_lm import StreamingCausalLM

@@ -6,9 +6,8 @@ from torch import nn
 
 from polyseme.families import FAMILIES
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.norms import BatchNormConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.layers.block import BatchNormConfig
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import forward_chunked
 from polyseme.train.step import BF16WorkingCopy
 

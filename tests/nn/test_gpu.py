@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyseme.nn.attention.attend import AttentionOptions, attend_eager, attend_self, attend_varlen
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.attention.attend import AttentionOptions, attend_self, attend_varlen
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
+from tests.support.attention import attend_eager
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LENGTHS = [[128] * 3, [5, 17, 128, 1, 64, 90], [512, 511, 3], [1000, 64, 513], [33, 32, 31], [7]]
@@ -113,7 +113,7 @@ def test_linear_cross_entropy_matches_torch(vocab_size: int, num_rows: int, has_
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_activated_linear_matches_torch(activation: str) -> None:
     from polyseme.nn.kernels.fused import activated_linear
-    from polyseme.nn.layers.feedforward import ACTIVATIONS
+    from polyseme.nn.layers.block import ACTIVATIONS
 
     torch.manual_seed(0)
     shapes = [(1000, 300), (300,), (64, 300), (64,)]
@@ -132,7 +132,7 @@ def test_activated_linear_matches_torch(activation: str) -> None:
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_gated_linear_matches_torch(activation: str) -> None:
     from polyseme.nn.kernels.fused import gated_linear
-    from polyseme.nn.layers.feedforward import ACTIVATIONS
+    from polyseme.nn.layers.block import ACTIVATIONS
 
     torch.manual_seed(0)
     shapes = [(300, 2 * 344), (96, 344)]

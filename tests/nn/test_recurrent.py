@@ -9,9 +9,8 @@ from torch import nn
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunk, RecurrentTrunkConfig
 from polyseme.nn.trunks.window import FeedForwardLMConfig
 

@@ -6,16 +6,14 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
+from polyseme.nn.attention.multihead import NoPositionBiasConfig
 from polyseme.nn.attention.relative import QueryStream, RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.attention.score_bias import NoPositionBiasConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.block import FeedForwardConfig, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import FeedForwardConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import Memory
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 DIM = 12
@@ -76,7 +74,7 @@ def test_attention_matches_the_definition(
 ):
     config = RelativeAttentionConfig(
         3,
-        4,
+        head_dim=4,
         causal=causal,
         window=window,
         has_segment_bias=has_segments,
@@ -124,7 +122,7 @@ def test_attention_matches_the_definition(
 def test_learned_distances_pass_gradcheck(causal):
     """Including distances beyond the table; vectors of distances that do not occur get no gradient."""
     attention, position_layer = build_attention(
-        RelativeAttentionConfig(2, 3, causal=causal, has_uv_biases=False, max_learned_distance=3),
+        RelativeAttentionConfig(2, causal=causal, head_dim=3, has_uv_biases=False, max_learned_distance=3),
         RelativePositionConfig(),
     )
     layout = PackedLayout.from_lengths([5, 2])

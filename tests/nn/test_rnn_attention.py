@@ -9,11 +9,9 @@ from torch import nn
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
-from polyseme.nn.inputs import Inputs
+from polyseme.nn.layers.rnn import RNNAttentionConfig
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.nn.tree import tree_map
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout, tree_map
 from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig
 from polyseme.objectives.batch import NO_EXTRA
 from polyseme.objectives.losses import compute_losses
@@ -246,7 +244,7 @@ def test_gpu_matches_cpu_without_host_sync(attention, order):
     with torch.no_grad():
         expected = model.trunk(Inputs(tokens, layout, source=source)).hidden
     model.cuda().train()  # cuDNN needs training mode for the backward pass
-    gpu_inputs = tokens.cuda(), layout.to("cuda"), tree_map(source, torch.Tensor.cuda)
+    gpu_inputs = tokens.cuda(), tree_map(layout, torch.Tensor.cuda), tree_map(source, torch.Tensor.cuda)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

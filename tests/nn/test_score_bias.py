@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from polyseme.nn.attention.attend import AttentionOptions, attend, attend_eager, expand_relative_bias
-from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
+from polyseme.nn.attention.attend import AttentionOptions, attend, expand_relative_bias
+from polyseme.nn.attention.multihead import BucketedRelativeBiasConfig
 from polyseme.nn.packing import PackedLayout
+from tests.support.attention import attend_eager
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -7,10 +7,8 @@ import torch
 from polyseme.families import FAMILIES
 from polyseme.nn.cuda_graph import shape_signature
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import ModelConfig
-from polyseme.nn.packing import PackedLayout
-from polyseme.nn.tree import tree_leaves, tree_map
+from polyseme.nn.packing import Inputs, PackedLayout, tree_leaves, tree_map
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import pad_to_bucket

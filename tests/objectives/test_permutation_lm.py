@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
-from polyseme.nn.inputs import Inputs
+from polyseme.nn.packing import Inputs
 from polyseme.objectives.permutation_lm import PermutationLM
 from tests.support import cases
 from tests.support.corpora import BERT, CLS, SEP, all_ids, random_corpus

@@ -9,7 +9,7 @@ import torch
 from polyseme.corpus.sampling import ShuffledSampler
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
+from polyseme.nn.packing import Inputs
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.packing import SpecialIds

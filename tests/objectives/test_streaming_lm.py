@@ -9,8 +9,7 @@ import torch
 
 from polyseme.corpus.sampling import DataPosition, StreamSampler
 from polyseme.errors import PolysemeError
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import SegmentExtra, SegmentState
 from polyseme.objectives.losses import compute_losses, evaluate_batch
 from polyseme.objectives.masked_lm import MaskedLM

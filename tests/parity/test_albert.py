@@ -10,9 +10,8 @@ import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.explain.attention import attention_maps
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint

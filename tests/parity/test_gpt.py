@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.text.tokenizer import Tokenizer

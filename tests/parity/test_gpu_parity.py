@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.train.loop import setup_device
 from polyseme.weights.folder import load_model, save_model
 

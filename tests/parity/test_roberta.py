@@ -6,9 +6,8 @@ import torch.nn.functional as F
 
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.weights.convert import expand_weight_maps, to_published

@@ -6,9 +6,8 @@ from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
 from polyseme.nn.heads.lm import SpanBoundaryHeadConfig
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.norms import LayerNormConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.layers.block import LayerNormConfig
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.weights.folder import load_model, read_model_config, save_model
 
 transformers = pytest.importorskip("transformers")

@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.weights.convert import from_published

@@ -9,10 +9,9 @@ from safetensors import safe_open
 
 from polyseme.families import FAMILIES
 from polyseme.families.transformer_xl import trunk_config
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 
 FILE = Path(__file__).with_name("transfo_xl.safetensors")
 LAYER_NAMES = {  # our name -> published name

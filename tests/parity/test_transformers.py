@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.weights.convert import from_published
 from tests.support.hf_models import convert_model, randomize
 

@@ -6,8 +6,7 @@ import torch
 import polyseme
 from polyseme.families import FAMILIES
 from polyseme.nn.attention.relative import QueryStream
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.weights.convert import expand_weight_maps, from_published
 from tests.support.hf_models import convert_model, randomize
 

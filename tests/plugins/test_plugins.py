@@ -7,8 +7,7 @@ import torch
 
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.errors import ConfigError, PolysemeError
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig

@@ -13,8 +13,8 @@ from polyseme.families.family import Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.packing import Inputs
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
 

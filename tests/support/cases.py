@@ -11,9 +11,8 @@ from polyseme.families import FAMILIES, Family
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import SpanBoundaryHeadConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.train.loop import TrainState, setup_device, train

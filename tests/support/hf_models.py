@@ -7,9 +7,8 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.weights.convert import from_published
 from polyseme.weights.folder import load_model, save_model, verify_model

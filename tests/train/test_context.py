@@ -5,8 +5,7 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.context_length import evaluate_segments, evaluate_sliding_window, with_memory_len
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from tests.support import cases
 
 TEXT = cases.sequences((26,), seed=4)[0]

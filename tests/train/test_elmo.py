@@ -7,10 +7,9 @@ import torch.nn.functional as F
 import polyseme
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, CharCNN, CharCNNConfig, words_to_char_ids
 from polyseme.nn.losses import sampled_softmax_loss
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain

@@ -11,8 +11,7 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.budget import Deadline, count_fitting_steps

@@ -10,9 +10,8 @@ import torch
 
 from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.heads.word_vectors import WindowBatch
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, SegmentExtra, SegmentState, SparseUpdateBatch, Targets
 from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes import get_training_recipe

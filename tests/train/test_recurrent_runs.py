@@ -21,8 +21,7 @@ from polyseme.explain.attention import attention_maps
 from polyseme.explain.gradients import gradients_by_distance
 from polyseme.families import FAMILIES
 from polyseme.inference.neural_lm import NeuralLM
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model, read_model_config, save_model
 from tests.support import cases

@@ -9,10 +9,9 @@ import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, words_to_char_ids
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.weights.elmo_format import read_elmo, write_elmo
 
 h5py = pytest.importorskip("h5py")

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from polyseme.errors import UnsupportedError
 from polyseme.nn.attention.relative import RelativeAttentionConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model, build_meta
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import torch
 
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load_neural
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 
 
 @torch.inference_mode()

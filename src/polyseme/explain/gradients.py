@@ -8,8 +8,7 @@ import torch
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.inference.neural_lm import NeuralLM
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 
 
 def gradients_by_distance(

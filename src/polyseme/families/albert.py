@@ -7,7 +7,7 @@ from polyseme.families import bert, hf
 from polyseme.families.family import HEAD_POOLING, Family, transformer_sizes
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.layers.feedforward import ActivationName
+from polyseme.nn.layers.block import ActivationName
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 

@@ -5,8 +5,8 @@ from polyseme.families.family import Family, linear_task_head
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.block import ActivationName
 from polyseme.nn.layers.char_cnn import CharCNNConfig
-from polyseme.nn.layers.feedforward import ActivationName
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 

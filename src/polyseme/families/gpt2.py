@@ -3,7 +3,7 @@
 from polyseme.families import gpt, hf
 from polyseme.families.family import Family, causal_lm_head, transformer_sizes
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.feedforward import ActivationName
+from polyseme.nn.layers.block import ActivationName
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 

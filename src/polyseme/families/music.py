@@ -6,14 +6,11 @@ from typing import Literal
 from polyseme.config import check_in_range
 from polyseme.families import hf
 from polyseme.families.family import Family, causal_lm_head
-from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.attention.multihead import AttentionConfig, NoPositionBiasConfig
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.attention.score_bias import NoPositionBiasConfig
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.block import FeedForwardConfig, LayerNormConfig, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import FeedForwardConfig
-from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
@@ -41,7 +38,7 @@ def trunk_config(
     check_in_range("max_distance", max_distance, int(is_relative), math.inf)
     attention = (
         RelativeAttentionConfig(
-            num_heads, 0, attention_dropout, causal=True, has_uv_biases=False, max_learned_distance=max_distance
+            num_heads, attention_dropout, causal=True, has_uv_biases=False, max_learned_distance=max_distance
         )
         if is_relative
         else AttentionConfig(num_heads, attention_dropout, bias=False, causal=True)

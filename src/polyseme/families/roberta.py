@@ -9,7 +9,7 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.feedforward import ActivationName
+from polyseme.nn.layers.block import ActivationName
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 POSITION_OFFSET = 2  # fairseq starts positions at pad_token_id + 1

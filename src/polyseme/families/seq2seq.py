@@ -6,12 +6,11 @@ from polyseme.errors import ConfigError
 from polyseme.families import hf
 from polyseme.families.family import Family, linear_task_head
 from polyseme.families.rnn_lm import DEPARTURES
-from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.rnn import Cell
+from polyseme.nn.layers.rnn import Cell, RNNAttentionConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig, RecurrentTrunkConfig

@@ -4,15 +4,12 @@ from typing import Any
 
 from polyseme.families import hf
 from polyseme.families.family import Family, transformer_sizes
-from polyseme.nn.attention.multihead import AttentionConfig
-from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig
+from polyseme.nn.attention.multihead import AttentionConfig, BucketedRelativeBiasConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.block import ActivationName, FeedForwardConfig, RMSNormConfig, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
-from polyseme.nn.layers.norms import RMSNormConfig
 from polyseme.nn.model import ModelConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig

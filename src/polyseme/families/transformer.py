@@ -5,10 +5,8 @@ from polyseme.families.family import Family, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.block import ActivationName, FeedForwardConfig, LayerNormConfig, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
-from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.transformer import TransformerConfig

@@ -6,9 +6,7 @@ from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePosi
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
-from polyseme.nn.layers.feedforward import FeedForwardConfig
-from polyseme.nn.layers.norms import LayerNormConfig
+from polyseme.nn.layers.block import FeedForwardConfig, LayerNormConfig, TransformerBlockConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
@@ -40,7 +38,7 @@ def trunk_config(
     """
     uv_bias_shape = num_heads, head_dim or dim // num_heads
     attention = RelativeAttentionConfig(
-        num_heads, head_dim, attention_dropout, causal=True, has_uv_biases=not share_uv_biases
+        num_heads, attention_dropout, True, head_dim=head_dim, has_uv_biases=not share_uv_biases
     )
     return TransformerConfig(
         AdaptiveEmbeddingsConfig(vocab_size, dim, scale_cutoffs(vocab_size), div_value, max_len, dropout),

@@ -7,8 +7,8 @@ from polyseme.families.family import HEAD_POOLING, Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.init import InitConfig
+from polyseme.nn.layers.block import BatchNormConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.norms import BatchNormConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 

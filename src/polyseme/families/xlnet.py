@@ -7,10 +7,8 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.block import ActivationName, FeedForwardConfig, LayerNormConfig, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.feedforward import ActivationName, FeedForwardConfig
-from polyseme.nn.layers.norms import LayerNormConfig
 from polyseme.nn.trunks.base import PoolerConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.generation.cuda_graph import GraphedDecoder, get_graphed_decoder, uses_cuda_graphs
 from polyseme.nn.attention.relative import QueryStream
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.memory import Memory, StaticKVCache
 from polyseme.nn.model import Model
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 
 TokenIds = Sequence[int]

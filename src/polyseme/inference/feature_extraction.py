@@ -16,12 +16,11 @@ import torch
 from polyseme.errors import ConfigError, DataError
 from polyseme.inference.packed_model import packed_batches
 from polyseme.io.atomic import atomic_write, sha256
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layer_selection import LayerSelection
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
 from polyseme.tasks.encoded import encode_words
 from polyseme.text.tokenizer import Tokenizer

@@ -17,10 +17,8 @@ from polyseme.errors import DataError
 from polyseme.generation.text import first_id
 from polyseme.inference.results import TextScore
 from polyseme.nn.attention.relative import QueryStream
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout, token_budget_batches
-from polyseme.nn.tree import tree_map
+from polyseme.nn.packing import Inputs, PackedLayout, token_budget_batches, tree_map
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import prefetch

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from polyseme.nn.index_cache import retain_entries
-from polyseme.nn.packing import PackedLayout
-from polyseme.nn.tree import tree_leaves, tree_map
+from polyseme.nn.packing import PackedLayout, tree_leaves, tree_map
 
 
 def shape_signature(tree: object) -> tuple[object, ...]:

@@ -3,11 +3,10 @@
 A CUDA graph reads tensors at their recorded addresses: entries used inside `retain_entries` are never evicted.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import lru_cache, wraps
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -31,25 +30,22 @@ def cached_index(max_entries: int) -> Callable[[Function], Function]:
     """Decorate a function to cache its `max_entries` most recent results and all retained ones, for all threads."""
 
     def decorate(function: Function) -> Function:
-        recent: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         retained: dict[tuple[Any, ...], Any] = {}
         lock = Lock()
+
+        @lru_cache(max_entries)
+        def compute(*key: Any) -> Any:
+            with torch.inference_mode(False):  # the entry may be used in training later
+                return function(*key)
 
         @wraps(function)
         def lookup(*key: Any) -> Any:
             if key in retained:
                 return retained[key]
             with lock:
-                value = recent.pop(key, None)
-                if value is None:
-                    with torch.inference_mode(False):  # the entry may be used in training later
-                        value = function(*key)
+                value = compute(*key)
                 if _retaining.get():
                     retained[key] = value
-                else:
-                    recent[key] = value
-                    if len(recent) > max_entries:
-                        recent.popitem(last=False)
             return value
 
         return lookup  # type: ignore[return-value]

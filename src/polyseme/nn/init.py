@@ -7,8 +7,6 @@ from torch import nn
 
 from polyseme.config import Config
 from polyseme.nn.attention.multihead import Attention
-from polyseme.nn.attention.rnn_attention import RNNAttention
-from polyseme.nn.layers.norms import BatchNorm
 from polyseme.nn.layers.rnn import RNNCellLayer
 
 
@@ -44,20 +42,19 @@ class InitConfig(Config):
                     nn.init.trunc_normal_(submodule.weight, 0.0, std, -2 * std, 2 * std, generator=generator)
                 else:
                     nn.init.normal_(submodule.weight, 0.0, std, generator=generator)
-            # parameters outside torch's layers: a module names those to initialize like this
+            # a module names the parameters outside torch's layers, and its buffers, to initialize
             for parameter_name in getattr(submodule, "normal_init", ()):
                 if (parameter := getattr(submodule, parameter_name)) is not None:
                     nn.init.normal_(parameter, 0.0, self.std, generator=generator)
-            for parameter_name in getattr(submodule, "zero_init", ()):
-                nn.init.zeros_(getattr(submodule, parameter_name))
-            for parameter_name in getattr(submodule, "one_init", ()):
-                nn.init.ones_(getattr(submodule, parameter_name))
+            for tensor_name, value in getattr(submodule, "constant_init", {}).items():
+                if (tensor := getattr(submodule, tensor_name)) is not None:
+                    nn.init.constant_(tensor, value)
             if isinstance(submodule, nn.LayerNorm | nn.RMSNorm):
                 nn.init.ones_(submodule.weight)
             if isinstance(bias := getattr(submodule, "bias", None), nn.Parameter):
                 nn.init.zeros_(bias)
         for submodule in module.modules():
-            if isinstance(submodule, RNNCellLayer | RNNAttention | BatchNorm):
+            if isinstance(submodule, RNNCellLayer):
                 submodule.initialize(generator)
             if self.scale_by_fan_in and isinstance(submodule, Attention) and submodule.config.scale:
                 head_dim = submodule.inner_dim // submodule.config.num_heads

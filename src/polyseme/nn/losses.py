@@ -53,20 +53,17 @@ def _chunked_cross_entropy(
 
 
 @_chunked_cross_entropy.register_fake
-def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, ignore_index: int, label_smoothing: float
-) -> tuple[Tensor, ...]:
+def _(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return hidden.new_empty(()), torch.empty_like(hidden), torch.empty_like(weight), weight.new_empty(len(weight))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[1:])
-    ctx.has_bias = inputs[2] is not None
 
 
 def _backward(ctx: Any, grad_output: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     grad_hidden, grad_weight, grad_bias = (grad_output * t for t in ctx.saved_tensors)
-    return grad_hidden, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
+    return grad_hidden, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None, None, None
 
 
 _chunked_cross_entropy.register_autograd(_backward, setup_context=_setup_context)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from polyseme.errors import ConfigError
 from polyseme.nn.index_cache import cached_index
-from polyseme.nn.packing import CacheLayout, EncoderInput, PackedLayout
-from polyseme.nn.tree import tree_map
+from polyseme.nn.packing import CacheLayout, EncoderInput, PackedLayout, tree_map
 
 KeyValue = tuple[Tensor, Tensor]  # keys and values
 
@@ -129,14 +128,15 @@ def _append_order(
     return PackedLayout.from_lengths(old_sizes + new_sizes, device=device), torch.from_numpy(index).to(device)
 
 
+@dataclass(eq=False)
 class LayerCache:
     """Memory of one layer during the forward pass of a chunk."""
 
+    past: tuple[Tensor, ...] | None
+    full_layout: Any
+    index: Tensor | None
     cross_kv: tuple[Any, ...] | None = None  # keys and values of the source, if cached, and their layouts
-
-    def __init__(self, past: tuple[Tensor, ...] | None, full_layout: Any, index: Tensor | None):
-        self.past, self.full_layout, self.index = past, full_layout, index
-        self.updated: tuple[Tensor, ...] = ()
+    updated: tuple[Tensor, ...] = ()
 
     def extend(self, *parts: Tensor) -> tuple[Any, ...]:
         """Append the rows of the chunk to each part of the memory; return the parts and their layout."""
@@ -203,11 +203,6 @@ class StaticKVCache:
         return self
 
     @property
-    def num_bytes(self) -> int:
-        """Size of the buffers."""
-        return sum(t.nbytes for pair in (*self.states, *self.cross_kv) for t in pair)
-
-    @property
     def capacity(self) -> int:
         """Number of columns."""
         return self.states[0][0].shape[1]
@@ -257,11 +252,7 @@ class StaticKVCache:
 
 
 class StaticLayerCache(LayerCache):
-    """One layer of a `StaticKVCache` during a step: new keys and values are written to the buffers."""
-
-    def __init__(self, buffers: KeyValue, cache_layout: CacheLayout, index: Tensor, cross_kv: tuple[Any, ...] | None):
-        super().__init__(buffers, cache_layout, index)
-        self.cross_kv = cross_kv
+    """One layer of a `StaticKVCache` during a step: new keys and values are written to the buffers `past`."""
 
     def extend(self, *parts: Tensor) -> tuple[Any, ...]:
         assert self.past is not None and self.index is not None

@@ -1,22 +1,52 @@
-"""Packed batches: sequences of different lengths without padding. There is no pad token inside a model."""
+"""Packed batches, the inputs of a trunk: sequences of different lengths without padding.
+
+There is no pad token inside a model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyseme.nn.index_cache import cached_index
-from polyseme.nn.tree import tree_map
 from polyseme.progress import progress
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from polyseme.nn.attention.relative import QueryStream
+    from polyseme.nn.layers.frozen_features import FeatureStore
+
+Device = str | torch.device
+T = TypeVar("T")
+
+
+def tree_map(tree: T, fn: Callable[[Tensor], Tensor]) -> T:
+    """Return a copy with `fn` applied to every tensor of nested dataclasses, dictionaries and tuples.
+
+    A tuple of ints (the lengths of a layout) is returned unread.
+    """
+    if isinstance(tree, Tensor):
+        return fn(tree)  # type: ignore[return-value]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return replace(tree, **{f.name: tree_map(getattr(tree, f.name), fn) for f in fields(tree)})
+    if isinstance(tree, dict):
+        return {key: tree_map(value, fn) for key, value in tree.items()}  # type: ignore[return-value]
+    if isinstance(tree, tuple) and not (tree and isinstance(tree[0], int)):
+        return tuple(tree_map(value, fn) for value in tree)  # type: ignore[return-value]
+    return tree
+
+
+def tree_leaves(tree: object) -> list[Tensor]:
+    """Return the tensors of a tree in the order of `tree_map`."""
+    leaves: list[Tensor] = []
+    tree_map(tree, lambda tensor: leaves.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +65,7 @@ class PackedLayout:
 
     @classmethod
     def from_lengths(
-        cls,
-        lengths: Sequence[int] | np.ndarray,
-        num_slots: int = 0,
-        max_seqlen: int = 0,
-        device: str | torch.device = "cpu",
+        cls, lengths: Sequence[int] | np.ndarray, num_slots: int = 0, max_seqlen: int = 0, device: Device = "cpu"
     ) -> Self:
         """Create the layout of sequences of these lengths, with at least `num_slots` slots."""
         sizes = np.asarray(lengths, dtype=np.int64)
@@ -98,10 +124,6 @@ class PackedLayout:
     def equal_length_runs(self) -> list[tuple[int, int]]:
         """Runs of adjacent sequences of equal length, (number, length): each can be viewed as a dense batch."""
         return [(len(list(run)), length) for length, run in groupby(self.lengths) if length]
-
-    def to(self, device: str | torch.device) -> PackedLayout:
-        """Copy the layout to a device."""
-        return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))
 
     def pad(self, packed: Tensor, value: float = 0) -> Tensor:
         """Convert [T, …] to a padded batch [B, longest length, …]."""
@@ -168,6 +190,26 @@ class EncoderInput:
     layout: PackedLayout
 
 
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """A packed batch of token ids, and what some trunks take with it.
+
+    `Trunk.forward` raises for a field that the trunk does not use.
+    """
+
+    tokens: Tensor  # int64 [T]
+    layout: PackedLayout
+    segments: Tensor | None = None  # int64 [T]
+    source: EncoderInput | None = None  # one source for each sequence: token ids, or encoder states for a decoder
+    query_stream: QueryStream | None = None  # its states follow those of the tokens (XLNet)
+    features: FeatureStore | None = None  # vectors that the tokens index
+    token_embeddings: Tensor | None = None  # [vocab, dim], where the table belongs to another trunk
+
+    def to(self, device: str | torch.device) -> Self:
+        """Copy all tensors to a device."""
+        return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))
+
+
 def time_major_order(lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     """Sort packed rows by time step, sequences from long to short, as in torch's PackedSequence.
 
@@ -204,15 +246,10 @@ def token_budget_batches(lengths: Sequence[int] | np.ndarray, max_tokens: int) -
 
 
 def map_batches(
-    fn: Callable[[np.ndarray], Iterable[Result]],
-    lengths: Sequence[int],
-    max_tokens: int,
-    title: str,
-    unit: str,
-    show: bool,
-) -> list[Result]:
+    fn: Callable[[np.ndarray], Iterable[T]], lengths: Sequence[int], max_tokens: int, title: str, unit: str, show: bool
+) -> list[T]:
     """Apply a function to the indices of each batch of `token_budget_batches`; return results in the input's order."""
-    results: dict[int, Result] = {}
+    results: dict[int, T] = {}
     with progress(title, len(lengths), unit, show) as bar:
         for index in token_budget_batches(lengths, max_tokens):
             results.update(zip(index.tolist(), fn(index), strict=True))

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from polyseme.corpus.sampling import SampleBin, SampleTable, ShuffledSampler, StreamSampler
 from polyseme.errors import DataError, ModelError
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.objectives.batch import (
     IGNORE_INDEX,
     AnyBatch,

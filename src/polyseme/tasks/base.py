@@ -22,9 +22,8 @@ from polyseme.families.family import Family
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.tasks.baselines.taggers import require_sklearn

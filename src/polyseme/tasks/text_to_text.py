@@ -16,9 +16,8 @@ from polyseme.errors import ConfigError, ModelError
 from polyseme.families.family import Family
 from polyseme.generation.constrained import CopiedSpan, extract_spans, score_answers
 from polyseme.nn.heads.base import HeadConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.model import Model
-from polyseme.nn.packing import EncoderInput, PackedLayout, token_budget_batches
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout, token_budget_batches
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
 from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, Target, TextTargets, truncate_longest

@@ -20,7 +20,7 @@ from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import Interrupted
 from polyseme.families import Family, get_family
 from polyseme.io.json import read_json, write_json
-from polyseme.nn.compile import exclude_from_compile
+from polyseme.nn.attention.relative import exclude_from_compile
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch

@@ -11,6 +11,8 @@ from polyseme.nn import kernels
 from polyseme.nn.layers.positions import apply_rotary, rotary_table
 from polyseme.nn.packing import CacheLayout, PackedLayout
 
+KeyLayout = PackedLayout | CacheLayout
+
 
 class AttentionOptions(NamedTuple):
     """Which keys a query attends to, and changes to the attention score q·k / √head_dim.
@@ -37,12 +39,7 @@ class AttentionOptions(NamedTuple):
         return {"scale": self.scale, **(window if self.window else {})}
 
 
-DEFAULT_OPTIONS = AttentionOptions()
-
-
-def attend_self(
-    qkv: Tensor, layout: PackedLayout, options: AttentionOptions = DEFAULT_OPTIONS, rope_theta: float = 0.0
-) -> Tensor:
+def attend_self(qkv: Tensor, layout: PackedLayout, options: AttentionOptions, rope_theta: float) -> Tensor:
     """Compute self-attention from fused queries, keys and values [T, 3, heads, head_dim].
 
     If `rope_theta` (the base of the rotary wavelengths) is not 0, queries and keys are rotated by position first.
@@ -59,12 +56,7 @@ def attend_self(
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_layout: PackedLayout,
-    k_layout: PackedLayout | CacheLayout,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    q: Tensor, k: Tensor, v: Tensor, q_layout: PackedLayout, k_layout: KeyLayout, options: AttentionOptions
 ) -> Tensor:
     """Compute softmax attention of each query over the keys of its own sequence.
 
@@ -94,9 +86,7 @@ def attend_varlen(
     )[0]
 
 
-def attend_cached(
-    q: Tensor, k: Tensor, v: Tensor, cache_layout: CacheLayout, options: AttentionOptions = DEFAULT_OPTIONS
-) -> Tensor:
+def attend_cached(q: Tensor, k: Tensor, v: Tensor, cache_layout: CacheLayout, options: AttentionOptions) -> Tensor:
     """Attend to keys and values in cache buffers [rows, max_len, heads, head_dim].
 
     Each row has the same number of queries. With a window or a bias there is one query per row, at the position of the
@@ -123,7 +113,7 @@ def attend_bucketed(
     """Attend on a CPU, in float32, or with a bias: adjacent sequences of equal length form one dense batch.
 
     The loader sorts a micro-batch by length, so there are few such runs. Lengths change from batch to batch, so a
-    compiled model breaks its graph here (`nn/compile.py`).
+    compiled model breaks its graph here (`exclude_from_compile`).
     """
     causal, window, dropout, scale, bias = options
     runs = equal_length_pairs(q_layout, k_layout)
@@ -173,7 +163,7 @@ def expand_relative_bias(bias: Tensor, num_queries: int, num_keys: int) -> Tenso
 
 
 def attention_weights(
-    q: Tensor, k: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions = DEFAULT_OPTIONS
+    q: Tensor, k: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions
 ) -> list[Tensor]:
     """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization and tests."""
     weights = []
@@ -185,15 +175,6 @@ def attention_weights(
             scores = scores.masked_fill(~mask, float("-inf"))
         weights.append(scores.softmax(-1))
     return weights
-
-
-def attend_eager(
-    q: Tensor, k: Tensor, v: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions
-) -> Tensor:
-    """Attend one sequence at a time by definition; the reference for tests of the other implementations."""
-    weights = attention_weights(q, k, q_layout, k_layout, options)
-    values = v.split(list(k_layout.lengths))
-    return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
 
 
 def equal_length_pairs(q_layout: PackedLayout, k_layout: PackedLayout) -> list[tuple[int, int, int]]:

@@ -19,14 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyseme.config import Config, check_in_range
+from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn import kernels
+from polyseme.nn.attention import attend
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
-from polyseme.nn.inputs import Inputs
+from polyseme.nn.attention.multihead import BaseAttention, BaseAttentionConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import LayerCache
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 
 MEMORY_RANK = torch.iinfo(torch.int64).min  # rank of tokens in memory: before all others
 
@@ -61,14 +62,17 @@ class RelativePositionContext:
 
     distances: Tensor  # int64, decreasing by 1
     sinusoids: Tensor | None  # [distances, dim]; None if each layer learns its own distance vectors
-    largest_distance: int  # the first distance
     uv_biases: tuple[Tensor, Tensor] | None  # u and v, if all layers share them
-    layout: PackedLayout
+    inputs: Inputs
     key_layout: PackedLayout  # of memory followed by the tokens
-    segments: tuple[Tensor, Tensor] | None  # of the queries and of the keys
-    query_stream: QueryStream | None
+    key_segments: Tensor | None
     key_ranks: Tensor | None  # factorization ranks of the keys
     run_cache: dict[tuple[bool, int, bool], list[EqualLengthRun]] = field(default_factory=dict)
+
+    @property
+    def largest_distance(self) -> int:
+        """The first distance."""
+        return max(self.key_layout.lengths, default=0)
 
     def get_runs(self, causal: bool, window: int, is_query_stream: bool = False) -> list[EqualLengthRun]:
         """Return the runs of the tokens or of the query stream, computed by the first layer and then cached."""
@@ -78,19 +82,16 @@ class RelativePositionContext:
         return self.run_cache[key]
 
     def _compute_runs(self, causal: bool, window: int, is_query_stream: bool) -> list[EqualLengthRun]:
-        query_layout, ranks, segments, positions = self.layout, None, None, None
-        if self.query_stream is not None:
-            ranks = self.query_stream.rank
-        if self.segments is not None:
-            segments = self.segments[0]
-        if is_query_stream and self.query_stream is not None:
-            query_layout, targets = self.query_stream.layout, self.query_stream.target_positions
-            ranks = self.query_stream.rank.index_select(0, targets) - 1  # not its own rank
+        layout, segments, stream = self.inputs.layout, self.inputs.segments, self.inputs.query_stream
+        query_layout, positions, ranks = layout, None, None if stream is None else stream.rank
+        if is_query_stream and stream is not None:
+            query_layout, targets = stream.layout, stream.target_positions
+            ranks = stream.rank.index_select(0, targets) - 1  # not its own rank
             segments = None if segments is None else segments.index_select(0, targets)
             # on the device, so that a CUDA graph can capture it
-            num_past = (self.key_layout.cu_seqlens.diff() - self.layout.cu_seqlens.diff()).long()
-            num_past = num_past.index_select(0, self.layout.sequence_ids.index_select(0, targets))
-            positions = self.layout.positions.index_select(0, targets) + num_past
+            num_past = (self.key_layout.cu_seqlens.diff() - layout.cu_seqlens.diff()).long()
+            num_past = num_past.index_select(0, layout.sequence_ids.index_select(0, targets))
+            positions = layout.positions.index_select(0, targets) + num_past
         runs, query_stop, key_stop = [], 0, 0
         for n, num_queries, num_keys in equal_length_pairs(query_layout, self.key_layout):
             queries, keys = slice(query_stop, query_stop + n * num_queries), slice(key_stop, key_stop + n * num_keys)
@@ -102,8 +103,8 @@ class RelativePositionContext:
             if ranks is not None and self.key_ranks is not None:
                 is_later = self.key_ranks[keys].view(n, 1, num_keys) > ranks[queries].view(n, num_queries, 1)
                 masked_out = is_later if masked_out is None else masked_out | is_later
-            if segments is not None and self.segments is not None:
-                different_segment = segments[queries].view(n, -1, 1) != self.segments[1][keys].view(n, 1, -1)
+            if segments is not None and self.key_segments is not None:
+                different_segment = segments[queries].view(n, -1, 1) != self.key_segments[keys].view(n, 1, -1)
             if positions is not None:
                 distance_start = self.largest_distance - positions[queries].view(n, num_queries)
             runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
@@ -125,7 +126,6 @@ class RelativePositionConfig(Config):
     has_sinusoids: bool = True  # sinusoidal distance embeddings; otherwise each layer has a learned table
 
     def build(self, dim: int) -> RelativePositionLayer:
-        """Create the module."""
         return RelativePositionLayer(self, dim)
 
 
@@ -150,74 +150,55 @@ class RelativePositionLayer(nn.Module):
         distances = torch.arange(largest_distance, smallest_distance - 1, -1, device=x.device)
         if self.config.max_distance:
             distances = distances.clamp(-self.config.max_distance, self.config.max_distance)
-        num_past = key_layout.num_tokens - layout.num_tokens
+
+        def append_to_past(values: Tensor, fill_value: int) -> Tensor:
+            past_shape = (key_layout.num_tokens - layout.num_tokens,)
+            return values if cache is None else cache.append(values.new_full(past_shape, fill_value), values)
+
         key_ranks = None
         if query_stream is not None:
             assert self.mask_emb is not None, "a query stream needs `two_stream`"
-            key_ranks = _append_to_past(cache, query_stream.rank, num_past, MEMORY_RANK)
+            key_ranks = append_to_past(query_stream.rank, MEMORY_RANK)
             targets = self.mask_emb.view(1, -1).expand(len(query_stream.target_positions), -1)
             x = torch.cat([x, self.dropout(targets).to(x.dtype)])
-        segment_pair = None if segments is None else (segments, _append_to_past(cache, segments, num_past, 0))
+        key_segments = None if segments is None else append_to_past(segments, 0)
         uv_biases = None if self.u is None or self.v is None else (self.u, self.v)
-        has_sinusoids = self.config.has_sinusoids
-        sinusoids = sinusoidal_embedding(distances, self.dim, x.dtype, interleaved=False) if has_sinusoids else None
-        sinusoids = None if sinusoids is None else self.dropout(sinusoids)
-        return x, RelativePositionContext(
-            distances, sinusoids, largest_distance, uv_biases, layout, key_layout, segment_pair, query_stream, key_ranks
-        )
-
-
-def _append_to_past(cache: LayerCache | None, values: Tensor, num_past: int, fill_value: int) -> Tensor:
-    return values if cache is None else cache.append(values.new_full((num_past,), fill_value), values)
+        sinusoids = None
+        if self.config.has_sinusoids:
+            sinusoids = self.dropout(sinusoidal_embedding(distances, self.dim, x.dtype, interleaved=False))
+        return x, RelativePositionContext(distances, sinusoids, uv_biases, inputs, key_layout, key_segments, key_ranks)
 
 
 @dataclass(frozen=True)
-class RelativeAttentionConfig(Config):
+class RelativeAttentionConfig(BaseAttentionConfig):
     """Attention with query-dependent relative positions."""
 
-    num_heads: int
-    head_dim: int = 0  # 0 means dim / num_heads
-    dropout: float = 0.0  # of the probabilities
-    causal: bool = False
-    window: int = 0  # largest distance that is attended to, on each side; 0 means no limit
     has_segment_bias: bool = False  # scores depend on whether two tokens are in the same segment
     has_uv_biases: bool = True  # learns u and v; otherwise uses those of the stack, if any
     max_learned_distance: int = 0  # the last distance with a vector of its own; 0 means projected sinusoids
     rope_theta: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        check_in_range("attention dropout", self.dropout, 0, 1)
-        self.check_range(0, math.inf, "window", "head_dim", "max_learned_distance")
-
-    def inner_dim(self, dim: int) -> int:
-        """Return the size of all heads together."""
-        return self.num_heads * self.head_dim or dim
+        super().__post_init__()
+        self.check_range(0, math.inf, "max_learned_distance")
 
     def build(self, dim: int) -> RelativeAttention:
-        """Create the module."""
-        if self.num_heads < 1 or (not self.head_dim and dim % self.num_heads):
-            raise ConfigError(f"num_heads is {self.num_heads}, which does not divide dim {dim}")
         return RelativeAttention(self, dim)
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(BaseAttention):
     """Attention to the tokens of the sequence and to its memory, which holds hidden states."""
 
     normal_init: ClassVar = ("u", "v", "s", "segments")
-    fused_count: ClassVar = {"qkv": 3}  # number of matrices fused into one
 
     def __init__(self, config: RelativeAttentionConfig, dim: int):
-        super().__init__()
-        self.config = config
-        inner_dim = config.inner_dim(dim)
-        self.head_dim = inner_dim // config.num_heads
+        super().__init__(config, dim, bias=False)
+        self.head_dim = self.inner_dim // config.num_heads
         shape = config.num_heads, self.head_dim
-        self.qkv = nn.Linear(dim, 3 * inner_dim, bias=False)
-        self.out = nn.Linear(inner_dim, dim, bias=False)
         self.num_future_distances = 0 if config.causal else config.max_learned_distance
         num_distances = self.num_future_distances + config.max_learned_distance + 1
-        is_learned = config.max_learned_distance > 0
-        self.distance = nn.Embedding(num_distances, inner_dim) if is_learned else nn.Linear(dim, inner_dim, bias=False)
+        is_learned, size = config.max_learned_distance > 0, self.inner_dim
+        self.distance = nn.Embedding(num_distances, size) if is_learned else nn.Linear(dim, size, bias=False)
         self.u = nn.Parameter(torch.zeros(shape)) if config.has_uv_biases else None
         self.v = nn.Parameter(torch.zeros(shape)) if config.has_uv_biases else None
         self.s = nn.Parameter(torch.zeros(shape)) if config.has_segment_bias else None
@@ -229,12 +210,15 @@ class RelativeAttention(nn.Module):
         """Attend from x, [T, dim] or [T + P, dim] with a query stream."""
         assert isinstance(position_info, RelativePositionContext), "relative attention needs a RelativePositionContext"
         num_tokens = layout.num_tokens
-        content = x if position_info.query_stream is None else x[:num_tokens]
+        content = x if position_info.inputs.query_stream is None else x[:num_tokens]
         source = content if cache is None else cache.extend(content)[0]
-        q, k, v = self._project(x, source)
+        if source is x:
+            q, k, v = self._project(x).unbind(1)
+        else:
+            q, (k, v) = self._project(x, 0, 1)[:, 0], self._project(source, 1, 3).unbind(1)
         r = self._distance_keys(position_info)
         attended = self._attend(q[:num_tokens], k, v, r, position_info, False)
-        if position_info.query_stream is not None:
+        if position_info.inputs.query_stream is not None:
             attended = torch.cat([attended, self._attend(q[num_tokens:], k, v, r, position_info, True)])
         return self.out(attended)
 
@@ -248,22 +232,12 @@ class RelativeAttention(nn.Module):
             raise ConfigError("either max_learned_distance or has_sinusoids has to provide distance embeddings")
         return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of x, keys and values of the source, each [rows, heads, head_dim]."""
-        heads, inner_dim = self.config.num_heads, self.config.num_heads * self.head_dim
-        if source is x:
-            q, k, v = self.qkv(x).view(len(x), 3, heads, -1).unbind(1)
-        else:
-            q = F.linear(x, self.qkv.weight[:inner_dim]).view(len(x), heads, -1)
-            k, v = F.linear(source, self.qkv.weight[inner_dim:]).view(len(source), 2, heads, -1).unbind(1)
-        return q, k, v
-
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativePositionContext, is_query_stream: bool
     ) -> Tensor:
         """Return the attended values [rows, heads · head_dim] of the tokens or of the query stream."""
         runs = context.get_runs(self.config.causal, self.config.window, is_query_stream)
-        heads, dropout = self.config.num_heads, self.config.dropout if self.training else 0.0
+        heads, dropout = self.config.num_heads, self._dropout
         num_queries = [run.num_sequences * run.num_queries for run in runs]
         num_keys = [run.num_sequences * run.num_keys for run in runs]
         outputs = []
@@ -318,8 +292,8 @@ class RelativeAttention(nn.Module):
 
     def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
         """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization."""
-        assert isinstance(position_info, RelativePositionContext) and position_info.query_stream is None
-        q, k, _ = self._project(x, x)
+        assert isinstance(position_info, RelativePositionContext) and position_info.inputs.query_stream is None
+        q, k, _ = self._project(x).unbind(1)
         r = self._distance_keys(position_info)
         runs = position_info.get_runs(self.config.causal, self.config.window)
         sizes = [run.num_sequences * run.num_queries for run in runs]
@@ -368,3 +342,14 @@ class _GatherByDistance(torch.autograd.Function):
         by_key = grad_output.reshape(-1, n, num_queries, num_keys)
         grad_distance = by_key.gather(-1, key_index.clamp(0, num_keys - 1).expand(len(by_key), -1, -1, -1))
         return grad_distance.masked_fill(outside, 0).view(-1, num_queries, ctx.width), None, None
+
+
+def exclude_from_compile() -> None:
+    """Exclude attention whose shapes change from batch to batch; call this before `torch.compile`.
+
+    A decorator would import torch's compiler, which takes as long as importing torch, also where nothing is compiled.
+    """
+    for owner, name in ((attend, "attend_bucketed"), (RelativeAttention, "_attend")):
+        function = getattr(owner, name)
+        if not hasattr(function, "_torchdynamo_disable"):
+            setattr(owner, name, torch.compiler.disable(function))

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from polyseme.nn.heads.base import Head, HeadConfig, HeadPooling
 from polyseme.nn.heads.crf import CRFConfig
-from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
-from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
+from polyseme.nn.layers.block import ACTIVATIONS, ActivationName, AnyNormConfig, NoNormConfig
 
 
 @dataclass(frozen=True)

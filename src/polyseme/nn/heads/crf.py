@@ -59,7 +59,7 @@ class CRFConfig(Config):
 class CRF(nn.Module):
     """CRF layer; `transitions[i, j]` is the score of tag j following tag i."""
 
-    zero_init: ClassVar = ("transitions", "start_transitions", "end_transitions")
+    constant_init: ClassVar = {"transitions": 0.0, "start_transitions": 0.0, "end_transitions": 0.0}
 
     def __init__(self, config: CRFConfig, labels: Sequence[str]):
         super().__init__()

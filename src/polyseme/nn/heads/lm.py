@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from polyseme.nn import kernels
 from polyseme.nn.heads.base import Head, HeadConfig, PoolFn
-from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
-from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
+from polyseme.nn.layers.block import ACTIVATIONS, ActivationName, AnyNormConfig, NoNormConfig
 from polyseme.nn.losses import chunked_cross_entropy, is_applicable, sampled_softmax_loss
 from polyseme.nn.packing import PackedLayout
 

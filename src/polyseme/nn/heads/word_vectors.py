@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyseme.nn.heads.base import Head, HeadConfig
 from polyseme.nn.index_cache import cached_index
 from polyseme.nn.layers.embeddings import SparseRowGrad
-from polyseme.nn.tree import tree_map
+from polyseme.nn.packing import tree_map
 
 
 @dataclass(frozen=True, eq=False)

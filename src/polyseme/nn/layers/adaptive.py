@@ -20,9 +20,8 @@ from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn import kernels
 from polyseme.nn.heads.base import Head, HeadConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import check_max_seqlen
-from polyseme.nn.layers.norms import NoNormConfig
+from polyseme.nn.packing import Inputs
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,8 @@ class AdaptiveEmbeddingsConfig(AdaptiveBandsConfig):
     dropout: float = 0.0
     num_segments: ClassVar[int] = 0
     embedding_dim: ClassVar[int] = 0
-    norm: ClassVar[NoNormConfig] = NoNormConfig()
 
     def build(self) -> AdaptiveEmbeddings:
-        """Create the module."""
         return AdaptiveEmbeddings(self)
 
 
@@ -173,11 +170,11 @@ class AdaptiveSoftmaxHead(Head):
     def _head_inputs(self, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> tuple[Tensor, Tensor, Tensor]:
         """Return states, weights and biases that give the scores of the first band's tokens and of the other bands."""
         projected = states if self.projection is None else states @ self.projection.weight
-        weights, biases = [token_embeddings.tables[0].weight], [self.biases[0]]
+        weight: Any = token_embeddings.tables[0].weight
+        bias = self.biases[0]
         if self.clusters is not None:
-            weights.append(self.clusters.weight)
-            biases.append(self.clusters.bias)
-        return projected, torch.cat(weights), torch.cat(biases)  # type: ignore[arg-type]
+            weight, bias = torch.cat([weight, self.clusters.weight]), torch.cat([bias, self.clusters.bias])
+        return projected, weight, bias
 
     def _tail_inputs(self, band: int, states: Tensor, token_embeddings: AdaptiveEmbeddings) -> tuple[Tensor, ...]:
         """Return states, weights and biases that give the scores of another band's tokens."""

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
-from polyseme.nn.inputs import Inputs
+from polyseme.nn.layers.block import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.embeddings import check_max_seqlen
-from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
+from polyseme.nn.packing import Inputs
 
 BOS_CHARACTER, EOS_CHARACTER = 256, 257  # the boundary words of a sentence consist of one of these
 BOW_CHARACTER, EOW_CHARACTER, PAD_CHARACTER = 258, 259, 260
@@ -77,7 +77,6 @@ class CharCNNConfig(Config):
         return sum(count for _, count in self.filters)
 
     def build(self) -> CharCNN:
-        """Create the module."""
         return CharCNN(self)
 
 
@@ -85,15 +84,14 @@ class CharCNN(nn.Module):
     """Character CNN that computes each distinct word of a batch once."""
 
     needs_host_sync: ClassVar[bool] = True  # for the number of distinct words
+    token_embeddings: ClassVar[None] = None  # there is no table that a head could share
     spellings: Tensor  # int16 [vocab_size, max_chars_per_word]
 
     def __init__(self, config: CharCNNConfig):
         super().__init__()
         self.config = config
         self.char_embeddings = nn.Embedding(NUM_CHARACTERS, config.char_dim)
-        self.convolutions = nn.ModuleList(
-            nn.Conv1d(config.char_dim, out_channels, kernel_size) for kernel_size, out_channels in config.filters
-        )
+        self.convolutions = nn.ModuleList(nn.Conv1d(config.char_dim, count, width) for width, count in config.filters)
         self.highways = nn.ModuleList(Highway(config.embedding_dim) for _ in range(config.num_highway))
         self.projection = nn.Linear(config.embedding_dim, config.dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -106,10 +104,6 @@ class CharCNN(nn.Module):
         """Set the words that ids stand for."""
         char_ids = torch.from_numpy(words_to_char_ids(words, self.config.max_chars_per_word)).to(self.spellings.device)
         self.spellings[: len(char_ids)] = char_ids
-
-    @property
-    def token_embeddings(self) -> None:
-        """None: there is no table that a head could share."""
 
     def forward(self, inputs: Inputs, positions: Tensor | None = None, max_seqlen: int | None = None) -> Tensor:
         """Return the embeddings [T, dim] of word ids [T] or of character ids [T, max_chars_per_word]."""

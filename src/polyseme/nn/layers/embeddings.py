@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import DataError
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
+from polyseme.nn.layers.block import AnyNormConfig, NoNormConfig
 from polyseme.nn.layers.positions import sinusoidal_embedding
+from polyseme.nn.packing import Inputs
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class EmbeddingsConfig(Config):
         self.check_range(0, 1, "dropout", "embedding_row_dropout")
 
     def build(self) -> Embeddings:
-        """Create the module."""
         return Embeddings(self)
 
 
@@ -90,8 +89,7 @@ class Embeddings(nn.Module):
 
     def scatter_grad(self, ids: Tensor, grad: Tensor, counts: Tensor) -> list[SparseRowGrad]:
         """Return the gradient of the rows that `look_up` returned."""
-        assert self.tokens is not None
-        return [SparseRowGrad(self.tokens.weight, ids, grad, counts)]
+        return [SparseRowGrad(self.token_embeddings, ids, grad, counts)]
 
     def forward(self, inputs: Inputs, positions: Tensor | None = None, max_seqlen: int | None = None) -> Tensor:
         """Return the embeddings of packed tokens, [T, dim].

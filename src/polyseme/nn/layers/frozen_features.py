@@ -17,7 +17,6 @@ from polyseme.errors import ConfigError
 from polyseme.nn.layers.char_cnn import CharCNN, CharCNNConfig
 
 JoinPosition = Literal["input", "output", "both", "between"]
-JOIN_POSITIONS: dict[str, tuple[str, ...]] = {"both": ("input", "output")}  # values with more than one position
 MAX_GPU_FRACTION = 0.25  # fraction of free GPU memory that vectors may use: several runs may share a GPU
 ROWS_PER_COPY = 65536
 
@@ -81,7 +80,7 @@ def fits_on_device(device: torch.device, num_bytes: int) -> bool:
 class ScalarMix(nn.Module):
     """γ Σ softmax(s)_j h_j over layers h_j (Peters et al. 2018, §3.2, equation 1)."""
 
-    zero_init, one_init = ("scores",), ("gamma",)
+    constant_init: ClassVar = {"scores": 0.0, "gamma": 1.0}
 
     def __init__(self, num_layers: int):
         super().__init__()
@@ -136,31 +135,19 @@ class FrozenFeaturesConfig(Config):
     @property
     def join_positions(self) -> tuple[str, ...]:
         """Positions at which features are joined."""
-        return JOIN_POSITIONS.get(self.where, (self.where,)) if self.sources else ()
+        return () if not self.sources else ("input", "output") if self.where == "both" else (self.where,)
 
-    @property
-    def feature_dim(self) -> int:
-        """Size of a word's joined stored vectors."""
-        return sum(source.output_dim for source in self.sources)
+    def join_dim(self, position: str) -> int:
+        """Return the size of the features joined at the input, at the output, or between the first two layers."""
+        return sum(source.output_dim for source in self.sources) * (position in self.join_positions)
 
     @property
     def input_dim(self) -> int:
         """Size of a word's vector at the input."""
-        learned_dim = self.word_dim + self.indicator_dim + (self.char_cnn.dim if self.char_cnn else 0)
-        return learned_dim + self.feature_dim * ("input" in self.join_positions)
-
-    @property
-    def middle_join_dim(self) -> int:
-        """Size of the features joined between the first two layers."""
-        return self.feature_dim * ("between" in self.join_positions)
-
-    @property
-    def output_join_dim(self) -> int:
-        """Size of the features joined at the output."""
-        return self.feature_dim * ("output" in self.join_positions)
+        char_dim = self.char_cnn.dim if self.char_cnn else 0
+        return self.word_dim + self.indicator_dim + char_dim + self.join_dim("input")
 
     def build(self) -> FrozenFeatures:
-        """Create the module."""
         return FrozenFeatures(self)
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import SparseRowGrad, check_max_seqlen
+from polyseme.nn.packing import Inputs
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class SubwordEmbeddingsConfig(Config):
             raise ConfigError(f"min_n is {self.min_n}, larger than max_n ({self.max_n})")
 
     def build(self) -> SubwordEmbeddings:
-        """Create the module."""
         return SubwordEmbeddings(self)
 
 
@@ -73,6 +72,7 @@ class SubwordEmbeddings(nn.Module):
     """Word and n-gram tables. Call `set_vocabulary` first: the n-grams of a word do not follow from its id."""
 
     needs_host_sync: ClassVar[bool] = True  # for the number of distinct words
+    token_embeddings: ClassVar[None] = None  # word vectors are computed from n-grams
 
     def __init__(self, config: SubwordEmbeddingsConfig):
         super().__init__()
@@ -100,10 +100,6 @@ class SubwordEmbeddings(nn.Module):
         if word_id is not None:
             vectors = torch.cat([vectors, self.tokens.weight[word_id : word_id + 1]])
         return vectors.sum(0) / max(len(vectors), 1)
-
-    @property
-    def token_embeddings(self) -> None:
-        """None: there is no table of word vectors, they are computed from n-grams."""
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Return the vectors of some words."""

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from polyseme.config import Config
 from polyseme.errors import UnsupportedError
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.feedforward import ACTIVATIONS
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.layers.block import ACTIVATIONS
+from polyseme.nn.packing import Inputs, PackedLayout
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
 from polyseme.nn.memory import Memory
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.trunks.base import Trunk, TrunkConfig, TrunkOutput, delegate
 from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig, RecurrentTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig

@@ -1,18 +1,17 @@
 """Task networks over frozen features, as used before 2018: linear, BiLSTM, biattentive, ESIM, BiDAF."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
 from polyseme.nn.layers.rnn import RecurrentLayer, TimeMajor
-from polyseme.nn.packing import PackedLayout
+from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 
@@ -46,7 +45,7 @@ class FeatureNetworkConfig(TrunkConfig):
         self.check_range(0, 1, "dropout")
         self.check_range(1, 1 << 20, "lstm_dim")
         self.check_range(1, 100, "num_layers")
-        if self.features.middle_join_dim and (self.network != "bilstm" or self.num_layers < 2):
+        if self.features.join_dim("between") and (self.network != "bilstm" or self.num_layers < 2):
             actual = f"{self.network} with num_layers {self.num_layers}"
             raise ConfigError(f"features join between layers only in a bilstm with num_layers ≥ 2, not in {actual}")
 
@@ -60,12 +59,12 @@ class FeatureNetworkConfig(TrunkConfig):
 
     @property
     def dim(self) -> int:
-        return self.hidden_dim + self.features.output_join_dim
+        return self.hidden_dim + self.features.join_dim("output")
 
     @property
     def matmul_params(self) -> int:
         input_dim, lstm_dim = self.features.input_dim, self.lstm_dim
-        lstm_params = 4 * lstm_dim * (input_dim + lstm_dim + self.features.middle_join_dim)
+        lstm_params = 4 * lstm_dim * (input_dim + lstm_dim + self.features.join_dim("between"))
         lstm_params += (self.num_layers - 1) * 12 * lstm_dim * lstm_dim
         extra_params = {"bidaf": 8 * lstm_dim * (9 + 3 + 3) * lstm_dim}.get(self.network, 32 * lstm_dim * lstm_dim)
         return {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
@@ -175,7 +174,7 @@ class BiDAF(nn.Module):
     own (Levy et al. 2017, §4).
     """
 
-    zero_init = ("no_answer",)
+    constant_init: ClassVar = {"no_answer": 0.0}
 
     def __init__(self, hidden_dim: int, dropout: float):
         super().__init__()
@@ -203,7 +202,9 @@ class FeatureNetwork(Trunk):
         self.features: FrozenFeatures = config.features.build()
         is_recurrent = config.network != "linear"
         encoder_dims = config.features.input_dim, config.lstm_dim, config.num_layers
-        self.encoder = BiLSTM(*encoder_dims, config.dropout, config.features.middle_join_dim) if is_recurrent else None
+        self.encoder = (
+            BiLSTM(*encoder_dims, config.dropout, config.features.join_dim("between")) if is_recurrent else None
+        )
         pair_networks: dict[str, type[nn.Module]] = {"biattentive": Biattention, "esim": ESIM, "bidaf": BiDAF}
         pair_network = pair_networks.get(config.network)
         self.pair_network = pair_network(config.lstm_dim, config.dropout) if pair_network else None
@@ -215,10 +216,12 @@ class FeatureNetwork(Trunk):
         assert inputs.features is not None, "a network over features needs a feature store"
         x, late_features = self.features(inputs.tokens, inputs.features, segments)
         if self.encoder is not None and self.pair_network is None:
-            x = self.dropout(self.encoder(x, layout, late_features if self.config.features.middle_join_dim else None))
+            x = self.dropout(
+                self.encoder(x, layout, late_features if self.config.features.join_dim("between") else None)
+            )
         elif self.pair_network is not None:
             x = self._compare(x, layout, segments)
-        if late_features is not None and self.config.features.output_join_dim:
+        if late_features is not None and self.config.features.join_dim("output"):
             x = torch.cat([x, late_features], dim=-1)
         return TrunkOutput(x, {})
 

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig, SparseRowGrad
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
+from polyseme.nn.packing import Inputs
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
 

@@ -13,14 +13,21 @@ from torch.utils.checkpoint import checkpoint
 
 from polyseme.config import check_in_range
 from polyseme.errors import ConfigError
-from polyseme.nn.attention.rnn_attention import RNNAttentionConfig, SourceAttention
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.rnn import NUM_GATES, NUM_STATES, Cell, RecurrentLayer, RNNCellLayer, TimeMajor
+from polyseme.nn.layers.rnn import (
+    NUM_GATES,
+    NUM_STATES,
+    Cell,
+    RecurrentLayer,
+    RNNAttentionConfig,
+    RNNCellLayer,
+    SourceAttention,
+    TimeMajor,
+)
 from polyseme.nn.memory import Memory
-from polyseme.nn.packing import EncoderInput, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
 

@@ -9,16 +9,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import ConfigError
-from polyseme.nn.attention.multihead import AttentionConfig
+from polyseme.nn.attention.multihead import AttentionConfig, BucketedRelativeBiasConfig, NoPositionBiasConfig
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
-from polyseme.nn.attention.score_bias import BucketedRelativeBiasConfig, NoPositionBiasConfig
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
-from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
+from polyseme.nn.layers.block import AnyNormConfig, NoNormConfig, TransformerBlock, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
 from polyseme.nn.memory import Memory
+from polyseme.nn.packing import Inputs
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
 
 PositionBiasConfig = RelativePositionConfig | NoPositionBiasConfig | BucketedRelativeBiasConfig

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.nn.init import InitConfig
-from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.memory import Memory
+from polyseme.nn.packing import Inputs
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
 
 
