@@ -32,10 +32,9 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.feature_network import FeatureNetworkConfig
-from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
+from polyseme.nn.trunks.shallow import FeedForwardLMConfig, StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
-from polyseme.nn.trunks.window import FeedForwardLMConfig
 
 SparseBatch = WindowBatch | CooccurrenceBatch  # batches of heads with sparse gradients
 

@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import UnsupportedError
-from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.feedforward import ACTIVATIONS
 from polyseme.nn.packing import PackedLayout
@@ -67,17 +65,10 @@ class TrunkOutput:
     memory: Any = None
 
 
-def delegate(path: str) -> Any:
-    """Create a property that reads an attribute of a nested config, such as `stack.dim`."""
-
-    def get(config: Any) -> Any:  # not operator.attrgetter, which torch.compile does not trace
-        return reduce(getattr, path.split("."), config)
-
-    return property(get, doc=f"`{path}` of this config.")
+derived: Any = property  # for one-line properties: `dim = derived(lambda self: self.embeddings.dim)`
 
 
 def _default(value: object, doc: str) -> Any:
-    """Create a property with a constant value."""
     return property(lambda self: value, doc=doc)
 
 
@@ -87,16 +78,9 @@ class TrunkConfig(Config, ABC):
     A subclass is a frozen dataclass with the fields or properties `embeddings`, `pooler` and `init`.
     """
 
-    if TYPE_CHECKING:  # declared by subclasses; a property here would become the default value of their fields
-
-        @property
-        def embeddings(self) -> Any: ...
-
-        @property
-        def pooler(self) -> PoolerConfig: ...
-
-        @property
-        def init(self) -> InitConfig: ...
+    embeddings: Any
+    pooler: Any
+    init: Any
 
     @property
     @abstractmethod
@@ -126,7 +110,10 @@ class TrunkConfig(Config, ABC):
     supports_static_shape = _default(False, "Whether batches filled up to one shape compile to one graph.")
     supports_static_cache = _default(False, "Whether its memory is the keys and values of all tokens.")
     depends_on_lengths = _default(True, "Whether a CUDA graph of it is valid for one set of lengths only.")
-    shares_token_embeddings = _default(False, "Whether its token embeddings are passed at each call.")
+    shares_token_embeddings = derived(
+        lambda self: getattr(self.embeddings, "tied_to_encoder", False),
+        doc="Whether its token embeddings are passed at each call.",
+    )
     matmul_params = _default(0, "Number of matrix weights that a token is multiplied with.")
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
@@ -145,10 +132,13 @@ class TrunkConfig(Config, ABC):
 class Trunk(nn.Module, ABC):
     """A network from packed tokens to hidden states: embeddings, layers, and a pooler for one vector per sequence."""
 
-    config: TrunkConfig
     embeddings: Any
     pooler: Pooler
     _gradient_checkpointing = False
+
+    def __init__(self, config: Any):
+        super().__init__()
+        self.config = config
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -171,17 +161,15 @@ class Trunk(nn.Module, ABC):
         """
         layers = frozenset(layers)
         if not torch.compiler.is_compiling():
-            self.check(inputs, memory=memory, layers=layers, return_memory=return_memory)
+            self.check(inputs, memory, layers, return_memory)
         return self._forward(inputs, memory, layers, return_memory)
 
     @abstractmethod
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput: ...
 
-    def check(
-        self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
-    ) -> None:
+    def check(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> None:
         """Raise if the trunk does not support one of these arguments; no tensor is read."""
-        config, layers = self.config, tuple(layers)
+        config = self.config
         unsupported = {
             "layers": bool(layers) and not config.supports_layers,
             "segments": inputs.segments is not None and not config.num_segments,
@@ -195,7 +183,7 @@ class Trunk(nn.Module, ABC):
             raise UnsupportedError(f"{type(self).__name__} with this config does not support {names[0]}")
         if config.shares_token_embeddings and inputs.token_embeddings is None:
             raise UnsupportedError(f"{type(self).__name__} has no token embeddings of its own: pass those to share")
-        if invalid := [layer for layer in layers if not 0 <= layer <= config.num_layers]:
+        if invalid := sorted(layers - set(range(config.num_layers + 1))):
             raise UnsupportedError(f"layer {invalid[0]} does not exist: the trunk has layers 0 to {config.num_layers}")
 
     def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:

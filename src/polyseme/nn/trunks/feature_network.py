@@ -13,10 +13,8 @@ from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
 from polyseme.nn.layers.rnn import RecurrentLayer, TimeMajor
 from polyseme.nn.packing import PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-
-FeatureNetworkType = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class FeatureNetworkConfig(TrunkConfig):
     """
 
     features: FrozenFeaturesConfig
-    network: FeatureNetworkType = "bilstm"
+    network: Literal["linear", "bilstm", "biattentive", "esim", "bidaf"] = "bilstm"
     lstm_dim: int = 256  # of a direction
     num_layers: int = 1
     dropout: float = 0.5
@@ -50,17 +48,14 @@ class FeatureNetworkConfig(TrunkConfig):
             actual = f"{self.network} with num_layers {self.num_layers}"
             raise ConfigError(f"features join between layers only in a bilstm with num_layers ≥ 2, not in {actual}")
 
-    embeddings = delegate("features")
+    embeddings = derived(lambda self: self.features)
+    dim = derived(lambda self: self.hidden_dim + self.features.output_join_dim)
 
     @property
     def hidden_dim(self) -> int:
         """Size of the network's states, before features are concatenated to them."""
         hidden_dims = {"linear": self.features.input_dim, "bilstm": 2 * self.lstm_dim, "bidaf": 12 * self.lstm_dim}
         return hidden_dims.get(self.network, self.lstm_dim)
-
-    @property
-    def dim(self) -> int:
-        return self.hidden_dim + self.features.output_join_dim
 
     @property
     def matmul_params(self) -> int:
@@ -195,11 +190,8 @@ class BiDAF(nn.Module):
 class FeatureNetwork(Trunk):
     """A network over frozen features; its tokens index a feature store."""
 
-    config: FeatureNetworkConfig
-
     def __init__(self, config: FeatureNetworkConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.features: FrozenFeatures = config.features.build()
         is_recurrent = config.network != "linear"
         encoder_dims = config.features.input_dim, config.lstm_dim, config.num_layers

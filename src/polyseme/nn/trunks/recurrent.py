@@ -21,7 +21,7 @@ from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.rnn import NUM_GATES, NUM_STATES, Cell, RecurrentLayer, RNNCellLayer, TimeMajor
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
 
 
 @dataclass(frozen=True)
@@ -93,30 +93,20 @@ class RecurrentTrunkConfig(TrunkConfig):
         directions = {"both": (("forward",), ("backward",)), "bidirectional": (("forward", "backward"),)}
         return directions.get(self.direction, ((self.direction,),))
 
-    @property
-    def num_directions(self) -> int:
-        """Number of directions in a layer of a stack."""
-        return len(self.stack_directions[0])
+    num_directions = derived(lambda self: len(self.stack_directions[0]), doc="Number of directions in a layer.")
 
     @property
     def input_dims(self) -> tuple[int, ...]:
         """Input size of each layer of a stack."""
-        layer_dims = self._layer_dims
-        return tuple(accumulate(layer_dims[:-1])) if self.skip == "dense" else layer_dims[:-1]
+        input_dims = self._layer_dims[:-1]
+        return tuple(accumulate(input_dims)) if self.skip == "dense" else input_dims
 
-    @property
-    def dim(self) -> int:
-        return self.output_dims[-1] * len(self.stack_directions) * self.num_directions
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.hidden_dims)
-
-    num_blocks = delegate("num_layers")
-
-    @property
-    def causal(self) -> bool:
-        return self.direction == "forward"
+    num_layers = derived(lambda self: len(self.hidden_dims))
+    num_blocks = num_layers
+    dim = derived(lambda self: self.output_dims[-1] * len(self.stack_directions) * self.num_directions)
+    causal = derived(lambda self: self.direction == "forward")
+    has_memory = derived(lambda self: self.num_directions == 1)
+    has_bounded_memory = derived(lambda self: self.direction in ("forward", "backward"))
 
     @property
     def matmul_params(self) -> int:
@@ -128,18 +118,6 @@ class RecurrentTrunkConfig(TrunkConfig):
             cell_params += hidden_dim * output_dim if self.projection_dim else 0
             total += num_stacks * (self.num_directions * cell_params + has_highway * input_dim * input_dim)
         return total
-
-    @property
-    def has_memory(self) -> bool:
-        return self.num_directions == 1
-
-    @property
-    def shares_token_embeddings(self) -> bool:
-        return isinstance(self.embeddings, EmbeddingsConfig) and self.embeddings.tied_to_encoder
-
-    @property
-    def has_bounded_memory(self) -> bool:
-        return self.direction in ("forward", "backward")
 
     def build(self) -> Trunk:
         if not self.hidden_dims:
@@ -155,11 +133,8 @@ class RecurrentTrunk(Trunk):
     batch. Returned layers are before the dropout that follows them; layer 0 has the embeddings once per stack.
     """
 
-    config: RecurrentTrunkConfig
-
     def __init__(self, config: RecurrentTrunkConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.use_reference = False
         self.embeddings = config.embeddings.build()
         self.stacks = nn.ModuleList(
@@ -168,24 +143,22 @@ class RecurrentTrunk(Trunk):
         )
         self.pooler = config.pooler.build(config.dim)
 
-    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        return self.run(inputs, memory, layers, return_memory, None)
-
-    def run(
-        self, inputs: Inputs, memory: Memory | None, layers: frozenset[int], return_memory: bool, context: Any
+    def _forward(
+        self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool, context: Any = None
     ) -> TrunkOutput:
         """Compute the hidden states; the first layer reads the `SourceAttention` of a `context`, if any."""
         config, layout = self.config, inputs.layout
         order, x = TimeMajor(layout), self.embeddings(inputs)  # [T, embedding_dim]
-        outputs_per_layer: list[list[Tensor]] = [[] for _ in config.hidden_dims]  # of each stack
+        outputs_per_layer: dict[int, list[Tensor]] = {depth: [] for depth in layers}  # of each stack
+        outputs_per_layer |= {0: [x] * len(self.stacks)} if 0 in layers else {}
         final_states: list[tuple[Tensor, ...]] = []
         stack_outputs = []
         stack_input = self._dropout(order.to_time_major(x), order, config.input_dropout)
-        for stack_index, stack in enumerate(self.stacks):
+        for stack in self.stacks:
             layer_input, layer_output = stack_input, stack_input
-            for depth, layer in enumerate(cast(Iterable[RecurrentLayer], stack)):
+            for depth, layer in enumerate(cast(Iterable[RecurrentLayer], stack), start=1):
                 if memory:
-                    states = [list(memory.states[stack_index * config.num_layers + depth])]
+                    states = [list(memory.states[len(final_states)])]
                 else:
                     states = layer.initial_states(order.num_sequences, x)
                 arguments = layer_input, order, states, self.use_reference, context
@@ -194,14 +167,13 @@ class RecurrentTrunk(Trunk):
                 else:
                     y, layer_states = layer(*arguments)
                 final_states.append(tuple(t for cell_states in layer_states for t in cell_states))
-                if depth + 1 in layers:
+                if depth in layers:
                     outputs_per_layer[depth].append(order.from_time_major(y))
-                is_top = depth + 1 == config.num_layers
+                is_top = depth == config.num_layers
                 layer_output = self._dropout(y, order, config.output_dropout if is_top else config.dropout)
                 layer_input = torch.cat([layer_input, layer_output], dim=-1) if config.skip == "dense" else layer_output
             stack_outputs.append(order.from_time_major(layer_output))
-        layer_outputs = {depth: torch.cat(outputs_per_layer[depth - 1], dim=-1) for depth in layers if depth}
-        layer_outputs |= {0: torch.cat([x] * len(self.stacks), dim=-1)} if 0 in layers else {}
+        layer_outputs = {depth: torch.cat(outputs, dim=-1) for depth, outputs in outputs_per_layer.items()}
         hidden = torch.cat(stack_outputs, dim=-1) if len(stack_outputs) > 1 else stack_outputs[0]
         if not return_memory:
             return TrunkOutput(hidden, layer_outputs)
@@ -247,15 +219,14 @@ class RecurrentDecoderConfig(TrunkConfig):
             expected = f"0, or {self.source_dim} with attention"
             raise ConfigError(f"stack.context_dim is {self.stack.context_dim}: expected {expected}")
 
-    embeddings = delegate("stack.embeddings")
-    pooler = delegate("stack.pooler")
-    init = delegate("stack.init")
-    dim = delegate("stack.dim")
-    num_layers = delegate("stack.num_layers")
-    num_blocks = delegate("stack.num_blocks")
-    causal = delegate("stack.causal")
-    has_memory = delegate("stack.has_memory")
-    shares_token_embeddings = delegate("stack.shares_token_embeddings")
+    embeddings = derived(lambda self: self.stack.embeddings)
+    pooler = derived(lambda self: self.stack.pooler)
+    init = derived(lambda self: self.stack.init)
+    dim = derived(lambda self: self.stack.dim)
+    num_layers = derived(lambda self: self.stack.num_layers)
+    num_blocks = derived(lambda self: self.stack.num_blocks)
+    causal = derived(lambda self: self.stack.causal)
+    has_memory = derived(lambda self: self.stack.has_memory)
     has_source = True
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
@@ -275,11 +246,8 @@ class RecurrentDecoderConfig(TrunkConfig):
 class RecurrentDecoder(Trunk):
     """Recurrent layers over a target; `source` are encoder states as `prepare_source` returns them."""
 
-    config: RecurrentDecoderConfig
-
     def __init__(self, config: RecurrentDecoderConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.stack: Any = config.stack.build()
         self.init_pooler = config.init_pooler.build(config.source_dim)
         num_states = NUM_STATES[config.stack.cell]
@@ -301,7 +269,7 @@ class RecurrentDecoder(Trunk):
         attention_state = self.attention.begin(source) if self.attention is not None else None
         memory = self._initial_memory(source, layout) if memory is None else memory
         step_context = attention_state if self.config.stack.context_dim else None
-        output = self.stack.run(replace(inputs, source=None), memory, layers, return_memory, step_context)
+        output = self.stack._forward(replace(inputs, source=None), memory, layers, return_memory, step_context)
         hidden = output.hidden  # [T, dim]
         if attention_state is not None and self.combine is not None:
             if not self.config.stack.context_dim:
