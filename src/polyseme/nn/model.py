@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyseme.config import Config
 from polyseme.errors import UnsupportedError
-from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.base import IGNORE_INDEX, HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
@@ -115,21 +115,14 @@ class Model(nn.Module):
         return crf.log_marginals(scores, chains), crf.decode(scores, chains)
 
     def loss(
-        self,
-        head: str,
-        hidden: Tensor,
-        layout: PackedLayout,
-        rows: Tensor,
-        labels: Tensor,
-        ignore_index: int,
-        label_smoothing: float = 0.0,
+        self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor, labels: Tensor, label_smoothing: float = 0
     ) -> Tensor:
         """Return the summed loss of a head's predictions of `rows`."""
         module: Any = self.heads[head]
         if isinstance(module.crf, CRF):
             chains = ChainLayout.from_lengths(layout.count_per_sequence(rows), hidden.device)
-            return module.crf.loss(self.predict(head, hidden, layout, rows).float(), chains, labels, ignore_index)
-        return module.loss(*self._head_inputs(head, hidden, layout, rows), labels, ignore_index, label_smoothing)
+            return module.crf.loss(self.predict(head, hidden, layout, rows).float(), chains, labels, IGNORE_INDEX)
+        return module.loss(*self._head_inputs(head, hidden, layout, rows), labels, label_smoothing)
 
     def set_vocabulary(
         self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None

@@ -14,6 +14,7 @@ from polyseme.config import Config
 from polyseme.nn.heads.crf import CRF
 from polyseme.nn.packing import PackedLayout
 
+IGNORE_INDEX = -100  # label of rows without a loss, which only fill up a fixed shape; as in torch
 # every state; the trunk's pooled vector; the first token's state; pooled vector, maximum and mean concatenated
 HeadPooling = Literal["tokens", "pooled", "first", "concat"]
 PoolFn = Callable[[Tensor, PackedLayout], Tensor]
@@ -61,9 +62,7 @@ class Head(nn.Module):
         states = states.index_select(0, rows.flatten())
         return states if rows.ndim == 1 else states.unflatten(0, rows.shape).sum(1)
 
-    def loss(
-        self, states: Any, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
-        """Return the summed cross entropy, with label smoothing (Szegedy et al. 2016)."""
-        options: Any = {"ignore_index": ignore_index, "reduction": "sum", "label_smoothing": label_smoothing}
-        return F.cross_entropy(self(states, token_embeddings).float(), labels, **options)
+    def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Return the summed cross entropy, with label smoothing (Szegedy et al. 2016), without `IGNORE_INDEX`."""
+        logits = self(states, token_embeddings).float()
+        return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)

@@ -1,11 +1,12 @@
 """Classification head: labels of sequences or tokens, numbers, spans and choices."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyseme.nn.heads.base import Head, HeadConfig, HeadPooling
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, HeadPooling
 from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
@@ -72,33 +73,31 @@ class ClassificationHead(Head):
             states = ACTIVATIONS[self.config.activation](self.dense(states))
         return self.linear(self.dropout(self.norm(states)))
 
-    def loss(
-        self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the summed cross entropy; for regression the summed squared error, where a label of NaN is ignored.
 
         Labels of two columns are the rows where spans start and end: each output is a softmax over rows, and the loss
         is the mean of the two (Devlin et al. 2019, §4.2).
         """
         if labels.ndim == 1 and len(self.config.labels) > 1:
-            return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+            return super().loss(states, token_embeddings, labels, label_smoothing)
         outputs = self(states, token_embeddings).float()  # [rows, outputs]
         if labels.ndim == 2:
             columns = zip(outputs.unbind(1), labels.unbind(1))
-            return torch.stack([_choice_loss(logits, target, ignore_index) for logits, target in columns]).mean()
+            return torch.stack([_choice_loss(logits, target) for logits, target in columns]).mean()
         if self.config.labels:
-            return _choice_loss(outputs.squeeze(-1), labels, ignore_index)
+            return _choice_loss(outputs.squeeze(-1), labels)
         return (outputs.squeeze(-1) - labels).masked_fill(labels.isnan(), 0.0).square().sum()
 
 
-def _choice_loss(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+def _choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the summed cross entropy of softmaxes over groups of rows.
 
     Rows with the same label are the candidates of one question, and the label is the row of the right one. A row
     without a label is a group of its own, whose loss is 0.
     """
     indices = torch.arange(len(logits), device=logits.device)
-    targets = torch.where(labels == ignore_index, indices, labels)
+    targets = torch.where(labels == IGNORE_INDEX, indices, labels)
     group_max = logits.detach().scatter_reduce(0, targets, logits.detach(), "amax")  # keeps the sums within range
     group_sums = torch.zeros_like(logits).index_add(0, targets, (logits - group_max.index_select(0, targets)).exp())
     is_correct = targets == indices

@@ -132,9 +132,7 @@ class CoreferenceHead(Head):
         first_states, last_states = (hidden.index_select(0, token) for token in (first_token, last_token))
         return WordStates(rows, first_states, last_states, log_weight, state)
 
-    def loss(
-        self, states: WordStates, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: WordStates, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the summed negative log-likelihood of all true antecedents of each selected mention.
 
         A mention without a true antecedent has none as its target. `labels` are the true mentions, [m, 3]: first word,

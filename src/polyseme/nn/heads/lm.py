@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.nn import kernels
-from polyseme.nn.heads.base import Head, HeadConfig, PoolFn
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, PoolFn
 from polyseme.nn.layers.feedforward import ACTIVATIONS, ActivationName
 from polyseme.nn.layers.norms import AnyNormConfig, NoNormConfig
 from polyseme.nn.losses import chunked_cross_entropy, is_applicable, sampled_softmax_loss
@@ -32,16 +32,14 @@ class VocabHead(Head, ABC):
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
         return F.linear(self.transform(states), self.output_weight(token_embeddings), self.bias)
 
-    def loss(
-        self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the summed cross entropy; in training the logits of all rows never exist at once."""
         weight, bias = self.output_weight(token_embeddings), self.bias
         if kernels.supports(states) and kernels.supports(weight) and not label_smoothing:
-            return kernels.linear_cross_entropy(self.transform(states), weight, bias, labels, ignore_index)
+            return kernels.linear_cross_entropy(self.transform(states), weight, bias, labels, IGNORE_INDEX)
         if is_applicable(states) and is_applicable(weight):
-            return chunked_cross_entropy(self.transform(states), weight, bias, labels, ignore_index, label_smoothing)
-        return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+            return chunked_cross_entropy(self.transform(states), weight, bias, labels, IGNORE_INDEX, label_smoothing)
+        return super().loss(states, token_embeddings, labels, label_smoothing)
 
 
 @dataclass(frozen=True)
@@ -97,14 +95,12 @@ class LMHead(VocabHead):
         assert isinstance(other, LMHead)
         self.decoder, self.bias = other.decoder, other.bias
 
-    def loss(
-        self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         num_sampled = self.config.num_sampled
         if self.training and 0 < num_sampled < self.config.vocab_size:
             weight = self.output_weight(token_embeddings)
-            return sampled_softmax_loss(self.transform(states), weight, self.bias, labels, ignore_index, num_sampled)
-        return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+            return sampled_softmax_loss(self.transform(states), weight, self.bias, labels, IGNORE_INDEX, num_sampled)
+        return super().loss(states, token_embeddings, labels, label_smoothing)
 
     def transform(self, states: Tensor) -> Tensor:
         if self.config.direction != "both":
