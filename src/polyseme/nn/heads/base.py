@@ -23,10 +23,7 @@ PoolFn = Callable[[Tensor, PackedLayout], Tensor]
 class HeadConfig(Config, ABC):
     """Base of the configs of all heads."""
 
-    @property
-    def pooling(self) -> HeadPooling:
-        """The states that the head reads."""
-        return "tokens"
+    pooling: Any = "tokens"  # the states that the head reads, a HeadPooling
 
     @abstractmethod
     def matmul_params(self, dim: int) -> int:
@@ -40,11 +37,11 @@ class HeadConfig(Config, ABC):
 class Head(nn.Module):
     """Predictions from hidden states; `forward` takes the states it selects and the trunk's token embeddings."""
 
-    pooling: HeadPooling = "tokens"
     needs_host_sync: bool = False  # whether it reads tensors on the host, so that CUDA graphs cannot capture it
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any):
         super().__init__()
+        self.config = config
         self.crf: CRF | None = None  # decodes the labels of a sequence together
 
     def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Any:
@@ -52,10 +49,11 @@ class Head(nn.Module):
 
         Rows of several columns, [n, columns], give the sum of their states.
         """
-        states = pool(hidden, layout) if self.pooling in ("pooled", "concat") else hidden
-        if self.pooling == "first":
+        pooling = self.config.pooling
+        states = pool(hidden, layout) if pooling in ("pooled", "concat") else hidden
+        if pooling == "first":
             states = hidden.index_select(0, layout.first_indices)
-        if self.pooling == "concat":  # Howard and Ruder 2018, §3.3
+        if pooling == "concat":  # Howard and Ruder 2018, §3.3
             states = torch.cat([states, layout.max_pool(hidden), layout.mean_pool(hidden)], dim=1)
         if rows is None:
             return states

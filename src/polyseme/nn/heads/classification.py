@@ -56,8 +56,7 @@ class ClassificationHead(Head):
     """Linear classifier of tokens or sequences, with optional layers before it."""
 
     def __init__(self, config: ClassificationHeadConfig, dim: int):
-        super().__init__()
-        self.config, self.pooling = config, config.pooling
+        super().__init__(config)
         input_dim, hidden_dim = config.layer_dims(dim)
         self.input_norm = config.input_norm.build(input_dim)
         self.dense = nn.Linear(input_dim, hidden_dim, bias=config.dense_bias) if config.dense else None

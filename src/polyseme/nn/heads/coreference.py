@@ -105,8 +105,7 @@ class CoreferenceHead(Head):
     needs_host_sync = True
 
     def __init__(self, config: CoreferenceHeadConfig, dim: int):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         span_dim, feature_dim = config.span_dim(dim), config.feature_dim
         self.token_attention = nn.Linear(dim, 1)
         self.width_embeddings = nn.Embedding(config.max_span_width, feature_dim)
@@ -140,8 +139,11 @@ class CoreferenceHead(Head):
         """
         total_loss, candidates = states.log_weights.new_zeros(()), self._enumerate_candidates(states)
         if self.config.detection_weight:
-            total_loss = self.config.detection_weight * self._detection_loss(candidates, labels, len(states.rows))
-        for ranking in self.rank_documents(states, candidates):
+            starts, ends, _, scores = candidates
+            is_mention = torch.isin(starts * len(states.rows) + ends, labels[:, 0] * len(states.rows) + labels[:, 1])
+            detection_loss = F.binary_cross_entropy_with_logits(scores, is_mention.to(scores.dtype), reduction="sum")
+            total_loss = self.config.detection_weight * detection_loss
+        for ranking in self._rank_documents(states, candidates):
             matches = (ranking.starts[:, None] == labels[:, 0]) & (ranking.ends[:, None] == labels[:, 1])
             cluster = (matches * labels[:, 2]).sum(1)
             antecedent_clusters = _select_rows(cluster, ranking.antecedents)
@@ -159,7 +161,7 @@ class CoreferenceHead(Head):
         Word indices are relative to the document.
         """
         document_clusters = []
-        for ranking in self.rank_documents(states, self._enumerate_candidates(states)):
+        for ranking in self._rank_documents(states, self._enumerate_candidates(states)):
             antecedents, starts, ends = ranking.antecedents.tolist(), ranking.starts.tolist(), ranking.ends.tolist()
             cluster_by_mention: dict[int, list[tuple[int, int]]] = {}
             spans = [(a - ranking.first_word, b - ranking.first_word) for a, b in zip(starts, ends)]
@@ -172,12 +174,7 @@ class CoreferenceHead(Head):
             document_clusters.append(list(clusters.values()))
         return document_clusters
 
-    def _detection_loss(self, candidates: SpanCandidates, labels: Tensor, num_words: int) -> Tensor:
-        starts, ends, _, scores = candidates
-        is_mention = torch.isin(starts * num_words + ends, labels[:, 0] * num_words + labels[:, 1])
-        return F.binary_cross_entropy_with_logits(scores, is_mention.to(scores.dtype), reduction="sum")
-
-    def rank_documents(self, words: WordStates, candidates: SpanCandidates) -> Iterator[MentionRanking]:
+    def _rank_documents(self, words: WordStates, candidates: SpanCandidates) -> Iterator[MentionRanking]:
         """Yield the mentions of each document and the scores of their antecedents."""
         tensors = words.rows[:, DOCUMENT], *candidates[:2], candidates[3]
         documents, *arrays = (t.detach().cpu().numpy() for t in tensors)

@@ -7,10 +7,10 @@ in a window). A step touches few rows of large tables, so `loss_and_row_grads` r
 autograd.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -143,7 +143,7 @@ class NegativeSamplingHead(Head):
     """Table of output vectors, whose products with word vectors are the logits."""
 
     def __init__(self, config: NegativeSamplingHeadConfig, dim: int):
-        super().__init__()
+        super().__init__(config)
         self.output_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
@@ -243,14 +243,12 @@ class HierarchicalSoftmaxHead(Head):
     counts: Tensor
 
     def __init__(self, config: HierarchicalSoftmaxHeadConfig, dim: int):
-        super().__init__()
+        super().__init__(config)
         self.node_embeddings = nn.Parameter(torch.zeros(max(config.vocab_size - 1, 1), dim))
         self.register_buffer("counts", torch.ones(config.vocab_size))
         self._tree: tuple[Tensor, Tensor] | None = None
 
-    def set_vocabulary(
-        self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
-    ) -> None:
+    def set_vocabulary(self, words: Sequence[str], special_ids: Any = (), counts: np.ndarray | None = None) -> None:
         """Set the word counts that determine the tree."""
         if counts is not None:
             self.counts.copy_(torch.from_numpy(np.maximum(counts, 1)))
@@ -370,7 +368,7 @@ class GloVeHead(Head):
     normal_init: ClassVar = ("context_embeddings",)
 
     def __init__(self, config: GloVeHeadConfig, dim: int):
-        super().__init__()
+        super().__init__(config)
         self.context_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))

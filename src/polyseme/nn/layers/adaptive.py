@@ -128,8 +128,7 @@ class AdaptiveSoftmaxHead(Head):
     needs_host_sync = not kernels.AVAILABLE
 
     def __init__(self, config: AdaptiveSoftmaxHeadConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.biases = nn.ParameterList(torch.zeros(size) for _, size, _ in config.bands)
         self.clusters = nn.Linear(config.dim, len(config.cutoffs)) if config.cutoffs else None
         self.projection = nn.Linear(config.dim, config.dim, bias=False) if config.div_value > 1 else None

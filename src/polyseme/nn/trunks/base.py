@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -68,53 +67,36 @@ class TrunkOutput:
 derived: Any = property  # for one-line properties: `dim = derived(lambda self: self.embeddings.dim)`
 
 
-def _default(value: object, doc: str) -> Any:
-    return property(lambda self: value, doc=doc)
-
-
 class TrunkConfig(Config, ABC):
-    """Base of the configs of all trunks: sizes, supported inputs, cost.
+    """Base of the configs of all trunks: sizes, supported inputs, cost; a subclass is a frozen dataclass."""
 
-    A subclass is a frozen dataclass with the fields or properties `embeddings`, `pooler` and `init`.
-    """
-
+    # fields or properties of every subclass
     embeddings: Any
     pooler: Any
     init: Any
-
-    @property
-    @abstractmethod
-    def dim(self) -> int:
-        """Size of the hidden states."""
-
-    @property
-    @abstractmethod
-    def num_layers(self) -> int:
-        """Number of layers above the embeddings."""
-
-    @property
-    @abstractmethod
-    def causal(self) -> bool:
-        """Whether a state depends only on its own token and those before it."""
+    dim: Any  # size of the hidden states
+    num_layers: Any  # layers above the embeddings
+    causal: Any  # whether a state depends only on its own token and those before it
 
     # what most trunks lack; a subclass overrides some
-    num_blocks = _default(0, "Number of blocks with their own weights.")
-    num_heads = _default(0, "Number of attention heads.")
-    num_segments = _default(0, "Number of segment ids; 0 if the trunk takes no segments.")
-    has_source = _default(False, "Whether it encodes a source and decodes a target.")
-    has_query_stream = _default(False, "Whether it has a second stream, whose queries do not see their own token.")
-    supports_layers = _default(True, "Whether it returns the hidden states of each layer.")
-    has_features = _default(False, "Whether its tokens index a store of precomputed vectors.")
-    has_memory = _default(False, "Whether it can process a sequence in chunks, each with memory of the last.")
-    has_bounded_memory = _default(False, "Whether its memory has a fixed size.")
-    supports_static_shape = _default(False, "Whether batches filled up to one shape compile to one graph.")
-    supports_static_cache = _default(False, "Whether its memory is the keys and values of all tokens.")
-    depends_on_lengths = _default(True, "Whether a CUDA graph of it is valid for one set of lengths only.")
-    shares_token_embeddings = derived(
-        lambda self: getattr(self.embeddings, "tied_to_encoder", False),
-        doc="Whether its token embeddings are passed at each call.",
-    )
-    matmul_params = _default(0, "Number of matrix weights that a token is multiplied with.")
+    num_blocks: Any = 0  # blocks with their own weights
+    num_heads: Any = 0  # attention heads
+    num_segments: Any = 0  # segment ids; 0 if the trunk takes no segments
+    has_source: Any = False  # whether it encodes a source and decodes a target
+    has_query_stream: Any = False  # whether it has a second stream, whose queries do not see their own token
+    supports_layers: Any = True  # whether it returns the hidden states of each layer
+    has_features: Any = False  # whether its tokens index a store of precomputed vectors
+    has_memory: Any = False  # whether it can process a sequence in chunks, each with memory of the last
+    has_bounded_memory: Any = False  # whether its memory has a fixed size
+    supports_static_shape: Any = False  # whether batches filled up to one shape compile to one graph
+    supports_static_cache: Any = False  # whether its memory is the keys and values of all tokens
+    depends_on_lengths: Any = True  # whether a CUDA graph of it is valid for one set of lengths only
+    matmul_params: Any = 0  # number of matrix weights that a token is multiplied with
+
+    @property
+    def shares_token_embeddings(self) -> bool:
+        """Whether its token embeddings are passed at each call."""
+        return getattr(self.embeddings, "tied_to_encoder", False)
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
         """Floating-point operations of a forward and backward pass over sequences of these lengths."""
@@ -195,16 +177,16 @@ class Trunk(nn.Module, ABC):
         """The token embeddings [vocab, dim] that tied heads share; None if there are none."""
         return self.embeddings.token_embeddings
 
-    def layer_modules(self) -> Iterable[nn.Module | None]:
+    def layer_modules(self) -> Iterable[nn.Module]:
         """Modules from input to output, one per layer."""
-        return [self]
+        return self.children()
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
         """Parameters of `layer_modules`, for freezing and layer-wise learning rates; shared ones are in the first."""
         groups: list[list[nn.Parameter]] = []
         assigned_ids: set[int] = set()
         for module in self.layer_modules():
-            groups.append([p for p in module.parameters() if id(p) not in assigned_ids] if module is not None else [])
+            groups.append([p for p in module.parameters() if id(p) not in assigned_ids])
             assigned_ids.update(map(id, groups[-1]))
         return [group for group in groups if group]
 
@@ -225,33 +207,30 @@ def forward_chunked(trunk: Trunk, inputs: Inputs, chunk_size: int, grad_tokens: 
     length can be trained on in bounded memory, while a head may pool over all of them (Howard and Ruder 2018, §3.3,
     BPT3C). Without gradients the result equals that of one forward pass.
     """
-    tokens, layout, segments = inputs.tokens, inputs.layout, inputs.segments
+    tokens, segments, device = inputs.tokens, inputs.segments, inputs.tokens.device
     is_backward = getattr(trunk.config, "direction", "") == "backward"
-    lengths = np.array(layout.lengths)
-    starts, order = np.cumsum(lengths) - lengths, []
-    hidden_chunks, memory = [], None
+    lengths = np.array(inputs.layout.lengths)
+    starts, grad_tokens = np.cumsum(lengths) - lengths, grad_tokens or inputs.layout.num_tokens
+    hidden_chunks, order, memory = [], [], None
     previous_alive = np.arange(len(lengths))  # the sequences in memory
     for offset in range(0, int(lengths.max(initial=0)), chunk_size):
         alive = np.flatnonzero(lengths > offset)
         if memory is not None and len(alive) < len(previous_alive):
             memory = memory.select(np.searchsorted(previous_alive, alive).tolist())
         previous_alive, ends = alive, np.minimum(lengths[alive], offset + chunk_size)
-        chunk_lengths = ends - offset
-        chunk_layout = PackedLayout.from_lengths(chunk_lengths, device=layout.cu_seqlens.device)
+        chunk_lengths, needs_grad = ends - offset, ends > lengths[alive] - grad_tokens
         first_rows = starts[alive] + (lengths[alive] - ends if is_backward else offset)
-        shifts = first_rows - (np.cumsum(chunk_lengths) - chunk_lengths)
-        rows = np.repeat(shifts, chunk_lengths) + np.arange(chunk_lengths.sum())
-        index = torch.from_numpy(rows).to(tokens.device)
-        needs_grad = ends > lengths[alive] - grad_tokens if grad_tokens else np.ones(len(alive), dtype=bool)
-        with nullcontext() if needs_grad.any() else torch.no_grad():
-            chunk_segments = None if segments is None else segments.index_select(0, index)
-            chunk = Inputs(tokens.index_select(0, index), chunk_layout, chunk_segments)
+        order += [np.arange(first, first + length) for first, length in zip(first_rows, chunk_lengths)]
+        index = torch.from_numpy(np.concatenate(order[-len(alive) :])).to(device)
+        chunk_layout = PackedLayout.from_lengths(chunk_lengths, device=device)
+        chunk_segments = None if segments is None else segments.index_select(0, index)
+        chunk = Inputs(tokens.index_select(0, index), chunk_layout, chunk_segments)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(needs_grad.any())):
             output = trunk(chunk, memory=memory, return_memory=True)
         memory, hidden = output.memory.detach(), output.hidden
         if not needs_grad.all():
-            mask = torch.from_numpy(np.repeat(needs_grad, chunk_lengths)).to(hidden.device)
+            mask = torch.from_numpy(np.repeat(needs_grad, chunk_lengths)).to(device)
             hidden = torch.where(mask[:, None], hidden, hidden.detach())
         hidden_chunks.append(hidden)
-        order.append(rows)
-    inverse_order = torch.from_numpy(np.argsort(np.concatenate(order))).to(tokens.device)
+    inverse_order = torch.from_numpy(np.argsort(np.concatenate(order))).to(device)
     return torch.cat(hidden_chunks).index_select(0, inverse_order)

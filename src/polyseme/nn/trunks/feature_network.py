@@ -49,6 +49,8 @@ class FeatureNetworkConfig(TrunkConfig):
             raise ConfigError(f"features join between layers only in a bilstm with num_layers ≥ 2, not in {actual}")
 
     embeddings = derived(lambda self: self.features)
+    # "first" where a network returns one vector per sequence
+    pooler = derived(lambda self: PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first"))
     dim = derived(lambda self: self.hidden_dim + self.features.output_join_dim)
 
     @property
@@ -57,18 +59,13 @@ class FeatureNetworkConfig(TrunkConfig):
         hidden_dims = {"linear": self.features.input_dim, "bilstm": 2 * self.lstm_dim, "bidaf": 12 * self.lstm_dim}
         return hidden_dims.get(self.network, self.lstm_dim)
 
-    @property
+    @derived
     def matmul_params(self) -> int:
         input_dim, lstm_dim = self.features.input_dim, self.lstm_dim
         lstm_params = 4 * lstm_dim * (input_dim + lstm_dim + self.features.middle_join_dim)
         lstm_params += (self.num_layers - 1) * 12 * lstm_dim * lstm_dim
         extra_params = {"bidaf": 8 * lstm_dim * (9 + 3 + 3) * lstm_dim}.get(self.network, 32 * lstm_dim * lstm_dim)
         return {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
-
-    @property
-    def pooler(self) -> PoolerConfig:
-        """The mean, or the first token's state where a network returns one vector per sequence."""
-        return PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first")
 
     def build(self) -> Trunk:
         return FeatureNetwork(self)
@@ -236,6 +233,3 @@ class FeatureNetwork(Trunk):
     @property
     def token_embeddings(self) -> None:
         """None: no head can share the features."""
-
-    def layer_modules(self) -> list[nn.Module | None]:
-        return [self.features, self.encoder, self.pair_network]

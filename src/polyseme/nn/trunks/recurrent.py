@@ -108,7 +108,7 @@ class RecurrentTrunkConfig(TrunkConfig):
     has_memory = derived(lambda self: self.num_directions == 1)
     has_bounded_memory = derived(lambda self: self.direction in ("forward", "backward"))
 
-    @property
+    @derived
     def matmul_params(self) -> int:
         num_gates, has_highway, num_stacks = NUM_GATES[self.cell], self.skip == "highway", len(self.stack_directions)
         total = self.embeddings.embedding_dim * self.embeddings.dim
@@ -187,7 +187,7 @@ class RecurrentTrunk(Trunk):
             return x
         return order.variational_dropout(x, p) if self.config.variational_dropout else F.dropout(x, p)
 
-    def layer_modules(self) -> list[nn.Module | None]:
+    def layer_modules(self) -> list[nn.Module]:
         layers = [nn.ModuleList(layer_per_stack) for layer_per_stack in zip(*self.stacks)]
         return [self.embeddings, *layers, self.pooler]
 

@@ -90,7 +90,7 @@ class FeedForwardLMConfig(TrunkConfig):
         self.check_range(1, math.inf, "window", "hidden_dim")
         self.check_range(0, 1, "dropout")
 
-    @property
+    @derived
     def matmul_params(self) -> int:
         return self.input_dim * self.hidden_dim + self.embeddings.embedding_dim * self.embeddings.dim
 
@@ -129,9 +129,6 @@ class FeedForwardLM(Trunk):
         hidden = F.dropout(state, self.config.dropout, self.training)  # [T, dim]
         memory = memory.update(caches, layout).truncate(self.config.window - 1) if return_memory else None
         return TrunkOutput(hidden, layer_outputs, memory)
-
-    def layer_modules(self) -> list[nn.Module | None]:
-        return [self.embeddings, self.hidden, self.pooler]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         return [(self.hidden.weight, 1)]

@@ -61,12 +61,12 @@ class TransformerConfig(TrunkConfig):
     depends_on_lengths = derived(lambda self: not isinstance(self.position_bias, NoPositionBiasConfig))
     supports_static_shape = derived(lambda self: not self.has_relative_positions)
 
-    @property
+    @derived
     def supports_static_cache(self) -> bool:
         attentions = [block.attention for block in (self.block, *self.block_variants)]
         return self.causal and not self.memory_len and all(isinstance(a, AttentionConfig) for a in attentions)
 
-    @property
+    @derived
     def num_segments(self) -> int:
         has_relative_segments = getattr(self.block.attention, "has_segment_bias", False)
         return self.embeddings.num_segments or 2 * has_relative_segments
@@ -188,7 +188,7 @@ class Transformer(Trunk):
         """Return the block of each layer, from input to output."""
         return [self.blocks[i] for i in self.config.block_index_per_layer]  # type: ignore[misc]
 
-    def layer_modules(self) -> list[nn.Module | None]:
+    def layer_modules(self) -> list[nn.Module]:
         bottom, top = [self.embeddings, self.position_bias], [self.final_norm, self.pooler]
         return [nn.ModuleList(bottom), *self.blocks, nn.ModuleList(top)]
 
