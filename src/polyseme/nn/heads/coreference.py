@@ -217,9 +217,7 @@ class CoreferenceHead(Head):
         spans = torch.cat([*boundaries, states, self.width_embeddings(widths)], 1)  # [candidates, span_dim]
         return starts, ends, spans, _upcast(self.mention_scorer(spans).squeeze(-1))
 
-    def _score_antecedents(
-        self, rows: Tensor, starts: Tensor, mention_scores: Tensor, spans: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _score_antecedents(self, rows: Tensor, starts: Tensor, scores: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of each mention's antecedents, [mentions, 1 + antecedents], and their indices.
 
         A score is the sum of both mention scores, the coarse (bilinear) score and the fine score of the pair.
@@ -227,9 +225,8 @@ class CoreferenceHead(Head):
         num_mentions = len(spans)
         positions = torch.arange(num_mentions, device=spans.device)
         precedes = positions[None] < positions[:, None]
-        coarse_scores = _upcast(self.coarse_bilinear(spans) @ spans.t())  # [mentions, mentions]
-        coarse_scores = coarse_scores + mention_scores[:, None] + mention_scores[None]
-        coarse_scores = coarse_scores.masked_fill(~precedes, -torch.inf)
+        coarse_scores = _upcast(self.coarse_bilinear(spans) @ spans.t()) + scores[:, None] + scores[None]
+        coarse_scores = coarse_scores.masked_fill(~precedes, -torch.inf)  # [mentions, mentions]
         antecedents = coarse_scores.detach().topk(min(self.config.max_antecedents, num_mentions), 1).indices
         buckets = torch.tensor(DISTANCE_BUCKETS, device=spans.device)
         distance = torch.bucketize(positions[:, None] - antecedents, buckets, right=True)
@@ -294,10 +291,8 @@ def _upcast(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _merge_weighted_means(
-    log_weight: Tensor, state: Tensor, other_log_weight: Tensor, other_state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Merge two weighted means; weights are logarithms, and −∞ adds nothing."""
-    total = torch.logaddexp(log_weight, other_log_weight)
-    fraction, other_fraction = ((x - total).exp().to(state.dtype)[:, None] for x in (log_weight, other_log_weight))
-    return total, state * fraction + other_state * other_fraction
+def _merge_weighted_means(log_a: Tensor, a: Tensor, log_b: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge two means with logarithmic weights, of which −∞ adds nothing; return the total weight and the mean."""
+    total = torch.logaddexp(log_a, log_b)
+    fraction_a, fraction_b = ((log_weight - total).exp().to(a.dtype)[:, None] for log_weight in (log_a, log_b))
+    return total, a * fraction_a + b * fraction_b

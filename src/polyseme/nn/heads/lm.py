@@ -92,9 +92,8 @@ class LMHead(VocabHead):
     def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         num_sampled = self.config.num_sampled
         if self.training and 0 < num_sampled < self.config.vocab_size:
-            return sampled_softmax_loss(
-                *self.linear_inputs(states, token_embeddings), labels, IGNORE_INDEX, num_sampled
-            )
+            inputs = self.linear_inputs(states, token_embeddings)
+            return sampled_softmax_loss(*inputs, labels, IGNORE_INDEX, num_sampled)
         return super().loss(states, token_embeddings, labels, label_smoothing)
 
     def linear_inputs(self, states: Tensor, token_embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

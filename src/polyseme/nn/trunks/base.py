@@ -149,7 +149,7 @@ class Trunk(nn.Module, ABC):
     @abstractmethod
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput: ...
 
-    def check(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> None:
+    def check(self, inputs: Inputs, memory: Any = None, layers: Any = (), return_memory: bool = False) -> None:
         """Raise if the trunk does not support one of these arguments; no tensor is read."""
         config = self.config
         unsupported = {
@@ -165,7 +165,7 @@ class Trunk(nn.Module, ABC):
             raise UnsupportedError(f"{type(self).__name__} with this config does not support {names[0]}")
         if config.shares_token_embeddings and inputs.token_embeddings is None:
             raise UnsupportedError(f"{type(self).__name__} has no token embeddings of its own: pass those to share")
-        if invalid := sorted(layers - set(range(config.num_layers + 1))):
+        if invalid := sorted(set(layers) - set(range(config.num_layers + 1))):
             raise UnsupportedError(f"layer {invalid[0]} does not exist: the trunk has layers 0 to {config.num_layers}")
 
     def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:

@@ -78,11 +78,11 @@ class EncoderDecoder(Trunk):
         self.encoder: Any = config.encoder.build()
         self.decoder: Any = config.decoder.build() if config.decoder else None
 
-    def check(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> None:
+    def check(self, inputs: Inputs, memory: Any = None, layers: Any = (), return_memory: bool = False) -> None:
         is_decoding = inputs.source is not None or memory is not None
         if is_decoding and self.decoder is None:
             raise UnsupportedError("the model has no decoder: it takes no source and has no memory")
-        super().check(inputs, memory, frozenset(), return_memory)  # layers are checked by the stack that runs
+        super().check(inputs, memory, (), return_memory)  # layers are checked by the stack that runs
         if is_decoding and (inputs.segments is not None or inputs.query_stream is not None):
             raise UnsupportedError("a decoder takes neither segments nor a query stream")
         if return_memory and not is_decoding:

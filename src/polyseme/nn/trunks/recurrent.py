@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyseme.config import check_in_range
 from polyseme.errors import ConfigError
-from polyseme.nn.attention.rnn_attention import RNNAttentionConfig, SourceAttention
+from polyseme.nn.attention.rnn_attention import RNNAttentionConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.char_cnn import CharCNNConfig
@@ -137,10 +137,9 @@ class RecurrentTrunk(Trunk):
         super().__init__(config)
         self.use_reference = False
         self.embeddings = config.embeddings.build()
-        self.stacks = nn.ModuleList(
-            nn.ModuleList(RecurrentLayer(config, directions, depth) for depth in range(1, config.num_layers + 1))
-            for directions in config.stack_directions
-        )
+        depths = range(1, config.num_layers + 1)
+        stacks = [[RecurrentLayer(config, names, depth) for depth in depths] for names in config.stack_directions]
+        self.stacks = nn.ModuleList(map(nn.ModuleList, stacks))
         self.pooler = config.pooler.build(config.dim)
 
     def _forward(
@@ -261,29 +260,26 @@ class RecurrentDecoder(Trunk):
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         return self._attend(inputs, memory, layers, return_memory)[0]
 
-    def _attend(
-        self, inputs: Inputs, memory: Memory | None, layers: frozenset[int], return_memory: bool
-    ) -> tuple[TrunkOutput, SourceAttention | None]:
-        source, layout = inputs.source, inputs.layout
-        assert source is not None, "a decoder needs a source"
-        attention_state = self.attention.begin(source) if self.attention is not None else None
-        memory = self._initial_memory(source, layout) if memory is None else memory
+    def _attend(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> tuple[Any, Any]:
+        """Return the output of the trunk and the `SourceAttention`, if any."""
+        assert inputs.source is not None, "a decoder needs a source"
+        attention_state = self.attention.begin(inputs.source) if self.attention is not None else None
+        memory = self._initial_memory(inputs.source, len(inputs.layout.lengths)) if memory is None else memory
         step_context = attention_state if self.config.stack.context_dim else None
         output = self.stack._forward(replace(inputs, source=None), memory, layers, return_memory, step_context)
         hidden = output.hidden  # [T, dim]
         if attention_state is not None and self.combine is not None:
             if not self.config.stack.context_dim:
-                attention_state.attend_all(hidden, layout)
+                attention_state.attend_all(hidden, inputs.layout)
             hidden = self.combine(torch.cat([attention_state.contexts, hidden], dim=-1)).tanh()
         return replace(output, hidden=self.dropout(hidden)), attention_state
 
-    def _initial_memory(self, source: EncoderInput, layout: PackedLayout) -> Memory:
+    def _initial_memory(self, source: EncoderInput, num_sequences: int) -> Memory:
         """Compute the initial states of the cells from the source."""
-        num_sequences = len(layout.lengths)
         pooled = self.init_pooler(source.values[:, : self.config.source_dim], source.layout)[:num_sequences]
         per_layer = self.bridge(pooled).tanh().split([sum(dims) for dims in self.state_dims], dim=-1)
         states = tuple(x.split(list(dims), dim=-1) for x, dims in zip(per_layer, self.state_dims))
-        state_layout = PackedLayout.cached((1,) * num_sequences, layout.cu_seqlens.device)
+        state_layout = PackedLayout.cached((1,) * num_sequences, pooled.device)
         return Memory(state_layout, states, (0,) * num_sequences)
 
     def prepare_source(self, states: Tensor) -> Tensor:
@@ -293,9 +289,8 @@ class RecurrentDecoder(Trunk):
     def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
         """Return the attention weights of each sequence, [1, queries, keys]; empty without attention."""
         attention_state = self._attend(inputs, None, frozenset(), False)[1]
-        if attention_state is None:
+        if attention_state is None or inputs.source is None:
             return []
-        assert inputs.source is not None
         weights = attention_state.weights.split(list(inputs.layout.lengths))
         return [[part[None, :, :length] for part, length in zip(weights, inputs.source.layout.lengths)]]
 

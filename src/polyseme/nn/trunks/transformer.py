@@ -22,7 +22,6 @@ from polyseme.nn.memory import Memory
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
 
 PositionBiasConfig = RelativePositionConfig | NoPositionBiasConfig | BucketedRelativeBiasConfig
-SUBLAYER_PREFIXES = "attention", "ffn"  # of the names of a block's modules
 
 
 @dataclass(frozen=True)
@@ -131,10 +130,9 @@ class Transformer(Trunk):
         self.position_bias = config.position_bias.build(config.dim)
         self.blocks = nn.ModuleList(block.build(config.dim) for block in config.block_configs)
         pairs = sorted(set(config.sublayers_per_layer))
-        for prefix, indices in zip(SUBLAYER_PREFIXES, zip(*pairs)):
+        for prefix, indices in zip(("attention", "ffn"), zip(*pairs)):  # of the names of a block's modules
             for block, index in zip(self.blocks, indices):
-                first_block = self.blocks[indices.index(index)]
-                for name, part in list(first_block.named_children()):
+                for name, part in list(self.blocks[indices.index(index)].named_children()):
                     if name.startswith(prefix):
                         setattr(block, name, part)
         self.final_norm = config.final_norm.build(config.dim)
@@ -180,22 +178,18 @@ class Transformer(Trunk):
 
     def source_kv(self, memory: Memory) -> list[tuple[Tensor, ...]]:
         """Return the keys and values of the source in the cross attention of each layer."""
-        source = memory.source
-        attentions = [block.cross_attention for block in self.layers()] if source is not None else []
-        return [a.project_kv(source.values) for a in attentions if a is not None and source is not None]
+        blocks = [] if memory.source is None else self.layers()
+        return [block.cross_attention.project_kv(memory.source.values) for block in blocks if block.cross_attention]
 
     def layers(self) -> list[TransformerBlock]:
         """Return the block of each layer, from input to output."""
-        return [self.blocks[i] for i in self.config.block_index_per_layer]  # type: ignore[misc]
+        return [self.blocks[i] for i in self.config.block_index_per_layer]
 
     def layer_modules(self) -> list[nn.Module]:
         bottom, top = [self.embeddings, self.position_bias], [self.final_norm, self.pooler]
         return [nn.ModuleList(bottom), *self.blocks, nn.ModuleList(top)]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
-        return [
-            (child.weight, getattr(part, "fused_count", {}).get(name, 1))
-            for part in self.blocks.modules()
-            for name, child in part.named_children()
-            if isinstance(child, nn.Linear)
-        ]
+        parts = [(part, *named) for part in self.blocks.modules() for named in part.named_children()]
+        linears = [(part, name, child.weight) for part, name, child in parts if isinstance(child, nn.Linear)]
+        return [(weight, getattr(part, "fused_count", {}).get(name, 1)) for part, name, weight in linears]
