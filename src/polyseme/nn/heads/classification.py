@@ -34,19 +34,14 @@ class ClassificationHeadConfig(HeadConfig):
     hidden_dim: int = 0
     crf: CRFConfig | None = None
 
-    @property
-    def num_outputs(self) -> int:
-        """Number of outputs of the last layer."""
-        return len(self.labels) or 1
-
-    def layer_dims(self, dim: int) -> tuple[int, int]:
-        """Return the input sizes of the first and of the last layer."""
+    def layer_dims(self, dim: int) -> tuple[int, int, int]:
+        """Return the input sizes of the first and of the last layer, and the number of outputs."""
         input_dim = 3 * dim if self.pooling == "concat" else dim
-        return input_dim, self.hidden_dim if self.dense and self.hidden_dim else input_dim
+        return input_dim, self.hidden_dim if self.dense and self.hidden_dim else input_dim, len(self.labels) or 1
 
     def matmul_params(self, dim: int) -> int:
-        input_dim, hidden_dim = self.layer_dims(dim)
-        return hidden_dim * self.num_outputs + (input_dim * hidden_dim if self.dense else 0)
+        input_dim, hidden_dim, num_outputs = self.layer_dims(dim)
+        return hidden_dim * num_outputs + (input_dim * hidden_dim if self.dense else 0)
 
     def build(self, dim: int) -> Head:
         return ClassificationHead(self, dim)
@@ -57,13 +52,13 @@ class ClassificationHead(Head):
 
     def __init__(self, config: ClassificationHeadConfig, dim: int):
         super().__init__(config)
-        input_dim, hidden_dim = config.layer_dims(dim)
+        input_dim, hidden_dim, num_outputs = config.layer_dims(dim)
         self.input_norm = config.input_norm.build(input_dim)
         self.dense = nn.Linear(input_dim, hidden_dim, bias=config.dense_bias) if config.dense else None
         self.input_dropout = nn.Dropout(config.input_dropout)
         self.norm = config.norm.build(hidden_dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.linear = nn.Linear(hidden_dim, config.num_outputs, bias=config.bias)
+        self.linear = nn.Linear(hidden_dim, num_outputs, bias=config.bias)
         self.crf = config.crf.build(config.labels) if config.crf else None
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:

@@ -267,10 +267,8 @@ class HierarchicalSoftmaxHead(Head):
         """Return the log-probability of every word, [rows, vocab_size]."""
         nodes, signs = self.paths
         scores, signs = F.linear(states, self.node_embeddings), signs.to(self.node_embeddings.dtype)
-        log_probs = [
-            F.logsigmoid(scores.index_select(1, node_ids) * sign) * sign.abs()
-            for node_ids, sign in zip(nodes.T, signs.T)
-        ]
+        pairs = zip(nodes.T, signs.T)
+        log_probs = [F.logsigmoid(scores.index_select(1, ids) * sign) * sign.abs() for ids, sign in pairs]
         return torch.stack(log_probs).sum(0)
 
     def loss_and_row_grads(self, batch: WindowBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:

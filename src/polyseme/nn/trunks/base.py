@@ -116,22 +116,17 @@ class Trunk(nn.Module, ABC):
 
     embeddings: Any
     pooler: Pooler
-    _gradient_checkpointing = False
+    gradient_checkpointing = False  # whether training stores only the inputs of layers and recomputes the rest
 
     def __init__(self, config: Any):
         super().__init__()
         self.config = config
 
-    @property
-    def gradient_checkpointing(self) -> bool:
-        """Whether training stores only the inputs of layers and recomputes the rest in the backward pass."""
-        return self._gradient_checkpointing
-
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, value: bool) -> None:
+    def set_gradient_checkpointing(self, value: bool) -> None:
+        """Set `gradient_checkpointing` of this trunk and of the trunks in it."""
         for module in self.modules():
             if isinstance(module, Trunk):
-                module._gradient_checkpointing = value
+                module.gradient_checkpointing = value
 
     def forward(
         self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
@@ -175,7 +170,7 @@ class Trunk(nn.Module, ABC):
     @property
     def token_embeddings(self) -> Any:
         """The token embeddings [vocab, dim] that tied heads share; None if there are none."""
-        return self.embeddings.token_embeddings
+        return None if self.embeddings is None else self.embeddings.token_embeddings
 
     def layer_modules(self) -> Iterable[nn.Module]:
         """Modules from input to output, one per layer."""

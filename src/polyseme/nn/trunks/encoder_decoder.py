@@ -55,11 +55,7 @@ class EncoderDecoderConfig(TrunkConfig):
     supports_static_shape = derived(lambda self: self.encoder.supports_static_shape)
     supports_static_cache = derived(lambda self: self.has_source and self.decoder.supports_static_cache)
     depends_on_lengths = derived(lambda self: any(stack.depends_on_lengths for stack in self.stacks))
-
-    @property
-    def stacks(self) -> list[TransformerConfig | RecurrentTrunkConfig | RecurrentDecoderConfig]:
-        """The encoder and, if there is one, the decoder."""
-        return [self.encoder] if self.decoder is None else [self.encoder, self.decoder]
+    stacks = derived(lambda self: [stack for stack in (self.encoder, self.decoder) if stack is not None])
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
         if self.decoder is None or not len(source_lengths):

@@ -187,6 +187,8 @@ class BiDAF(nn.Module):
 class FeatureNetwork(Trunk):
     """A network over frozen features; its tokens index a feature store."""
 
+    embeddings = None  # no head can share the features
+
     def __init__(self, config: FeatureNetworkConfig):
         super().__init__(config)
         self.features: FrozenFeatures = config.features.build()
@@ -229,7 +231,3 @@ class FeatureNetwork(Trunk):
         if isinstance(self.pair_network, BiDAF):
             return self.pair_network.no_answer.expand(len(x), -1).index_copy(0, rows_per_side[0], outputs)
         return x.new_zeros(len(x), outputs.shape[1]).index_copy(0, layout.first_indices[: len(outputs)], outputs)
-
-    @property
-    def token_embeddings(self) -> None:
-        """None: no head can share the features."""

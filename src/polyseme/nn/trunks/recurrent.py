@@ -77,15 +77,10 @@ class RecurrentTrunkConfig(TrunkConfig):
         if self.skip in ("residual", "highway") and len(set(layer_dims)) > 1:
             raise ConfigError(f"skip {self.skip!r} needs layers of one size, not {layer_dims}")
 
-    @property
-    def _layer_dims(self) -> tuple[int, ...]:
-        """Size of the embeddings and of the output of each layer of a stack."""
-        return (self.embeddings.dim, *(self.num_directions * size for size in self.output_dims))
-
-    @property
-    def output_dims(self) -> tuple[int, ...]:
-        """Output size of each layer in one direction."""
-        return tuple(self.projection_dim or hidden_dim for hidden_dim in self.hidden_dims)
+    # output size of each layer in one direction
+    output_dims = derived(lambda self: tuple(self.projection_dim or hidden_dim for hidden_dim in self.hidden_dims))
+    # size of the embeddings and of the output of each layer of a stack
+    _layer_dims = derived(lambda self: (self.embeddings.dim, *(self.num_directions * n for n in self.output_dims)))
 
     @property
     def stack_directions(self) -> tuple[tuple[str, ...], ...]:
