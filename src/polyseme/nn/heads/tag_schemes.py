@@ -63,9 +63,10 @@ def repair_tags(sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """
     tag_set = {tag for tags in sentences for tag in tags}
     repaired = [tuple(tags) for tags in sentences]
+    if not all(map(TAG_PATTERN.fullmatch, tag_set)):
+        return repaired
     steps = (step for tags in sentences for step in zip(("O", *tags), tags))
-    is_iob1 = not any(b[0] in "ESLU" or (b[0] == "B" and a[1:] != b[1:]) for a, b in steps)
-    if not all(map(TAG_PATTERN.fullmatch, tag_set)) or is_iob1:
+    if not any(b[0] in "ESLU" or (b[0] == "B" and a[1:] != b[1:]) for a, b in steps):
         return repaired
     prefixes = {tag[0] for tag in tag_set}
     end, single = ("L", "U") if prefixes & set("LU") else ("E", "S") if prefixes & set("ES") else ("I", "B")
