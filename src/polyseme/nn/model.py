@@ -137,9 +137,10 @@ class Model(nn.Module):
         self, head: str, batch: SparseBatch, with_loss: bool = False
     ) -> tuple[Tensor | None, list[SparseRowGrad]]:
         """Return the summed loss of a head with sparse gradients, if requested, and the gradients of all rows."""
-        trunk, module = cast(Any, self.trunk), cast(Any, self.heads[head])
-        output: SparseLossOutput = module.loss_and_row_grads(batch, trunk.look_up(batch.tokens), with_loss)
-        return output.loss, [*trunk.scatter_grad(batch.tokens, output.input_grad, output.counts), *output.head_grads]
+        module, embeddings = cast(Any, self.heads[head]), self.trunk.embeddings
+        output: SparseLossOutput = module.loss_and_row_grads(batch, embeddings.look_up(batch.tokens), with_loss)
+        input_grads = embeddings.scatter_grad(batch.tokens, output.input_grad, output.counts)
+        return output.loss, [*input_grads, *output.head_grads]
 
     def _head_inputs(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor | None) -> tuple[Any, Any]:
         """Return the states that a head reads, and the token embeddings that it may share."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
-from polyseme.nn.layers.embeddings import EmbeddingsConfig, SparseRowGrad
+from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
@@ -50,14 +50,6 @@ class StaticEmbeddingTrunk(Trunk):
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         x = self.embeddings(inputs)  # [T, dim]
         return TrunkOutput(x, {0: x} if layers else {})
-
-    def look_up(self, ids: Tensor) -> Tensor:
-        """Return the vectors of token ids, [n, dim], without dropout."""
-        return self.embeddings.look_up(ids)
-
-    def scatter_grad(self, ids: Tensor, grad: Tensor, counts: Tensor) -> list[SparseRowGrad]:
-        """Turn the gradient of looked-up vectors into gradients of table rows."""
-        return self.embeddings.scatter_grad(ids, grad, counts)
 
 
 @dataclass(frozen=True)
