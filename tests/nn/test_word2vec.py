@@ -131,9 +131,9 @@ def test_each_ngram_row_gets_the_whole_gradient() -> None:
     """The gradient of a word vector matches autograd; each of its rows gets all of it, as in the authors' code."""
     model, batch = build_model("fasttext", "negative_sampling"), make_batch(False)
     vectors = model.trunk.embeddings.look_up(batch.tokens).detach().requires_grad_()
-    model.trunk.look_up, look_up = lambda ids: vectors, model.trunk.look_up  # type: ignore[method-assign]
+    model.trunk.embeddings.look_up, look_up = lambda ids: vectors, model.trunk.embeddings.look_up  # type: ignore[method-assign]
     reference_loss(model, "negative_sampling", batch).backward()
-    model.trunk.look_up = look_up  # type: ignore[method-assign]
+    model.trunk.embeddings.look_up = look_up  # type: ignore[method-assign]
     by_word = torch.zeros(VOCAB, DIM, dtype=torch.float64).index_add_(0, batch.tokens, vectors.grad)
     sums = sum_sparse_grads(model, model.compute_sparse_grads("negative_sampling", batch)[1])
     table = model.trunk.embeddings

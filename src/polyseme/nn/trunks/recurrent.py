@@ -143,18 +143,15 @@ class RecurrentTrunk(Trunk):
         """Compute the hidden states; the first layer reads the `SourceAttention` of a `context`, if any."""
         config, layout = self.config, inputs.layout
         order, x = TimeMajor(layout), self.embeddings(inputs)  # [T, embedding_dim]
-        outputs_per_layer: dict[int, list[Tensor]] = {depth: [] for depth in layers}  # of each stack
-        outputs_per_layer |= {0: [x] * len(self.stacks)} if 0 in layers else {}
+        outputs_per_layer = {depth: [] if depth else [x] * len(self.stacks) for depth in layers}  # of each stack
         final_states: list[tuple[Tensor, ...]] = []
         stack_outputs = []
         stack_input = self._dropout(order.to_time_major(x), order, config.input_dropout)
         for stack in self.stacks:
             layer_input, layer_output = stack_input, stack_input
             for depth, layer in enumerate(cast(Iterable[RecurrentLayer], stack), start=1):
-                if memory:
-                    states = [list(memory.states[len(final_states)])]
-                else:
-                    states = layer.initial_states(order.num_sequences, x)
+                memory_states = [list(memory.states[len(final_states)])] if memory else None
+                states = memory_states or layer.initial_states(order.num_sequences, x)
                 arguments = layer_input, order, states, self.use_reference, context
                 if self.gradient_checkpointing and self.training:
                     y, layer_states = checkpoint(layer, *arguments, use_reentrant=False)
