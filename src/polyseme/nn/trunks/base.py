@@ -84,8 +84,7 @@ class TrunkConfig(Config, ABC):
     num_segments: Any = 0  # segment ids; 0 if the trunk takes no segments
     has_source: Any = False  # whether it encodes a source and decodes a target
     has_query_stream: Any = False  # whether it has a second stream, whose queries do not see their own token
-    supports_layers: Any = True  # whether it returns the hidden states of each layer
-    has_features: Any = False  # whether its tokens index a store of precomputed vectors
+    has_features: Any = False  # whether its tokens index a store of precomputed vectors; it returns no layers then
     has_memory: Any = False  # whether it can process a sequence in chunks, each with memory of the last
     has_bounded_memory: Any = False  # whether its memory has a fixed size
     supports_static_shape: Any = False  # whether batches filled up to one shape compile to one graph
@@ -148,7 +147,7 @@ class Trunk(nn.Module, ABC):
         """Raise if the trunk does not support one of these arguments; no tensor is read."""
         config = self.config
         unsupported = {
-            "layers": bool(layers) and not config.supports_layers,
+            "layers": bool(layers) and config.has_features,
             "segments": inputs.segments is not None and not config.num_segments,
             "a source": inputs.source is not None and not config.has_source,
             "a query stream": inputs.query_stream is not None and not config.has_query_stream,

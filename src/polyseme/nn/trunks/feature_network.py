@@ -37,7 +37,6 @@ class FeatureNetworkConfig(TrunkConfig):
 
     causal = False
     has_features = True
-    supports_layers = False
     num_segments = 2
 
     def __post_init__(self) -> None:
