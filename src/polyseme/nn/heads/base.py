@@ -23,7 +23,7 @@ PoolFn = Callable[[Tensor, PackedLayout], Tensor]
 class HeadConfig(Config, ABC):
     """Base of the configs of all heads."""
 
-    pooling: Any = "tokens"  # the states that the head reads, a HeadPooling
+    pooling: HeadPooling = "tokens"  # the states that the head reads
 
     @abstractmethod
     def matmul_params(self, dim: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import UnsupportedError
+from polyseme.nn.init import InitConfig
 from polyseme.nn.inputs import Inputs
 from polyseme.nn.layers.feedforward import ACTIVATIONS
 from polyseme.nn.packing import PackedLayout
@@ -72,25 +73,25 @@ class TrunkConfig(Config, ABC):
 
     # fields or properties of every subclass
     embeddings: Any
-    pooler: Any
-    init: Any
-    dim: Any  # size of the hidden states
-    num_layers: Any  # layers above the embeddings
-    causal: Any  # whether a state depends only on its own token and those before it
+    pooler: PoolerConfig
+    init: InitConfig
+    dim: int  # size of the hidden states
+    num_layers: int  # layers above the embeddings
+    causal: bool  # whether a state depends only on its own token and those before it
 
     # what most trunks lack; a subclass overrides some
-    num_blocks: Any = 0  # blocks with their own weights
-    num_heads: Any = 0  # attention heads
-    num_segments: Any = 0  # segment ids; 0 if the trunk takes no segments
-    has_source: Any = False  # whether it encodes a source and decodes a target
-    has_query_stream: Any = False  # whether it has a second stream, whose queries do not see their own token
-    has_features: Any = False  # whether its tokens index a store of precomputed vectors; it returns no layers then
-    has_memory: Any = False  # whether it can process a sequence in chunks, each with memory of the last
-    has_bounded_memory: Any = False  # whether its memory has a fixed size
-    supports_static_shape: Any = False  # whether batches filled up to one shape compile to one graph
-    supports_static_cache: Any = False  # whether its memory is the keys and values of all tokens
-    depends_on_lengths: Any = True  # whether a CUDA graph of it is valid for one set of lengths only
-    matmul_params: Any = 0  # number of matrix weights that a token is multiplied with
+    num_blocks: int = 0  # blocks with their own weights
+    num_heads: int = 0  # attention heads
+    num_segments: int = 0  # segment ids; 0 if the trunk takes no segments
+    has_source: bool = False  # whether it encodes a source and decodes a target
+    has_query_stream: bool = False  # whether it has a second stream, whose queries do not see their own token
+    has_features: bool = False  # whether its tokens index a store of precomputed vectors; it returns no layers then
+    has_memory: bool = False  # whether it can process a sequence in chunks, each with memory of the last
+    has_bounded_memory: bool = False  # whether its memory has a fixed size
+    supports_static_shape: bool = False  # whether batches filled up to one shape compile to one graph
+    supports_static_cache: bool = False  # whether its memory is the keys and values of all tokens
+    depends_on_lengths: bool = True  # whether a CUDA graph of it is valid for one set of lengths only
+    matmul_params: int = 0  # number of matrix weights that a token is multiplied with
 
     @property
     def shares_token_embeddings(self) -> bool:
