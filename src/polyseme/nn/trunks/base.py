@@ -75,9 +75,21 @@ class TrunkConfig(Config, ABC):
     embeddings: Any
     pooler: PoolerConfig
     init: InitConfig
-    dim: int  # size of the hidden states
-    num_layers: int  # layers above the embeddings
-    causal: bool  # whether a state depends only on its own token and those before it
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Size of the hidden states."""
+
+    @property
+    @abstractmethod
+    def num_layers(self) -> int:
+        """Number of layers above the embeddings."""
+
+    @property
+    @abstractmethod
+    def causal(self) -> bool:
+        """Whether a state depends only on its own token and those before it."""
 
     # what most trunks lack; a subclass overrides some
     num_blocks: int = 0  # blocks with their own weights

@@ -39,9 +39,9 @@ class EncoderDecoderConfig(TrunkConfig):
         if decoder is not None and not (decoder.causal and decoder.has_source):
             raise ConfigError("the decoder must be causal and have cross attention in every block")
 
-    embeddings = derived(lambda self: self.encoder.embeddings)
+    embeddings = derived(lambda self: self.encoder.embeddings, doc="The embeddings of the encoder.")
     block = derived(lambda self: self.encoder.block, doc="The first block of a Transformer encoder.")
-    pooler = derived(lambda self: self.encoder.pooler)
+    pooler = derived(lambda self: self.encoder.pooler, doc="The pooler of the encoder.")
     dim = derived(lambda self: self.encoder.dim)
     num_layers = derived(lambda self: self.encoder.num_layers)
     num_blocks = derived(lambda self: max(stack.num_blocks for stack in self.stacks))
@@ -55,7 +55,7 @@ class EncoderDecoderConfig(TrunkConfig):
     supports_static_shape = derived(lambda self: self.encoder.supports_static_shape)
     supports_static_cache = derived(lambda self: self.has_source and self.decoder.supports_static_cache)
     depends_on_lengths = derived(lambda self: any(stack.depends_on_lengths for stack in self.stacks))
-    stacks = derived(lambda self: [stack for stack in (self.encoder, self.decoder) if stack is not None])
+    stacks = derived(lambda self: [s for s in (self.encoder, self.decoder) if s], doc="Encoder and decoder, if any.")
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
         if self.decoder is None or not len(source_lengths):

@@ -47,9 +47,7 @@ class FeatureNetworkConfig(TrunkConfig):
             actual = f"{self.network} with num_layers {self.num_layers}"
             raise ConfigError(f"features join between layers only in a bilstm with num_layers ≥ 2, not in {actual}")
 
-    embeddings = derived(lambda self: self.features)
-    # "first" where a network returns one vector per sequence
-    pooler = derived(lambda self: PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first"))
+    embeddings = derived(lambda self: self.features, doc="The input layer.")
     dim = derived(lambda self: self.hidden_dim + self.features.output_join_dim)
 
     @property
@@ -65,6 +63,11 @@ class FeatureNetworkConfig(TrunkConfig):
         lstm_params += (self.num_layers - 1) * 12 * lstm_dim * lstm_dim
         extra_params = {"bidaf": 8 * lstm_dim * (9 + 3 + 3) * lstm_dim}.get(self.network, 32 * lstm_dim * lstm_dim)
         return {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
+
+    @derived
+    def pooler(self) -> PoolerConfig:
+        """The mean, or the first token's state where a network returns one vector per sequence."""
+        return PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first")
 
     def build(self) -> Trunk:
         return FeatureNetwork(self)

@@ -77,8 +77,11 @@ class RecurrentTrunkConfig(TrunkConfig):
         if self.skip in ("residual", "highway") and len(set(layer_dims)) > 1:
             raise ConfigError(f"skip {self.skip!r} needs layers of one size, not {layer_dims}")
 
-    # output size of each layer in one direction
-    output_dims = derived(lambda self: tuple(self.projection_dim or hidden_dim for hidden_dim in self.hidden_dims))
+    @property
+    def output_dims(self) -> tuple[int, ...]:
+        """Output size of each layer in one direction."""
+        return tuple(self.projection_dim or hidden_dim for hidden_dim in self.hidden_dims)
+
     # size of the embeddings and of the output of each layer of a stack
     _layer_dims = derived(lambda self: (self.embeddings.dim, *(self.num_directions * n for n in self.output_dims)))
 
@@ -210,9 +213,9 @@ class RecurrentDecoderConfig(TrunkConfig):
             expected = f"0, or {self.source_dim} with attention"
             raise ConfigError(f"stack.context_dim is {self.stack.context_dim}: expected {expected}")
 
-    embeddings = derived(lambda self: self.stack.embeddings)
-    pooler = derived(lambda self: self.stack.pooler)
-    init = derived(lambda self: self.stack.init)
+    embeddings = derived(lambda self: self.stack.embeddings, doc="The embeddings of the target.")
+    pooler = derived(lambda self: self.stack.pooler, doc="The pooler of the stack.")
+    init = derived(lambda self: self.stack.init, doc="The initialization of the stack.")
     dim = derived(lambda self: self.stack.dim)
     num_layers = derived(lambda self: self.stack.num_layers)
     num_blocks = derived(lambda self: self.stack.num_blocks)

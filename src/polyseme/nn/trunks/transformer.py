@@ -53,12 +53,16 @@ class TransformerConfig(TrunkConfig):
     num_layers = derived(lambda self: len(self.layer_to_block))
     num_blocks = derived(lambda self: len(self.block_configs))
     has_source = derived(lambda self: all(block.cross_attention for block in self.block_configs))
-    has_relative_positions = derived(lambda self: isinstance(self.position_bias, RelativePositionConfig))
     has_query_stream = derived(lambda self: self.has_relative_positions and self.position_bias.two_stream)
     has_memory = derived(lambda self: self.causal or self.has_relative_positions)
     has_bounded_memory = derived(lambda self: self.memory_len > 0)
     depends_on_lengths = derived(lambda self: not isinstance(self.position_bias, NoPositionBiasConfig))
     supports_static_shape = derived(lambda self: not self.has_relative_positions)
+
+    @property
+    def has_relative_positions(self) -> bool:
+        """Whether attention scores depend on relative positions and the query (Transformer-XL, XLNet)."""
+        return isinstance(self.position_bias, RelativePositionConfig)
 
     @derived
     def supports_static_cache(self) -> bool:
