@@ -182,8 +182,10 @@ class Transformer(Trunk):
 
     def source_kv(self, memory: Memory) -> list[tuple[Tensor, ...]]:
         """Return the keys and values of the source in the cross attention of each layer."""
-        blocks = [] if memory.source is None else self.layers()
-        return [block.cross_attention.project_kv(memory.source.values) for block in blocks if block.cross_attention]
+        if memory.source is None:
+            return []
+        values = memory.source.values
+        return [block.cross_attention.project_kv(values) for block in self.layers() if block.cross_attention]
 
     def layers(self) -> list[TransformerBlock]:
         """Return the block of each layer, from input to output."""
