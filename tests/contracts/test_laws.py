@@ -164,7 +164,7 @@ def test_recomputing_changes_no_gradient(family):
     found = []
     for recompute in (False, True):
         model = cases.tiny_spec(family, 0.3).build(seed=1).double().train()
-        model.trunk.gradient_checkpointing = recompute
+        model.trunk.set_gradient_checkpointing(recompute)
         torch.manual_seed(5)
         sum(compute_losses(model, cases.training_batch(model, rows)).values()).backward()
         found.append([p.grad for p in model.parameters() if p.grad is not None])

@@ -15,7 +15,7 @@ from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.layer_selection import LAYER_SELECTIONS
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
-from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
+from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.weights.folder import load_model
 
 transformers = pytest.importorskip("transformers")

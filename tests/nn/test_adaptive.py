@@ -57,7 +57,7 @@ def test_gpu_loss_matches_cpu(div_value: int) -> None:
         inputs = states.detach().to(device, dtype).clone().requires_grad_()
         for module in (device_embeddings, device_head):
             module.zero_grad(set_to_none=True)
-        loss = device_head.loss(inputs, device_embeddings, labels.to(device), -100)
+        loss = device_head.loss(inputs, device_embeddings, labels.to(device))
         loss.backward()
         grads = [p.grad for p in (*device_embeddings.parameters(), *device_head.parameters()) if p.grad is not None]
         outputs.append(

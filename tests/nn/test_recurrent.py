@@ -12,7 +12,7 @@ from polyseme.families import FAMILIES
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunk, RecurrentTrunkConfig
-from polyseme.nn.trunks.window import FeedForwardLMConfig
+from polyseme.nn.trunks.shallow import FeedForwardLMConfig
 
 VOCAB, DIM = 20, 6
 UNEVEN, EVEN = (3, 0, 7, 1, 7), (5, 5, 5)

@@ -264,14 +264,10 @@ def test_adaptive_softmax_matches_torch(div_value):
         head(states, embeddings), expected_head.log_prob(states), check_dtype=False, atol=1e-5, rtol=1e-5
     )
     expected = -expected_head(states, labels).output.sum()
-    torch.testing.assert_close(
-        head.loss(states, embeddings, labels, -100), expected, check_dtype=False, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(head.loss(states, embeddings, labels), expected, check_dtype=False, rtol=1e-5, atol=1e-5)
     labels[::2] = -100
     expected = -expected_head(states[1::2], labels[1::2]).output.sum()
-    torch.testing.assert_close(
-        head.loss(states, embeddings, labels, -100), expected, check_dtype=False, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(head.loss(states, embeddings, labels), expected, check_dtype=False, rtol=1e-5, atol=1e-5)
 
 
 def test_adaptive_embeddings_match_their_definition():

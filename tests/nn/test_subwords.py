@@ -32,7 +32,7 @@ def test_word_vector_is_the_mean_of_its_rows() -> None:
     model = config.build(seed=0)
     model.set_vocabulary(["<unk>", *WORDS], (0,))
     embeddings = model.trunk.embeddings
-    vectors = model.trunk.look_up(torch.tensor([1, 0, 1, 3]))
+    vectors = model.trunk.embeddings.look_up(torch.tensor([1, 0, 1, 3]))
     for vector, word_id in zip(vectors, (1, 0, 1, 3)):
         buckets = ngram_buckets(WORDS[word_id - 1], config.trunk.embeddings) if word_id else []
         rows = torch.cat([embeddings.tokens.weight[word_id : word_id + 1], embeddings.ngrams.weight[buckets]])

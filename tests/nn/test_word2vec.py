@@ -68,7 +68,7 @@ def list_contexts(batch: WindowBatch) -> list[tuple[int, list[int]]]:
 
 def reference_loss(model: Model, head: str, batch: WindowBatch) -> Tensor:
     """Compute the loss pair by pair, as in the paper; each word of a mean gets the whole gradient."""
-    vectors = model.trunk.look_up(batch.tokens)
+    vectors = model.trunk.embeddings.look_up(batch.tokens)
     total_loss = torch.zeros((), dtype=torch.float64)
     for center, context in list_contexts(batch):
         if not context:
@@ -130,10 +130,10 @@ def test_separate_blocks_sum_to_the_whole_batch(head: str, is_cbow: bool) -> Non
 def test_each_ngram_row_gets_the_whole_gradient() -> None:
     """The gradient of a word vector matches autograd; each of its rows gets all of it, as in the authors' code."""
     model, batch = build_model("fasttext", "negative_sampling"), make_batch(False)
-    vectors = model.trunk.look_up(batch.tokens).detach().requires_grad_()
-    model.trunk.look_up, look_up = lambda ids: vectors, model.trunk.look_up  # type: ignore[method-assign]
+    vectors = model.trunk.embeddings.look_up(batch.tokens).detach().requires_grad_()
+    model.trunk.embeddings.look_up, look_up = lambda ids: vectors, model.trunk.embeddings.look_up  # type: ignore[method-assign]
     reference_loss(model, "negative_sampling", batch).backward()
-    model.trunk.look_up = look_up  # type: ignore[method-assign]
+    model.trunk.embeddings.look_up = look_up  # type: ignore[method-assign]
     by_word = torch.zeros(VOCAB, DIM, dtype=torch.float64).index_add_(0, batch.tokens, vectors.grad)
     sums = sum_sparse_grads(model, model.compute_sparse_grads("negative_sampling", batch)[1])
     table = model.trunk.embeddings

@@ -128,7 +128,7 @@ def test_gradients_match(family, build_fn, head, name):
     logits = hf_model(input_ids=layout.pad(tokens), attention_mask=layout.attention_mask().long()).logits
     torch.nn.functional.cross_entropy(layout.unpad(logits)[rows], labels).backward()
     hidden = model.trunk(Inputs(tokens, layout)).hidden
-    (model.loss(name, hidden, layout, rows, labels, -100) / len(rows)).backward()
+    (model.loss(name, hidden, layout, rows, labels) / len(rows)).backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     expected_grads = {n: p.grad for n, p in hf_model.named_parameters() if p.grad is not None}
     shapes = {n: g.shape for n, g in grads.items()}

@@ -106,7 +106,7 @@ def test_both_streams_and_gradients_match(memory):
         assert_close(actual.view(3, -1, 32), expected_value.transpose(0, 1))
     labels, rows = tokens.gather(1, predicted).flatten(), 27 + torch.arange(9)
     assert_close(model.predict("masked", output.hidden, layout, rows), expected.logits.flatten(0, 1))
-    loss = model.loss("masked", output.hidden, layout, rows, labels, -100)
+    loss = model.loss("masked", output.hidden, layout, rows, labels)
     expected_value = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), labels, reduction="sum")
     assert_close(loss, expected_value)
     loss.backward()

@@ -38,8 +38,7 @@ class BagTrunkConfig(TrunkConfig):
 
 class BagTrunk(Trunk):
     def __init__(self, config: BagTrunkConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embeddings = config.embeddings.build()
         self.linear = nn.Linear(config.dim, config.dim)
         self.pooler = config.pooler.build(config.dim)

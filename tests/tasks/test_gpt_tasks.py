@@ -139,7 +139,7 @@ def test_choice_loss_is_cross_entropy_per_question():
     states = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     scale = torch.tensor([1.0, 1, 1, 1, 1, 900, 900, 1, 1])[:, None]
     values = torch.tensor([1, 1, 1, -100, -100, 6, 6, 8, 8])
-    loss_sum = head.loss(states * scale, torch.zeros(0), values, -100)
+    loss_sum = head.loss(states * scale, torch.zeros(0), values)
     scores = head(states * scale, torch.zeros(0))[:, 0].float()
     groups = (slice(0, 3), 1), (slice(5, 7), 1), (slice(7, 9), 1)
     expected = sum(torch.nn.functional.cross_entropy(scores[None, s], torch.tensor([i])) for s, i in groups)

@@ -68,7 +68,7 @@ def evaluate_segments(
         layout = PackedLayout.from_lengths([len(chunk)], device=text.device)
         output = reader.trunk(Inputs(chunk, layout), memory=trunk_memory, return_memory=True)
         trunk_memory = output.memory
-        return reader.loss(head, output.hidden, layout, layout.positions, labels, -100)
+        return reader.loss(head, output.hidden, layout, layout.positions, labels)
 
     return _measure_loss(read, range(0, len(text) - 1, segment_len), len(text) - 1)
 
@@ -94,7 +94,7 @@ def evaluate_sliding_window(
         row_ends = zip(layout.cu_seqlens[1:].tolist(), counts)
         rows = torch.cat([torch.arange(end - count, end) for end, count in row_ends]).to(text.device)
         labels = torch.cat([text[end - count + 1 : end + 1] for end, count in zip(batch_ends, counts)])
-        return model.loss(head, hidden, layout, rows, labels, -100)
+        return model.loss(head, hidden, layout, rows, labels)
 
     return _measure_loss(read, range(0, len(ends), batch_size), len(text) - 1)
 

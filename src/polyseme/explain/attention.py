@@ -15,7 +15,7 @@ def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> 
     """Return the tokens of a text and probabilities [layers, heads, queries, keys]; each row sums to one."""
     network = load_neural(model)
     encoded = network.encode(text, pair)
-    trunk: Any = network.model.trunk
+    trunk: Any = getattr(network.model.trunk, "encoder", network.model.trunk)
     network.model.config.transformer  # noqa: B018 (raises an error if the model has no attention)
     layout = PackedLayout.from_lengths([len(encoded.input_ids)], device=network.device)
     tokens = torch.tensor(encoded.input_ids, device=network.device)

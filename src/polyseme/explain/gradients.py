@@ -42,7 +42,7 @@ def gradients_by_distance(
     trunk.use_reference = True  # cuDNN has no backward pass outside of training
     try:
         hidden = trunk(Inputs(token_windows[:, :-1].reshape(-1), layout)).hidden
-        loss = network.loss("next", hidden, layout, layout.last_indices, token_windows[:, -1], -100)
+        loss = network.loss("next", hidden, layout, layout.last_indices, token_windows[:, -1])
         (grads,) = torch.autograd.grad(loss, vectors)
     finally:
         hook.remove()

@@ -6,7 +6,7 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
-from polyseme.nn.trunks.window import FeedForwardLMConfig
+from polyseme.nn.trunks.shallow import FeedForwardLMConfig
 
 
 def trunk_config(

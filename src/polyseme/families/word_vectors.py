@@ -10,7 +10,7 @@ from polyseme.nn.heads.word_vectors import GloVeHeadConfig, HierarchicalSoftmaxH
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
-from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
+from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 
 MAX_LEN = 100_000  # there are no position embeddings
 

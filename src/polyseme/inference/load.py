@@ -13,7 +13,7 @@ from polyseme.inference.ngram_lm import NgramLM
 from polyseme.inference.prediction import select_task
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.ngram.model import NgramFolder, is_ngram
-from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
+from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.tasks.base import TaskConfig
 from polyseme.weights.folder import load_model
 

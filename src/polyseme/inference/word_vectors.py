@@ -15,7 +15,7 @@ from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.results import EncodedText
 from polyseme.nn.layers.subwords import SubwordEmbeddings
-from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
+from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder, load_model

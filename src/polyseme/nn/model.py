@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyseme.config import Config
 from polyseme.errors import UnsupportedError
-from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.base import IGNORE_INDEX, HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
@@ -32,10 +32,9 @@ from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.feature_network import FeatureNetworkConfig
-from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
+from polyseme.nn.trunks.shallow import FeedForwardLMConfig, StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
-from polyseme.nn.trunks.window import FeedForwardLMConfig
 
 SparseBatch = WindowBatch | CooccurrenceBatch  # batches of heads with sparse gradients
 
@@ -116,21 +115,14 @@ class Model(nn.Module):
         return crf.log_marginals(scores, chains), crf.decode(scores, chains)
 
     def loss(
-        self,
-        head: str,
-        hidden: Tensor,
-        layout: PackedLayout,
-        rows: Tensor,
-        labels: Tensor,
-        ignore_index: int,
-        label_smoothing: float = 0.0,
+        self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor, labels: Tensor, label_smoothing: float = 0
     ) -> Tensor:
         """Return the summed loss of a head's predictions of `rows`."""
         module: Any = self.heads[head]
         if isinstance(module.crf, CRF):
             chains = ChainLayout.from_lengths(layout.count_per_sequence(rows), hidden.device)
-            return module.crf.loss(self.predict(head, hidden, layout, rows).float(), chains, labels, ignore_index)
-        return module.loss(*self._head_inputs(head, hidden, layout, rows), labels, ignore_index, label_smoothing)
+            return module.crf.loss(self.predict(head, hidden, layout, rows).float(), chains, labels, IGNORE_INDEX)
+        return module.loss(*self._head_inputs(head, hidden, layout, rows), labels, label_smoothing)
 
     def set_vocabulary(
         self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
@@ -145,9 +137,10 @@ class Model(nn.Module):
         self, head: str, batch: SparseBatch, with_loss: bool = False
     ) -> tuple[Tensor | None, list[SparseRowGrad]]:
         """Return the summed loss of a head with sparse gradients, if requested, and the gradients of all rows."""
-        trunk, module = cast(Any, self.trunk), cast(Any, self.heads[head])
-        output: SparseLossOutput = module.loss_and_row_grads(batch, trunk.look_up(batch.tokens), with_loss)
-        return output.loss, [*trunk.scatter_grad(batch.tokens, output.input_grad, output.counts), *output.head_grads]
+        module, embeddings = cast(Any, self.heads[head]), self.trunk.embeddings
+        output: SparseLossOutput = module.loss_and_row_grads(batch, embeddings.look_up(batch.tokens), with_loss)
+        input_grads = embeddings.scatter_grad(batch.tokens, output.input_grad, output.counts)
+        return output.loss, [*input_grads, *output.head_grads]
 
     def _head_inputs(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor | None) -> tuple[Any, Any]:
         """Return the states that a head reads, and the token embeddings that it may share."""

@@ -6,12 +6,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from polyseme.nn.heads.base import IGNORE_INDEX as IGNORE_INDEX
 from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model, SparseBatch
 from polyseme.nn.packing import Inputs, tree_map
 from polyseme.nn.trunks.base import TrunkConfig, TrunkOutput, forward_chunked
-
-IGNORE_INDEX = -100  # label of rows that only fill up a fixed shape
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,7 @@ class DistillationLoss:
         }
         for name in targets.keys() - loss_sums.keys():
             target = targets[name]
-            loss_sums[name] = model.loss(name, hidden, layout, target.rows, target.labels, IGNORE_INDEX)
+            loss_sums[name] = model.loss(name, hidden, layout, target.rows, target.labels)
         return {name: loss_sums[name] for name in targets}
 
 

@@ -30,7 +30,7 @@ def compute_losses(model: Model, batch: Batch) -> dict[str, Tensor]:
             squared_diff = (raw_hidden[1:] - raw_hidden[:-1]).float().square().mean(-1)
             losses[name] = (squared_diff * (layout.positions[1:] > 0)).sum()
         else:
-            losses[name] = model.loss(name, hidden, layout, t.rows, t.labels, IGNORE_INDEX, t.label_smoothing)
+            losses[name] = model.loss(name, hidden, layout, t.rows, t.labels, t.label_smoothing)
     return losses
 
 

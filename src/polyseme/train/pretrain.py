@@ -240,7 +240,7 @@ def build_train_state(
     """Return the model at the start, and everything a step needs except the number of steps."""
     precision = ("bf16" if device.type == "cuda" else "float32") if recipe.precision == "auto" else recipe.precision
     model = (initial_model.model if initial_model else config.build(recipe.seed)).to(device)
-    model.trunk.gradient_checkpointing = recipe.gradient_checkpointing
+    model.trunk.set_gradient_checkpointing(recipe.gradient_checkpointing)
     dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32  # of the working copy
     loss = recipe.objective.build_loss(device, dtype)
     loss_fn = try_compile(loss.fn, device) if recipe.compile else loss.fn

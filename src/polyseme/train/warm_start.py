@@ -10,7 +10,7 @@ from torch import Tensor
 from polyseme.errors import DataError, ModelError, suggest
 from polyseme.families import FAMILIES
 from polyseme.nn.trunks.base import TrunkConfig
-from polyseme.nn.trunks.lookup import StaticEmbeddingTrunkConfig
+from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import InitialModel
 from polyseme.train.recipe import Recipe

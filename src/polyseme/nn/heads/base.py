@@ -14,6 +14,7 @@ from polyseme.config import Config
 from polyseme.nn.heads.crf import CRF
 from polyseme.nn.packing import PackedLayout
 
+IGNORE_INDEX = -100  # label of rows without a loss, which only fill up a fixed shape; as in torch
 # every state; the trunk's pooled vector; the first token's state; pooled vector, maximum and mean concatenated
 HeadPooling = Literal["tokens", "pooled", "first", "concat"]
 PoolFn = Callable[[Tensor, PackedLayout], Tensor]
@@ -22,10 +23,7 @@ PoolFn = Callable[[Tensor, PackedLayout], Tensor]
 class HeadConfig(Config, ABC):
     """Base of the configs of all heads."""
 
-    @property
-    def pooling(self) -> HeadPooling:
-        """The states that the head reads."""
-        return "tokens"
+    pooling: HeadPooling = "tokens"  # the states that the head reads
 
     @abstractmethod
     def matmul_params(self, dim: int) -> int:
@@ -39,11 +37,11 @@ class HeadConfig(Config, ABC):
 class Head(nn.Module):
     """Predictions from hidden states; `forward` takes the states it selects and the trunk's token embeddings."""
 
-    pooling: HeadPooling = "tokens"
     needs_host_sync: bool = False  # whether it reads tensors on the host, so that CUDA graphs cannot capture it
 
-    def __init__(self) -> None:
+    def __init__(self, config: Any):
         super().__init__()
+        self.config = config
         self.crf: CRF | None = None  # decodes the labels of a sequence together
 
     def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Any:
@@ -51,19 +49,18 @@ class Head(nn.Module):
 
         Rows of several columns, [n, columns], give the sum of their states.
         """
-        states = pool(hidden, layout) if self.pooling in ("pooled", "concat") else hidden
-        if self.pooling == "first":
+        pooling = self.config.pooling
+        states = pool(hidden, layout) if pooling in ("pooled", "concat") else hidden
+        if pooling == "first":
             states = hidden.index_select(0, layout.first_indices)
-        if self.pooling == "concat":  # Howard and Ruder 2018, §3.3
+        if pooling == "concat":  # Howard and Ruder 2018, §3.3
             states = torch.cat([states, layout.max_pool(hidden), layout.mean_pool(hidden)], dim=1)
         if rows is None:
             return states
         states = states.index_select(0, rows.flatten())
         return states if rows.ndim == 1 else states.unflatten(0, rows.shape).sum(1)
 
-    def loss(
-        self, states: Any, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
-        """Return the summed cross entropy, with label smoothing (Szegedy et al. 2016)."""
-        options: Any = {"ignore_index": ignore_index, "reduction": "sum", "label_smoothing": label_smoothing}
-        return F.cross_entropy(self(states, token_embeddings).float(), labels, **options)
+    def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Return the summed cross entropy, with label smoothing (Szegedy et al. 2016), without `IGNORE_INDEX`."""
+        logits = self(states, token_embeddings).float()
+        return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)

@@ -1,11 +1,12 @@
 """Classification head: labels of sequences or tokens, numbers, spans and choices."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polyseme.nn.heads.base import Head, HeadConfig, HeadPooling
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, HeadPooling
 from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.layers.block import ACTIVATIONS, ActivationName, AnyNormConfig, NoNormConfig
 
@@ -32,19 +33,14 @@ class ClassificationHeadConfig(HeadConfig):
     hidden_dim: int = 0
     crf: CRFConfig | None = None
 
-    @property
-    def num_outputs(self) -> int:
-        """Number of outputs of the last layer."""
-        return len(self.labels) or 1
-
-    def layer_dims(self, dim: int) -> tuple[int, int]:
-        """Return the input sizes of the first and of the last layer."""
+    def layer_dims(self, dim: int) -> tuple[int, int, int]:
+        """Return the input sizes of the first and of the last layer, and the number of outputs."""
         input_dim = 3 * dim if self.pooling == "concat" else dim
-        return input_dim, self.hidden_dim if self.dense and self.hidden_dim else input_dim
+        return input_dim, self.hidden_dim if self.dense and self.hidden_dim else input_dim, len(self.labels) or 1
 
     def matmul_params(self, dim: int) -> int:
-        input_dim, hidden_dim = self.layer_dims(dim)
-        return hidden_dim * self.num_outputs + (input_dim * hidden_dim if self.dense else 0)
+        input_dim, hidden_dim, num_outputs = self.layer_dims(dim)
+        return hidden_dim * num_outputs + (input_dim * hidden_dim if self.dense else 0)
 
     def build(self, dim: int) -> Head:
         return ClassificationHead(self, dim)
@@ -54,15 +50,14 @@ class ClassificationHead(Head):
     """Linear classifier of tokens or sequences, with optional layers before it."""
 
     def __init__(self, config: ClassificationHeadConfig, dim: int):
-        super().__init__()
-        self.config, self.pooling = config, config.pooling
-        input_dim, hidden_dim = config.layer_dims(dim)
+        super().__init__(config)
+        input_dim, hidden_dim, num_outputs = config.layer_dims(dim)
         self.input_norm = config.input_norm.build(input_dim)
         self.dense = nn.Linear(input_dim, hidden_dim, bias=config.dense_bias) if config.dense else None
         self.input_dropout = nn.Dropout(config.input_dropout)
         self.norm = config.norm.build(hidden_dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.linear = nn.Linear(hidden_dim, config.num_outputs, bias=config.bias)
+        self.linear = nn.Linear(hidden_dim, num_outputs, bias=config.bias)
         self.crf = config.crf.build(config.labels) if config.crf else None
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
@@ -71,33 +66,31 @@ class ClassificationHead(Head):
             states = ACTIVATIONS[self.config.activation](self.dense(states))
         return self.linear(self.dropout(self.norm(states)))
 
-    def loss(
-        self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the summed cross entropy; for regression the summed squared error, where a label of NaN is ignored.
 
         Labels of two columns are the rows where spans start and end: each output is a softmax over rows, and the loss
         is the mean of the two (Devlin et al. 2019, §4.2).
         """
         if labels.ndim == 1 and len(self.config.labels) > 1:
-            return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+            return super().loss(states, token_embeddings, labels, label_smoothing)
         outputs = self(states, token_embeddings).float()  # [rows, outputs]
         if labels.ndim == 2:
             columns = zip(outputs.unbind(1), labels.unbind(1))
-            return torch.stack([_choice_loss(logits, target, ignore_index) for logits, target in columns]).mean()
+            return torch.stack([_choice_loss(logits, target) for logits, target in columns]).mean()
         if self.config.labels:
-            return _choice_loss(outputs.squeeze(-1), labels, ignore_index)
+            return _choice_loss(outputs.squeeze(-1), labels)
         return (outputs.squeeze(-1) - labels).masked_fill(labels.isnan(), 0.0).square().sum()
 
 
-def _choice_loss(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+def _choice_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the summed cross entropy of softmaxes over groups of rows.
 
     Rows with the same label are the candidates of one question, and the label is the row of the right one. A row
     without a label is a group of its own, whose loss is 0.
     """
     indices = torch.arange(len(logits), device=logits.device)
-    targets = torch.where(labels == ignore_index, indices, labels)
+    targets = torch.where(labels == IGNORE_INDEX, indices, labels)
     group_max = logits.detach().scatter_reduce(0, targets, logits.detach(), "amax")  # keeps the sums within range
     group_sums = torch.zeros_like(logits).index_add(0, targets, (logits - group_max.index_select(0, targets)).exp())
     is_correct = targets == indices

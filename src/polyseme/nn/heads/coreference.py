@@ -105,8 +105,7 @@ class CoreferenceHead(Head):
     needs_host_sync = True
 
     def __init__(self, config: CoreferenceHeadConfig, dim: int):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         span_dim, feature_dim = config.span_dim(dim), config.feature_dim
         self.token_attention = nn.Linear(dim, 1)
         self.width_embeddings = nn.Embedding(config.max_span_width, feature_dim)
@@ -132,9 +131,7 @@ class CoreferenceHead(Head):
         first_states, last_states = (hidden.index_select(0, token) for token in (first_token, last_token))
         return WordStates(rows, first_states, last_states, log_weight, state)
 
-    def loss(
-        self, states: WordStates, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: WordStates, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the summed negative log-likelihood of all true antecedents of each selected mention.
 
         A mention without a true antecedent has none as its target. `labels` are the true mentions, [m, 3]: first word,
@@ -142,8 +139,11 @@ class CoreferenceHead(Head):
         """
         total_loss, candidates = states.log_weights.new_zeros(()), self._enumerate_candidates(states)
         if self.config.detection_weight:
-            total_loss = self.config.detection_weight * self._detection_loss(candidates, labels, len(states.rows))
-        for ranking in self.rank_documents(states, candidates):
+            starts, ends, _, scores = candidates
+            is_mention = torch.isin(starts * len(states.rows) + ends, labels[:, 0] * len(states.rows) + labels[:, 1])
+            detection_loss = F.binary_cross_entropy_with_logits(scores, is_mention.to(scores.dtype), reduction="sum")
+            total_loss = self.config.detection_weight * detection_loss
+        for ranking in self._rank_documents(states, candidates):
             matches = (ranking.starts[:, None] == labels[:, 0]) & (ranking.ends[:, None] == labels[:, 1])
             cluster = (matches * labels[:, 2]).sum(1)
             antecedent_clusters = _select_rows(cluster, ranking.antecedents)
@@ -161,7 +161,7 @@ class CoreferenceHead(Head):
         Word indices are relative to the document.
         """
         document_clusters = []
-        for ranking in self.rank_documents(states, self._enumerate_candidates(states)):
+        for ranking in self._rank_documents(states, self._enumerate_candidates(states)):
             antecedents, starts, ends = ranking.antecedents.tolist(), ranking.starts.tolist(), ranking.ends.tolist()
             cluster_by_mention: dict[int, list[tuple[int, int]]] = {}
             spans = [(a - ranking.first_word, b - ranking.first_word) for a, b in zip(starts, ends)]
@@ -174,12 +174,7 @@ class CoreferenceHead(Head):
             document_clusters.append(list(clusters.values()))
         return document_clusters
 
-    def _detection_loss(self, candidates: SpanCandidates, labels: Tensor, num_words: int) -> Tensor:
-        starts, ends, _, scores = candidates
-        is_mention = torch.isin(starts * num_words + ends, labels[:, 0] * num_words + labels[:, 1])
-        return F.binary_cross_entropy_with_logits(scores, is_mention.to(scores.dtype), reduction="sum")
-
-    def rank_documents(self, words: WordStates, candidates: SpanCandidates) -> Iterator[MentionRanking]:
+    def _rank_documents(self, words: WordStates, candidates: SpanCandidates) -> Iterator[MentionRanking]:
         """Yield the mentions of each document and the scores of their antecedents."""
         tensors = words.rows[:, DOCUMENT], *candidates[:2], candidates[3]
         documents, *arrays = (t.detach().cpu().numpy() for t in tensors)
@@ -222,9 +217,7 @@ class CoreferenceHead(Head):
         spans = torch.cat([*boundaries, states, self.width_embeddings(widths)], 1)  # [candidates, span_dim]
         return starts, ends, spans, _upcast(self.mention_scorer(spans).squeeze(-1))
 
-    def _score_antecedents(
-        self, rows: Tensor, starts: Tensor, mention_scores: Tensor, spans: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _score_antecedents(self, rows: Tensor, starts: Tensor, scores: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of each mention's antecedents, [mentions, 1 + antecedents], and their indices.
 
         A score is the sum of both mention scores, the coarse (bilinear) score and the fine score of the pair.
@@ -232,9 +225,8 @@ class CoreferenceHead(Head):
         num_mentions = len(spans)
         positions = torch.arange(num_mentions, device=spans.device)
         precedes = positions[None] < positions[:, None]
-        coarse_scores = _upcast(self.coarse_bilinear(spans) @ spans.t())  # [mentions, mentions]
-        coarse_scores = coarse_scores + mention_scores[:, None] + mention_scores[None]
-        coarse_scores = coarse_scores.masked_fill(~precedes, -torch.inf)
+        coarse_scores = _upcast(self.coarse_bilinear(spans) @ spans.t()) + scores[:, None] + scores[None]
+        coarse_scores = coarse_scores.masked_fill(~precedes, -torch.inf)  # [mentions, mentions]
         antecedents = coarse_scores.detach().topk(min(self.config.max_antecedents, num_mentions), 1).indices
         buckets = torch.tensor(DISTANCE_BUCKETS, device=spans.device)
         distance = torch.bucketize(positions[:, None] - antecedents, buckets, right=True)
@@ -299,10 +291,8 @@ def _upcast(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _merge_weighted_means(
-    log_weight: Tensor, state: Tensor, other_log_weight: Tensor, other_state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Merge two weighted means; weights are logarithms, and −∞ adds nothing."""
-    total = torch.logaddexp(log_weight, other_log_weight)
-    fraction, other_fraction = ((x - total).exp().to(state.dtype)[:, None] for x in (log_weight, other_log_weight))
-    return total, state * fraction + other_state * other_fraction
+def _merge_weighted_means(log_a: Tensor, a: Tensor, log_b: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge two means with logarithmic weights, of which −∞ adds nothing; return the total weight and the mean."""
+    total = torch.logaddexp(log_a, log_b)
+    fraction_a, fraction_b = ((log_weight - total).exp().to(a.dtype)[:, None] for log_weight in (log_a, log_b))
+    return total, a * fraction_a + b * fraction_b

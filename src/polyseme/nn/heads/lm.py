@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.nn import kernels
-from polyseme.nn.heads.base import Head, HeadConfig, PoolFn
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, PoolFn
 from polyseme.nn.layers.block import ACTIVATIONS, ActivationName, AnyNormConfig, NoNormConfig
 from polyseme.nn.losses import chunked_cross_entropy, is_applicable, sampled_softmax_loss
 from polyseme.nn.packing import PackedLayout
@@ -18,29 +18,21 @@ from polyseme.nn.packing import PackedLayout
 class VocabHead(Head, ABC):
     """Logits over the vocabulary: transformed states times an output matrix, plus a bias."""
 
-    bias: Tensor | None
-
     @abstractmethod
-    def transform(self, states: Tensor) -> Tensor:
-        """Map states to the input of the output matrix."""
-
-    def output_weight(self, token_embeddings: Tensor) -> Tensor:
-        """Return the output matrix: the token embeddings, unless the head has its own."""
-        return token_embeddings
+    def linear_inputs(self, states: Tensor, token_embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the transformed states, the output matrix and its bias."""
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
-        return F.linear(self.transform(states), self.output_weight(token_embeddings), self.bias)
+        return F.linear(*self.linear_inputs(states, token_embeddings))
 
-    def loss(
-        self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the summed cross entropy; in training the logits of all rows never exist at once."""
-        weight, bias = self.output_weight(token_embeddings), self.bias
-        if kernels.supports(states) and kernels.supports(weight) and not label_smoothing:
-            return kernels.linear_cross_entropy(self.transform(states), weight, bias, labels, ignore_index)
-        if is_applicable(states) and is_applicable(weight):
-            return chunked_cross_entropy(self.transform(states), weight, bias, labels, ignore_index, label_smoothing)
-        return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+        inputs = self.linear_inputs(states, token_embeddings)
+        if kernels.supports(states) and kernels.supports(inputs[1]) and not label_smoothing:
+            return kernels.linear_cross_entropy(*inputs, labels, IGNORE_INDEX)
+        if is_applicable(states) and is_applicable(inputs[1]):
+            return chunked_cross_entropy(*inputs, labels, IGNORE_INDEX, label_smoothing)
+        return F.cross_entropy(F.linear(*inputs).float(), labels, reduction="sum", label_smoothing=label_smoothing)
 
 
 @dataclass(frozen=True)
@@ -83,8 +75,8 @@ class LMHead(VocabHead):
     """Language-model head."""
 
     def __init__(self, config: LMHeadConfig, dim: int):
-        super().__init__()
-        self.config, dim = config, config.input_dim(dim)
+        super().__init__(config)
+        dim = config.input_dim(dim)
         embedding_dim = config.embedding_dim or dim
         self.dense = nn.Linear(dim, embedding_dim, bias=config.dense_bias) if config.dense else None
         self.norm = config.norm.build(embedding_dim)
@@ -96,25 +88,20 @@ class LMHead(VocabHead):
         assert isinstance(other, LMHead)
         self.decoder, self.bias = other.decoder, other.bias
 
-    def loss(
-        self, states: Tensor, token_embeddings: Tensor, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         num_sampled = self.config.num_sampled
         if self.training and 0 < num_sampled < self.config.vocab_size:
-            weight = self.output_weight(token_embeddings)
-            return sampled_softmax_loss(self.transform(states), weight, self.bias, labels, ignore_index, num_sampled)
-        return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+            inputs = self.linear_inputs(states, token_embeddings)
+            return sampled_softmax_loss(*inputs, labels, IGNORE_INDEX, num_sampled)
+        return super().loss(states, token_embeddings, labels, label_smoothing)
 
-    def transform(self, states: Tensor) -> Tensor:
+    def linear_inputs(self, states: Tensor, token_embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         if self.config.direction != "both":
             states = states.chunk(2, dim=-1)[self.config.direction == "backward"]
         if self.dense is not None:
             states = ACTIVATIONS[self.config.activation](self.dense(states))
-        states = self.norm(states)
-        return states if self.config.scale == 1 else states * self.config.scale
-
-    def output_weight(self, token_embeddings: Tensor) -> Tensor:
-        return token_embeddings if self.decoder is None else self.decoder.weight
+        states = self.norm(states) if self.config.scale == 1 else self.norm(states) * self.config.scale
+        return states, token_embeddings if self.decoder is None else self.decoder.weight, self.bias
 
 
 @dataclass(frozen=True)
@@ -142,7 +129,7 @@ class SpanBoundaryHead(VocabHead):
     """Head of the span boundary objective."""
 
     def __init__(self, config: SpanBoundaryHeadConfig, dim: int):
-        super().__init__()
+        super().__init__(config)
         self.activation = ACTIVATIONS[config.activation]
         self.position_embeddings = nn.Embedding(config.max_span_offset, config.position_dim)
         self.linear1, self.norm1 = nn.Linear(2 * dim + config.position_dim, dim), config.norm.build(dim)
@@ -157,6 +144,6 @@ class SpanBoundaryHead(VocabHead):
         boundaries = [hidden.index_select(0, index) for index in boundary_rows]
         return torch.cat([*boundaries, self.position_embeddings(offsets)], dim=1)
 
-    def transform(self, states: Tensor) -> Tensor:
+    def linear_inputs(self, states: Tensor, token_embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         states = self.norm1(self.activation(self.linear1(states)))
-        return self.norm2(self.activation(self.linear2(states)))
+        return self.norm2(self.activation(self.linear2(states))), token_embeddings, self.bias

@@ -63,7 +63,10 @@ def repair_tags(sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """
     tag_set = {tag for tags in sentences for tag in tags}
     repaired = [tuple(tags) for tags in sentences]
-    if not all(map(TAG_PATTERN.fullmatch, tag_set)) or _is_iob1(sentences):
+    if not all(map(TAG_PATTERN.fullmatch, tag_set)):
+        return repaired
+    steps = (step for tags in sentences for step in zip(("O", *tags), tags))
+    if not any(b[0] in "ESLU" or (b[0] == "B" and a[1:] != b[1:]) for a, b in steps):
         return repaired
     prefixes = {tag[0] for tag in tag_set}
     end, single = ("L", "U") if prefixes & set("LU") else ("E", "S") if prefixes & set("ES") else ("I", "B")
@@ -77,11 +80,3 @@ def repair_tags(sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
                     new_tags[first] = f"{single}-{entity_type}"
             repaired[i] = tuple(new_tags)
     return repaired
-
-
-def _is_iob1(sentences: Sequence[Sequence[str]]) -> bool:
-    return not any(
-        following[0] in "ESLU" or (following[0] == "B" and previous[1:] != following[1:])
-        for tags in sentences
-        for previous, following in zip(("O", *tags), tags)
-    )

@@ -7,9 +7,10 @@ in a window). A step touches few rows of large tables, so `loss_and_row_grads` r
 autograd.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self
+from heapq import heappop, heappush
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -44,10 +45,15 @@ class WindowBatch:
         return self.negatives.shape[0]
 
     @property
+    def words(self) -> Tensor:
+        """The tokens without the margins, int64 [B·L]."""
+        return self.tokens[self.margin : len(self.tokens) - self.margin]
+
+    @property
     def num_products(self) -> int:
         """Number of dot products, including those that are masked."""
         positives_per_word = 1 if self.is_cbow else self.block_size + 2 * self.margin
-        return self.num_blocks * self.block_size * (positives_per_word + self.negatives.shape[1])
+        return len(self.words) * (positives_per_word + self.negatives.shape[1])
 
     def slice_blocks(self, first: int, last: int) -> Self:
         """Return the blocks from `first` to `last`, exclusive."""
@@ -86,13 +92,11 @@ def overlapping_blocks(flat: Tensor, block_size: int, margin: int) -> Tensor:
 
 def overlap_add(blocks: Tensor, block_size: int, margin: int) -> Tensor:
     """Add overlapping blocks, the adjoint of `overlapping_blocks`."""
-    num_words, shape = blocks.shape[0] * block_size, blocks.shape[2:]
-    flat = blocks.new_zeros(num_words + 2 * margin, *shape)
-    flat[margin : margin + num_words].view(-1, block_size, *shape).copy_(blocks[:, margin : margin + block_size])
-    flat[:num_words].view(-1, block_size, *shape)[:, :margin] += blocks[:, :margin]
-    inner = flat[margin + block_size : margin + num_words].view(len(blocks) - 1, block_size, *shape)
-    inner[:, :margin] += blocks[:-1, margin + block_size :]
-    flat[margin + num_words :] += blocks[-1, margin + block_size :]
+    flat, end = blocks.new_zeros(len(blocks) * block_size + 2 * margin, *blocks.shape[2:]), margin + block_size
+    views = overlapping_blocks(flat, block_size, margin)
+    views[:, margin:end].copy_(blocks[:, margin:end])
+    views[:, :margin].add_(blocks[:, :margin])
+    views[:, end:].add_(blocks[:, end:])
     return flat
 
 
@@ -118,13 +122,18 @@ def transpose_band(band: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class NegativeSamplingHeadConfig(HeadConfig):
-    """Output vectors trained by negative sampling (Mikolov et al. 2013b, §2.2)."""
+class WordVectorHeadConfig(HeadConfig):
+    """Base of the configs of heads with a table of vectors; abstract."""
 
     vocab_size: int
 
     def matmul_params(self, dim: int) -> int:
         return dim * self.vocab_size
+
+
+@dataclass(frozen=True)
+class NegativeSamplingHeadConfig(WordVectorHeadConfig):
+    """Output vectors trained by negative sampling (Mikolov et al. 2013b, §2.2)."""
 
     def build(self, dim: int) -> Head:
         return NegativeSamplingHead(self, dim)
@@ -134,7 +143,7 @@ class NegativeSamplingHead(Head):
     """Table of output vectors, whose products with word vectors are the logits."""
 
     def __init__(self, config: NegativeSamplingHeadConfig, dim: int):
-        super().__init__()
+        super().__init__(config)
         self.output_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
@@ -148,26 +157,23 @@ class NegativeSamplingHead(Head):
     def _skipgram(self, batch: WindowBatch, inputs: Tensor, with_loss: bool) -> SparseLossOutput:
         """Skip-gram: each word predicts its context."""
         block_size, margin, dim = batch.block_size, batch.margin, inputs.shape[1]
-        centers_slice = slice(margin, margin + batch.num_blocks * block_size)
         context_mask = batch.dense_context_mask(inputs.dtype)
         num_contexts = context_mask.sum(2).view(-1)
-        centers = inputs[centers_slice].view(-1, block_size, dim)
+        centers = inputs[margin : len(inputs) - margin].view(-1, block_size, dim)
         contexts = overlapping_blocks(F.embedding(batch.tokens, self.output_embeddings), block_size, margin)
         negatives = F.embedding(batch.negatives, self.output_embeddings)
         positive_scores = torch.bmm(centers, contexts.transpose(1, 2))
         negative_scores = torch.bmm(centers, negatives.transpose(1, 2))
         negative_weights = (num_contexts * batch.negative_weight).view(-1, block_size, 1)
-        scores = positive_scores, context_mask, negative_scores, negative_weights
-        total_loss = _logistic_loss(*scores) if with_loss else None
+        loss = _logistic_loss(positive_scores, context_mask, negative_scores, negative_weights) if with_loss else None
         positive_scores = positive_scores.sigmoid_().sub_(1).mul_(context_mask)
         negative_scores = negative_scores.sigmoid_().mul_(negative_weights)
         center_grad = torch.bmm(positive_scores, contexts).baddbmm_(negative_scores, negatives)
-        input_grad, input_counts = torch.zeros_like(inputs), torch.zeros_like(inputs[:, 0])
-        input_grad[centers_slice] = center_grad.view(-1, dim)
-        input_counts[centers_slice] = num_contexts * (1 + batch.negative_weight * batch.negatives.shape[1])
+        input_grad = F.pad(center_grad.view(-1, dim), (0, 0, margin, margin))
+        counts = F.pad(num_contexts * (1 + batch.negative_weight * batch.negatives.shape[1]), (margin, margin))
         context_grad = overlap_add(torch.bmm(positive_scores.transpose(1, 2), centers), block_size, margin)
         context_counts = overlap_add(context_mask.sum(1), block_size, margin)
-        return SparseLossOutput(total_loss, input_grad, input_counts, [
+        return SparseLossOutput(loss, input_grad, counts, [
             SparseRowGrad(self.output_embeddings, batch.tokens, context_grad, context_counts),
             self._negatives_grad(batch, torch.bmm(negative_scores.transpose(1, 2), centers), negative_weights),
         ])  # fmt: skip
@@ -179,35 +185,32 @@ class NegativeSamplingHead(Head):
         moves equally far for any window size.
         """
         margin, block_size, dim = batch.margin, batch.block_size, inputs.shape[1]
-        num_words = batch.num_blocks * block_size
         context_mask = batch.context_mask.to(inputs.dtype)
         num_contexts = context_mask.sum(1, keepdim=True)
         has_context = num_contexts.clamp(max=1).view(-1, block_size, 1)
         context_mean = windowed_sum(inputs, context_mask / num_contexts.clamp(min=1)).view(-1, block_size, dim)
-        target_ids = batch.tokens[margin : margin + num_words]
-        target_vectors = F.embedding(target_ids, self.output_embeddings).view(-1, block_size, dim)
+        target_vectors = F.embedding(batch.words, self.output_embeddings).view(-1, block_size, dim)
         negatives = F.embedding(batch.negatives, self.output_embeddings)
         positive_score = (context_mean * target_vectors).sum(-1, keepdim=True)
         negative_scores = torch.bmm(context_mean, negatives.transpose(1, 2))
         negative_weights = has_context * batch.negative_weight
-        scores = positive_score, has_context, negative_scores, negative_weights
-        total_loss = _logistic_loss(*scores) if with_loss else None
+        loss = _logistic_loss(positive_score, has_context, negative_scores, negative_weights) if with_loss else None
         positive_score = positive_score.sigmoid_().sub_(1)  # without a context, the mean and its gradient are 0
         negative_scores = negative_scores.sigmoid_().mul_(batch.negative_weight)
-        padded_grad = inputs.new_empty(num_words + 4 * margin, dim)
-        left_margin, mean_grad, right_margin = padded_grad.split([2 * margin, num_words, 2 * margin])
-        left_margin.zero_()
-        right_margin.zero_()
-        mean_grad = torch.mul(target_vectors, positive_score, out=mean_grad.view(-1, block_size, dim))
+        padded_grad = inputs.new_empty(len(inputs) + 2 * margin, dim)
+        padded_grad[: 2 * margin] = 0
+        padded_grad[len(inputs) :] = 0
+        mean_grad = padded_grad[2 * margin : len(inputs)].view(-1, block_size, dim)
+        torch.mul(target_vectors, positive_score, out=mean_grad)
         mean_grad.baddbmm_(negative_scores, negatives)
         transposed_mask = transpose_band(context_mask)
-        input_counts = transposed_mask.sum(1) * (1 + batch.negative_weight * batch.negatives.shape[1])
+        counts = transposed_mask.sum(1) * (1 + batch.negative_weight * batch.negatives.shape[1])
         input_grad = windowed_sum(padded_grad, transposed_mask)
         negatives_grad = torch.bmm(negative_scores.transpose(1, 2), context_mean)
         target_grad = context_mean.mul_(positive_score).view(-1, dim)  # in place: after the gradient of the negatives
-        return SparseLossOutput(total_loss, input_grad, input_counts, [
+        return SparseLossOutput(loss, input_grad, counts, [
             self._negatives_grad(batch, negatives_grad, negative_weights),
-            SparseRowGrad(self.output_embeddings, target_ids, target_grad, has_context.view(-1)),
+            SparseRowGrad(self.output_embeddings, batch.words, target_grad, has_context.view(-1)),
         ])  # fmt: skip
 
     def _negatives_grad(self, batch: WindowBatch, grad: Tensor, weights: Tensor) -> SparseRowGrad:
@@ -221,13 +224,11 @@ def _logistic_loss(positive_scores: Tensor, mask: Tensor, negative_scores: Tenso
 
 
 @dataclass(frozen=True)
-class HierarchicalSoftmaxHeadConfig(HeadConfig):
+class HierarchicalSoftmaxHeadConfig(WordVectorHeadConfig):
     """Hierarchical softmax: the probability of a word is that of its path through a binary tree.
 
     It is a Huffman tree, so frequent words have short paths (Mikolov et al. 2013b, §2.1).
     """
-
-    vocab_size: int
 
     def matmul_params(self, dim: int) -> int:
         return dim * max(self.vocab_size.bit_length(), 1)
@@ -242,14 +243,12 @@ class HierarchicalSoftmaxHead(Head):
     counts: Tensor
 
     def __init__(self, config: HierarchicalSoftmaxHeadConfig, dim: int):
-        super().__init__()
+        super().__init__(config)
         self.node_embeddings = nn.Parameter(torch.zeros(max(config.vocab_size - 1, 1), dim))
         self.register_buffer("counts", torch.ones(config.vocab_size))
         self._tree: tuple[Tensor, Tensor] | None = None
 
-    def set_vocabulary(
-        self, words: Sequence[str], special_ids: Iterable[int] = (), counts: np.ndarray | None = None
-    ) -> None:
+    def set_vocabulary(self, words: Sequence[str], special_ids: Any = (), counts: np.ndarray | None = None) -> None:
         """Set the word counts that determine the tree."""
         if counts is not None:
             self.counts.copy_(torch.from_numpy(np.maximum(counts, 1)))
@@ -268,20 +267,15 @@ class HierarchicalSoftmaxHead(Head):
         """Return the log-probability of every word, [rows, vocab_size]."""
         nodes, signs = self.paths
         scores, signs = F.linear(states, self.node_embeddings), signs.to(self.node_embeddings.dtype)
-        log_probs = [
-            F.logsigmoid(scores.index_select(1, node_ids) * sign) * sign.abs()
-            for node_ids, sign in zip(nodes.T, signs.T)
-        ]
+        pairs = zip(nodes.T, signs.T)
+        log_probs = [F.logsigmoid(scores.index_select(1, ids) * sign) * sign.abs() for ids, sign in pairs]
         return torch.stack(log_probs).sum(0)
 
     def loss_and_row_grads(self, batch: WindowBatch, inputs: Tensor, with_loss: bool = False) -> SparseLossOutput:
         """Return the loss, if requested, and the gradients; each word is predicted from its context words or mean."""
-        margin, dim, span = batch.margin, inputs.shape[1], 2 * batch.margin + 1
-        num_words = batch.num_blocks * batch.block_size
-        target_ids = batch.tokens[margin : margin + num_words]
-        nodes, signs = (table.index_select(0, target_ids) for table in self.paths)
-        signs = signs.to(inputs.dtype)
-        context_mask = batch.context_mask.to(inputs.dtype)
+        dim, span, num_words = inputs.shape[1], 2 * batch.margin + 1, len(batch.words)
+        nodes, signs = (table.index_select(0, batch.words) for table in self.paths)
+        signs, context_mask = signs.to(inputs.dtype), batch.context_mask.to(inputs.dtype)
         context_vectors = inputs.as_strided((num_words, span, dim), (dim, dim, 1), inputs.storage_offset())
         prediction_mask = context_mask
         if batch.is_cbow:
@@ -310,38 +304,25 @@ class HierarchicalSoftmaxHead(Head):
 def build_huffman_paths(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the inner nodes on the path of each word, int64 [V, depth], and the directions: ±1, 0 after the end.
 
-    Uses two queues: the words sorted from rare to frequent, and the merged nodes, which are created in sorted order.
+    Inner node i of the tree is the i-th merge of the two rarest nodes; of equally rare ones, the older.
     """
-    num_words = len(counts)
-    order = np.argsort(counts, kind="stable")
-    weights = [*counts[order].tolist(), *[float("inf")] * num_words]
+    num_words, order = len(counts), np.argsort(counts, kind="stable")
+    heap = list(zip(counts[order].tolist(), range(num_words)))  # sorted lists are heaps
     parent, sign = np.zeros(2 * num_words, np.int64), np.ones(2 * num_words, np.int8)
-    next_word, next_node = 0, num_words
     for new_node in range(num_words, 2 * num_words - 1):
-        children = []
-        for _ in range(2):
-            if next_word < num_words and (next_node >= new_node or weights[next_word] <= weights[next_node]):
-                children.append(next_word)
-                next_word += 1
-            else:
-                children.append(next_node)
-                next_node += 1
-        weights[new_node] = weights[children[0]] + weights[children[1]]
-        parent[children] = new_node
-        sign[children[1]] = -1
+        (left_count, left), (right_count, right) = heappop(heap), heappop(heap)
+        parent[left], parent[right], sign[right] = new_node, new_node, -1
+        heappush(heap, (left_count + right_count, new_node))
     path_nodes: list[np.ndarray] = []
     path_signs: list[np.ndarray] = []
     current, alive = np.arange(num_words), np.full(num_words, num_words > 1)
-    while alive.any():
+    while alive.any() or not path_nodes:
         path_signs.append(np.where(alive, sign[current], 0))
         current = np.where(alive, parent[current], current)
         path_nodes.append(np.where(alive, current - num_words, 0))
         alive = alive & (current < 2 * num_words - 2)
-    shape = num_words, max(len(path_nodes), 1)
-    nodes, signs = np.zeros(shape, np.int64), np.zeros(shape, np.int8)
-    if path_nodes:
-        nodes[order], signs[order] = np.stack(path_nodes, 1), np.stack(path_signs, 1)
-    return nodes, signs
+    ranks = np.argsort(order)
+    return np.stack(path_nodes, 1)[ranks], np.stack(path_signs, 1)[ranks]
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,14 +337,11 @@ class CooccurrenceBatch:
     block_size = 1
 
     @property
-    def num_products(self) -> int:
-        """Number of dot products."""
+    def num_blocks(self) -> int:
+        """Number of blocks, of one cell and one dot product each."""
         return len(self.tokens)
 
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks, of one cell each."""
-        return len(self.tokens)
+    num_products = num_blocks
 
     def count(self) -> Tensor:
         """Return the number of loss terms."""
@@ -375,13 +353,8 @@ class CooccurrenceBatch:
 
 
 @dataclass(frozen=True)
-class GloVeHeadConfig(HeadConfig):
+class GloVeHeadConfig(WordVectorHeadConfig):
     """Context vectors and biases of GloVe."""
-
-    vocab_size: int
-
-    def matmul_params(self, dim: int) -> int:
-        return dim * self.vocab_size
 
     def build(self, dim: int) -> Head:
         return GloVeHead(self, dim)
@@ -393,7 +366,7 @@ class GloVeHead(Head):
     normal_init: ClassVar = ("context_embeddings",)
 
     def __init__(self, config: GloVeHeadConfig, dim: int):
-        super().__init__()
+        super().__init__(config)
         self.context_embeddings = nn.Parameter(torch.zeros(config.vocab_size, dim))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.word_bias = nn.Parameter(torch.zeros(config.vocab_size))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn import kernels
-from polyseme.nn.heads.base import Head, HeadConfig
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig
 from polyseme.nn.layers.embeddings import check_max_seqlen
 from polyseme.nn.packing import Inputs
 
@@ -125,8 +125,7 @@ class AdaptiveSoftmaxHead(Head):
     needs_host_sync = not kernels.AVAILABLE
 
     def __init__(self, config: AdaptiveSoftmaxHeadConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.biases = nn.ParameterList(torch.zeros(size) for _, size, _ in config.bands)
         self.clusters = nn.Linear(config.dim, len(config.cutoffs)) if config.cutoffs else None
         self.projection = nn.Linear(config.dim, config.dim, bias=False) if config.div_value > 1 else None
@@ -141,17 +140,15 @@ class AdaptiveSoftmaxHead(Head):
             log_probs.append(head_log_probs[:, shortlist_size + band - 1, None] + tail_log_probs)
         return torch.cat(log_probs, dim=-1)
 
-    def loss(
-        self, states: Tensor, token_embeddings: Any, labels: Tensor, ignore_index: int, label_smoothing: float = 0.0
-    ) -> Tensor:
+    def loss(self, states: Tensor, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the summed cross entropy; the scores of a band are computed for the rows whose label is in it."""
         if label_smoothing:  # needs all scores
-            return super().loss(states, token_embeddings, labels, ignore_index, label_smoothing)
+            return super().loss(states, token_embeddings, labels, label_smoothing)
 
         def cross_entropy(inputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
             if kernels.supports(states):
-                return kernels.linear_cross_entropy(*inputs, labels, ignore_index)
-            return F.cross_entropy(F.linear(*inputs).float(), labels, ignore_index=ignore_index, reduction="sum")
+                return kernels.linear_cross_entropy(*inputs, labels, IGNORE_INDEX)
+            return F.cross_entropy(F.linear(*inputs).float(), labels, reduction="sum")
 
         shortlist_size = self.config.bands[0][1]
         head_labels, losses = labels, []
@@ -159,7 +156,7 @@ class AdaptiveSoftmaxHead(Head):
             in_band = (labels >= first_id) & (labels < first_id + size)
             head_labels = torch.where(in_band, shortlist_size + band - 1, head_labels)
             if kernels.supports(states):  # all rows: selecting those in the band needs a slow sync
-                band_states, band_labels = states, torch.where(in_band, labels - first_id, ignore_index)
+                band_states, band_labels = states, torch.where(in_band, labels - first_id, IGNORE_INDEX)
             else:
                 rows = torch.nonzero(in_band).squeeze(1)
                 band_states, band_labels = states.index_select(0, rows), labels[rows] - first_id

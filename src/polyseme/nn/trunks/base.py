@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -66,36 +64,16 @@ class TrunkOutput:
     memory: Any = None
 
 
-def delegate(path: str) -> Any:
-    """Create a property that reads an attribute of a nested config, such as `stack.dim`."""
-
-    def get(config: Any) -> Any:  # not operator.attrgetter, which torch.compile does not trace
-        return reduce(getattr, path.split("."), config)
-
-    return property(get, doc=f"`{path}` of this config.")
-
-
-def _default(value: object, doc: str) -> Any:
-    """Create a property with a constant value."""
-    return property(lambda self: value, doc=doc)
+derived: Any = property  # for one-line properties: `dim = derived(lambda self: self.embeddings.dim)`
 
 
 class TrunkConfig(Config, ABC):
-    """Base of the configs of all trunks: sizes, supported inputs, cost.
+    """Base of the configs of all trunks: sizes, supported inputs, cost; a subclass is a frozen dataclass."""
 
-    A subclass is a frozen dataclass with the fields or properties `embeddings`, `pooler` and `init`.
-    """
-
-    if TYPE_CHECKING:  # declared by subclasses; a property here would become the default value of their fields
-
-        @property
-        def embeddings(self) -> Any: ...
-
-        @property
-        def pooler(self) -> PoolerConfig: ...
-
-        @property
-        def init(self) -> InitConfig: ...
+    # fields or properties of every subclass
+    embeddings: Any
+    pooler: PoolerConfig
+    init: InitConfig
 
     @property
     @abstractmethod
@@ -113,20 +91,23 @@ class TrunkConfig(Config, ABC):
         """Whether a state depends only on its own token and those before it."""
 
     # what most trunks lack; a subclass overrides some
-    num_blocks = _default(0, "Number of blocks with their own weights.")
-    num_heads = _default(0, "Number of attention heads.")
-    num_segments = _default(0, "Number of segment ids; 0 if the trunk takes no segments.")
-    has_source = _default(False, "Whether it encodes a source and decodes a target.")
-    has_query_stream = _default(False, "Whether it has a second stream, whose queries do not see their own token.")
-    supports_layers = _default(True, "Whether it returns the hidden states of each layer.")
-    has_features = _default(False, "Whether its tokens index a store of precomputed vectors.")
-    has_memory = _default(False, "Whether it can process a sequence in chunks, each with memory of the last.")
-    has_bounded_memory = _default(False, "Whether its memory has a fixed size.")
-    supports_static_shape = _default(False, "Whether batches filled up to one shape compile to one graph.")
-    supports_static_cache = _default(False, "Whether its memory is the keys and values of all tokens.")
-    depends_on_lengths = _default(True, "Whether a CUDA graph of it is valid for one set of lengths only.")
-    shares_token_embeddings = _default(False, "Whether its token embeddings are passed at each call.")
-    matmul_params = _default(0, "Number of matrix weights that a token is multiplied with.")
+    num_blocks: int = 0  # blocks with their own weights
+    num_heads: int = 0  # attention heads
+    num_segments: int = 0  # segment ids; 0 if the trunk takes no segments
+    has_source: bool = False  # whether it encodes a source and decodes a target
+    has_query_stream: bool = False  # whether it has a second stream, whose queries do not see their own token
+    has_features: bool = False  # whether its tokens index a store of precomputed vectors; it returns no layers then
+    has_memory: bool = False  # whether it can process a sequence in chunks, each with memory of the last
+    has_bounded_memory: bool = False  # whether its memory has a fixed size
+    supports_static_shape: bool = False  # whether batches filled up to one shape compile to one graph
+    supports_static_cache: bool = False  # whether its memory is the keys and values of all tokens
+    depends_on_lengths: bool = True  # whether a CUDA graph of it is valid for one set of lengths only
+    matmul_params: int = 0  # number of matrix weights that a token is multiplied with
+
+    @property
+    def shares_token_embeddings(self) -> bool:
+        """Whether its token embeddings are passed at each call."""
+        return getattr(self.embeddings, "tied_to_encoder", False)
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
         """Floating-point operations of a forward and backward pass over sequences of these lengths."""
@@ -144,21 +125,19 @@ class TrunkConfig(Config, ABC):
 class Trunk(nn.Module, ABC):
     """A network from packed tokens to hidden states: embeddings, layers, and a pooler for one vector per sequence."""
 
-    config: TrunkConfig
     embeddings: Any
     pooler: Pooler
-    _gradient_checkpointing = False
+    gradient_checkpointing = False  # whether training stores only the inputs of layers and recomputes the rest
 
-    @property
-    def gradient_checkpointing(self) -> bool:
-        """Whether training stores only the inputs of layers and recomputes the rest in the backward pass."""
-        return self._gradient_checkpointing
+    def __init__(self, config: Any):
+        super().__init__()
+        self.config = config
 
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, value: bool) -> None:
+    def set_gradient_checkpointing(self, value: bool) -> None:
+        """Set `gradient_checkpointing` of this trunk and of the trunks in it."""
         for module in self.modules():
             if isinstance(module, Trunk):
-                module._gradient_checkpointing = value
+                module.gradient_checkpointing = value
 
     def forward(
         self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
@@ -170,19 +149,17 @@ class Trunk(nn.Module, ABC):
         """
         layers = frozenset(layers)
         if not torch.compiler.is_compiling():
-            self.check(inputs, memory=memory, layers=layers, return_memory=return_memory)
+            self.check(inputs, memory, layers, return_memory)
         return self._forward(inputs, memory, layers, return_memory)
 
     @abstractmethod
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput: ...
 
-    def check(
-        self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
-    ) -> None:
+    def check(self, inputs: Inputs, memory: Any = None, layers: Any = (), return_memory: bool = False) -> None:
         """Raise if the trunk does not support one of these arguments; no tensor is read."""
-        config, layers = self.config, tuple(layers)
+        config = self.config
         unsupported = {
-            "layers": bool(layers) and not config.supports_layers,
+            "layers": bool(layers) and config.has_features,
             "segments": inputs.segments is not None and not config.num_segments,
             "a source": inputs.source is not None and not config.has_source,
             "a query stream": inputs.query_stream is not None and not config.has_query_stream,
@@ -194,7 +171,7 @@ class Trunk(nn.Module, ABC):
             raise UnsupportedError(f"{type(self).__name__} with this config does not support {names[0]}")
         if config.shares_token_embeddings and inputs.token_embeddings is None:
             raise UnsupportedError(f"{type(self).__name__} has no token embeddings of its own: pass those to share")
-        if invalid := [layer for layer in layers if not 0 <= layer <= config.num_layers]:
+        if invalid := sorted(set(layers) - set(range(config.num_layers + 1))):
             raise UnsupportedError(f"layer {invalid[0]} does not exist: the trunk has layers 0 to {config.num_layers}")
 
     def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
@@ -204,18 +181,18 @@ class Trunk(nn.Module, ABC):
     @property
     def token_embeddings(self) -> Any:
         """The token embeddings [vocab, dim] that tied heads share; None if there are none."""
-        return self.embeddings.token_embeddings
+        return None if self.embeddings is None else self.embeddings.token_embeddings
 
-    def layer_modules(self) -> Iterable[nn.Module | None]:
+    def layer_modules(self) -> Iterable[nn.Module]:
         """Modules from input to output, one per layer."""
-        return [self]
+        return self.children()
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
         """Parameters of `layer_modules`, for freezing and layer-wise learning rates; shared ones are in the first."""
         groups: list[list[nn.Parameter]] = []
         assigned_ids: set[int] = set()
         for module in self.layer_modules():
-            groups.append([p for p in module.parameters() if id(p) not in assigned_ids] if module is not None else [])
+            groups.append([p for p in module.parameters() if id(p) not in assigned_ids])
             assigned_ids.update(map(id, groups[-1]))
         return [group for group in groups if group]
 
@@ -236,33 +213,30 @@ def forward_chunked(trunk: Trunk, inputs: Inputs, chunk_size: int, grad_tokens: 
     length can be trained on in bounded memory, while a head may pool over all of them (Howard and Ruder 2018, §3.3,
     BPT3C). Without gradients the result equals that of one forward pass.
     """
-    tokens, layout, segments = inputs.tokens, inputs.layout, inputs.segments
+    tokens, segments, device = inputs.tokens, inputs.segments, inputs.tokens.device
     is_backward = getattr(trunk.config, "direction", "") == "backward"
-    lengths = np.array(layout.lengths)
-    starts, order = np.cumsum(lengths) - lengths, []
-    hidden_chunks, memory = [], None
+    lengths = np.array(inputs.layout.lengths)
+    starts, grad_tokens = np.cumsum(lengths) - lengths, grad_tokens or inputs.layout.num_tokens
+    hidden_chunks, order, memory = [], [], None
     previous_alive = np.arange(len(lengths))  # the sequences in memory
     for offset in range(0, int(lengths.max(initial=0)), chunk_size):
         alive = np.flatnonzero(lengths > offset)
         if memory is not None and len(alive) < len(previous_alive):
             memory = memory.select(np.searchsorted(previous_alive, alive).tolist())
         previous_alive, ends = alive, np.minimum(lengths[alive], offset + chunk_size)
-        chunk_lengths = ends - offset
-        chunk_layout = PackedLayout.from_lengths(chunk_lengths, device=layout.cu_seqlens.device)
+        chunk_lengths, needs_grad = ends - offset, ends > lengths[alive] - grad_tokens
         first_rows = starts[alive] + (lengths[alive] - ends if is_backward else offset)
-        shifts = first_rows - (np.cumsum(chunk_lengths) - chunk_lengths)
-        rows = np.repeat(shifts, chunk_lengths) + np.arange(chunk_lengths.sum())
-        index = torch.from_numpy(rows).to(tokens.device)
-        needs_grad = ends > lengths[alive] - grad_tokens if grad_tokens else np.ones(len(alive), dtype=bool)
-        with nullcontext() if needs_grad.any() else torch.no_grad():
-            chunk_segments = None if segments is None else segments.index_select(0, index)
-            chunk = Inputs(tokens.index_select(0, index), chunk_layout, chunk_segments)
+        order += [np.arange(first, first + length) for first, length in zip(first_rows, chunk_lengths)]
+        index = torch.from_numpy(np.concatenate(order[-len(alive) :])).to(device)
+        chunk_layout = PackedLayout.from_lengths(chunk_lengths, device=device)
+        chunk_segments = None if segments is None else segments.index_select(0, index)
+        chunk = Inputs(tokens.index_select(0, index), chunk_layout, chunk_segments)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(needs_grad.any())):
             output = trunk(chunk, memory=memory, return_memory=True)
         memory, hidden = output.memory.detach(), output.hidden
         if not needs_grad.all():
-            mask = torch.from_numpy(np.repeat(needs_grad, chunk_lengths)).to(hidden.device)
+            mask = torch.from_numpy(np.repeat(needs_grad, chunk_lengths)).to(device)
             hidden = torch.where(mask[:, None], hidden, hidden.detach())
         hidden_chunks.append(hidden)
-        order.append(rows)
-    inverse_order = torch.from_numpy(np.argsort(np.concatenate(order))).to(tokens.device)
+    inverse_order = torch.from_numpy(np.argsort(np.concatenate(order))).to(device)
     return torch.cat(hidden_chunks).index_select(0, inverse_order)

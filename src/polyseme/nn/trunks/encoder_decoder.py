@@ -1,8 +1,7 @@
 """Encoder-decoder trunks: the decoder attends to the encoder's states of a source."""
 
-import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,10 +9,9 @@ from torch import Tensor, nn
 
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.block import TransformerBlock, TransformerBlockConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
-from polyseme.nn.trunks.base import Trunk, TrunkConfig, TrunkOutput, delegate
+from polyseme.nn.trunks.base import Trunk, TrunkConfig, TrunkOutput, derived
 from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig, RecurrentTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
@@ -35,50 +33,28 @@ class EncoderDecoderConfig(TrunkConfig):
 
     def __post_init__(self) -> None:
         decoder = self.decoder
-        if decoder is None:
-            return
-        if decoder.dim != self.encoder.dim:
+        if decoder is not None and decoder.dim != self.encoder.dim:
             raise ConfigError(f"decoder.dim is {decoder.dim} and encoder.dim {self.encoder.dim}: they must be equal")
-        if not decoder.causal or not decoder.has_source:
+        if decoder is not None and not (decoder.causal and decoder.has_source):
             raise ConfigError("the decoder must be causal and have cross attention in every block")
 
-    embeddings = delegate("encoder.embeddings")
-    pooler = delegate("encoder.pooler")
-    dim = delegate("encoder.dim")
-    num_layers = delegate("encoder.num_layers")
-    num_heads = delegate("encoder.num_heads")
-    num_segments = delegate("encoder.num_segments")
-    causal = delegate("encoder.causal")
-    has_query_stream = delegate("encoder.has_query_stream")
-    has_bounded_memory = delegate("encoder.has_bounded_memory")
-    supports_static_shape = delegate("encoder.supports_static_shape")
-
-    @property
-    def block(self) -> TransformerBlockConfig:
-        """The first block of a Transformer encoder."""
-        assert isinstance(self.encoder, TransformerConfig), "a recurrent encoder has no blocks"
-        return self.encoder.block
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks of the stack that has more."""
-        return max(self.encoder.num_blocks, self.decoder.num_blocks if self.decoder else 0)
-
-    @property
-    def has_source(self) -> bool:
-        return self.decoder is not None
-
-    @property
-    def has_memory(self) -> bool:
-        return self.decoder is not None and self.decoder.has_memory
-
-    @property
-    def supports_static_cache(self) -> bool:
-        return self.decoder is not None and self.decoder.supports_static_cache
-
-    @property
-    def depends_on_lengths(self) -> bool:
-        return self.encoder.depends_on_lengths or bool(self.decoder and self.decoder.depends_on_lengths)
+    embeddings = derived(lambda self: self.encoder.embeddings, doc="The embeddings of the encoder.")
+    block = derived(lambda self: self.encoder.block, doc="The first block of a Transformer encoder.")
+    pooler = derived(lambda self: self.encoder.pooler, doc="The pooler of the encoder.")
+    dim = derived(lambda self: self.encoder.dim)
+    num_layers = derived(lambda self: self.encoder.num_layers)
+    num_blocks = derived(lambda self: max(stack.num_blocks for stack in self.stacks))
+    num_heads = derived(lambda self: self.encoder.num_heads)
+    num_segments = derived(lambda self: self.encoder.num_segments)
+    causal = derived(lambda self: self.encoder.causal)
+    has_query_stream = derived(lambda self: self.encoder.has_query_stream)
+    has_source = derived(lambda self: self.decoder is not None)
+    has_memory = derived(lambda self: self.has_source and self.decoder.has_memory)
+    has_bounded_memory = derived(lambda self: self.encoder.has_bounded_memory)
+    supports_static_shape = derived(lambda self: self.encoder.supports_static_shape)
+    supports_static_cache = derived(lambda self: self.has_source and self.decoder.supports_static_cache)
+    depends_on_lengths = derived(lambda self: any(stack.depends_on_lengths for stack in self.stacks))
+    stacks = derived(lambda self: [s for s in (self.encoder, self.decoder) if s], doc="Encoder and decoder, if any.")
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
         if self.decoder is None or not len(source_lengths):
@@ -92,26 +68,16 @@ class EncoderDecoderConfig(TrunkConfig):
 class EncoderDecoder(Trunk):
     """The decoder's states of a target whose source is in the inputs or in memory; otherwise the encoder's states."""
 
-    config: EncoderDecoderConfig
-
     def __init__(self, config: EncoderDecoderConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.encoder: Any = config.encoder.build()
         self.decoder: Any = config.decoder.build() if config.decoder else None
 
-    @property
-    def stacks(self) -> list[Any]:
-        """The encoder and, if there is one, the decoder."""
-        return [self.encoder] if self.decoder is None else [self.encoder, self.decoder]
-
-    def check(
-        self, inputs: Inputs, *, memory: Any = None, layers: Iterable[int] = (), return_memory: bool = False
-    ) -> None:
+    def check(self, inputs: Inputs, memory: Any = None, layers: Any = (), return_memory: bool = False) -> None:
         is_decoding = inputs.source is not None or memory is not None
         if is_decoding and self.decoder is None:
             raise UnsupportedError("the model has no decoder: it takes no source and has no memory")
-        super().check(inputs, memory=memory, return_memory=return_memory)  # layers are checked by the stack that runs
+        super().check(inputs, memory, (), return_memory)  # layers are checked by the stack that runs
         if is_decoding and (inputs.segments is not None or inputs.query_stream is not None):
             raise UnsupportedError("a decoder takes neither segments nor a query stream")
         if return_memory and not is_decoding:
@@ -127,7 +93,7 @@ class EncoderDecoder(Trunk):
         if output.memory is None or source is None:
             return output
         # with the encoder's states in memory, the next chunk needs no source
-        return dataclasses.replace(output, memory=dataclasses.replace(output.memory, source=source))
+        return replace(output, memory=replace(output.memory, source=source))
 
     def _target(self, inputs: Inputs, source: EncoderInput | None) -> Inputs:
         """Return the inputs of the decoder."""
@@ -148,17 +114,8 @@ class EncoderDecoder(Trunk):
         """Return the keys and values of the source in the cross attention of each layer."""
         return self.decoder.source_kv(memory)
 
-    def layers(self) -> list[TransformerBlock]:
-        """Return the blocks of the encoder."""
-        return self.encoder.layers()
-
     def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
         return self.encoder.pool(hidden, layout)
-
-    @property
-    def position_bias(self) -> nn.Module:
-        """The position bias of the encoder."""
-        return self.encoder.position_bias
 
     @property
     def has_shared_embeddings(self) -> bool:
@@ -171,11 +128,11 @@ class EncoderDecoder(Trunk):
         return self.encoder.token_embeddings if self.has_shared_embeddings else self.decoder.token_embeddings
 
     def layer_groups(self) -> list[list[nn.Parameter]]:
-        return [group for stack in self.stacks for group in stack.layer_groups()]
+        return [group for stack in self.children() for group in stack.layer_groups()]  # type: ignore[operator]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
-        return [matrix for stack in self.stacks for matrix in stack.hidden_matrices()]
+        return [matrix for stack in self.children() for matrix in stack.hidden_matrices()]  # type: ignore[operator]
 
     def initialize(self, generator: torch.Generator | None = None) -> None:
-        for stack in self.stacks:
-            stack.initialize(generator)
+        for stack in self.children():
+            stack.initialize(generator)  # type: ignore[operator]

@@ -12,10 +12,8 @@ from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
 from polyseme.nn.layers.rnn import RecurrentLayer, TimeMajor
 from polyseme.nn.packing import Inputs, PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-
-FeatureNetworkType = Literal["linear", "bilstm", "biattentive", "esim", "bidaf"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class FeatureNetworkConfig(TrunkConfig):
     """
 
     features: FrozenFeaturesConfig
-    network: FeatureNetworkType = "bilstm"
+    network: Literal["linear", "bilstm", "biattentive", "esim", "bidaf"] = "bilstm"
     lstm_dim: int = 256  # of a direction
     num_layers: int = 1
     dropout: float = 0.5
@@ -38,7 +36,6 @@ class FeatureNetworkConfig(TrunkConfig):
 
     causal = False
     has_features = True
-    supports_layers = False
     num_segments = 2
 
     def __post_init__(self) -> None:
@@ -49,7 +46,8 @@ class FeatureNetworkConfig(TrunkConfig):
             actual = f"{self.network} with num_layers {self.num_layers}"
             raise ConfigError(f"features join between layers only in a bilstm with num_layers ≥ 2, not in {actual}")
 
-    embeddings = delegate("features")
+    embeddings = derived(lambda self: self.features, doc="The input layer.")
+    dim = derived(lambda self: self.hidden_dim + self.features.join_dim("output"))
 
     @property
     def hidden_dim(self) -> int:
@@ -57,11 +55,7 @@ class FeatureNetworkConfig(TrunkConfig):
         hidden_dims = {"linear": self.features.input_dim, "bilstm": 2 * self.lstm_dim, "bidaf": 12 * self.lstm_dim}
         return hidden_dims.get(self.network, self.lstm_dim)
 
-    @property
-    def dim(self) -> int:
-        return self.hidden_dim + self.features.join_dim("output")
-
-    @property
+    @derived
     def matmul_params(self) -> int:
         input_dim, lstm_dim = self.features.input_dim, self.lstm_dim
         lstm_params = 4 * lstm_dim * (input_dim + lstm_dim + self.features.join_dim("between"))
@@ -69,7 +63,7 @@ class FeatureNetworkConfig(TrunkConfig):
         extra_params = {"bidaf": 8 * lstm_dim * (9 + 3 + 3) * lstm_dim}.get(self.network, 32 * lstm_dim * lstm_dim)
         return {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
 
-    @property
+    @derived
     def pooler(self) -> PoolerConfig:
         """The mean, or the first token's state where a network returns one vector per sequence."""
         return PoolerConfig("mean" if self.network in ("linear", "bilstm") else "first")
@@ -194,11 +188,10 @@ class BiDAF(nn.Module):
 class FeatureNetwork(Trunk):
     """A network over frozen features; its tokens index a feature store."""
 
-    config: FeatureNetworkConfig
+    embeddings = None  # no head can share the features
 
     def __init__(self, config: FeatureNetworkConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.features: FrozenFeatures = config.features.build()
         is_recurrent = config.network != "linear"
         encoder_dims = config.features.input_dim, config.lstm_dim, config.num_layers
@@ -243,10 +236,3 @@ class FeatureNetwork(Trunk):
         if isinstance(self.pair_network, BiDAF):
             return self.pair_network.no_answer.expand(len(x), -1).index_copy(0, rows_per_side[0], outputs)
         return x.new_zeros(len(x), outputs.shape[1]).index_copy(0, layout.first_indices[: len(outputs)], outputs)
-
-    @property
-    def token_embeddings(self) -> None:
-        """None: no head can share the features."""
-
-    def layer_modules(self) -> list[nn.Module | None]:
-        return [self.features, self.encoder, self.pair_network]

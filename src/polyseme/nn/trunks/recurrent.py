@@ -23,12 +23,11 @@ from polyseme.nn.layers.rnn import (
     RecurrentLayer,
     RNNAttentionConfig,
     RNNCellLayer,
-    SourceAttention,
     TimeMajor,
 )
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
 
 
 @dataclass(frozen=True)
@@ -85,14 +84,12 @@ class RecurrentTrunkConfig(TrunkConfig):
             raise ConfigError(f"skip {self.skip!r} needs layers of one size, not {layer_dims}")
 
     @property
-    def _layer_dims(self) -> tuple[int, ...]:
-        """Size of the embeddings and of the output of each layer of a stack."""
-        return (self.embeddings.dim, *(self.num_directions * size for size in self.output_dims))
-
-    @property
     def output_dims(self) -> tuple[int, ...]:
         """Output size of each layer in one direction."""
         return tuple(self.projection_dim or hidden_dim for hidden_dim in self.hidden_dims)
+
+    # size of the embeddings and of the output of each layer of a stack
+    _layer_dims = derived(lambda self: (self.embeddings.dim, *(self.num_directions * n for n in self.output_dims)))
 
     @property
     def stack_directions(self) -> tuple[tuple[str, ...], ...]:
@@ -100,32 +97,22 @@ class RecurrentTrunkConfig(TrunkConfig):
         directions = {"both": (("forward",), ("backward",)), "bidirectional": (("forward", "backward"),)}
         return directions.get(self.direction, ((self.direction,),))
 
-    @property
-    def num_directions(self) -> int:
-        """Number of directions in a layer of a stack."""
-        return len(self.stack_directions[0])
+    num_directions = derived(lambda self: len(self.stack_directions[0]), doc="Number of directions in a layer.")
 
     @property
     def input_dims(self) -> tuple[int, ...]:
         """Input size of each layer of a stack."""
-        layer_dims = self._layer_dims
-        return tuple(accumulate(layer_dims[:-1])) if self.skip == "dense" else layer_dims[:-1]
+        input_dims = self._layer_dims[:-1]
+        return tuple(accumulate(input_dims)) if self.skip == "dense" else input_dims
 
-    @property
-    def dim(self) -> int:
-        return self.output_dims[-1] * len(self.stack_directions) * self.num_directions
+    num_layers = derived(lambda self: len(self.hidden_dims))
+    num_blocks = num_layers
+    dim = derived(lambda self: self.output_dims[-1] * len(self.stack_directions) * self.num_directions)
+    causal = derived(lambda self: self.direction == "forward")
+    has_memory = derived(lambda self: self.num_directions == 1)
+    has_bounded_memory = derived(lambda self: self.direction in ("forward", "backward"))
 
-    @property
-    def num_layers(self) -> int:
-        return len(self.hidden_dims)
-
-    num_blocks = delegate("num_layers")
-
-    @property
-    def causal(self) -> bool:
-        return self.direction == "forward"
-
-    @property
+    @derived
     def matmul_params(self) -> int:
         num_gates, has_highway, num_stacks = NUM_GATES[self.cell], self.skip == "highway", len(self.stack_directions)
         total = self.embeddings.embedding_dim * self.embeddings.dim
@@ -135,18 +122,6 @@ class RecurrentTrunkConfig(TrunkConfig):
             cell_params += hidden_dim * output_dim if self.projection_dim else 0
             total += num_stacks * (self.num_directions * cell_params + has_highway * input_dim * input_dim)
         return total
-
-    @property
-    def has_memory(self) -> bool:
-        return self.num_directions == 1
-
-    @property
-    def shares_token_embeddings(self) -> bool:
-        return isinstance(self.embeddings, EmbeddingsConfig) and self.embeddings.tied_to_encoder
-
-    @property
-    def has_bounded_memory(self) -> bool:
-        return self.direction in ("forward", "backward")
 
     def build(self) -> Trunk:
         if not self.hidden_dims:
@@ -162,53 +137,43 @@ class RecurrentTrunk(Trunk):
     batch. Returned layers are before the dropout that follows them; layer 0 has the embeddings once per stack.
     """
 
-    config: RecurrentTrunkConfig
-
     def __init__(self, config: RecurrentTrunkConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.use_reference = False
         self.embeddings = config.embeddings.build()
-        self.stacks = nn.ModuleList(
-            nn.ModuleList(RecurrentLayer(config, directions, depth) for depth in range(1, config.num_layers + 1))
-            for directions in config.stack_directions
-        )
+        depths = range(1, config.num_layers + 1)
+        stacks = [[RecurrentLayer(config, names, depth) for depth in depths] for names in config.stack_directions]
+        self.stacks = nn.ModuleList(map(nn.ModuleList, stacks))
         self.pooler = config.pooler.build(config.dim)
 
-    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        return self.run(inputs, memory, layers, return_memory, None)
-
-    def run(
-        self, inputs: Inputs, memory: Memory | None, layers: frozenset[int], return_memory: bool, context: Any
+    def _forward(
+        self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool, context: Any = None
     ) -> TrunkOutput:
         """Compute the hidden states; the first layer reads the `SourceAttention` of a `context`, if any."""
         config, layout = self.config, inputs.layout
         order, x = TimeMajor(layout), self.embeddings(inputs)  # [T, embedding_dim]
-        outputs_per_layer: list[list[Tensor]] = [[] for _ in config.hidden_dims]  # of each stack
+        outputs_per_layer = {depth: [] if depth else [x] * len(self.stacks) for depth in layers}  # of each stack
         final_states: list[tuple[Tensor, ...]] = []
         stack_outputs = []
         stack_input = self._dropout(order.to_time_major(x), order, config.input_dropout)
-        for stack_index, stack in enumerate(self.stacks):
+        for stack in self.stacks:
             layer_input, layer_output = stack_input, stack_input
-            for depth, layer in enumerate(cast(Iterable[RecurrentLayer], stack)):
-                if memory:
-                    states = [list(memory.states[stack_index * config.num_layers + depth])]
-                else:
-                    states = layer.initial_states(order.num_sequences, x)
+            for depth, layer in enumerate(cast(Iterable[RecurrentLayer], stack), start=1):
+                memory_states = [list(memory.states[len(final_states)])] if memory else None
+                states = memory_states or layer.initial_states(order.num_sequences, x)
                 arguments = layer_input, order, states, self.use_reference, context
                 if self.gradient_checkpointing and self.training:
                     y, layer_states = checkpoint(layer, *arguments, use_reentrant=False)
                 else:
                     y, layer_states = layer(*arguments)
                 final_states.append(tuple(t for cell_states in layer_states for t in cell_states))
-                if depth + 1 in layers:
+                if depth in layers:
                     outputs_per_layer[depth].append(order.from_time_major(y))
-                is_top = depth + 1 == config.num_layers
+                is_top = depth == config.num_layers
                 layer_output = self._dropout(y, order, config.output_dropout if is_top else config.dropout)
                 layer_input = torch.cat([layer_input, layer_output], dim=-1) if config.skip == "dense" else layer_output
             stack_outputs.append(order.from_time_major(layer_output))
-        layer_outputs = {depth: torch.cat(outputs_per_layer[depth - 1], dim=-1) for depth in layers if depth}
-        layer_outputs |= {0: torch.cat([x] * len(self.stacks), dim=-1)} if 0 in layers else {}
+        layer_outputs = {depth: torch.cat(outputs, dim=-1) for depth, outputs in outputs_per_layer.items()}
         hidden = torch.cat(stack_outputs, dim=-1) if len(stack_outputs) > 1 else stack_outputs[0]
         if not return_memory:
             return TrunkOutput(hidden, layer_outputs)
@@ -222,7 +187,7 @@ class RecurrentTrunk(Trunk):
             return x
         return order.variational_dropout(x, p) if self.config.variational_dropout else F.dropout(x, p)
 
-    def layer_modules(self) -> list[nn.Module | None]:
+    def layer_modules(self) -> list[nn.Module]:
         layers = [nn.ModuleList(layer_per_stack) for layer_per_stack in zip(*self.stacks)]
         return [self.embeddings, *layers, self.pooler]
 
@@ -254,15 +219,14 @@ class RecurrentDecoderConfig(TrunkConfig):
             expected = f"0, or {self.source_dim} with attention"
             raise ConfigError(f"stack.context_dim is {self.stack.context_dim}: expected {expected}")
 
-    embeddings = delegate("stack.embeddings")
-    pooler = delegate("stack.pooler")
-    init = delegate("stack.init")
-    dim = delegate("stack.dim")
-    num_layers = delegate("stack.num_layers")
-    num_blocks = delegate("stack.num_blocks")
-    causal = delegate("stack.causal")
-    has_memory = delegate("stack.has_memory")
-    shares_token_embeddings = delegate("stack.shares_token_embeddings")
+    embeddings = derived(lambda self: self.stack.embeddings, doc="The embeddings of the target.")
+    pooler = derived(lambda self: self.stack.pooler, doc="The pooler of the stack.")
+    init = derived(lambda self: self.stack.init, doc="The initialization of the stack.")
+    dim = derived(lambda self: self.stack.dim)
+    num_layers = derived(lambda self: self.stack.num_layers)
+    num_blocks = derived(lambda self: self.stack.num_blocks)
+    causal = derived(lambda self: self.stack.causal)
+    has_memory = derived(lambda self: self.stack.has_memory)
     has_source = True
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
@@ -282,11 +246,8 @@ class RecurrentDecoderConfig(TrunkConfig):
 class RecurrentDecoder(Trunk):
     """Recurrent layers over a target; `source` are encoder states as `prepare_source` returns them."""
 
-    config: RecurrentDecoderConfig
-
     def __init__(self, config: RecurrentDecoderConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.stack: Any = config.stack.build()
         self.init_pooler = config.init_pooler.build(config.source_dim)
         num_states = NUM_STATES[config.stack.cell]
@@ -300,29 +261,26 @@ class RecurrentDecoder(Trunk):
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         return self._attend(inputs, memory, layers, return_memory)[0]
 
-    def _attend(
-        self, inputs: Inputs, memory: Memory | None, layers: frozenset[int], return_memory: bool
-    ) -> tuple[TrunkOutput, SourceAttention | None]:
-        source, layout = inputs.source, inputs.layout
-        assert source is not None, "a decoder needs a source"
-        attention_state = self.attention.begin(source) if self.attention is not None else None
-        memory = self._initial_memory(source, layout) if memory is None else memory
+    def _attend(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> tuple[Any, Any]:
+        """Return the output of the trunk and the `SourceAttention`, if any."""
+        assert inputs.source is not None, "a decoder needs a source"
+        attention_state = self.attention.begin(inputs.source) if self.attention is not None else None
+        memory = self._initial_memory(inputs.source, len(inputs.layout.lengths)) if memory is None else memory
         step_context = attention_state if self.config.stack.context_dim else None
-        output = self.stack.run(replace(inputs, source=None), memory, layers, return_memory, step_context)
+        output = self.stack._forward(replace(inputs, source=None), memory, layers, return_memory, step_context)
         hidden = output.hidden  # [T, dim]
         if attention_state is not None and self.combine is not None:
             if not self.config.stack.context_dim:
-                attention_state.attend_all(hidden, layout)
+                attention_state.attend_all(hidden, inputs.layout)
             hidden = self.combine(torch.cat([attention_state.contexts, hidden], dim=-1)).tanh()
         return replace(output, hidden=self.dropout(hidden)), attention_state
 
-    def _initial_memory(self, source: EncoderInput, layout: PackedLayout) -> Memory:
+    def _initial_memory(self, source: EncoderInput, num_sequences: int) -> Memory:
         """Compute the initial states of the cells from the source."""
-        num_sequences = len(layout.lengths)
         pooled = self.init_pooler(source.values[:, : self.config.source_dim], source.layout)[:num_sequences]
         per_layer = self.bridge(pooled).tanh().split([sum(dims) for dims in self.state_dims], dim=-1)
         states = tuple(x.split(list(dims), dim=-1) for x, dims in zip(per_layer, self.state_dims))
-        state_layout = PackedLayout.cached((1,) * num_sequences, layout.cu_seqlens.device)
+        state_layout = PackedLayout.cached((1,) * num_sequences, pooled.device)
         return Memory(state_layout, states, (0,) * num_sequences)
 
     def prepare_source(self, states: Tensor) -> Tensor:
@@ -332,9 +290,8 @@ class RecurrentDecoder(Trunk):
     def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
         """Return the attention weights of each sequence, [1, queries, keys]; empty without attention."""
         attention_state = self._attend(inputs, None, frozenset(), False)[1]
-        if attention_state is None:
+        if attention_state is None or inputs.source is None:
             return []
-        assert inputs.source is not None
         weights = attention_state.weights.split(list(inputs.layout.lengths))
         return [[part[None, :, :length] for part, length in zip(weights, inputs.source.layout.lengths)]]
 

@@ -10,17 +10,16 @@ from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.multihead import AttentionConfig, BucketedRelativeBiasConfig, NoPositionBiasConfig
-from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
+from polyseme.nn.attention.relative import RelativePositionConfig
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
 from polyseme.nn.layers.block import AnyNormConfig, NoNormConfig, TransformerBlock, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import Inputs
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, delegate
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
 
 PositionBiasConfig = RelativePositionConfig | NoPositionBiasConfig | BucketedRelativeBiasConfig
-SUBLAYER_PREFIXES = "attention", "ffn"  # of the names of a block's modules
 
 
 @dataclass(frozen=True)
@@ -46,56 +45,31 @@ class TransformerConfig(TrunkConfig):
     layer_to_ffn: tuple[int, ...] = ()
     final_dropout: float = 0.0  # after the final norm
 
-    dim = delegate("embeddings.dim")
-    causal = delegate("block.attention.causal")
-    num_heads = delegate("block.attention.num_heads")
+    dim = derived(lambda self: self.embeddings.dim)
+    causal = derived(lambda self: self.block.attention.causal)
+    num_heads = derived(lambda self: self.block.attention.num_heads)
+    num_layers = derived(lambda self: len(self.layer_to_block))
+    num_blocks = derived(lambda self: len(self.block_configs))
+    has_source = derived(lambda self: all(block.cross_attention for block in self.block_configs))
+    has_query_stream = derived(lambda self: self.has_relative_positions and self.position_bias.two_stream)
+    has_memory = derived(lambda self: self.causal or self.has_relative_positions)
+    has_bounded_memory = derived(lambda self: self.memory_len > 0)
+    depends_on_lengths = derived(lambda self: not isinstance(self.position_bias, NoPositionBiasConfig))
+    supports_static_shape = derived(lambda self: not self.has_relative_positions)
 
     @property
-    def num_layers(self) -> int:
-        return len(self.layer_to_block)
+    def has_relative_positions(self) -> bool:
+        """Whether attention scores depend on relative positions and the query (Transformer-XL, XLNet)."""
+        return isinstance(self.position_bias, RelativePositionConfig)
 
-    @property
-    def depends_on_lengths(self) -> bool:
-        return not isinstance(self.position_bias, NoPositionBiasConfig)
-
-    @property
-    def supports_static_shape(self) -> bool:
-        return not isinstance(self.position_bias, RelativePositionConfig)
-
-    @property
-    def has_query_stream(self) -> bool:
-        return isinstance(self.position_bias, RelativePositionConfig) and self.position_bias.two_stream
-
-    @property
-    def has_memory(self) -> bool:
-        return self.causal or isinstance(self.position_bias, RelativePositionConfig)
-
-    @property
-    def has_bounded_memory(self) -> bool:
-        return self.memory_len > 0
-
-    @property
+    @derived
     def supports_static_cache(self) -> bool:
-        blocks = self.block, *self.block_variants
-        has_kv_memory = all(isinstance(block.attention, AttentionConfig) for block in blocks)
-        return has_kv_memory and self.causal and not self.memory_len
+        attentions = [block.attention for block in (self.block, *self.block_variants)]
+        return self.causal and not self.memory_len and all(isinstance(a, AttentionConfig) for a in attentions)
 
-    @property
-    def has_source(self) -> bool:
-        return all(block.cross_attention is not None for block in self.block_configs)
-
-    @property
-    def shares_token_embeddings(self) -> bool:
-        return isinstance(self.embeddings, EmbeddingsConfig) and self.embeddings.tied_to_encoder
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.block_configs)
-
-    @property
+    @derived
     def num_segments(self) -> int:
-        attention = self.block.attention
-        has_relative_segments = isinstance(attention, RelativeAttentionConfig) and attention.has_segment_bias
+        has_relative_segments = getattr(self.block.attention, "has_segment_bias", False)
         return self.embeddings.num_segments or 2 * has_relative_segments
 
     @property
@@ -152,19 +126,15 @@ class TransformerConfig(TrunkConfig):
 class Transformer(Trunk):
     """A stack of Transformer blocks."""
 
-    config: TransformerConfig
-
     def __init__(self, config: TransformerConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embeddings = config.embeddings.build()
         self.position_bias = config.position_bias.build(config.dim)
         self.blocks = nn.ModuleList(block.build(config.dim) for block in config.block_configs)
         pairs = sorted(set(config.sublayers_per_layer))
-        for prefix, indices in zip(SUBLAYER_PREFIXES, zip(*pairs)):
+        for prefix, indices in zip(("attention", "ffn"), zip(*pairs)):  # of the names of a block's modules
             for block, index in zip(self.blocks, indices):
-                first_block = self.blocks[indices.index(index)]
-                for name, part in list(first_block.named_children()):
+                for name, part in list(self.blocks[indices.index(index)].named_children()):
                     if name.startswith(prefix):
                         setattr(block, name, part)
         self.final_norm = config.final_norm.build(config.dim)
@@ -174,8 +144,7 @@ class Transformer(Trunk):
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
         config, layout, source = self.config, inputs.layout, inputs.source
         caches, positions, max_seqlen = None, layout.positions, layout.max_seqlen
-        has_absolute_positions = not isinstance(config.position_bias, RelativePositionConfig)
-        if memory is not None and has_absolute_positions:
+        if memory is not None and not config.has_relative_positions:
             positions, total_len = memory.next_positions(layout)
             max_seqlen = max_seqlen if config.memory_len else total_len  # bounded memory: no limit on the total
         if memory is not None or return_memory:
@@ -211,22 +180,20 @@ class Transformer(Trunk):
 
     def source_kv(self, memory: Memory) -> list[tuple[Tensor, ...]]:
         """Return the keys and values of the source in the cross attention of each layer."""
-        source = memory.source
-        attentions = [block.cross_attention for block in self.layers()] if source is not None else []
-        return [a.project_kv(source.values) for a in attentions if a is not None and source is not None]
+        if memory.source is None:
+            return []
+        values = memory.source.values
+        return [block.cross_attention.project_kv(values) for block in self.layers() if block.cross_attention]
 
     def layers(self) -> list[TransformerBlock]:
         """Return the block of each layer, from input to output."""
-        return [self.blocks[i] for i in self.config.block_index_per_layer]  # type: ignore[misc]
+        return [self.blocks[i] for i in self.config.block_index_per_layer]
 
-    def layer_modules(self) -> list[nn.Module | None]:
+    def layer_modules(self) -> list[nn.Module]:
         bottom, top = [self.embeddings, self.position_bias], [self.final_norm, self.pooler]
         return [nn.ModuleList(bottom), *self.blocks, nn.ModuleList(top)]
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
-        return [
-            (child.weight, getattr(part, "fused_count", {}).get(name, 1))
-            for part in self.blocks.modules()
-            for name, child in part.named_children()
-            if isinstance(child, nn.Linear)
-        ]
+        parts = [(part, *named) for part in self.blocks.modules() for named in part.named_children()]
+        linears = [(part, name, child.weight) for part, name, child in parts if isinstance(child, nn.Linear)]
+        return [(weight, getattr(part, "fused_count", {}).get(name, 1)) for part, name, weight in linears]

@@ -1,4 +1,4 @@
-"""Feed-forward language model: a state depends on the last few tokens only (Bengio et al. 2003)."""
+"""Trunks of at most one layer: token embeddings alone, and a feed-forward language model over a window of them."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,14 +10,51 @@ from torch import Tensor, nn
 
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import Inputs
-from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput
+from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
+
+
+@dataclass(frozen=True)
+class StaticEmbeddingTrunkConfig(TrunkConfig):
+    """One vector per token, the same in every context; a sequence is pooled to their mean.
+
+    Tokens do not influence each other, so the trunk is causal and its memory is empty (None).
+    """
+
+    embeddings: EmbeddingsConfig | SubwordEmbeddingsConfig
+    pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("mean"))
+    init: InitConfig = field(default_factory=InitConfig)
+
+    num_layers = 0
+    causal = True
+    has_memory = True
+    dim = derived(lambda self: self.embeddings.dim)
+    num_segments = derived(lambda self: self.embeddings.num_segments)
+    # the number of n-grams of a word varies
+    depends_on_lengths = derived(lambda self: isinstance(self.embeddings, SubwordEmbeddingsConfig))
+
+    def build(self) -> Trunk:
+        return StaticEmbeddingTrunk(self)
+
+
+class StaticEmbeddingTrunk(Trunk):
+    """A table of token embeddings."""
+
+    def __init__(self, config: StaticEmbeddingTrunkConfig):
+        super().__init__(config)
+        self.embeddings = config.embeddings.build()
+        self.pooler = config.pooler.build(config.dim)
+
+    def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
+        x = self.embeddings(inputs)  # [T, dim]
+        return TrunkOutput(x, {0: x} if layers else {})
 
 
 @dataclass(frozen=True)
 class FeedForwardLMConfig(TrunkConfig):
-    """The embeddings of the last `window` tokens, concatenated, through one layer with tanh.
+    """The embeddings of the last `window` tokens, concatenated, through one layer with tanh (Bengio et al. 2003).
 
     With `direct_connections`, these embeddings are concatenated to the output, so that a linear head has direct
     connections from words to words. Positions before the first token of a sequence are zeros.
@@ -38,21 +75,14 @@ class FeedForwardLMConfig(TrunkConfig):
     supports_static_shape = True
     has_memory = True
     has_bounded_memory = True
+    input_dim = derived(lambda self: self.window * self.embeddings.dim, doc="Size of the concatenated embeddings.")
+    dim = derived(lambda self: self.hidden_dim + self.input_dim * self.direct_connections)
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "window", "hidden_dim")
         self.check_range(0, 1, "dropout")
 
-    @property
-    def input_dim(self) -> int:
-        """Size of the concatenated embeddings."""
-        return self.window * self.embeddings.dim
-
-    @property
-    def dim(self) -> int:
-        return self.hidden_dim + self.input_dim * self.direct_connections
-
-    @property
+    @derived
     def matmul_params(self) -> int:
         return self.input_dim * self.hidden_dim + self.embeddings.embedding_dim * self.embeddings.dim
 
@@ -63,11 +93,8 @@ class FeedForwardLMConfig(TrunkConfig):
 class FeedForwardLM(Trunk):
     """One hidden layer over a window of embeddings; its memory is the embeddings that the next window reaches."""
 
-    config: FeedForwardLMConfig
-
     def __init__(self, config: FeedForwardLMConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.embeddings = config.embeddings.build()
         self.hidden = nn.Linear(config.input_dim, config.hidden_dim)
         self.pooler = config.pooler.build(config.dim)
@@ -92,12 +119,8 @@ class FeedForwardLM(Trunk):
         state = torch.cat([state, window_input], dim=-1) if self.config.direct_connections else state
         layer_outputs = {depth: output for depth, output in enumerate((x, state)) if depth in layers}
         hidden = F.dropout(state, self.config.dropout, self.training)  # [T, dim]
-        if not caches or not return_memory:
-            return TrunkOutput(hidden, layer_outputs)
-        return TrunkOutput(hidden, layer_outputs, memory.update(caches, layout).truncate(self.config.window - 1))
-
-    def layer_modules(self) -> list[nn.Module | None]:
-        return [self.embeddings, self.hidden, self.pooler]
+        memory = memory.update(caches, layout).truncate(self.config.window - 1) if return_memory else None
+        return TrunkOutput(hidden, layer_outputs, memory)
 
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         return [(self.hidden.weight, 1)]
