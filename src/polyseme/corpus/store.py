@@ -112,11 +112,7 @@ class Corpus:
 
     def gather_tokens(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the token ids (int64) of many ranges, concatenated. Each range lies within one document."""
-
-        def read(shard: int, index: np.ndarray) -> np.ndarray:
-            return self._tokens[shard].take(index)
-
-        return self._gather(starts, lengths, read).astype(np.int64)
+        return self._gather(starts, lengths, lambda shard, index: self._tokens[shard].take(index)).astype(np.int64)
 
     def gather_word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return, for each token of the ranges, whether it starts a word."""

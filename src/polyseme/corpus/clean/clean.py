@@ -185,9 +185,7 @@ class Cleaner:
         lines = text.split("\n")
         line_numbers, hashes = _hash_lines(lines)
         boilerplate = set(np.array(line_numbers)[is_in_sorted(hashes, self._boilerplate_hashes)].tolist())
-        return (
-            "\n".join(line for number, line in enumerate(lines) if number not in boilerplate) if boilerplate else text
-        )
+        return "\n".join(line for number, line in enumerate(lines) if number not in boilerplate)
 
 
 def _excerpt_change(before: str, after: str) -> str:
@@ -233,24 +231,11 @@ def find_repeated_lines(
     hash_arrays: Iterable[np.ndarray], min_count: int, work_dir: Path, memory_bytes: int = 64 << 20
 ) -> np.ndarray:
     """Return the sorted hashes that occur at least `min_count` times, using about `memory_bytes` bytes of memory."""
-    repeated_hashes = [np.empty(0, dtype=np.uint64)]
-    last_hash, last_count = np.uint64(0), 0  # the largest hash so far, which may continue in the next chunk
+    repeated_hashes = [np.empty(0, np.uint64)]
     with ExternalSorter(work_dir / "lines.runs", memory_bytes) as sorter:
         for hashes in hash_arrays:
             sorter.add(hashes)
-        for chunk in sorter.sorted_chunks():
-            if not len(chunk):
-                continue
-            starts = np.flatnonzero(np.append(True, chunk[1:] != chunk[:-1]))
-            values, counts = chunk[starts], np.diff(np.append(starts, len(chunk)))
-            if values[0] == last_hash:
-                counts[0] += last_count
-            elif last_count >= min_count:
-                repeated_hashes.append(np.array([last_hash], dtype=np.uint64))
-            last_hash, last_count = values[-1], int(counts[-1])
-            repeated_hashes.append(values[:-1][counts[:-1] >= min_count])
-        if last_count >= min_count:
-            repeated_hashes.append(np.array([last_hash], dtype=np.uint64))
+        repeated_hashes += [hashes[counts >= min_count] for hashes, counts in sorter.sorted_counts()]
     return np.concatenate(repeated_hashes)
 
 

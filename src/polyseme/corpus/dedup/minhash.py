@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from polyseme.rng import GOLDEN_GAMMA, splitmix64
-from polyseme.text.cached_encoder import hash_powers
+from polyseme.text.cached_encoder import hash_spans
 
 SIGNATURE_SIZE = 128  # a power of two
 SHINGLE_WORDS = 5
@@ -120,8 +120,7 @@ def _split_chunks(text: str) -> Iterator[str]:
 def _hash_words(text: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the hash and the start of each word of a text.
 
-    The hash is a polynomial over the characters of the word. All are computed from one cumulative sum over the text:
-    separators add 0, and multiplying by the inverse power of the base removes the word's position.
+    A span to hash extends to the next word, since separators add 0.
     """
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     folded_codes = _code_point_table()[codes]
@@ -129,13 +128,7 @@ def _hash_words(text: str) -> tuple[np.ndarray, np.ndarray]:
     continues_word = starts_word & (folded_codes < _SINGLE_CHAR_WORD)
     starts_word[1:] &= ~(continues_word[1:] & continues_word[:-1])
     starts = np.flatnonzero(starts_word)
-    factors, inverses = hash_powers((BATCH_CHARS + _MAX_BATCH_DOCUMENTS).bit_length())
-    sums = np.empty(len(codes) + 1, dtype=np.uint64)
-    sums[0] = 0
-    np.cumsum(folded_codes * factors[: len(codes)], out=sums[1:])
-    hashes = sums[np.append(starts, len(codes))]
-    hashes = (hashes[1:] - hashes[:-1]) * inverses[starts]
-    return splitmix64(hashes), starts
+    return splitmix64(hash_spans(folded_codes, starts, np.append(starts, len(codes))[1:])), starts
 
 
 def _min_shingle_hashes(word_hashes: np.ndarray, document_starts: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from polyseme.corpus.inspect.word_hashes import Detokenizer, HashedWords, hash_w
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.progress import progress
+from polyseme.text.cached_encoder import batch_by_length
 from polyseme.text.tokenizer import Tokenizer
 
 SLICE_TOKENS = 1 << 17  # tokens per slice, so that the arrays fit into the processor's cache
@@ -87,7 +88,7 @@ def _load_evaluation_set(name: str, texts: Iterable[str], detokenizer: Detokeniz
     all_texts: list[str] = []
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int64))]
     num_unknown = 0
-    for batch in _text_batches(texts):
+    for batch in batch_by_length(texts, BATCH_CHARS, len):
         text, lengths = detokenizer.round_trip(batch)
         words = hash_words(text)
         word_examples = np.flatnonzero(lengths)[words.document_ids]
@@ -99,19 +100,6 @@ def _load_evaluation_set(name: str, texts: Iterable[str], detokenizer: Detokeniz
         all_texts += batch
     num_words, ngrams, example_ids = (np.concatenate(arrays) for arrays in zip(*parts))
     return _EvaluationSet(name, all_texts, num_words, ngrams, example_ids, num_unknown)
-
-
-def _text_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_CHARS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _find_in_corpus(corpus: Corpus, detokenizer: Detokenizer, ngram_hashes: np.ndarray, n: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from polyseme.corpus.dedup.minhash import SCRIPTS_WITHOUT_SPACES
 from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
 from polyseme.rng import hash_combine, splitmix64
-from polyseme.text.cached_encoder import hash_powers
+from polyseme.text.cached_encoder import hash_spans
 from polyseme.text.tokenizer import Tokenizer
 
 DOCUMENT_BREAK = "\U0010ffff"  # precedes each document; a Unicode noncharacter
@@ -44,21 +44,16 @@ class HashedWords(NamedTuple):
 
     def hash_ngrams(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return for each n-gram its hash, whether it lies within one document, and whether it contains an unknown."""
-        size = len(self.hashes)
-        count = max(size - n + 1, 0)
-        factors, inverses = hash_powers(max(size.bit_length(), 16))
-        sums = np.zeros(size + 1, np.uint64)
-        np.cumsum(self.hashes * factors[:size], out=sums[1:])
+        count = max(len(self.hashes) - n + 1, 0)
         num_unknown = np.concatenate([[0], np.cumsum(self.has_unknown)])
-        hashes = splitmix64((sums[n:] - sums[:count]) * inverses[:count])
+        hashes = splitmix64(hash_spans(self.hashes, slice(count), slice(n, None)))
         return hashes, self.document_ids[:count] == self.document_ids[n - 1 :], num_unknown[n:] > num_unknown[:count]
 
 
 def hash_words(text: str) -> HashedWords:
     """Hash the words of a text in which `DOCUMENT_BREAK` separates documents.
 
-    The hash is a polynomial over the characters of the word, computed as a sum over the text with powers by position
-    and multiplied by the inverse power of the word's start.
+    A span to hash extends to the next word, since separators add 0.
     """
     classes, values = _character_classes()
     codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32).astype(np.int64)
@@ -69,15 +64,14 @@ def hash_words(text: str) -> HashedWords:
     starts_word = char_classes != _SEPARATOR
     starts_word[1:] &= (char_classes[1:] != _WORD) | (char_classes[:-1] != _WORD)
     starts = np.flatnonzero(starts_word)
-    factors, inverses = hash_powers(max(len(codes).bit_length(), 16))
-    sums = np.add.reduceat(values[codes] * factors[: len(codes)], starts) if starts.size else np.zeros(0, np.uint64)
     has_unknown = np.zeros(len(starts), bool)
     has_unknown[np.searchsorted(starts, np.flatnonzero(codes == _REPLACEMENT_CHAR), side="right") - 1] = True
     breaks = np.flatnonzero(codes == ord(DOCUMENT_BREAK))
     first = int(breaks.size > 0 and breaks[0] == 0)
     edges = char_classes[first : first + 1], char_classes[-1:]
     touches_edges = bool((edges[0] != _SEPARATOR).any()), bool((edges[1] != _SEPARATOR).any())
-    document_ids, hashes = np.searchsorted(breaks, starts) - first, splitmix64(sums * inverses[starts])
+    document_ids = np.searchsorted(breaks, starts) - first
+    hashes = splitmix64(hash_spans(values[codes], starts, np.append(starts, len(codes))[1:]))
     starts = starts if positions is None else positions[starts]
     return HashedWords(hashes, starts, document_ids, has_unknown, touches_edges)
 
