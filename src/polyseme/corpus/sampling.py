@@ -5,21 +5,17 @@ The order is a keyed permutation of the ids. The position of a run in its data i
 reached without reading what precedes it, and positions do not depend on the number of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError
 from polyseme.rng import feistel_permutation, hash_combine
-
-if TYPE_CHECKING:
-    from polyseme.corpus.store import Corpus
 
 WINDOW_SAMPLES = 8192
 _ORDER_KEY = 0x6F72646572  # separates the keys of the order from other random streams

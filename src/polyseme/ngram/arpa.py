@@ -15,7 +15,7 @@ import numpy as np
 from polyseme.corpus.store import token_dtype
 from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.io.atomic import atomic_write
-from polyseme.io.compression import read_decompressed
+from polyseme.io.lines import raise_errors, read_lines
 from polyseme.ngram.trie import LOG10_ZERO, MAX_ORDER, NgramTrie, NgramVocab, TrieLevel, find_ngrams
 from polyseme.text.pipelines import build_whitespace
 from polyseme.text.tokenizer import Tokenizer
@@ -117,22 +117,7 @@ class _ArpaReader:
     def __init__(self, path: Path):
         self.path, self.line_number = path, 0
         self.section_lines: list[int] = []  # line number of the heading of each section
-        self._lines = self._read_lines()
-
-    def _read_lines(self) -> Iterator[str]:
-        partial_line = b""
-        for block in read_decompressed(self.path):
-            *full_lines, partial_line = (partial_line + block).split(b"\n")
-            yield from map(self._decode_line, full_lines)
-        if partial_line:
-            yield self._decode_line(partial_line)
-
-    def _decode_line(self, line: bytes) -> str:
-        self.line_number += 1
-        try:
-            return line.decode().rstrip("\r")
-        except UnicodeDecodeError:
-            raise self.error("is not UTF-8 text") from None
+        self._lines = raise_errors(read_lines(path, str(path)))
 
     def error(self, problem: str, line: int | None = None) -> DataError:
         """Return an error about a line, by default the current one."""
@@ -145,24 +130,24 @@ class _ArpaReader:
 
     def next(self) -> str:
         """Return the next line; raise `DataError` at the end of the file."""
-        try:
-            return next(self._lines)
-        except StopIteration:
-            raise DataError(f"{self.path} is truncated: it ends at line {self.line_number}, before \\end\\") from None
+        numbered_line = next(self._lines, None)
+        if numbered_line is None:
+            raise DataError(f"{self.path} is truncated: it ends at line {self.line_number}, before \\end\\")
+        self.line_number, line = numbered_line
+        return line
 
     def expect(self, expected: str) -> None:
         """Skip empty lines and check that the next one is `expected`."""
-        line = self.next()
-        while not line.strip():
-            line = self.next()
-        if line.strip() != expected:
+        while not (line := self.next().strip()):
+            pass
+        if line != expected:
             raise self.error(f"is {line[:60]!r}, expected {expected!r}")
 
     def expect_end(self) -> None:
         """Check that only empty lines remain."""
-        for line in self._lines:
+        for number, line in self._lines:
             if line.strip():
-                raise self.error(f"is {line[:60]!r}, but nothing may follow \\end\\")
+                raise self.error(f"is {line[:60]!r}, but nothing may follow \\end\\", number)
 
 
 def _read_header(lines: _ArpaReader) -> list[int]:

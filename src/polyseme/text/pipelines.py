@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from polyseme.corpus.sources.events import EVENTS, SPECIAL_TOKENS
+from polyseme.corpus.sources.midi import EVENTS, SPECIAL_TOKENS
 
 TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
 TOKENIZER_KINDS: tuple[str, ...] = get_args(TokenizerKind)

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import BertNormalizer
 
-from polyseme.corpus.sources.events import EVENTS
+from polyseme.corpus.sources.midi import EVENTS
 from polyseme.errors import ModelError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json

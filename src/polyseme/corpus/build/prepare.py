@@ -110,7 +110,7 @@ def _run_stages(preparation: Preparation, config: PrepareConfig, tokenizer: Toke
     if config.dedup != "none":
         duplicate_map = preparation.find_duplicate_documents(worker_config, config.dedup_threshold)
     is_filtered = duplicate_map is not None
-    worker_config = replace(worker_config, tokenizer=tokenizer.backend.to_str(), is_filtered=is_filtered)
+    worker_config = replace(worker_config, tokenizer_json=tokenizer.backend.to_str(), is_filtered=is_filtered)
     preparation.write_shards(worker_config, duplicate_map)
     return preparation.build_manifest(duplicate_map)
 
