@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from polyseme.corpus.build.blocks import DocumentBlock, WorkerConfig, fingerprint, hash_lines, read_blocks, tokenize
-from polyseme.corpus.build.state import merge_manifests
 from polyseme.corpus.build.workers import BlockTask, WorkerPool, map_ordered
 from polyseme.corpus.clean.clean import MAX_EXAMPLES, find_repeated_lines, merge_cleaning_stats
 from polyseme.corpus.dedup.lsh import StackedArray, find_duplicates
@@ -91,7 +90,6 @@ class Preparation:
     plan: dict[str, Any]
     base_manifest: dict[str, Any] | None
     pool: WorkerPool
-    on_progress: Callable[[int], None]
 
     @property
     def work_dir(self) -> Path:
@@ -232,17 +230,13 @@ class Preparation:
         num_documents = sum(marker["num_documents"] for marker in markers)
         blocks = read_blocks(self.reader, start, num_documents, self.plan["settings"]["shard_characters"])
         self.reader.check_unchanged()
-        report_progress = self.on_progress if stage == "shard" else lambda _: None
         names = (f"{stage}-{number:05d}" for number in itertools.count(len(markers)))
         group: BlockGroup = []
         with progress(title, self._num_characters(), "characters") as bar:
-            if num_done := sum(marker["num_characters"] for marker in markers):
-                bar.add_completed(num_done)
-                report_progress(num_done)
+            bar.add_completed(sum(marker["num_characters"] for marker in markers))
             for block, output in map_ordered(self.pool, task, config, map(transform, blocks) if transform else blocks):
                 group.append((replace(block, texts=[], locations=[]), output))
                 bar.advance(block.num_characters)
-                report_progress(block.num_characters)
                 if block.ends_shard:
                     yield next(names), group
                     group = []
@@ -322,3 +316,27 @@ def _starts_from_lengths(lengths: np.ndarray) -> np.ndarray:
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     return (ends - lengths).astype(np.uint32 if total < 1 << 32 else np.uint64)
+
+
+def merge_manifests(base: dict[str, Any], addition: dict[str, Any]) -> dict[str, Any]:
+    """Merge the manifest of a corpus with that of documents appended to it."""
+    offset = len(base["sources"])
+    source_files = [file | {"source_index": file["source_index"] + offset} for file in addition["source_files"]]
+    old, new = base["removed"], addition["removed"]
+    skipped = SkippedInput()
+    for part in (old, new):
+        skipped.add(SkippedInput(**{name: part[name] for name in asdict(skipped)}))
+    removed = asdict(skipped) | {"cleaning": merge_cleaning_stats([old["cleaning"], new["cleaning"]])}
+    if "duplicates" in new:
+        removed["duplicates"] = {name: old["duplicates"][name] + value for name, value in new["duplicates"].items()}
+        del removed["duplicates"]["examples"][MAX_EXAMPLES:]
+    languages = {lang: Counter(counts) for lang, counts in base["languages"].items()}
+    for lang, counts in addition["languages"].items():
+        languages.setdefault(lang, Counter()).update(counts)
+    return base | {
+        "languages": {lang: dict(counts) for lang, counts in sorted(languages.items())},
+        "sources": base["sources"] + addition["sources"],
+        "source_files": base["source_files"] + source_files,
+        "shards": base["shards"] + addition["shards"],
+        "removed": removed,
+    }
