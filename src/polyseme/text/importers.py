@@ -136,12 +136,10 @@ def _build_gpt(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenize
     The first release used ftfy and spaCy; `transformers` falls back to this where they are not installed.
     """
     unk_token = "<unk>" if "<unk>" in vocab else None
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unk_token, end_of_word_suffix=END_OF_WORD_SUFFIX))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD_SUFFIX)
-    pipelines.add_special_tokens(tokenizer, [unk_token] if unk_token else [])
-    return tokenizer
+    model = models.BPE(vocab, merges, unk_token=unk_token, end_of_word_suffix=END_OF_WORD_SUFFIX)
+    splitter, normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=True)
+    decoder = decoders.BPEDecoder(suffix=END_OF_WORD_SUFFIX)
+    return pipelines.build_pipeline(model, splitter, [unk_token] if unk_token else [], normalizer, decoder)
 
 
 def _detect_format(content: bytes) -> str | None:

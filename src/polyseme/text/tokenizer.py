@@ -263,10 +263,6 @@ class Tokenizer:
             return self._cached_encoder.encode(texts)
         return encode_uncached(self._plain_backend, texts, self._is_word_start)
 
-    def word_start_mask(self, text: str) -> np.ndarray:
-        """Return a boolean per token: does it start a word?"""
-        return self.encode_corpus([replace_surrogates(text)]).word_starts
-
     def build_inputs_with_special_tokens(
         self, first: Sequence[int], second: Sequence[int] | None = None
     ) -> tuple[list[int], list[int]]:
@@ -284,16 +280,14 @@ class Tokenizer:
         cls, sep = self.special_tokens_map.get("cls"), self.special_tokens_map.get("sep")
         if cls_position == "first" or cls is None or sep is None:
             return self
-        backend = copy.deepcopy(self.backend)
-        pipelines.set_cls_last_template(backend, cls, sep)
+        backend = pipelines.set_cls_last_template(copy.deepcopy(self.backend), cls, sep)
         # Other tools must then pad on the left and pass the segment ids.
         input_names = ["input_ids", "token_type_ids", "attention_mask"]
         return type(self)(backend, self.config | {"padding_side": "left", "model_input_names": input_names})
 
     def with_template(self, start: str, between: str, end: str) -> Self:
         """Return a copy that adds tokens around a text and between two; tokens not in the vocabulary get new ids."""
-        backend = copy.deepcopy(self.backend)
-        pipelines.set_text_template(backend, start, between, end)
+        backend = pipelines.set_text_template(copy.deepcopy(self.backend), start, between, end)
         return type(self)(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
 
     def with_eos(self) -> Self:
@@ -301,9 +295,7 @@ class Tokenizer:
         eos_token = self.special_tokens_map.get("eos")
         if self.num_special_tokens_to_add() or eos_token is None:
             return self
-        backend = copy.deepcopy(self.backend)
-        pipelines.set_eos_template(backend, eos_token)
-        return type(self)(backend, self.config)
+        return type(self)(pipelines.set_eos_template(copy.deepcopy(self.backend), eos_token), self.config)
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Return the number of tokens that `build_inputs_with_special_tokens` adds."""
