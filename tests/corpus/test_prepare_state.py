@@ -58,7 +58,7 @@ def test_concurrent_preparation_is_refused(files: dict[str, Path], tmp_path: Pat
 
 def test_kill_before_plan_is_written(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(prepare_module, "rollback", raise_killed)  # a real kill runs no cleanup
+        patch.setattr(prepare_module, "remove_unlisted", raise_killed)  # a real kill runs no cleanup
         patch.setattr(prepare_module, "write_json", raise_killed)
         make(files["a"], tmp_path / "out")
     assert (tmp_path / "out/tokenizer").exists()
@@ -72,7 +72,7 @@ def test_kill_during_cleanup(
 ) -> None:
     """Leftovers of a finished run are not taken for those of the next one."""
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(prepare_module, "remove_temporary", raise_killed)
+        patch.setattr(prepare_module, "remove_unlisted", raise_killed)
         make(files["a"], tmp_path / "out")
     if leftovers == "no plan":
         (tmp_path / "out/.work/plan.json").unlink()

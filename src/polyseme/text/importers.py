@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from polyseme.errors import ConfigError, ModelError
+from polyseme.io.compression import read_decompressed
 from polyseme.io.json import read_json
 from polyseme.text import pipelines
 from polyseme.text.pipelines import BERT_SPECIALS, END_OF_TEXT, END_OF_WORD_SUFFIX, ROBERTA_SPECIALS
@@ -53,7 +54,7 @@ def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> t
 
     `lowercase` applies to BERT and GPT-2 only; the other formats specify it.
     """
-    contents = {path: _read_bytes(path) for path in files}
+    contents = {path: b"".join(read_decompressed(path)) for path in files}
     path_by_format: dict[str, Path] = {}
     for path, content in contents.items():
         file_format = _detect_format(content)
@@ -95,7 +96,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 def _read_wordpiece(path: Path, lowercase: bool | None) -> Tokenizer:
     """Read BERT's `vocab.txt`. By default it lowercases if all pieces are lowercase."""
     try:
-        pieces = _read_bytes(path).decode().removesuffix("\n").split("\n")
+        pieces = b"".join(read_decompressed(path)).decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not UTF-8 text: invalid byte at {error.start}") from None
     vocab = {piece.rstrip("\r"): i for i, piece in enumerate(pieces)}
@@ -166,12 +167,3 @@ def _detect_format(content: bytes) -> str | None:
     except ValueError:
         return None
     return "a sentencepiece model"
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing") from None
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None

@@ -21,7 +21,8 @@ BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (pipelines.END_OF_TEXT,), 
 _CHARACTER_COVERAGE = 0.9999  # share of the text written in characters that get an entry
 _SENTENCEPIECE_OPTIONS: dict[str, Any] = {
     "model_type": "unigram", "input_format": "tsv", "normalization_rule_name": "identity", "unk_id": 0,
-    "character_coverage": 1.0, "hard_vocab_limit": False, "bos_id": -1, "eos_id": -1, "pad_id": -1, "num_threads": 1, "minloglevel": 3,
+    "bos_id": -1, "eos_id": -1, "pad_id": -1, "hard_vocab_limit": False, "character_coverage": 1.0, "num_threads": 1,
+    "minloglevel": 3,
 }  # fmt: skip
 _MAX_UNIGRAM_WORDS = 500_000  # sentencepiece holds a suffix array of all of them in memory
 

@@ -84,7 +84,7 @@ def prepare(
         plan = _build_plan(reader, tokenizer, config)
         if base_manifest and is_up_to_date(out, base_manifest, plan, config.append):
             logger.info(f"{out} is already prepared from the same sources")
-            rollback(out, False)
+            remove_unlisted(out)
             return base_manifest
         ensure_plan(out, plan, base_manifest, tokenizer)
         if base_manifest:
@@ -94,10 +94,10 @@ def prepare(
             preparation = Preparation(out, reader, plan, base_manifest, pool)
             manifest = _run_stages(preparation, config, tokenizer)
         if not manifest["shards"]:
-            rollback(out, False)
+            remove_unlisted(out)
             raise DataError("no text is left: every document was removed by cleaning or has no token")
         write_json(out / "manifest.json", manifest)
-        remove_temporary(out, manifest)
+        remove_unlisted(out)
     return manifest
 
 
@@ -179,25 +179,18 @@ def exclusive_workdir(out: Path) -> Iterator[Path]:
         yield work_dir
     except BaseException:
         if not any(work_dir.glob("*-00000.json")):
-            rollback(out, is_new)
+            remove_unlisted(out, is_new)
         raise
     finally:
         lock.close()
 
 
-def rollback(out: Path, is_new: bool) -> None:
-    """Remove what no manifest lists, and the folder itself if `is_new` and nothing else is in it."""
-    if (out / "manifest.json").is_file():
-        remove_temporary(out, read_json(out / "manifest.json"))
-        return
-    remove_temporary(out, {"shards": []})
-    shutil.rmtree(out / "tokenizer", ignore_errors=True)
-    if is_new and not any(out.iterdir()):
-        out.rmdir()
+def remove_unlisted(out: Path, is_new: bool = False) -> None:
+    """Remove what no manifest lists, and the folder itself if `is_new` and nothing else is in it.
 
-
-def remove_temporary(out: Path, manifest: dict[str, Any]) -> None:
-    """Remove everything the manifest does not list. `.work` is renamed first, so that it is never read half deleted."""
+    `.work` is renamed first, so that it is never read half deleted.
+    """
+    manifest = read_json(out / "manifest.json") if (out / "manifest.json").is_file() else {"shards": []}
     manifest_files = {name for shard in manifest["shards"] for name in shard["files"]}
     for path in (*out.glob("shard-*.npy"), *out.rglob(".*.part")):
         if path.name not in manifest_files:
@@ -205,6 +198,10 @@ def remove_temporary(out: Path, manifest: dict[str, Any]) -> None:
     if (out / WORK_DIR).exists():
         os.replace(out / WORK_DIR, out / _TRASH_DIR)
         shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
+    if not manifest["shards"]:
+        shutil.rmtree(out / "tokenizer", ignore_errors=True)
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
 
 
 def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:

@@ -8,7 +8,7 @@ resumed pass starts after the last marker.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -101,8 +101,7 @@ class Preparation:
         path = self.work_dir / "boilerplate.npy"
         if not path.exists():
             for name, group in self._run_stage("lines", "count lines", hash_lines, config):
-                self._write_fields(name, group, ("line_hashes", "num_lines", "exact_hashes"))
-                self._write_marker(name, group, {})
+                self._finish_group(name, group, {}, ("line_hashes", "num_lines", "exact_hashes"))
             hashes = find_repeated_lines(self._distinct_document_lines(), config.cleaning.boilerplate, self.work_dir)
             write_array(path, [hashes], np.uint64)
         return memmap_array(path)
@@ -119,9 +118,9 @@ class Preparation:
     def find_duplicate_documents(self, config: WorkerConfig, threshold: float) -> DuplicateMap:
         """Run the second pass: clean the documents and find those that repeat an earlier one."""
         for name, group in self._run_stage("scan", "clean and compare", fingerprint, config):
-            self._write_fields(name, group, ("passed_cleaning", "exact_hashes", "signatures"))
             stats = merge_cleaning_stats(scan.cleaning_stats for _, scan in group)
-            self._write_marker(name, group, {"cleaning_stats": stats})
+            array_names = ("passed_cleaning", "exact_hashes", "signatures")
+            self._finish_group(name, group, {"cleaning_stats": stats}, array_names)
         passed_cleaning = np.concatenate(self._load_field("scan", "passed_cleaning"))
         exact_hashes, signatures = (self._load_field("scan", name) for name in ("exact_hashes", "signatures"))
         base_hashes, base_signatures = (
@@ -176,7 +175,7 @@ class Preparation:
                 "example_texts": example_texts,
                 "files": files,
             }
-            self._write_marker(name, group, marker)
+            self._finish_group(name, group, marker)
 
     def build_manifest(self, duplicate_map: DuplicateMap | None) -> dict[str, Any]:
         """Build the manifest from the plan, the markers and the manifest appended to."""
@@ -251,18 +250,18 @@ class Preparation:
                 return sum(marker["num_characters"] for marker in self._read_markers(stage))
         return self.reader.estimated_characters
 
-    def _write_fields(self, name: str, group: BlockGroup, field_names: tuple[str, ...]) -> None:
-        for field_name in field_names:
-            arrays = [getattr(output, field_name) for _, output in group]
-            write_array(self.work_dir / f"{name}.{field_name}.npy", arrays, arrays[0].dtype)
-
     def _load_field(self, stage: str, name: str) -> list[np.ndarray]:
         """Memory-map a field of all finished groups of a stage."""
         num_groups = len(self._read_markers(stage))
         return [memmap_array(self.work_dir / f"{stage}-{i:05d}.{name}.npy") for i in range(num_groups)]
 
-    def _write_marker(self, name: str, group: BlockGroup, stage_fields: dict[str, Any]) -> None:
-        """Mark a group as done. Its files must have been written before."""
+    def _finish_group(
+        self, name: str, group: BlockGroup, stage_fields: dict[str, Any], array_names: Sequence[str] = ()
+    ) -> None:
+        """Write these arrays of the outputs, then a marker that the group is done."""
+        for array_name in array_names:
+            arrays = [getattr(output, array_name) for _, output in group]
+            write_array(self.work_dir / f"{name}.{array_name}.npy", arrays, arrays[0].dtype)
         blocks = [block for block, _ in group]
         skipped = SkippedInput()
         for block in blocks:

@@ -145,19 +145,17 @@ def read_po(path: Path) -> Iterator[tuple[str, str]]:
     field, is_fuzzy = "", False
     for number, line in raise_errors(read_lines(path, str(path))):
         line = line.strip()
-        if not line or line.startswith("#"):
-            if "msgstr" in entry or "msgstr[0]" in entry:
-                yield from _entry_pairs(entry, is_fuzzy)
-                entry, is_fuzzy = {}, False
+        match, is_comment = _LINE.fullmatch(line), not line or line.startswith("#")
+        starts_entry = is_comment or (match and match[1] in ("msgid", "msgctxt"))
+        if starts_entry and ("msgstr" in entry or "msgstr[0]" in entry):
+            yield from _entry_pairs(entry, is_fuzzy)
+            entry, is_fuzzy = {}, False
+        if is_comment:
             is_fuzzy |= line.startswith("#,") and "fuzzy" in line
             continue
-        match = _LINE.fullmatch(line)
         if match is None or not (match[1] or field):
             raise DataError(f"{path} line {number}: {line[:40]!r} is not valid in a .po file")
         if match[1]:
-            if match[1] in ("msgid", "msgctxt") and ("msgstr" in entry or "msgstr[0]" in entry):
-                yield from _entry_pairs(entry, is_fuzzy)
-                entry, is_fuzzy = {}, False
             field = match[1]
             if field in entry:
                 raise DataError(f"{path} line {number}: {field} occurs twice in one entry")
