@@ -83,7 +83,7 @@ def _ngram_columns(ngrams: NgramTrie, order: int, ids: np.ndarray) -> list[np.nd
 
 def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[NgramTrie, Tokenizer]:
     """Read a model. The words must be pieces of `tokenizer`; by default, build one that splits at white space."""
-    lines = _ArpaReader(path)
+    lines = _ArpaFile(path)
     sizes = _read_header(lines)
     word_index: dict[str, int] = {}
     _, logp, backoff = _read_section(lines, 1, sizes, word_index)
@@ -111,7 +111,7 @@ def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[NgramTrie
     return NgramTrie(vocab, levels), tokenizer
 
 
-class _ArpaReader:
+class _ArpaFile:
     """Iterator over the lines of a file that keeps track of the line number."""
 
     def __init__(self, path: Path):
@@ -150,7 +150,7 @@ class _ArpaReader:
                 raise self.error(f"is {line[:60]!r}, but nothing may follow \\end\\", number)
 
 
-def _read_header(lines: _ArpaReader) -> list[int]:
+def _read_header(lines: _ArpaFile) -> list[int]:
     """Read the number of n-grams of each order. Text before `\\data\\` is a comment."""
     while (line := lines.next()).strip() != "\\data\\":
         if re.match(r"ngram \d|\\\d+-grams:", line):
@@ -171,7 +171,7 @@ def _read_header(lines: _ArpaReader) -> list[int]:
 
 
 def _read_section(
-    lines: _ArpaReader, order: int, sizes: Sequence[int], word_index: dict[str, int]
+    lines: _ArpaFile, order: int, sizes: Sequence[int], word_index: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Read the n-grams of one order; return word indices [rows, order], log10 probabilities and log10 back-offs.
 
@@ -209,7 +209,7 @@ def _read_section(
     return np.array(word_ids, np.int64).reshape(-1, order), logp_and_backoff[:, 0], logp_and_backoff[:, 1]
 
 
-def _token_ids(lines: _ArpaReader, word_index: dict[str, int], tokenizer: Tokenizer, vocab: NgramVocab) -> np.ndarray:
+def _token_ids(lines: _ArpaFile, word_index: dict[str, int], tokenizer: Tokenizer, vocab: NgramVocab) -> np.ndarray:
     """Return the tokenizer's id of each word of the file."""
     ids = {name: i for i, name in enumerate(arpa_names(tokenizer, vocab))}
     for marker in (BOS, EOS):
@@ -221,12 +221,7 @@ def _token_ids(lines: _ArpaReader, word_index: dict[str, int], tokenizer: Tokeni
 
 
 def _build_level(
-    lines: _ArpaReader,
-    ids: np.ndarray,
-    logp: np.ndarray,
-    backoff: np.ndarray,
-    levels: Sequence[TrieLevel],
-    vocab: NgramVocab,
+    lines: _ArpaFile, ids: np.ndarray, logp: np.ndarray, backoff: np.ndarray, levels: list[TrieLevel], vocab: NgramVocab
 ) -> tuple[TrieLevel, np.ndarray]:
     """Build a level from rows of ids; also return the row of each of its n-grams. A missing back-off is NaN."""
     order, contexts, last_words = ids.shape[1], ids[:, 0], ids[:, -1]

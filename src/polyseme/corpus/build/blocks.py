@@ -5,10 +5,10 @@ The input alone determines where a block ends.
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -32,23 +32,20 @@ class DocumentBlock:
     source_index: int
     lang: str
     first_document: int  # index of the first document in the whole input
-    num_documents: int = 0
+    num_documents: int = 0  # also those that were removed from `texts`
     texts: list[str] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)  # file and line or row of each document
     num_characters: int = 0
     skipped: SkippedInput = field(default_factory=SkippedInput)
     next_position: ReadPosition = field(default_factory=ReadPosition)  # start of the next block
     ends_shard: bool = False
+    duplicate_characters: int = 0  # in documents removed from `texts`
+    example_texts: dict[str, dict[str, str]] = field(default_factory=dict)  # excerpts of duplicates, by document
 
     @property
     def end_document(self) -> int:
         """Index after that of the last document."""
         return self.first_document + self.num_documents
-
-    def filter(self, mask: np.ndarray) -> Self:
-        """Return the block with only the texts where `mask` is True. `num_documents` still counts all documents."""
-        indices = np.flatnonzero(mask).tolist()
-        return replace(self, texts=[self.texts[i] for i in indices], locations=[self.locations[i] for i in indices])
 
 
 def read_blocks(

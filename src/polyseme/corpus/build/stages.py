@@ -9,7 +9,7 @@ resumed pass starts after the last marker.
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,6 @@ class DuplicateMap:
     num_previous: int  # documents that were in the corpus already
     exact_hashes: list[np.ndarray]  # one array per group of blocks
     signatures: list[np.ndarray]
-    removed_characters: Counter[int] = field(default_factory=Counter)  # by the block's first document
-    example_texts: dict[int, dict[str, str]] = field(default_factory=dict)  # by document
 
     def __post_init__(self) -> None:
         self.is_duplicate = self.duplicate_of >= 0
@@ -55,16 +53,18 @@ class DuplicateMap:
         self.example_documents = sorted({*self.examples, *self.examples.values()})
 
     def filter_block(self, block: DocumentBlock) -> DocumentBlock:
-        """Remove the duplicates of a block, and remember what the manifest needs of it."""
+        """Return a block without its duplicates, with what the manifest needs of them."""
+        texts, locations = block.texts, block.locations
+        example_texts = {}
         for number in self.example_documents:
             if 0 <= (index := number - block.first_document) < block.num_documents:
-                excerpt = " ".join(block.texts[index][:200].split())
-                self.example_texts[number] = {"location": block.locations[index], "text": excerpt}
+                excerpt = " ".join(texts[index][:200].split())
+                example_texts[str(number)] = {"location": locations[index], "text": excerpt}
         documents = slice(block.first_document, block.end_document)
-        if block.num_documents:
-            duplicate_indices = np.flatnonzero(self.is_duplicate[documents]).tolist()
-            self.removed_characters[block.first_document] = sum(len(block.texts[i]) for i in duplicate_indices)
-        return block.filter(self.keep_mask[documents])
+        num_removed = sum(len(texts[i]) for i in np.flatnonzero(self.is_duplicate[documents]).tolist())
+        indices = np.flatnonzero(self.keep_mask[documents]).tolist()
+        block = replace(block, texts=[texts[i] for i in indices], locations=[locations[i] for i in indices])
+        return replace(block, duplicate_characters=num_removed, example_texts=example_texts)
 
     def take_fingerprints(self, blocks: list[DocumentBlock], is_stored: np.ndarray) -> dict[str, list[np.ndarray]]:
         """Return the fingerprints of those remaining documents of blocks that are stored, by part name."""
@@ -72,13 +72,6 @@ class DuplicateMap:
         rows = (first + np.flatnonzero(self.keep_mask[first:end]))[is_stored]
         parts = {"exact_hashes": self.exact_hashes, "signatures": self.signatures}
         return {part: [StackedArray(arrays).take_rows(rows)] for part, arrays in parts.items()}
-
-    def pop_group(self, blocks: list[DocumentBlock]) -> tuple[int, dict[str, dict[str, str]]]:
-        """Return the characters removed from blocks and the example texts in them, and forget both."""
-        first, end = blocks[0].first_document, blocks[-1].end_document
-        texts = {str(n): self.example_texts.pop(n) for n in sorted(self.example_texts) if first <= n < end}
-        num_removed = sum(self.removed_characters.pop(b.first_document, 0) for b in blocks if b.num_documents)
-        return num_removed, texts
 
 
 @dataclass(eq=False)
@@ -165,14 +158,13 @@ class Preparation:
                 counts |= {"tokens": len(tokenized.ids), "sentences": len(tokenized.sentence_lengths)}
                 by_source.setdefault(str(block.source_index), Counter()).update(counts)
                 by_language.setdefault(block.lang, Counter()).update(counts)
-            num_removed, example_texts = duplicate_map.pop_group(blocks) if duplicate_map else (0, {})
             marker = {
                 "counts": _sum_counts(by_source.values()),
                 "sources": by_source,
                 "languages": by_language,
                 "cleaning_stats": merge_cleaning_stats(tokenized.cleaning_stats for tokenized in tokenized_blocks),
-                "duplicate_characters": num_removed,
-                "example_texts": example_texts,
+                "duplicate_characters": sum(block.duplicate_characters for block in blocks),
+                "example_texts": {number: text for block in blocks for number, text in block.example_texts.items()},
                 "files": files,
             }
             self._finish_group(name, group, marker)

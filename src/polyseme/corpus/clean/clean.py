@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ class Cleaner:
         if config.nfc:
             self._transforms["nfc"] = _normalize_nfc
         if config.control:
-            self._transforms["control"] = _strip_control_and_normalize if config.nfc else _strip_control
+            self._transforms["control"] = partial(_strip_control, normalize=config.nfc)
         if config.boilerplate and len(self._boilerplate_hashes):
             self._transforms["boilerplate"] = self._strip_boilerplate
         self._detector = LanguageDetector() if config.language else None
@@ -201,14 +201,11 @@ def _normalize_nfc(text: str) -> str:
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
-def _strip_control(text: str) -> str:
-    return _CONTROL.sub("", _LINE_BREAK.sub("\n", text)) if _CONTROL.search(text) else text
-
-
-def _strip_control_and_normalize(text: str) -> str:
-    """Normalize after removing control characters, since characters that they separated may compose now."""
-    new_text = _strip_control(text)
-    return text if new_text is text else _normalize_nfc(new_text)
+def _strip_control(text: str, normalize: bool) -> str:
+    if not _CONTROL.search(text):
+        return text
+    new_text = _CONTROL.sub("", _LINE_BREAK.sub("\n", text))
+    return _normalize_nfc(new_text) if normalize else new_text  # what was separated may compose now
 
 
 def _hash_lines(lines: list[str]) -> tuple[list[int], np.ndarray]:
