@@ -48,10 +48,7 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Documents of sentences of tokens, addressed by global token offsets.
-
-    A requested token range must lie within one document. A document never crosses a shard boundary.
-    """
+    """Documents of sentences of tokens, addressed by ranges of global token offsets, each within one document."""
 
     path: Path
     manifest: dict[str, Any]

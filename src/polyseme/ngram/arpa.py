@@ -1,7 +1,4 @@
-"""Reader and writer of ARPA files, the standard text format of n-gram models, plain or compressed.
-
-Reading is strict: an error names the line, and an incomplete file is rejected.
-"""
+"""Strict reader and writer of ARPA files, the standard text format of n-gram models, plain or compressed."""
 
 import gzip
 import io
@@ -173,10 +170,7 @@ def _read_header(lines: _ArpaFile) -> list[int]:
 def _read_section(
     lines: _ArpaFile, order: int, sizes: Sequence[int], word_index: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read the n-grams of one order; return word indices [rows, order], log10 probabilities and log10 back-offs.
-
-    The section of 1-grams fills `word_index`. A missing back-off is NaN.
-    """
+    """Read the n-grams of one order: word indices [rows, order], log10 probabilities, log10 back-offs or NaN."""
     lines.expect(f"\\{order}-grams:")
     lines.section_lines.append(lines.line_number)
     max_fields = order + (1 if order == len(sizes) else 2)

@@ -81,10 +81,7 @@ def sentence_streams(corpus: Corpus, vocab: NgramVocab) -> Iterator[np.ndarray]:
 def count_ngrams(
     streams: Iterable[np.ndarray], vocab: NgramVocab, order: int, work_dir: Path, memory_bytes: int = 1 << 28
 ) -> list[NgramCounts]:
-    """Count the n-grams of all lengths up to `order`; the arrays are mapped from files in `work_dir`.
-
-    Sorting uses about `memory_bytes` of memory.
-    """
+    """Count the n-grams of all lengths up to `order`, in about `memory_bytes` of memory and files in `work_dir`."""
     stream_file = FileArray(work_dir / "stream", token_dtype(vocab.size))
     raw_counts = np.zeros(vocab.size, np.int64)
     for stream in streams:

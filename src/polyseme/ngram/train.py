@@ -49,10 +49,7 @@ class NgramRecipe(Config):
 
 
 def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, Any]:
-    """Count, estimate and evaluate an n-gram model; write a run folder and return its results.
-
-    The run folder is written atomically. There is no resume, since counting again is quick.
-    """
+    """Count, estimate and evaluate an n-gram model; write a run folder atomically and return its results."""
     start_time = time.perf_counter()
     recipe = recipe.check()
     ensure_new_directory(out)

@@ -124,10 +124,7 @@ def _hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def hash_spans(values: np.ndarray, starts: np.ndarray | slice, stops: np.ndarray | slice) -> np.ndarray:
-    """Return the polynomial hash of each span of values, uint64, not yet mixed.
-
-    It is Σ value · power of the position, divided by the power at the start of the span, so one prefix sum serves all.
-    """
+    """Return the polynomial hash of each span, not mixed: Σ value · power, divided by the power at its start."""
     factors, inverses = _hash_powers(max(len(values) - 1, BATCH_CHARS - 1).bit_length())
     prefix_sums = np.zeros(len(values) + 1, np.uint64)
     np.cumsum(values * factors[: len(values)], out=prefix_sums[1:])

@@ -50,10 +50,7 @@ def load_files(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> tuple[Tokenizer, dict[str, str]]:
-    """Import one file, or a vocabulary and its merges in any order; return the tokenizer and its special tokens.
-
-    `lowercase` applies to BERT and GPT-2 only; the other formats specify it.
-    """
+    """Import a file, or a vocabulary and its merges; return the tokenizer and its special tokens."""
     contents = {path: b"".join(read_decompressed(path)) for path in files}
     path_by_format: dict[str, Path] = {}
     for path, content in contents.items():
@@ -132,10 +129,7 @@ def _read_bpe(vocab: dict[str, int], merges_path: Path, content: bytes, lowercas
 
 
 def _build_gpt(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
-    """Build GPT's tokenizer (2018), with BERT's lowercase normalization and split, as in `transformers`.
-
-    The first release used ftfy and spaCy; `transformers` falls back to this where they are not installed.
-    """
+    """Build GPT's tokenizer (2018) as `transformers` does without ftfy and spaCy: BERT's normalization and split."""
     unk_token = "<unk>" if "<unk>" in vocab else None
     model = models.BPE(vocab, merges, unk_token=unk_token, end_of_word_suffix=END_OF_WORD_SUFFIX)
     splitter, normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=True)

@@ -100,20 +100,14 @@ class Tokenizer:
 
     @classmethod
     def from_counts(cls, counts: WordCounts, config: VocabularyConfig, smoothing: float = SMOOTHING) -> Self:
-        """Train a tokenizer on word counts and validate it on a sample of the counted text.
-
-        `smoothing` is the exponent on the sizes of languages (`WordCounts.smoothed_counts`).
-        """
+        """Train a tokenizer on counts (smoothed as in `WordCounts.smoothed_counts`) and validate it on a sample."""
         tokenizer = cls(train_vocabulary(counts.smoothed_counts(smoothing), counts.lowercase, config))
         tokenizer.validate(counts.sample_texts())
         return tokenizer
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Load a tokenizer from a folder or file: `tokenizer.json` or a published vocabulary.
-
-        The path `events`, unless it exists, names the fixed vocabulary of musical events.
-        """
+        """Load a tokenizer from a folder or file, or the fixed vocabulary of musical events if `path` is `events`."""
         path = Path(path)
         if str(path) == "events" and not path.exists():
             return cls(pipelines.build_events())
@@ -311,10 +305,7 @@ class Tokenizer:
         return [self.backend.id_to_token(int(i)) or "" for i in ids]
 
     def validate(self, sample: Sequence[str] | None = None) -> None:
-        """Check the properties that all models rely on; raise `ModelError` naming the one that fails.
-
-        Given a sample of the training text, also check the rate of unknown tokens.
-        """
+        """Check what all models rely on, and the rate of unknown tokens in a sample; raise `ModelError`."""
         validate_tokenizer(self, sample)
 
     @cached_property

@@ -162,10 +162,7 @@ def _train_unigram(word_counts: Mapping[str, int], lowercase: bool, config: Voca
 def _choose_alphabet(
     words: Mapping[str, int], config: VocabularyConfig, entries_per_char: int, specials: Sequence[str] = BERT_SPECIALS
 ) -> list[str]:
-    """Return the sorted characters that get an entry: ASCII, then the most frequent, up to 99.99 % of the text.
-
-    There are at most `max_alphabet`, and few enough that `entries_per_char` entries per character fit.
-    """
+    """Return the sorted characters that get an entry: ASCII, then the most frequent, up to 99.99% of the text."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:

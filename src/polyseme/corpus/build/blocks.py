@@ -1,7 +1,4 @@
-"""Blocks of input documents, and the functions that workers run on them: hash lines, fingerprint, tokenize.
-
-The input alone determines where a block ends.
-"""
+"""Blocks of input documents, which the input alone determines, and the functions that workers run on them."""
 
 import hashlib
 from collections.abc import Iterator

@@ -186,17 +186,14 @@ def exclusive_workdir(out: Path) -> Iterator[Path]:
 
 
 def remove_unlisted(out: Path, is_new: bool = False) -> None:
-    """Remove what no manifest lists, and the folder itself if `is_new` and nothing else is in it.
-
-    `.work` is renamed first, so that it is never read half deleted.
-    """
+    """Remove what no manifest lists, and the folder itself if `is_new` and nothing else is in it."""
     manifest = read_json(out / "manifest.json") if (out / "manifest.json").is_file() else {"shards": []}
     manifest_files = {name for shard in manifest["shards"] for name in shard["files"]}
     for path in (*out.glob("shard-*.npy"), *out.rglob(".*.part")):
         if path.name not in manifest_files:
             path.unlink(missing_ok=True)
     if (out / WORK_DIR).exists():
-        os.replace(out / WORK_DIR, out / _TRASH_DIR)
+        os.replace(out / WORK_DIR, out / _TRASH_DIR)  # so that it is never read half deleted
         shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
     if not manifest["shards"]:
         shutil.rmtree(out / "tokenizer", ignore_errors=True)
@@ -205,10 +202,7 @@ def remove_unlisted(out: Path, is_new: bool = False) -> None:
 
 
 def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
-    """Return whether a finished corpus contains the sources of `plan`.
-
-    Raises a `ConfigError` if it does not and they cannot be added.
-    """
+    """Return whether a corpus contains the sources of `plan`; raise `ConfigError` if they cannot be added either."""
     if not append:
         comparable = base | {key: base[key][: len(plan[key])] for key in ("source_files", "sources")}
         if mismatch := describe_difference(comparable, plan):
@@ -237,10 +231,7 @@ def _content_and_weight(plan: dict[str, Any], file: dict[str, Any]) -> tuple[tup
 
 
 def ensure_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
-    """Write the plan, or check it against that of an interrupted run.
-
-    Raises a `ConfigError` if the interrupted run had a different plan.
-    """
+    """Write the plan; raise `ConfigError` if that of an interrupted run differs."""
     work_dir, base_hash = out / WORK_DIR, base["hash"] if base else ""
     if (work_dir / "plan.json").is_file():
         earlier_plan = read_json(work_dir / "plan.json")

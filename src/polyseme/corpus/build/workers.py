@@ -39,10 +39,7 @@ def num_cores() -> int:
 
 @contextmanager
 def open_pool(num_workers: int, dask_address: str = "") -> Iterator["WorkerPool"]:
-    """Open a pool of local processes, or of the dask cluster at `dask_address`.
-
-    Processes are started when the first block is submitted.
-    """
+    """Open a pool of the dask cluster at `dask_address`, or of local processes, started with the first block."""
     if dask_address:
         with _connect_cluster(dask_address) as client:
             yield _DaskPool(client)

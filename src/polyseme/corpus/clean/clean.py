@@ -104,10 +104,7 @@ def _parse_value(name: str, value: str) -> Any:
 
 
 class CleaningStats:
-    """Statistics of each step: documents changed and removed, characters removed, and the first examples.
-
-    The characters of all steps add up to the difference between input and output; `nfc` may add characters.
-    """
+    """Statistics of each step: documents changed and removed, characters removed (`nfc` may add some), examples."""
 
     def __init__(self) -> None:
         self.by_step: dict[str, dict[str, Any]] = {
@@ -137,11 +134,7 @@ def merge_cleaning_stats(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Cleaner:
-    """Cleans documents one by one.
-
-    `boilerplate_hashes` is the output of `find_repeated_lines`. Without it the boilerplate step is skipped, so that
-    `transform` returns the lines to count.
-    """
+    """Cleans documents one by one. Without `boilerplate_hashes` (of repeated lines) the boilerplate step is skipped."""
 
     def __init__(self, config: CleaningConfig, boilerplate_hashes: np.ndarray | None = None):
         self.config = config
@@ -255,10 +248,7 @@ class LanguageDetector:
         return normalize_language(lang) in self._supported
 
     def detect_mismatch(self, text: str, lang: str, min_probability: float) -> tuple[str, float] | None:
-        """Return the detected language and its probability if it is not `lang` and at least `min_probability`.
-
-        Returns None if the model does not know `lang`, or if `lang` is empty.
-        """
+        """Return the detected language and its probability if it is not `lang`; None if `lang` is not supported."""
         if not self.supports(lang):
             return None
         detected_lang, probability = self(text)

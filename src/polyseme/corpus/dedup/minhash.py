@@ -35,10 +35,7 @@ SCRIPTS_WITHOUT_SPACES = (
 
 
 def minhash_signatures(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hash (uint64 [n, 2]) and a signature (uint16 [n, SIGNATURE_SIZE]) of each text.
-
-    The signature of a text without words is all zeros; no other signature contains 0.
-    """
+    """Return a hash (uint64 [n, 2]) and a signature (uint16 [n, SIGNATURE_SIZE]; 0 only without words) of each text."""
     signatures = np.zeros((len(texts), SIGNATURE_SIZE), dtype=np.uint16)
     for low, high in _batches(texts):
         signatures[low:high] = _minhash_batch(texts[low:high])
@@ -118,10 +115,7 @@ def _split_chunks(text: str) -> Iterator[str]:
 
 
 def _hash_words(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash and the start of each word of a text.
-
-    A span to hash extends to the next word, since separators add 0.
-    """
+    """Return the hash and the start of each word of a text. Separators after a word add 0 to its hash."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     folded_codes = _code_point_table()[codes]
     starts_word = folded_codes != 0

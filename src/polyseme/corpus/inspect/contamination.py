@@ -59,10 +59,7 @@ class HashedWords(NamedTuple):
 
 
 def hash_words(text: str) -> HashedWords:
-    """Hash the words of a text in which `DOCUMENT_BREAK` separates documents.
-
-    A span to hash extends to the next word, since separators add 0.
-    """
+    """Hash the words of a text in which `DOCUMENT_BREAK` separates documents. Separators add 0 to a hash."""
     classes, values = _character_classes()
     codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32).astype(np.int64)
     char_classes, positions = classes[codes], None
@@ -354,10 +351,7 @@ def _measure_set(
 
 
 def _longest_match(text: str, detokenizer: Detokenizer, matched_hashes: np.ndarray, n: int) -> str:
-    """Return the longest passage of an example that occurs in the corpus.
-
-    It is quoted from the text if the decoded tokens have the same words, else from those.
-    """
+    """Return the longest passage that occurs in the corpus, from the text or, if its words differ, as decoded."""
     decoded_text = detokenizer.round_trip([text])[0]
     words = hash_words(decoded_text)
     hashes, _, has_unknown = words.hash_ngrams(n)

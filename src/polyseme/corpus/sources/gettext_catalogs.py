@@ -1,7 +1,4 @@
-"""Readers of gettext catalogs: translated program messages in many languages, installed on most machines.
-
-The formats, `.mo` and `.po`, are described in the GNU gettext manual.
-"""
+"""Readers of gettext catalogs (`.mo`, `.po`): translated program messages, installed on most machines."""
 
 import os
 import re

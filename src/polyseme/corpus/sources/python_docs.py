@@ -117,10 +117,7 @@ def _iter_folder(folder: Path, prefix: str) -> Iterator[tuple[str, Iterator[str]
 
 
 def _extract_docstrings(source: str) -> Iterator[str]:
-    """Yield the docstrings of a source file, including those that a call attaches to C functions.
-
-    Uses a regular expression over tokens: `ast.parse` takes ten times as long on 100 MB of source.
-    """
+    """Yield the docstrings of a source file, also those of C functions. Ten times as fast as `ast.parse`."""
     if '"""' not in source and "'''" not in source:
         return
     # A docstring is expected at the start of the file and after code that ends in a colon (def, class).
