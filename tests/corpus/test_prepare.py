@@ -66,7 +66,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_corpus_stores_what_was_read(folder: Path, tokenizer: Tokenizer) -> None:
-    corpus = Corpus.open(folder / "whole", verify_hashes=True)
+    verify_corpus(folder / "whole")
+    corpus = Corpus.open(folder / "whole")
     documents = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
     sentences = [split_sentences(text) for text in documents if text.strip()]
     runs = [[tokenizer.encode_corpus([s]) for s in part] for part in sentences]

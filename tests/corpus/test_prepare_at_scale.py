@@ -65,7 +65,8 @@ def make(folder: Path, out: Path, names: str = "ab", **options: Any) -> dict[str
 
 
 def test_removed_documents_are_reported(folder: Path) -> None:
-    removed = Corpus.open(folder / "whole", verify_hashes=True).manifest["removed"]
+    verify_corpus(folder / "whole")
+    removed = Corpus.open(folder / "whole").manifest["removed"]
     assert 8 <= removed["duplicates"]["exact"] <= 12 and 8 <= removed["duplicates"]["near"] <= 20
     assert removed["duplicates"]["characters"] > 30_000
     example = removed["duplicates"]["examples"][0]
@@ -159,7 +160,8 @@ def test_append(folder: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Progress, "advance", interrupt_tokenization)
         make(folder, out, "b", append=True, **cleaning)
-    assert Corpus.open(out, verify_hashes=True).manifest == old
+    verify_corpus(out)
+    assert Corpus.open(out).manifest == old
     new = make(folder, out, "b", append=True, **cleaning)
     verify_corpus(out)
     assert set(before) - {"manifest.json"} <= set(tree(out)) and len(new["sources"]) == len(new["source_files"]) == 2

@@ -79,7 +79,8 @@ def test_kill_during_cleanup(
     make(files["b"], tmp_path / "out", append=True)
     make(files["a"], tmp_path / "whole")
     make(files["b"], tmp_path / "whole", append=True)
-    assert Corpus.open(tmp_path / "out", verify_hashes=True).manifest == Corpus.open(tmp_path / "whole").manifest
+    verify_corpus(tmp_path / "out")
+    assert Corpus.open(tmp_path / "out").manifest == Corpus.open(tmp_path / "whole").manifest
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 

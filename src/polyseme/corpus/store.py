@@ -18,7 +18,6 @@ from polyseme.text.tokenizer import Tokenizer
 FORMAT = 3
 SHARD_PARTS = ("tokens", "sentences", "documents", "words")
 WORK_DIR = ".work"  # subfolder with the state of an unfinished preparation
-_UNFINISHED = "the preparation has not finished; run it again to resume"
 
 
 def shard_filename(number: int, part: str) -> str:
@@ -62,12 +61,10 @@ class Corpus:
     _document_ids: np.ndarray | None = None  # only in a subset: the index of each document in the whole corpus
 
     @classmethod
-    def open(cls, folder: Path | str, verify_hashes: bool = False) -> Self:
-        """Memory-map a corpus folder. File sizes are always checked, hashes only with `verify_hashes`."""
+    def open(cls, folder: Path | str) -> Self:
+        """Memory-map a corpus folder and check its file sizes; `verify_corpus` checks hashes."""
         folder = Path(folder)
         manifest = read_manifest(folder)
-        if verify_hashes:
-            check_hashes(folder, manifest)
         tokens, sentences, documents, words = (
             [memmap_array(folder / shard_filename(i, part)) for i in range(len(manifest["shards"]))]
             for part in SHARD_PARTS
@@ -203,7 +200,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"corpus folder {folder} does not exist")
     if not (folder / "manifest.json").is_file():
         if (folder / WORK_DIR).is_dir():
-            raise DataError(f"{folder}: {_UNFINISHED}")
+            raise DataError(f"{folder}: the preparation has not finished; run it again to resume")
         raise DataError(f"{folder} is not a corpus: it has no manifest.json")
     manifest = read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

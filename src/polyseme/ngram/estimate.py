@@ -18,10 +18,7 @@ FALLBACK_DISCOUNTS: Discounts = (0.5, 1.0, 1.5)  # for levels with too few n-gra
 
 
 def estimate_discounts(counts_of_counts: np.ndarray) -> Discounts | None:
-    """Return the discounts of counts one, two, and three or more, or None if they are out of range.
-
-    `counts_of_counts[k]` is the number of n-grams with count k (Chen & Goodman 1999, equation 26).
-    """
+    """Estimate discounts (Chen & Goodman 1999, eq. 26) from the number of n-grams with each count; None if invalid."""
     one, two, three, four = (int(n) for n in counts_of_counts[1:5])
     if not (one and two and three):
         return None

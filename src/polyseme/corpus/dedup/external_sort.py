@@ -43,18 +43,14 @@ class ExternalSorter:
             values = values[len(part) :]
 
     def sorted_chunks(self) -> Iterator[np.ndarray]:
-        """Yield all numbers in ascending order, in chunks.
-
-        Without `unique`, equal numbers may be in two chunks. With it they are in one: each run has them once, and
-        equal numbers are merged into the same chunk.
-        """
+        """Yield all numbers in ascending order, in chunks. Without `unique`, equal numbers may be in two chunks."""
         if not self._run_lengths:
             yield self._sort_buffer()
             return
         self._write_run()
         with open(self.path, "rb") as file:
             for chunk in self._merge_runs(file):
-                yield _drop_repeats(chunk) if self.unique else chunk
+                yield _drop_repeats(chunk) if self.unique else chunk  # equal numbers of several runs are in one chunk
 
     def sorted_counts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the distinct numbers in ascending order, in chunks, and how often each was added."""

@@ -133,11 +133,7 @@ def _parse_mo(content: bytes) -> tuple[list[tuple[bytes, bytes]], str]:
 
 
 def read_po(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the messages of a `.po` file with their translations. Skips fuzzy and untranslated ones.
-
-    The package polib does not serve here: it drops a string with an unclosed quote without an error and does not
-    decode octal and hexadecimal escapes.
-    """
+    """Yield the translated messages of a `.po` file, except fuzzy ones. polib would hide errors (decision 032)."""
     entry: dict[str, str] = {}
     field, is_fuzzy = "", False
     for number, line in raise_errors(read_lines(path, str(path))):
