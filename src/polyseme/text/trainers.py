@@ -92,8 +92,8 @@ def _train_wordpiece(word_counts: Mapping[str, int], lowercase: bool, config: Vo
     # Four entries per character: both forms of all characters fill at most half of the vocabulary.
     alphabet = _choose_alphabet(word_counts, config, 4)
     continuation_chars = [pipelines.CONTINUATION_PREFIX + character for character in alphabet]
-    options = {"special_tokens": [*BERT_SPECIALS, *continuation_chars], "initial_alphabet": alphabet}
-    trainer = trainers.WordPieceTrainer(**_trainer_options(config), **options)
+    options = _trainer_options(config, [*BERT_SPECIALS, *continuation_chars], alphabet)
+    trainer = trainers.WordPieceTrainer(**options)
     vocab = _run_trainer(models.WordPiece(unk_token="[UNK]"), trainer, _filter_words(word_counts, alphabet))["vocab"]
     pieces = dict.fromkeys([*BERT_SPECIALS, *alphabet, *continuation_chars, *sorted(vocab, key=vocab.__getitem__)])
     return pipelines.build_wordpiece({piece: i for i, piece in enumerate(pieces)}, lowercase)
@@ -102,14 +102,15 @@ def _train_wordpiece(word_counts: Mapping[str, int], lowercase: bool, config: Vo
 def _train_bpe(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:
     """Train GPT-2's byte-level BPE, which encodes any text. The trainer breaks ties by id, so it is deterministic."""
     specials = BYTE_BPE_SPECIALS[config.kind]
-    options = {"special_tokens": list(specials), "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
-    trainer = trainers.BpeTrainer(**_trainer_options(config), **options)
+    options = _trainer_options(config, list(specials), sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(**options)
     model = _run_trainer(models.BPE(), trainer, word_counts)
     return pipelines.build_bpe(model["vocab"], [(a, b) for a, b in model["merges"]], lowercase, specials)
 
 
-def _trainer_options(config: VocabularyConfig) -> dict[str, Any]:
-    return {"vocab_size": config.size, "min_frequency": config.min_frequency, "show_progress": False}
+def _trainer_options(config: VocabularyConfig, special_tokens: list[str], alphabet: list[str]) -> dict[str, Any]:
+    options = {"vocab_size": config.size, "min_frequency": config.min_frequency, "show_progress": False}
+    return options | {"special_tokens": special_tokens, "initial_alphabet": alphabet}
 
 
 def _run_trainer(model: models.Model, trainer: trainers.Trainer, word_counts: Mapping[str, int]) -> dict[str, dict]:
