@@ -21,7 +21,7 @@ import torch
 from report import header, table
 
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
-from polyseme.corpus.sources.events import Note, notes_to_events
+from polyseme.corpus.sources.midi import Note, notes_to_events
 from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.recipes import get_training_recipe

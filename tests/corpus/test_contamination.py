@@ -16,8 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from polyseme.corpus.inspect import contamination as contamination_module
-from polyseme.corpus.inspect.contamination import ContaminationResult, measure_contamination
-from polyseme.corpus.inspect.word_hashes import Detokenizer, hash_words
+from polyseme.corpus.inspect.contamination import ContaminationResult, Detokenizer, hash_words, measure_contamination
 from polyseme.errors import PolysemeError
 from polyseme.text.tokenizer import Tokenizer
 from tests.support.stored_corpus import store

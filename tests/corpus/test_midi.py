@@ -11,7 +11,7 @@ import pytest
 
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.documents import Document
-from polyseme.corpus.sources.events import Note, events_to_notes, notes_to_events
+from polyseme.corpus.sources.midi import Note, events_to_notes, notes_to_events
 from polyseme.corpus.sources.readers import SourceFile
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.corpus.store import Corpus

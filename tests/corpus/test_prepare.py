@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyseme.corpus.build import blocks, stages, state
+from polyseme.corpus.build import blocks, stages
 from polyseme.corpus.build import prepare as prepare_module
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.store import Corpus, token_dtype, verify_corpus
 from polyseme.errors import PolysemeError
 from polyseme.io import atomic
+from polyseme.progress import Progress
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:40]
@@ -57,8 +58,7 @@ def small_blocks() -> Any:
 
 def run(folder: Path, tokenizer: Tokenizer, out: Path, **options: Any) -> dict[str, Any]:
     plain = {"clean": "none", "dedup": "exact", "num_workers": 1, "shard_characters": SHARD}
-    on_progress = options.pop("on_progress", lambda _: None)
-    return prepare([folder / "text.jsonl"], tokenizer, out, PrepareConfig(**(plain | options)), on_progress)
+    return prepare([folder / "text.jsonl"], tokenizer, out, PrepareConfig(**(plain | options)))
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -66,7 +66,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_corpus_stores_what_was_read(folder: Path, tokenizer: Tokenizer) -> None:
-    corpus = Corpus.open(folder / "whole", verify_hashes=True)
+    verify_corpus(folder / "whole")
+    corpus = Corpus.open(folder / "whole")
     documents = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
     sentences = [split_sentences(text) for text in documents if text.strip()]
     runs = [[tokenizer.encode_corpus([s]) for s in part] for part in sentences]
@@ -156,7 +157,7 @@ def test_killed_and_resumed_gives_the_same_bytes(
                 shutil.rmtree(tmp_path / "out")
             except Killed:
                 kills += 1
-                if (tmp_path / "out" / state.WORK_DIR).exists():
+                if (tmp_path / "out" / prepare_module.WORK_DIR).exists():
                     with pytest.raises(PolysemeError, match="the preparation has not finished"):
                         Corpus.open(tmp_path / "out")
     run(folder, tokenizer, tmp_path / "out")
@@ -170,8 +171,10 @@ def test_finished_shards_are_not_rewritten(
         patch.setattr(stages, "_starts_from_lengths", fail_after(4, stages._starts_from_lengths, Killed()))
         run(folder, tokenizer, tmp_path / "out")
     written = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("shard-*.npy")}
-    seen: list[int] = []
-    run(folder, tokenizer, tmp_path / "out", on_progress=seen.append)
+    seen: list[float] = []
+    for name in ("add_completed", "advance"):
+        monkeypatch.setattr(Progress, name, lambda bar, n: seen.append(n) if bar.title == "tokenize" else None)
+    run(folder, tokenizer, tmp_path / "out")
     assert len(written) == 12 and all(p.stat().st_mtime_ns == at for p, at in written.items())
     assert seen[0] >= 2 * SHARD and sum(seen) == sum(map(len, [*TEXTS, "\x00\x01", "A title\n\x00\nThen a text. \n"]))
     assert tree(tmp_path / "out") == tree(folder / "whole")
@@ -207,7 +210,7 @@ def test_full_disk_gives_a_one_line_error_and_can_be_resumed(
     ):
         patch.setattr(atomic, "fsync_path", fail_after(24, atomic.fsync_path, full))
         run(folder, tokenizer, tmp_path / "out")
-    assert list((tmp_path / "out" / state.WORK_DIR).glob("*-00000.json"))
+    assert list((tmp_path / "out" / prepare_module.WORK_DIR).glob("*-00000.json"))
     assert not list((tmp_path / "out").rglob("*.part"))
     run(folder, tokenizer, tmp_path / "out")
     assert tree(tmp_path / "out") == tree(folder / "whole")

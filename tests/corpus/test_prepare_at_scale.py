@@ -17,6 +17,7 @@ from polyseme.corpus.build import blocks
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
+from polyseme.progress import Progress
 from polyseme.text.tokenizer import Tokenizer
 
 TEXTS = [text for _, text in sorted(topics.items())][:60]
@@ -59,13 +60,13 @@ def small_blocks() -> Any:
 
 def make(folder: Path, out: Path, names: str = "ab", **options: Any) -> dict[str, Any]:
     paths = [f"{folder / name}.jsonl::weight={1 + i}" for i, name in enumerate(names)]
-    on_progress = options.pop("on_progress", lambda _: None)
     config = PrepareConfig(**({"num_workers": 1} | OPTIONS | options))
-    return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, config, on_progress)
+    return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, config)
 
 
 def test_removed_documents_are_reported(folder: Path) -> None:
-    removed = Corpus.open(folder / "whole", verify_hashes=True).manifest["removed"]
+    verify_corpus(folder / "whole")
+    removed = Corpus.open(folder / "whole").manifest["removed"]
     assert 8 <= removed["duplicates"]["exact"] <= 12 and 8 <= removed["duplicates"]["near"] <= 20
     assert removed["duplicates"]["characters"] > 30_000
     example = removed["duplicates"]["examples"][0]
@@ -152,12 +153,15 @@ def test_append(folder: Path, tmp_path: Path) -> None:
     old = make(folder, out, "a", **cleaning)
     before = tree(out)
 
-    def raise_interrupt(_: int) -> None:
-        raise KeyboardInterrupt
+    def interrupt_tokenization(bar: Progress, _: float) -> None:
+        if bar.title == "tokenize":
+            raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        make(folder, out, "b", append=True, on_progress=raise_interrupt, **cleaning)
-    assert Corpus.open(out, verify_hashes=True).manifest == old
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Progress, "advance", interrupt_tokenization)
+        make(folder, out, "b", append=True, **cleaning)
+    verify_corpus(out)
+    assert Corpus.open(out).manifest == old
     new = make(folder, out, "b", append=True, **cleaning)
     verify_corpus(out)
     assert set(before) - {"manifest.json"} <= set(tree(out)) and len(new["sources"]) == len(new["source_files"]) == 2

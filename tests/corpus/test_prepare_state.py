@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from polyseme.corpus.build import blocks, stages, state
+from polyseme.corpus.build import blocks, stages
 from polyseme.corpus.build import prepare as prepare_module
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.store import Corpus, verify_corpus
@@ -49,7 +49,7 @@ def raise_killed(*_: Any, **__: Any) -> None:
 
 
 def test_concurrent_preparation_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
-    with state.exclusive_workdir(tmp_path / "out") as work:
+    with prepare_module.exclusive_workdir(tmp_path / "out") as work:
         (work / "shard-00000.json").write_text("{}")
         with pytest.raises(PolysemeError, match="another preparation is running"):
             make(files["a"], tmp_path / "out")
@@ -58,8 +58,8 @@ def test_concurrent_preparation_is_refused(files: dict[str, Path], tmp_path: Pat
 
 def test_kill_before_plan_is_written(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(state, "rollback", raise_killed)  # a real kill runs no cleanup
-        patch.setattr(state, "write_json", raise_killed)
+        patch.setattr(prepare_module, "remove_unlisted", raise_killed)  # a real kill runs no cleanup
+        patch.setattr(prepare_module, "write_json", raise_killed)
         make(files["a"], tmp_path / "out")
     assert (tmp_path / "out/tokenizer").exists()
     make(files["a"], tmp_path / "out")
@@ -72,14 +72,15 @@ def test_kill_during_cleanup(
 ) -> None:
     """Leftovers of a finished run are not taken for those of the next one."""
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(prepare_module, "remove_temporary", raise_killed)
+        patch.setattr(prepare_module, "remove_unlisted", raise_killed)
         make(files["a"], tmp_path / "out")
     if leftovers == "no plan":
         (tmp_path / "out/.work/plan.json").unlink()
     make(files["b"], tmp_path / "out", append=True)
     make(files["a"], tmp_path / "whole")
     make(files["b"], tmp_path / "whole", append=True)
-    assert Corpus.open(tmp_path / "out", verify_hashes=True).manifest == Corpus.open(tmp_path / "whole").manifest
+    verify_corpus(tmp_path / "out")
+    assert Corpus.open(tmp_path / "out").manifest == Corpus.open(tmp_path / "whole").manifest
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from polyseme.corpus.sources import python_docs
 from polyseme.corpus.sources.python_docs import extract_prose
-from polyseme.errors import PolysemeError
 
 REST = """
     Return the mean of *all* values, see :func:`~math.fsum` and
@@ -91,7 +90,10 @@ def test_other_strings_are_ignored() -> None:
 
 @pytest.fixture(scope="module")
 def docs() -> list[tuple[str, str]]:
-    return list(python_docs.read_documents(packages=["numpy"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(python_docs, "PACKAGES", ("numpy", "not_installed"))
+        assert "numpy" in python_docs.describe_version()
+        return list(python_docs.read_documents())
 
 
 def test_read_documents(docs: list[tuple[str, str]]) -> None:
@@ -108,12 +110,14 @@ def test_read_documents(docs: list[tuple[str, str]]) -> None:
     assert "Assert statements are a convenient way to insert debugging assertions into a program:" in paragraphs
 
 
-def test_heldout_modules_share_no_paragraph_with_the_rest() -> None:
+def test_heldout_modules_share_no_paragraph_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_docs, "PACKAGES", ())
+
     def is_heldout(name: str) -> bool:
         return name.startswith(("a", "c", "reference.a"))
 
-    heldout_documents = dict(python_docs.read_documents(packages=[], keep=is_heldout))
-    other_documents = dict(python_docs.read_documents(packages=[], keep=lambda name: not is_heldout(name)))
+    heldout_documents = dict(python_docs.read_documents(keep=is_heldout))
+    other_documents = dict(python_docs.read_documents(keep=lambda name: not is_heldout(name)))
     assert (
         "argparse" in heldout_documents
         and "json" in other_documents
@@ -123,9 +127,3 @@ def test_heldout_modules_share_no_paragraph_with_the_rest() -> None:
         {line for text in part.values() for line in text.split("\n")} for part in (heldout_documents, other_documents)
     ]
     assert lines[0] and lines[1] and not lines[0] & lines[1]
-
-
-def test_missing_package_is_reported() -> None:
-    with pytest.raises(PolysemeError, match=r"package 'numpi' is not installed.*did you mean 'numpy'"):
-        next(python_docs.read_documents(packages=["numpi"]))
-    assert "numpy" in python_docs.describe_version(["numpy"])

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from polyseme.corpus.sources.events import Note
-from polyseme.corpus.sources.midi import write_notes
+from polyseme.corpus.sources.midi import Note, write_notes
 from polyseme.recipes import NGRAM_RECIPES
 from tests.design.pages import (
     ARCHITECTURE,

@@ -304,8 +304,9 @@ def test_nltk_gives_the_same_probabilities(tmp_path):
     vocab = NgramVocab(size, start, end, np.arange(size) > start)
     stream = vocab.add_bos_eos(np.concatenate(sentences), np.array(list(map(len, sentences))))
     discounts = [(0.0,) * 3, (discount,) * 3, (discount,) * 3]
-    with np.errstate(divide="ignore"):
-        model, _ = estimate_kneser_ney(count_ngrams([stream], vocab, 3, tmp_path), vocab, tmp_path, discounts=discounts)
+    with np.errstate(divide="ignore"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyseme.ngram.estimate.estimate_level_discounts", lambda level: discounts.pop(0))
+        model, _ = estimate_kneser_ney(count_ngrams([stream], vocab, 3, tmp_path), vocab, tmp_path)
     seen = {word for sentence in sentences for word in sentence}
     histories = [sentence[i - 2 : i] for sentence in sentences[:12] for i in range(2, len(sentence))]
     histories += [[start, sentence[0]] for sentence in sentences[:5]]

@@ -2,7 +2,7 @@
 
 import random
 
-from polyseme.corpus.sources.events import Note
+from polyseme.corpus.sources.midi import Note
 
 
 def random_performance(seed: int, count: int = 60) -> list[Note]:

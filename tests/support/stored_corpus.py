@@ -57,7 +57,7 @@ def store(
     }  # fmt: skip
     manifest |= manifest_fields or {}
     write_json(folder / "manifest.json", manifest | {"hash": manifest_hash(manifest)})
-    return Corpus.open(folder, verify_hashes=True)
+    return Corpus.open(folder)
 
 
 def starts(lengths: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.corpus.sources.events import (
+from polyseme.corpus.sources.midi import (
     EVENTS,
     MAX_SHIFT_STEPS,
     NUM_PITCHES,

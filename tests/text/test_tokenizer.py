@@ -150,16 +150,16 @@ def test_encode_words(tokenizer: Tokenizer) -> None:
     assert ids == tokenizer.encode(" ".join(words))
     assert word_indices == sorted(word_indices) and set(word_indices) == {0, 1, 2, 3}
     first = [word_indices.index(i) for i in range(4)]
-    starts = np.flatnonzero(tokenizer.word_start_mask(" ".join(words)))
+    starts = np.flatnonzero(tokenizer.encode_corpus([" ".join(words)]).word_starts)
     assert set(first) <= set(starts.tolist())
 
 
 def test_word_starts(wordpiece: Tokenizer, bpe: Tokenizer) -> None:
     text = "the zyzzyx statement, isn't"
     expected = [not piece.startswith("##") for piece in wordpiece.convert_ids_to_tokens(wordpiece.encode(text))]
-    assert wordpiece.word_start_mask(text).tolist() == expected and False in expected
+    assert wordpiece.encode_corpus([text]).word_starts.tolist() == expected and False in expected
     pieces = bpe.convert_ids_to_tokens(bpe.encode(text))
-    starts = [i for i, piece in enumerate(pieces) if bpe.word_start_mask(text)[i]]
+    starts = [i for i, piece in enumerate(pieces) if bpe.encode_corpus([text]).word_starts[i]]
     words = ["".join(pieces[a:b]) for a, b in zip(starts, [*starts[1:], len(pieces)])]
     assert words == ["the", "Ġzyzzyx", "Ġstatement", ",", "Ġisn", "'t"]
 
@@ -248,7 +248,7 @@ def test_characters_and_spaces_are_single_tokens(tmp_path: Path) -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) == list(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a\U0001f642\U0001f642b")) == ["a", "[UNK]", "[UNK]", "b"]
-    starts = "".join("^" if start else " " for start in tokenizer.word_start_mask("two words, 中国"))
+    starts = "".join("^" if start else " " for start in tokenizer.encode_corpus(["two words, 中国"]).word_starts)
     assert starts == "^  ^^    ^^^^"
     tokenizer.save(tmp_path)
     reloaded = Tokenizer.load(tmp_path)

@@ -144,8 +144,7 @@ def test_both_places_are_one_family(tmp_path):
 
 def test_the_command(runs, harness, run_cli, rejects, tmp_path):
     pytest.importorskip("mido")
-    from polyseme.corpus.sources.events import events_to_notes, notes_to_events
-    from polyseme.corpus.sources.midi import read_notes, write_notes
+    from polyseme.corpus.sources.midi import events_to_notes, notes_to_events, read_notes, write_notes
 
     begun = harness.compose(9200, 24, 3, (0,))
     write_notes(tmp_path / "begun.mid", events_to_notes(begun))

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
-from polyseme.corpus.sources.events import EVENTS
+from polyseme.corpus.sources.midi import EVENTS
 from polyseme.errors import Interrupted, PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.objectives.base import Objective, ObjectiveLoss

@@ -20,8 +20,7 @@ def music(
     primer: Annotated[Path | None, Option(help="MIDI file to continue.")] = None,
 ) -> None:
     """Generate a piece event by event and write it as MIDI."""
-    from polyseme.corpus.sources.events import events_to_notes, notes_to_events
-    from polyseme.corpus.sources.midi import read_notes, require_mido, write_notes
+    from polyseme.corpus.sources.midi import events_to_notes, notes_to_events, read_notes, require_mido, write_notes
     from polyseme.inference.load import load_neural
     from polyseme.io.atomic import ensure_new_file
 

@@ -18,7 +18,6 @@ from polyseme.text.tokenizer import Tokenizer
 FORMAT = 3
 SHARD_PARTS = ("tokens", "sentences", "documents", "words")
 WORK_DIR = ".work"  # subfolder with the state of an unfinished preparation
-_UNFINISHED = "the preparation has not finished; run it again to resume"
 
 
 def shard_filename(number: int, part: str) -> str:
@@ -48,10 +47,7 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Documents of sentences of tokens, addressed by global token offsets.
-
-    A requested token range must lie within one document. A document never crosses a shard boundary.
-    """
+    """Documents of sentences of tokens, addressed by ranges of global token offsets, each within one document."""
 
     path: Path
     manifest: dict[str, Any]
@@ -65,12 +61,10 @@ class Corpus:
     _document_ids: np.ndarray | None = None  # only in a subset: the index of each document in the whole corpus
 
     @classmethod
-    def open(cls, folder: Path | str, verify_hashes: bool = False) -> Self:
-        """Memory-map a corpus folder. File sizes are always checked, hashes only with `verify_hashes`."""
+    def open(cls, folder: Path | str) -> Self:
+        """Memory-map a corpus folder and check its file sizes; `verify_corpus` checks hashes."""
         folder = Path(folder)
         manifest = read_manifest(folder)
-        if verify_hashes:
-            check_hashes(folder, manifest)
         tokens, sentences, documents, words = (
             [memmap_array(folder / shard_filename(i, part)) for i in range(len(manifest["shards"]))]
             for part in SHARD_PARTS
@@ -112,11 +106,7 @@ class Corpus:
 
     def gather_tokens(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the token ids (int64) of many ranges, concatenated. Each range lies within one document."""
-
-        def read(shard: int, index: np.ndarray) -> np.ndarray:
-            return self._tokens[shard].take(index)
-
-        return self._gather(starts, lengths, read).astype(np.int64)
+        return self._gather(starts, lengths, lambda shard, index: self._tokens[shard].take(index)).astype(np.int64)
 
     def gather_word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return, for each token of the ranges, whether it starts a word."""
@@ -210,7 +200,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"corpus folder {folder} does not exist")
     if not (folder / "manifest.json").is_file():
         if (folder / WORK_DIR).is_dir():
-            raise DataError(f"{folder}: {_UNFINISHED}")
+            raise DataError(f"{folder}: the preparation has not finished; run it again to resume")
         raise DataError(f"{folder} is not a corpus: it has no manifest.json")
     manifest = read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

@@ -58,10 +58,7 @@ def atomic_write(path: Path, write_to: Callable[[Path], object]) -> None:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `path` when the block succeeds and removed when it fails.
-
-    An existing folder at `path` is replaced only at the end.
-    """
+    """Yield a temporary folder that replaces `path` when the block succeeds and is removed when it fails."""
     temporary, backup = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.old")
     with wrap_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,10 +104,7 @@ def write_array(path: Path, arrays: Sequence[np.ndarray], dtype: np.dtype[Any] |
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file; raise `OSError` if the disk is full.
-
-    Names that share a tensor get a copy each, since the format does not allow sharing.
-    """
+    """Write a safetensors file, with a copy for each name of a shared tensor; raise `OSError` if the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

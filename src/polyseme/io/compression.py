@@ -35,10 +35,7 @@ class CorruptFileError(DataError):
 
 
 def read_decompressed(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file, decompressed according to its suffix, in blocks of at most a megabyte.
-
-    A truncated file yields everything that can be decompressed before it raises `CorruptFileError`.
-    """
+    """Yield the decompressed content in blocks of at most a megabyte; `CorruptFileError` comes after all valid data."""
     suffix = path.suffix.lower()
     try:
         if suffix == ".zst":

@@ -132,10 +132,7 @@ def missing_column(location: str, noun: str, key: str, names: Collection[str]) -
 
 
 def read_parquet_rows(path: Path, name: str, key: str) -> Iterator[list[str] | str]:
-    """Yield the texts of each row in the columns of `key`, or a description of the error in the row.
-
-    Raises `CorruptFileError` where the file is damaged.
-    """
+    """Yield the texts of each row in the columns of `key`, or an error message; raise `CorruptFileError` if damaged."""
     for columns in _read_batches(path, name, key):
         for values in zip(*columns):
             if None in values:

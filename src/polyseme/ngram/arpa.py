@@ -1,7 +1,4 @@
-"""Reader and writer of ARPA files, the standard text format of n-gram models, plain or compressed.
-
-Reading is strict: an error names the line, and an incomplete file is rejected.
-"""
+"""Strict reader and writer of ARPA files, the standard text format of n-gram models, plain or compressed."""
 
 import gzip
 import io
@@ -15,7 +12,7 @@ import numpy as np
 from polyseme.corpus.store import token_dtype
 from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.io.atomic import atomic_write
-from polyseme.io.compression import read_decompressed
+from polyseme.io.lines import raise_errors, read_lines
 from polyseme.ngram.trie import LOG10_ZERO, MAX_ORDER, NgramTrie, NgramVocab, TrieLevel, find_ngrams
 from polyseme.text.pipelines import build_whitespace
 from polyseme.text.tokenizer import Tokenizer
@@ -83,7 +80,7 @@ def _ngram_columns(ngrams: NgramTrie, order: int, ids: np.ndarray) -> list[np.nd
 
 def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[NgramTrie, Tokenizer]:
     """Read a model. The words must be pieces of `tokenizer`; by default, build one that splits at white space."""
-    lines = _ArpaReader(path)
+    lines = _ArpaFile(path)
     sizes = _read_header(lines)
     word_index: dict[str, int] = {}
     _, logp, backoff = _read_section(lines, 1, sizes, word_index)
@@ -111,28 +108,13 @@ def read_arpa(path: Path, tokenizer: Tokenizer | None = None) -> tuple[NgramTrie
     return NgramTrie(vocab, levels), tokenizer
 
 
-class _ArpaReader:
+class _ArpaFile:
     """Iterator over the lines of a file that keeps track of the line number."""
 
     def __init__(self, path: Path):
         self.path, self.line_number = path, 0
         self.section_lines: list[int] = []  # line number of the heading of each section
-        self._lines = self._read_lines()
-
-    def _read_lines(self) -> Iterator[str]:
-        partial_line = b""
-        for block in read_decompressed(self.path):
-            *full_lines, partial_line = (partial_line + block).split(b"\n")
-            yield from map(self._decode_line, full_lines)
-        if partial_line:
-            yield self._decode_line(partial_line)
-
-    def _decode_line(self, line: bytes) -> str:
-        self.line_number += 1
-        try:
-            return line.decode().rstrip("\r")
-        except UnicodeDecodeError:
-            raise self.error("is not UTF-8 text") from None
+        self._lines = raise_errors(read_lines(path, str(path)))
 
     def error(self, problem: str, line: int | None = None) -> DataError:
         """Return an error about a line, by default the current one."""
@@ -145,27 +127,27 @@ class _ArpaReader:
 
     def next(self) -> str:
         """Return the next line; raise `DataError` at the end of the file."""
-        try:
-            return next(self._lines)
-        except StopIteration:
-            raise DataError(f"{self.path} is truncated: it ends at line {self.line_number}, before \\end\\") from None
+        numbered_line = next(self._lines, None)
+        if numbered_line is None:
+            raise DataError(f"{self.path} is truncated: it ends at line {self.line_number}, before \\end\\")
+        self.line_number, line = numbered_line
+        return line
 
     def expect(self, expected: str) -> None:
         """Skip empty lines and check that the next one is `expected`."""
-        line = self.next()
-        while not line.strip():
-            line = self.next()
-        if line.strip() != expected:
+        while not (line := self.next().strip()):
+            pass
+        if line != expected:
             raise self.error(f"is {line[:60]!r}, expected {expected!r}")
 
     def expect_end(self) -> None:
         """Check that only empty lines remain."""
-        for line in self._lines:
+        for number, line in self._lines:
             if line.strip():
-                raise self.error(f"is {line[:60]!r}, but nothing may follow \\end\\")
+                raise self.error(f"is {line[:60]!r}, but nothing may follow \\end\\", number)
 
 
-def _read_header(lines: _ArpaReader) -> list[int]:
+def _read_header(lines: _ArpaFile) -> list[int]:
     """Read the number of n-grams of each order. Text before `\\data\\` is a comment."""
     while (line := lines.next()).strip() != "\\data\\":
         if re.match(r"ngram \d|\\\d+-grams:", line):
@@ -186,12 +168,9 @@ def _read_header(lines: _ArpaReader) -> list[int]:
 
 
 def _read_section(
-    lines: _ArpaReader, order: int, sizes: Sequence[int], word_index: dict[str, int]
+    lines: _ArpaFile, order: int, sizes: Sequence[int], word_index: dict[str, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read the n-grams of one order; return word indices [rows, order], log10 probabilities and log10 back-offs.
-
-    The section of 1-grams fills `word_index`. A missing back-off is NaN.
-    """
+    """Read the n-grams of one order: word indices [rows, order], log10 probabilities, log10 back-offs or NaN."""
     lines.expect(f"\\{order}-grams:")
     lines.section_lines.append(lines.line_number)
     max_fields = order + (1 if order == len(sizes) else 2)
@@ -224,7 +203,7 @@ def _read_section(
     return np.array(word_ids, np.int64).reshape(-1, order), logp_and_backoff[:, 0], logp_and_backoff[:, 1]
 
 
-def _token_ids(lines: _ArpaReader, word_index: dict[str, int], tokenizer: Tokenizer, vocab: NgramVocab) -> np.ndarray:
+def _token_ids(lines: _ArpaFile, word_index: dict[str, int], tokenizer: Tokenizer, vocab: NgramVocab) -> np.ndarray:
     """Return the tokenizer's id of each word of the file."""
     ids = {name: i for i, name in enumerate(arpa_names(tokenizer, vocab))}
     for marker in (BOS, EOS):
@@ -236,12 +215,7 @@ def _token_ids(lines: _ArpaReader, word_index: dict[str, int], tokenizer: Tokeni
 
 
 def _build_level(
-    lines: _ArpaReader,
-    ids: np.ndarray,
-    logp: np.ndarray,
-    backoff: np.ndarray,
-    levels: Sequence[TrieLevel],
-    vocab: NgramVocab,
+    lines: _ArpaFile, ids: np.ndarray, logp: np.ndarray, backoff: np.ndarray, levels: list[TrieLevel], vocab: NgramVocab
 ) -> tuple[TrieLevel, np.ndarray]:
     """Build a level from rows of ids; also return the row of each of its n-grams. A missing back-off is NaN."""
     order, contexts, last_words = ids.shape[1], ids[:, 0], ids[:, -1]

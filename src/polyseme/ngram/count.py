@@ -81,10 +81,7 @@ def sentence_streams(corpus: Corpus, vocab: NgramVocab) -> Iterator[np.ndarray]:
 def count_ngrams(
     streams: Iterable[np.ndarray], vocab: NgramVocab, order: int, work_dir: Path, memory_bytes: int = 1 << 28
 ) -> list[NgramCounts]:
-    """Count the n-grams of all lengths up to `order`; the arrays are mapped from files in `work_dir`.
-
-    Sorting uses about `memory_bytes` of memory.
-    """
+    """Count the n-grams of all lengths up to `order`, in about `memory_bytes` of memory and files in `work_dir`."""
     stream_file = FileArray(work_dir / "stream", token_dtype(vocab.size))
     raw_counts = np.zeros(vocab.size, np.int64)
     for stream in streams:
@@ -108,7 +105,7 @@ def count_ngrams(
         with ExternalSorter(work_dir / "runs", memory_bytes) as sorter:
             for _, contexts, tokens in _context_word_pairs(stream, states, vocab):
                 sorter.add(contexts.astype(np.uint64) * np.uint64(vocab.size) + tokens.astype(np.uint64))
-            trie, raw_counts = _build_level(sorter.sorted_chunks(), prefix, len(lower), vocab.size, index_dtype)
+            trie, raw_counts = _build_level(sorter, prefix, len(lower), vocab.size, index_dtype)
         suffix_ids = trie.words if length == 2 else _find_suffixes(trie, lower, prefix, index_dtype)
         lower.adjusted_counts = _continuation_counts(lower, suffix_ids, work_dir / str(length - 1))
         if length == 2:
@@ -163,14 +160,14 @@ def _advance_states(states: np.ndarray, stream: np.ndarray, trie: TrieLevel, voc
 
 
 def _build_level(
-    sorted_keys: Iterable[np.ndarray], prefix: Path, num_contexts: int, vocab_size: int, index_dtype: type
+    sorter: ExternalSorter, prefix: Path, num_contexts: int, vocab_size: int, index_dtype: type
 ) -> tuple[TrieLevel, np.ndarray]:
-    """Build a level from sorted (context, word) keys; return it with its raw counts."""
+    """Build a level from (context, word) keys; return it with its raw counts."""
     word_file = FileArray(prefix.with_suffix(".words"), token_dtype(vocab_size))
     count_file = FileArray(prefix.with_suffix(".raw_counts"), np.uint32)
     offset_dtype = np.uint32 if index_dtype is np.int32 else np.uint64
     child_offsets = zeros_in_file(prefix.with_suffix(".child_offsets"), offset_dtype, num_contexts + 1)
-    for keys, key_counts in _count_sorted(sorted_keys):
+    for keys, key_counts in sorter.sorted_counts():
         contexts = (keys // np.uint64(vocab_size)).astype(np.int64)
         word_file.append(keys % np.uint64(vocab_size))
         count_file.append(key_counts)
@@ -179,25 +176,6 @@ def _build_level(
         child_offsets[first + 1 : first + 1 + len(counts)] += counts.astype(child_offsets.dtype)
     np.cumsum(child_offsets, out=child_offsets)
     return TrieLevel(word_file.to_memmap(), child_offsets), count_file.to_memmap()
-
-
-def _count_sorted(sorted_keys: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the distinct keys of an ascending sequence of blocks, and their counts."""
-    last_key, last_count = np.empty(0, np.uint64), np.empty(0, np.int64)  # may continue in the next block
-    for block in sorted_keys:
-        if not len(block):
-            continue
-        run_starts = np.flatnonzero(np.append(True, block[1:] != block[:-1]))
-        counts = np.diff(np.append(run_starts, len(block)))
-        if len(last_key) and last_key[0] == block[0]:
-            counts[0] += last_count[0]
-        elif len(last_key):
-            yield last_key, last_count
-        if len(run_starts) > 1:
-            yield block[run_starts[:-1]], counts[:-1]
-        last_key, last_count = block[run_starts[-1:]].copy(), counts[-1:]
-    if len(last_key):
-        yield last_key, last_count
 
 
 def _find_suffixes(trie: TrieLevel, lower: NgramCounts, prefix: Path, index_dtype: type) -> np.ndarray:

@@ -18,10 +18,7 @@ FALLBACK_DISCOUNTS: Discounts = (0.5, 1.0, 1.5)  # for levels with too few n-gra
 
 
 def estimate_discounts(counts_of_counts: np.ndarray) -> Discounts | None:
-    """Return the discounts of counts one, two, and three or more, or None if they are out of range.
-
-    `counts_of_counts[k]` is the number of n-grams with count k (Chen & Goodman 1999, equation 26).
-    """
+    """Estimate discounts (Chen & Goodman 1999, eq. 26) from the number of n-grams with each count; None if invalid."""
     one, two, three, four = (int(n) for n in counts_of_counts[1:5])
     if not (one and two and three):
         return None
@@ -39,11 +36,7 @@ def estimate_level_discounts(level: NgramCounts) -> Discounts:
 
 
 def estimate_kneser_ney(
-    counts: Sequence[NgramCounts],
-    vocab: NgramVocab,
-    work_dir: Path,
-    cutoffs: Sequence[int] = (),
-    discounts: Sequence[Discounts] | None = None,
+    counts: Sequence[NgramCounts], vocab: NgramVocab, work_dir: Path, cutoffs: Sequence[int] = ()
 ) -> tuple[NgramTrie, list[Discounts]]:
     """Estimate a model, mapped from files in `work_dir`; return it and the discounts of each order.
 
@@ -53,9 +46,8 @@ def estimate_kneser_ney(
     """
     order_cutoffs = [*cutoffs, *[cutoffs[-1] if cutoffs else 0] * len(counts)][: len(counts)]
     if order_cutoffs[0] or order_cutoffs != sorted(order_cutoffs):
-        requirement = "the first must be 0 (all words are kept) and they must not decrease"
-        raise ConfigError(f"cutoffs is {list(cutoffs)}; {requirement}")
-    discounts = [estimate_level_discounts(level) for level in counts] if discounts is None else list(discounts)
+        raise ConfigError(f"cutoffs is {list(cutoffs)}; the first must be 0 and they must not decrease")
+    discounts = list(map(estimate_level_discounts, counts))
     levels = [counts[0].trie._replace(logp=_unigram_log_probs(counts[0], vocab, discounts[0]))]
     for order, level in enumerate(counts[1:], start=2):
         cutoff, prefix = order_cutoffs[order - 1], work_dir / str(order)

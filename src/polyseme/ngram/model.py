@@ -1,8 +1,7 @@
 """The model folder of n-grams.
 
 `config.json` has `model_type: ngram` and the order, the arrays of each level are `.npy` files, and `polyseme.json` has
-their hashes and the metadata, as in every model folder. There are no tensors to train, so there is no trunk and no
-head.
+their hashes and the metadata, as in every model folder.
 """
 
 import json

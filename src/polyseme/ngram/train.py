@@ -49,10 +49,7 @@ class NgramRecipe(Config):
 
 
 def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, Any]:
-    """Count, estimate and evaluate an n-gram model; write a run folder and return its results.
-
-    The run folder is written atomically. There is no resume, since counting again is quick.
-    """
+    """Count, estimate and evaluate an n-gram model; write a run folder atomically and return its results."""
     start_time = time.perf_counter()
     recipe = recipe.check()
     ensure_new_directory(out)
@@ -85,7 +82,9 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
             "environment": {"numpy": np.__version__, "machine": platform.machine(), "device": "cpu"},
         }
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
-        NgramFolder(out, ngrams, tokenizer, main_language(corpus)).save(folder / "model", metadata)
+        languages = corpus.manifest.get("languages", {})
+        main_language = max(languages, key=lambda name: languages[name].get("tokens", 0), default="en")
+        NgramFolder(out, ngrams, tokenizer, main_language).save(folder / "model", metadata)
         del ngrams, counts
         shutil.rmtree(work_dir)
         saved_recipe = {"recipe": recipe.to_json(), "corpus": str(corpus.path), "corpus_hash": corpus.manifest_hash}
@@ -106,9 +105,3 @@ def measure_perplexity(ngrams: NgramTrie, corpus: Corpus) -> dict[str, float]:
         num_events += int((stream != ngrams.vocab.bos_id).sum())
     loss, word_loss = total_loss / num_events, total_loss / corpus.num_tokens
     return {"next": loss, "perplexity": math.exp(loss), "perplexity_words": math.exp(word_loss)}
-
-
-def main_language(corpus: Corpus) -> str:
-    """Return the language of most of the corpus, for splitting texts into sentences."""
-    languages: dict[str, dict[str, int]] = corpus.manifest.get("languages", {})
-    return max(languages, key=lambda name: languages[name].get("tokens", 0), default="en")

@@ -104,10 +104,7 @@ class NgramTrie:
         return log_probs
 
     def lookup_state(self, histories: np.ndarray) -> np.ndarray:
-        """Return the states [rows, order - 1] of histories [rows, length] padded with -1 on the left.
-
-        Column n holds the id of the n-gram formed by the last n + 1 words, -1 if there is none.
-        """
+        """Return the ids, -1 if none, of the n-grams that end each history: [rows, length] to [rows, order - 1]."""
         state = np.full((len(histories), self.order - 1), -1, np.int64)
         for words in histories[:, max(histories.shape[1] - self.order + 1, 0) :].T:
             state = self.advance(state, words.astype(np.int64))

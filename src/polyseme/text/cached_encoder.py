@@ -9,13 +9,14 @@ import itertools
 import json
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
+T = TypeVar("T")
 BATCH_CHARS = 1 << 18  # characters per batch: the arrays stay in the processor's cache
 MAX_CACHED_CHARS = 48  # longer units are rare and not cached
 _HASH_BASE = 0xD6E8FEB86659FD93  # odd, so it has an inverse modulo 2^64
@@ -111,12 +112,8 @@ def _unit_starts(classes: np.ndarray, rule: str) -> np.ndarray:
 
 
 @lru_cache(maxsize=8)
-def hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first 2^bits powers of the hash base and of its inverse.
-
-    The polynomial hash of a span is Σ code · power over its characters, divided by the power at its start, so one
-    prefix sum over a text gives the hashes of all its spans.
-    """
+def _hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first 2^bits powers of the hash base and of its inverse."""
 
     def powers_of(base: int) -> np.ndarray:
         factors = np.full(1 << bits, base, np.uint64)
@@ -124,6 +121,14 @@ def hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
         return np.multiply.accumulate(factors)
 
     return powers_of(_HASH_BASE), powers_of(pow(_HASH_BASE, -1, 1 << 64))
+
+
+def hash_spans(values: np.ndarray, starts: np.ndarray | slice, stops: np.ndarray | slice) -> np.ndarray:
+    """Return the polynomial hash of each span, not mixed: Σ value · power, divided by the power at its start."""
+    factors, inverses = _hash_powers(max(len(values) - 1, BATCH_CHARS - 1).bit_length())
+    prefix_sums = np.zeros(len(values) + 1, np.uint64)
+    np.cumsum(values * factors[: len(values)], out=prefix_sums[1:])
+    return np.asarray((prefix_sums[stops] - prefix_sums[starts]) * inverses[starts])
 
 
 class _UnitCache:
@@ -187,7 +192,8 @@ class CachedEncoder:
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode texts; safe to call from several threads."""
         with self.lock:
-            encoded_batches = [self._encode_batch(batch) for batch in _split_batches(texts)]
+            batches = list(batch_by_length(texts, BATCH_CHARS, len)) or [[]]
+            encoded_batches = list(map(self._encode_batch, batches))
         if len(encoded_batches) == 1:
             return encoded_batches[0]
         return EncodedTexts(*map(np.concatenate, zip(*encoded_batches)))
@@ -281,23 +287,22 @@ class CachedEncoder:
             self.cache.add(hashes, encoded)
 
 
-def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    first, num_chars = 0, 0
-    for text_index, text in enumerate(texts):
-        num_chars += len(text)
-        if num_chars >= BATCH_CHARS:
-            yield texts[first : text_index + 1]
-            first, num_chars = text_index + 1, 0
-    if first < len(texts) or not texts:
-        yield texts[first:]
+def batch_by_length(values: Iterable[T], max_length: int, length: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield values in batches, each closed when its total length reaches `max_length`."""
+    batch, total = list[T](), 0
+    for value in values:
+        batch.append(value)
+        total += length(value)
+        if total >= max_length:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def _hash_units(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Hash each unit: a polynomial of its code points, then mixed. Hashes are odd; 0 marks an empty slot."""
-    factors, inverses = hash_powers(max(len(codes) - 1, BATCH_CHARS - 1).bit_length())
-    prefix_sums = np.zeros(len(codes) + 1, np.uint64)
-    np.cumsum((codes + np.uint32(1)) * factors[: len(codes)], out=prefix_sums[1:])
-    state = (prefix_sums[stops] - prefix_sums[starts]) * inverses[starts]
+    state = hash_spans(codes + np.uint32(1), starts, stops)
     for _ in range(2):
         state ^= state >> np.uint64(32)
         state *= np.uint64(_HASH_BASE)

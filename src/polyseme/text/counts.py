@@ -190,10 +190,7 @@ class WordCounts:
         self._prune()
 
     def _count_words(self, texts: list[str]) -> dict[str, int]:
-        """Count words after normalization and pre-tokenization.
-
-        A trainer with `vocab_size=0` only counts, in parallel threads; the counts are part of its pickled state.
-        """
+        """Count words with a trainer of `vocab_size=0`, which only counts, in threads, and pickles the counts."""
         trainer = trainers.WordLevelTrainer(vocab_size=0, show_progress=False)
         self._counter.train_from_iterator(self._join_units(texts), trainer)
         word_counts: dict[str, int] = json.loads(trainer.__getstate__())["WordLevelTrainer"]["words"]

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from polyseme.errors import ConfigError, ModelError
+from polyseme.io.compression import read_decompressed
 from polyseme.io.json import read_json
 from polyseme.text import pipelines
 from polyseme.text.pipelines import BERT_SPECIALS, END_OF_TEXT, END_OF_WORD_SUFFIX, ROBERTA_SPECIALS
@@ -49,11 +50,8 @@ def load_files(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> tuple[Tokenizer, dict[str, str]]:
-    """Import one file, or a vocabulary and its merges in any order; return the tokenizer and its special tokens.
-
-    `lowercase` applies to BERT and GPT-2 only; the other formats specify it.
-    """
-    contents = {path: _read_bytes(path) for path in files}
+    """Import a file, or a vocabulary and its merges; return the tokenizer and its special tokens."""
+    contents = {path: b"".join(read_decompressed(path)) for path in files}
     path_by_format: dict[str, Path] = {}
     for path, content in contents.items():
         file_format = _detect_format(content)
@@ -95,7 +93,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 def _read_wordpiece(path: Path, lowercase: bool | None) -> Tokenizer:
     """Read BERT's `vocab.txt`. By default it lowercases if all pieces are lowercase."""
     try:
-        pieces = _read_bytes(path).decode().removesuffix("\n").split("\n")
+        pieces = b"".join(read_decompressed(path)).decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not UTF-8 text: invalid byte at {error.start}") from None
     vocab = {piece.rstrip("\r"): i for i, piece in enumerate(pieces)}
@@ -131,17 +129,12 @@ def _read_bpe(vocab: dict[str, int], merges_path: Path, content: bytes, lowercas
 
 
 def _build_gpt(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
-    """Build GPT's tokenizer (2018), with BERT's lowercase normalization and split, as in `transformers`.
-
-    The first release used ftfy and spaCy; `transformers` falls back to this where they are not installed.
-    """
+    """Build GPT's tokenizer (2018) as `transformers` does without ftfy and spaCy: BERT's normalization and split."""
     unk_token = "<unk>" if "<unk>" in vocab else None
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unk_token, end_of_word_suffix=END_OF_WORD_SUFFIX))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.BPEDecoder(suffix=END_OF_WORD_SUFFIX)
-    pipelines.add_special_tokens(tokenizer, [unk_token] if unk_token else [])
-    return tokenizer
+    model = models.BPE(vocab, merges, unk_token=unk_token, end_of_word_suffix=END_OF_WORD_SUFFIX)
+    splitter, normalizer = pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(lowercase=True)
+    decoder = decoders.BPEDecoder(suffix=END_OF_WORD_SUFFIX)
+    return pipelines.build_pipeline(model, splitter, [unk_token] if unk_token else [], normalizer, decoder)
 
 
 def _detect_format(content: bytes) -> str | None:
@@ -168,12 +161,3 @@ def _detect_format(content: bytes) -> str | None:
     except ValueError:
         return None
     return "a sentencepiece model"
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing") from None
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.io.lines import replace_surrogates
+from polyseme.text.cached_encoder import batch_by_length
 from polyseme.text.pipelines import CONTINUATION_PREFIX, END_OF_WORD_SUFFIX, METASPACE
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.text.validation import strip_markers
@@ -78,21 +79,12 @@ def measure_tokenization(
 ) -> dict[Hashable, TokenizationStats]:
     """Measure how the tokenizer encodes the texts of each group, in bounded memory."""
     stats: defaultdict[Hashable, TokenizationStats] = defaultdict(TokenizationStats)
-    pending: defaultdict[Hashable, list[str]] = defaultdict(list)
-    pending_chars = 0
-
-    def add_pending() -> None:
-        for group, group_texts in pending.items():
+    for batch in batch_by_length(texts, _BATCH_CHARS, lambda group_and_text: len(group_and_text[1])):
+        texts_by_group: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for group, text in batch:
+            texts_by_group[group].append(replace_surrogates(text))
+        for group, group_texts in texts_by_group.items():
             _add_texts(tokenizer, stats[group], group_texts)
-        pending.clear()
-
-    for group, text in texts:
-        pending[group].append(replace_surrogates(text))
-        pending_chars += len(text)
-        if pending_chars >= _BATCH_CHARS:
-            add_pending()
-            pending_chars = 0
-    add_pending()
     return dict(stats)
 
 

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from polyseme.corpus.sources.events import EVENTS, SPECIAL_TOKENS
+from polyseme.corpus.sources.midi import EVENTS, SPECIAL_TOKENS
 
 TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
 TOKENIZER_KINDS: tuple[str, ...] = get_args(TokenizerKind)
@@ -22,15 +22,26 @@ METASPACE = "▁"  # a space in sentencepiece vocabularies
 END_OF_WORD_SUFFIX = "</w>"  # ends the last piece of a word in GPT's vocabulary
 
 
+def build_pipeline(
+    model: Any, pre_tokenizer: Any, specials: Iterable[str], normalizer: Any = None, decoder: Any = None
+) -> Tokenizer:
+    """Build a tokenizer from its parts, without a post-processor."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    add_special_tokens(tokenizer, specials)
+    return tokenizer
+
+
 def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
     """Build BERT's tokenizer for a vocabulary: its normalizer, split at punctuation and pair template."""
-    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION_PREFIX))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX)
-    add_special_tokens(tokenizer, BERT_SPECIALS)
-    set_pair_template(tokenizer)
-    return tokenizer
+    model = models.WordPiece(vocab, unk_token="[UNK]", continuing_subword_prefix=CONTINUATION_PREFIX)
+    splitter, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix=CONTINUATION_PREFIX)
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    return set_pair_template(build_pipeline(model, splitter, BERT_SPECIALS, normalizer, decoder))
 
 
 def build_bpe(
@@ -41,13 +52,10 @@ def build_bpe(
     With RoBERTa's special tokens it is RoBERTa's tokenizer, whose mask token absorbs the space before it because the
     masked word would contain that space.
     """
-    tokenizer = Tokenizer(models.BPE(vocab, list(merges)))
-    if lowercase:
-        tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    model, splitter = models.BPE(vocab, list(merges)), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    normalizer = normalizers.Lowercase() if lowercase else None
+    tokenizer = build_pipeline(model, splitter, specials, normalizer, decoders.ByteLevel())
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    add_special_tokens(tokenizer, specials)
     if {"<s>", "</s>", "<mask>"} <= set(specials):
         sep, cls = ((token, tokenizer.get_vocab()[token]) for token in ("</s>", "<s>"))
         tokenizer.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=False, add_prefix_space=False)
@@ -62,15 +70,12 @@ def build_unigram(
     Normalization is NFKC and one space for any run of white space. Joiners and direction marks are kept.
     """
     vocab = [*((token, 0.0) for token in specials), *pieces]
-    tokenizer = Tokenizer(models.Unigram(vocab, specials.index("<unk>"), False))
+    model = models.Unigram(vocab, specials.index("<unk>"), False)
     steps = [normalizers.NFKC(), *([normalizers.Lowercase()] if lowercase else [])]
     steps += [normalizers.Replace(Regex(r"\A\s+|\s+\z"), ""), normalizers.Replace(Regex(r"\s+"), " ")]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), split_special_tokens(specials)])
-    tokenizer.decoder = decoders.Metaspace()
-    add_special_tokens(tokenizer, specials)
-    (set_pair_template if "[CLS]" in specials else set_eos_template)(tokenizer)
-    return tokenizer
+    splitter = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), split_special_tokens(specials)])
+    tokenizer = build_pipeline(model, splitter, specials, normalizers.Sequence(steps), decoders.Metaspace())
+    return set_pair_template(tokenizer) if "[CLS]" in specials else set_eos_template(tokenizer)
 
 
 def build_characters(alphabet: Sequence[str], lowercase: bool) -> Tokenizer:
@@ -80,15 +85,12 @@ def build_characters(alphabet: Sequence[str], lowercase: bool) -> Tokenizer:
     starts. Normalization is NFC. A Chinese character is a word by itself, as in BERT.
     """
     vocab = {token: i for i, token in enumerate([*BERT_SPECIALS, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.NFC()
+    model = models.BPE(vocab, [], unk_token="[UNK]")
+    normalizer: Any = normalizers.NFC()
     if lowercase:
-        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\p{Han}|[\w&&[^\p{Han}]]+|\s|[^\w\s]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    add_special_tokens(tokenizer, BERT_SPECIALS)
-    set_pair_template(tokenizer)
-    return tokenizer
+        normalizer = normalizers.Sequence([normalizer, normalizers.Lowercase()])
+    splitter = pre_tokenizers.Split(Regex(r"\p{Han}|[\w&&[^\p{Han}]]+|\s|[^\w\s]"), "isolated")
+    return set_pair_template(build_pipeline(model, splitter, BERT_SPECIALS, normalizer, decoders.Fuse()))
 
 
 def build_word_level(words: Sequence[str], lowercase: bool, pretokenization: str = "words") -> Tokenizer:
@@ -97,36 +99,32 @@ def build_word_level(words: Sequence[str], lowercase: bool, pretokenization: str
     Pre-tokenization `words` splits like BERT, at white space and around punctuation, but keeps accents. `whitespace`
     splits at white space only, for pre-tokenized text such as WikiText-2, where a written `<unk>` is the unknown word.
     """
-    vocab = {word: i for i, word in enumerate(dict.fromkeys([*WORD_SPECIALS, *words]))}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    model = _word_level_model(dict.fromkeys([*WORD_SPECIALS, *words]))
     if pretokenization == "words":
-        tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    else:
-        if lowercase:
-            tokenizer.normalizer = normalizers.Lowercase()
-        special_splitter = split_special_tokens(token for token in WORD_SPECIALS if token != "<unk>")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), special_splitter])
-    add_special_tokens(tokenizer, WORD_SPECIALS)
-    return tokenizer
+        normalizer = normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
+        return build_pipeline(model, pre_tokenizers.BertPreTokenizer(), WORD_SPECIALS, normalizer)
+    splitter = _split_at_whitespace(token for token in WORD_SPECIALS if token != "<unk>")
+    return build_pipeline(model, splitter, WORD_SPECIALS, normalizers.Lowercase() if lowercase else None)
 
 
 def build_whitespace(words: Sequence[str]) -> Tokenizer:
     """Build a tokenizer over words split at white space, `<unk>` for others; `<s>` and `</s>` are special tokens."""
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    add_special_tokens(tokenizer, [word for word in ("<s>", "</s>", "<unk>") if word in words])
-    return tokenizer
+    specials = [word for word in ("<s>", "</s>", "<unk>") if word in words]
+    return build_pipeline(_word_level_model(words), pre_tokenizers.WhitespaceSplit(), specials)
 
 
 def build_events() -> Tokenizer:
     """Build the tokenizer of musical performances: a fixed vocabulary with one token per event."""
-    vocab = {word: i for i, word in enumerate((*SPECIAL_TOKENS, *EVENTS))}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    steps = [pre_tokenizers.WhitespaceSplit(), split_special_tokens(SPECIAL_TOKENS)]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    add_special_tokens(tokenizer, SPECIAL_TOKENS)
-    return tokenizer
+    model = _word_level_model((*SPECIAL_TOKENS, *EVENTS))
+    return build_pipeline(model, _split_at_whitespace(SPECIAL_TOKENS), SPECIAL_TOKENS)
+
+
+def _word_level_model(words: Iterable[str]) -> models.WordLevel:
+    return models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+
+
+def _split_at_whitespace(specials: Iterable[str]) -> pre_tokenizers.Sequence:
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), split_special_tokens(specials)])
 
 
 def build_untrained(kind: str, lowercase: bool) -> Tokenizer:
@@ -151,31 +149,32 @@ def add_sentinels(tokenizer: Tokenizer, num_sentinels: int) -> None:
     add_special_tokens(tokenizer, [SENTINEL_TEMPLATE.format(i) for i in reversed(range(num_sentinels))])
 
 
-def set_pair_template(tokenizer: Tokenizer) -> None:
+def set_pair_template(tokenizer: Tokenizer) -> Tokenizer:
     """Set the template `[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
-    _set_template(tokenizer, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", "[CLS]", "[SEP]")
+    return _set_template(tokenizer, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", "[CLS]", "[SEP]")
 
 
-def set_cls_last_template(tokenizer: Tokenizer, cls: str, sep: str) -> None:
+def set_cls_last_template(tokenizer: Tokenizer, cls: str, sep: str) -> Tokenizer:
     """Set XLNet's template `A <sep> B <sep> <cls>` with segments 0, 1 and 2."""
-    _set_template(tokenizer, f"$A:0 {sep}:0 {cls}:2", f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2", cls, sep)
+    return _set_template(tokenizer, f"$A:0 {sep}:0 {cls}:2", f"$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2", cls, sep)
 
 
-def set_text_template(tokenizer: Tokenizer, start: str, between: str, end: str) -> None:
+def set_text_template(tokenizer: Tokenizer, start: str, between: str, end: str) -> Tokenizer:
     """Set the template `start A between B end`, all in segment 0 (Radford et al. 2018, §3.3)."""
     add_special_tokens(tokenizer, (start, between, end))
     pair = f"{start}:0 $A:0 {between}:0 $B:0 {end}:0"
-    _set_template(tokenizer, f"{start}:0 $A:0 {end}:0", pair, start, between, end)
+    return _set_template(tokenizer, f"{start}:0 $A:0 {end}:0", pair, start, between, end)
 
 
-def set_eos_template(tokenizer: Tokenizer, eos: str = "</s>") -> None:
+def set_eos_template(tokenizer: Tokenizer, eos: str = "</s>") -> Tokenizer:
     """Set the template `A </s> B </s>`."""
-    _set_template(tokenizer, f"$A:0 {eos}:0", f"$A:0 {eos}:0 $B:0 {eos}:0", eos)
+    return _set_template(tokenizer, f"$A:0 {eos}:0", f"$A:0 {eos}:0 $B:0 {eos}:0", eos)
 
 
-def _set_template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> None:
+def _set_template(tokenizer: Tokenizer, single: str, pair: str, *tokens: str) -> Tokenizer:
     ids = [(token, tokenizer.token_to_id(token)) for token in tokens]
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    return tokenizer
 
 
 def split_special_tokens(tokens: Iterable[str]) -> pre_tokenizers.Split:

@@ -90,18 +90,16 @@ def build_tokenizer(proto: SentencePieceProto, name: str) -> tuple[Tokenizer, di
     unk_index = _check_proto(proto, name)
     if proto.model_type == UNIGRAM:
         vocab = [(piece.text, piece.score) for piece in proto.pieces]
-        tokenizer = Tokenizer(models.Unigram(vocab, unk_index, proto.byte_fallback))
+        model: models.Model = models.Unigram(vocab, unk_index, proto.byte_fallback)
     else:
-        tokenizer = Tokenizer(_build_bpe(proto, unk_index))
-    tokenizer.normalizer = _build_normalizer(proto)
-    tokenizer.pre_tokenizer = _build_pre_tokenizer(proto)
+        model = _build_bpe(proto, unk_index)
     steps: list[Any] = [decoders.Replace(METASPACE, " ")]
     steps += [decoders.ByteFallback()] if proto.byte_fallback else []
     steps += [decoders.Fuse()]
     steps += [decoders.Strip(" ", 1, 0)] if proto.add_dummy_prefix else []
-    tokenizer.decoder = decoders.Sequence(steps)
     special_tokens = [piece.text for piece in proto.pieces if piece.kind in (UNKNOWN, CONTROL)]
-    pipelines.add_special_tokens(tokenizer, special_tokens)
+    splitter, normalizer, decoder = _build_pre_tokenizer(proto), _build_normalizer(proto), decoders.Sequence(steps)
+    tokenizer = pipelines.build_pipeline(model, splitter, special_tokens, normalizer, decoder)
     roles = dict(proto.roles)
     for role, names in _CONTROL_SYMBOLS.items():
         if symbols := [name for name in names if name in special_tokens]:

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import BertNormalizer
 
-from polyseme.corpus.sources.events import EVENTS
+from polyseme.corpus.sources.midi import EVENTS
 from polyseme.errors import ModelError
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
@@ -100,20 +100,14 @@ class Tokenizer:
 
     @classmethod
     def from_counts(cls, counts: WordCounts, config: VocabularyConfig, smoothing: float = SMOOTHING) -> Self:
-        """Train a tokenizer on word counts and validate it on a sample of the counted text.
-
-        `smoothing` is the exponent on the sizes of languages (`WordCounts.smoothed_counts`).
-        """
+        """Train a tokenizer on counts (smoothed as in `WordCounts.smoothed_counts`) and validate it on a sample."""
         tokenizer = cls(train_vocabulary(counts.smoothed_counts(smoothing), counts.lowercase, config))
         tokenizer.validate(counts.sample_texts())
         return tokenizer
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Load a tokenizer from a folder or file: `tokenizer.json` or a published vocabulary.
-
-        The path `events`, unless it exists, names the fixed vocabulary of musical events.
-        """
+        """Load a tokenizer from a folder or file, or the fixed vocabulary of musical events if `path` is `events`."""
         path = Path(path)
         if str(path) == "events" and not path.exists():
             return cls(pipelines.build_events())
@@ -263,10 +257,6 @@ class Tokenizer:
             return self._cached_encoder.encode(texts)
         return encode_uncached(self._plain_backend, texts, self._is_word_start)
 
-    def word_start_mask(self, text: str) -> np.ndarray:
-        """Return a boolean per token: does it start a word?"""
-        return self.encode_corpus([replace_surrogates(text)]).word_starts
-
     def build_inputs_with_special_tokens(
         self, first: Sequence[int], second: Sequence[int] | None = None
     ) -> tuple[list[int], list[int]]:
@@ -284,16 +274,14 @@ class Tokenizer:
         cls, sep = self.special_tokens_map.get("cls"), self.special_tokens_map.get("sep")
         if cls_position == "first" or cls is None or sep is None:
             return self
-        backend = copy.deepcopy(self.backend)
-        pipelines.set_cls_last_template(backend, cls, sep)
+        backend = pipelines.set_cls_last_template(copy.deepcopy(self.backend), cls, sep)
         # Other tools must then pad on the left and pass the segment ids.
         input_names = ["input_ids", "token_type_ids", "attention_mask"]
         return type(self)(backend, self.config | {"padding_side": "left", "model_input_names": input_names})
 
     def with_template(self, start: str, between: str, end: str) -> Self:
         """Return a copy that adds tokens around a text and between two; tokens not in the vocabulary get new ids."""
-        backend = copy.deepcopy(self.backend)
-        pipelines.set_text_template(backend, start, between, end)
+        backend = pipelines.set_text_template(copy.deepcopy(self.backend), start, between, end)
         return type(self)(backend, {key: value for key, value in self.config.items() if key != "tokenizer_class"})
 
     def with_eos(self) -> Self:
@@ -301,9 +289,7 @@ class Tokenizer:
         eos_token = self.special_tokens_map.get("eos")
         if self.num_special_tokens_to_add() or eos_token is None:
             return self
-        backend = copy.deepcopy(self.backend)
-        pipelines.set_eos_template(backend, eos_token)
-        return type(self)(backend, self.config)
+        return type(self)(pipelines.set_eos_template(copy.deepcopy(self.backend), eos_token), self.config)
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Return the number of tokens that `build_inputs_with_special_tokens` adds."""
@@ -319,10 +305,7 @@ class Tokenizer:
         return [self.backend.id_to_token(int(i)) or "" for i in ids]
 
     def validate(self, sample: Sequence[str] | None = None) -> None:
-        """Check the properties that all models rely on; raise `ModelError` naming the one that fails.
-
-        Given a sample of the training text, also check the rate of unknown tokens.
-        """
+        """Check what all models rely on, and the rate of unknown tokens in a sample; raise `ModelError`."""
         validate_tokenizer(self, sample)
 
     @cached_property

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -18,6 +19,11 @@ MAX_ALPHABET = 10_000
 MAX_WORDS = 2_000_000
 BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (pipelines.END_OF_TEXT,), "byte-bpe-roberta": ROBERTA_SPECIALS}
 _CHARACTER_COVERAGE = 0.9999  # share of the text written in characters that get an entry
+_SENTENCEPIECE_OPTIONS: dict[str, Any] = {
+    "model_type": "unigram", "input_format": "tsv", "normalization_rule_name": "identity", "unk_id": 0,
+    "bos_id": -1, "eos_id": -1, "pad_id": -1, "hard_vocab_limit": False, "character_coverage": 1.0, "num_threads": 1,
+    "minloglevel": 3,
+}  # fmt: skip
 _MAX_UNIGRAM_WORDS = 500_000  # sentencepiece holds a suffix array of all of them in memory
 
 
@@ -86,13 +92,8 @@ def _train_wordpiece(word_counts: Mapping[str, int], lowercase: bool, config: Vo
     # Four entries per character: both forms of all characters fill at most half of the vocabulary.
     alphabet = _choose_alphabet(word_counts, config, 4)
     continuation_chars = [pipelines.CONTINUATION_PREFIX + character for character in alphabet]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=config.size,
-        min_frequency=config.min_frequency,
-        special_tokens=[*BERT_SPECIALS, *continuation_chars],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
+    options = _trainer_options(config, [*BERT_SPECIALS, *continuation_chars], alphabet)
+    trainer = trainers.WordPieceTrainer(**options)
     vocab = _run_trainer(models.WordPiece(unk_token="[UNK]"), trainer, _filter_words(word_counts, alphabet))["vocab"]
     pieces = dict.fromkeys([*BERT_SPECIALS, *alphabet, *continuation_chars, *sorted(vocab, key=vocab.__getitem__)])
     return pipelines.build_wordpiece({piece: i for i, piece in enumerate(pieces)}, lowercase)
@@ -101,15 +102,15 @@ def _train_wordpiece(word_counts: Mapping[str, int], lowercase: bool, config: Vo
 def _train_bpe(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:
     """Train GPT-2's byte-level BPE, which encodes any text. The trainer breaks ties by id, so it is deterministic."""
     specials = BYTE_BPE_SPECIALS[config.kind]
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.size,
-        min_frequency=config.min_frequency,
-        special_tokens=list(specials),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
+    options = _trainer_options(config, list(specials), sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(**options)
     model = _run_trainer(models.BPE(), trainer, word_counts)
     return pipelines.build_bpe(model["vocab"], [(a, b) for a, b in model["merges"]], lowercase, specials)
+
+
+def _trainer_options(config: VocabularyConfig, special_tokens: list[str], alphabet: list[str]) -> dict[str, Any]:
+    options = {"vocab_size": config.size, "min_frequency": config.min_frequency, "show_progress": False}
+    return options | {"special_tokens": special_tokens, "initial_alphabet": alphabet}
 
 
 def _run_trainer(model: models.Model, trainer: trainers.Trainer, word_counts: Mapping[str, int]) -> dict[str, dict]:
@@ -145,19 +146,9 @@ def _train_unigram(word_counts: Mapping[str, int], lowercase: bool, config: Voca
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(f"{word}\t{count}" for word, count in covered_counts.items()),
-            input_format="tsv",
             model_writer=model_buffer,
-            model_type="unigram",
             vocab_size=config.size - len(specials) + 1,
-            hard_vocab_limit=False,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            unk_id=0,
-            bos_id=-1,
-            eos_id=-1,
-            pad_id=-1,
-            num_threads=1,
-            minloglevel=3,
+            **_SENTENCEPIECE_OPTIONS,
         )
     except (RuntimeError, OSError) as error:
         raise DataError(f"cannot train a unigram vocabulary of {config.size} on this text: {error}") from None
@@ -168,10 +159,7 @@ def _train_unigram(word_counts: Mapping[str, int], lowercase: bool, config: Voca
 def _choose_alphabet(
     words: Mapping[str, int], config: VocabularyConfig, entries_per_char: int, specials: Sequence[str] = BERT_SPECIALS
 ) -> list[str]:
-    """Return the sorted characters that get an entry: ASCII, then the most frequent, up to 99.99 % of the text.
-
-    There are at most `max_alphabet`, and few enough that `entries_per_char` entries per character fit.
-    """
+    """Return the sorted characters that get an entry: ASCII, then the most frequent, up to 99.99% of the text."""
     counts: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:

@@ -1,14 +1,11 @@
-"""Blocks of input documents, and the functions that workers run on them: hash lines, fingerprint, tokenize.
-
-The input alone determines where a block ends.
-"""
+"""Blocks of input documents, which the input alone determines, and the functions that workers run on them."""
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -32,23 +29,20 @@ class DocumentBlock:
     source_index: int
     lang: str
     first_document: int  # index of the first document in the whole input
-    num_documents: int = 0
+    num_documents: int = 0  # also those that were removed from `texts`
     texts: list[str] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)  # file and line or row of each document
     num_characters: int = 0
     skipped: SkippedInput = field(default_factory=SkippedInput)
     next_position: ReadPosition = field(default_factory=ReadPosition)  # start of the next block
     ends_shard: bool = False
+    duplicate_characters: int = 0  # in documents removed from `texts`
+    example_texts: dict[str, dict[str, str]] = field(default_factory=dict)  # excerpts of duplicates, by document
 
     @property
     def end_document(self) -> int:
         """Index after that of the last document."""
         return self.first_document + self.num_documents
-
-    def filter(self, mask: np.ndarray) -> Self:
-        """Return the block with only the texts where `mask` is True. `num_documents` still counts all documents."""
-        indices = np.flatnonzero(mask).tolist()
-        return replace(self, texts=[self.texts[i] for i in indices], locations=[self.locations[i] for i in indices])
 
 
 def read_blocks(
@@ -93,7 +87,7 @@ class WorkerConfig:
     """Settings shared by all blocks of a stage, sent to each worker once."""
 
     cleaning: CleaningConfig
-    tokenizer: str = ""  # tokenizer.json
+    tokenizer_json: str = ""
     boilerplate_hashes: bytes = b""  # sorted uint64 line hashes
     needs_signatures: bool = True  # compute MinHash signatures for near duplicates
     is_filtered: bool = False  # removed documents have been taken out of the blocks already
@@ -101,22 +95,18 @@ class WorkerConfig:
     @cached_property
     def key(self) -> str:
         """Hash of all settings."""
-        parts = (str(self.cleaning), self.tokenizer, str(self.needs_signatures), str(self.is_filtered))
+        parts = (str(self.cleaning), self.tokenizer_json, str(self.needs_signatures), str(self.is_filtered))
         return hashlib.sha256("\0".join(parts).encode() + self.boilerplate_hashes).hexdigest()
 
-    def open(self) -> "WorkerState":
-        """Build the cleaner and load the tokenizer."""
-        hashes = np.frombuffer(self.boilerplate_hashes, np.uint64) if self.boilerplate_hashes else None
-        tokenizer = Tokenizer(Backend.from_str(self.tokenizer)) if self.tokenizer else None
-        return WorkerState(self, Cleaner(self.cleaning, hashes), tokenizer)
+    @cached_property
+    def cleaner(self) -> Cleaner:
+        """Cleaner with these settings."""
+        return Cleaner(self.cleaning, np.frombuffer(self.boilerplate_hashes, np.uint64))
 
-
-class WorkerState(NamedTuple):
-    """Objects that a worker builds once from a `WorkerConfig`."""
-
-    config: WorkerConfig
-    cleaner: Cleaner
-    tokenizer: Tokenizer | None
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the corpus."""
+        return Tokenizer(Backend.from_str(self.tokenizer_json))
 
 
 class LineHashes(NamedTuple):
@@ -149,46 +139,41 @@ class TokenizedBlock(NamedTuple):
     empty_locations: list[str]  # locations of documents without a token
 
 
-def hash_lines(state: WorkerState, block: DocumentBlock) -> LineHashes:
+def hash_lines(config: WorkerConfig, block: DocumentBlock) -> LineHashes:
     """Hash the lines of each document, after the cleaning steps that precede boilerplate removal."""
-    texts = [state.cleaner.transform(text) for text in block.texts]
+    texts = [config.cleaner.transform(text) for text in block.texts]
     text_hashes = [hash_distinct_lines(text) for text in texts]
     num_lines = np.fromiter(map(len, text_hashes), np.int64, len(text_hashes))
     return LineHashes(np.concatenate([np.zeros(0, np.uint64), *text_hashes]), num_lines, hash_texts(texts))
 
 
-def fingerprint(state: WorkerState, block: DocumentBlock) -> Fingerprints:
+def fingerprint(config: WorkerConfig, block: DocumentBlock) -> Fingerprints:
     """Clean the documents and fingerprint those that are left."""
     stats = CleaningStats()
-    cleaned_texts = [state.cleaner.clean(t, block.lang, p, stats) for t, p in zip(block.texts, block.locations)]
+    cleaned_texts = [config.cleaner.clean(t, block.lang, p, stats) for t, p in zip(block.texts, block.locations)]
     passed_cleaning = np.array([text is not None for text in cleaned_texts], bool)
     texts = [text or "" for text in cleaned_texts]
-    if state.config.needs_signatures:
+    if config.needs_signatures:
         return Fingerprints(passed_cleaning, *minhash_signatures(texts), stats.by_step)
     return Fingerprints(passed_cleaning, hash_texts(texts), np.zeros((len(texts), 0), np.uint16), stats.by_step)
 
 
-def tokenize(state: WorkerState, block: DocumentBlock) -> TokenizedBlock:
+def tokenize(config: WorkerConfig, block: DocumentBlock) -> TokenizedBlock:
     """Clean the documents, split them into sentences and encode them."""
-    assert state.tokenizer is not None
-    stats, sentences = CleaningStats(), list[str]()
+    cleaner, stats, sentences = config.cleaner, CleaningStats(), list[str]()
     num_sentences, num_characters = (np.zeros(len(block.texts), np.int64) for _ in range(2))
     for i, (text, location) in enumerate(zip(block.texts, block.locations)):
-        cleaned_text: str | None
-        if state.config.is_filtered:
-            cleaned_text = state.cleaner.transform(text)
-        else:
-            cleaned_text = state.cleaner.clean(text, block.lang, location, stats)
-        text_sentences = [] if cleaned_text is None else split_sentences(cleaned_text, block.lang or "en")
+        new_text = cleaner.transform(text) if config.is_filtered else cleaner.clean(text, block.lang, location, stats)
+        text_sentences = [] if new_text is None else split_sentences(new_text, block.lang or "en")
         sentences += text_sentences
-        num_sentences[i], num_characters[i] = len(text_sentences), len(cleaned_text or "")
-    encoded = state.tokenizer.encode_corpus(sentences)
+        num_sentences[i], num_characters[i] = len(text_sentences), len(new_text or "")
+    encoded = config.tokenizer.encode_corpus(sentences)
     is_nonempty = encoded.lengths > 0
     document_ids = np.repeat(np.arange(len(num_sentences)), num_sentences)[is_nonempty]
     stored_sentences = np.bincount(document_ids, minlength=len(num_sentences))
     is_stored = stored_sentences > 0
     return TokenizedBlock(
-        encoded.ids.astype(token_dtype(state.tokenizer.vocab_size)),
+        encoded.ids.astype(token_dtype(config.tokenizer.vocab_size)),
         encoded.word_starts,
         encoded.lengths[is_nonempty].astype(np.int32),
         stored_sentences[is_stored].astype(np.int32),

@@ -103,7 +103,6 @@ def prepare_parallel(
 
 
 def _save_tokenizer(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
-    (folder / name).mkdir()
     tokenizer.save(folder / name)
     return sorted(f"{name}/{path.name}" for path in (folder / name).glob("[!.]*"))
 
@@ -154,10 +153,8 @@ def _write_shard(folder: Path, number: int, sides: list[Any], indices: np.ndarra
     tokens, word_starts = np.empty(total, dtype), np.empty(total, bool)
     side_starts = (np.cumsum(lengths.ravel()) - lengths.ravel()).reshape(lengths.shape)
     for encoded, destination_starts, sizes in zip(sides, side_starts.T, lengths.T):
-        encoded_starts = (np.cumsum(encoded.lengths) - encoded.lengths)[indices]
-        destination, origin = concat_ranges(destination_starts, sizes), concat_ranges(encoded_starts, sizes)
-        tokens[destination] = np.asarray(encoded.ids)[origin]
-        word_starts[destination] = np.asarray(encoded.word_starts)[origin]
+        destination, origin = concat_ranges(destination_starts, sizes), concat_ranges(encoded.offsets[indices], sizes)
+        tokens[destination], word_starts[destination] = encoded.ids[origin], encoded.word_starts[origin]
     parts = {
         "tokens": tokens,
         "sentences": side_starts.ravel().astype(np.uint64),
@@ -166,9 +163,8 @@ def _write_shard(folder: Path, number: int, sides: list[Any], indices: np.ndarra
     }
     for part, array in parts.items():
         write_array(folder / shard_filename(number, part), [array], array.dtype)
-    names = [shard_filename(number, part) for part in parts]
     counts = {"tokens": total, "sentences": 2 * len(indices), "documents": len(indices), "characters": 0}
-    return {"counts": counts, "files": describe_files(folder, names)}
+    return {"counts": counts, "files": describe_files(folder, [shard_filename(number, part) for part in parts])}
 
 
 def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> Iterator[TextPair]:

@@ -4,27 +4,33 @@ A killed preparation can be resumed at any point, with any number of workers, an
 The stages and their markers are in `stages`.
 """
 
+import fcntl
 import logging
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyseme.config import Config
 from polyseme.corpus.build.blocks import WorkerConfig
 from polyseme.corpus.build.stages import Preparation
-from polyseme.corpus.build.state import ensure_plan, exclusive_workdir, is_up_to_date, remove_temporary, rollback
 from polyseme.corpus.build.workers import num_cores, open_pool
 from polyseme.corpus.clean.clean import DEFAULT_STEPS, CleaningConfig, LanguageDetector, parse_cleaning_steps
 from polyseme.corpus.sources.sources import CorpusSource, SourceReader, open_sources
-from polyseme.corpus.store import FORMAT, check_hashes, read_manifest
+from polyseme.corpus.store import FORMAT, WORK_DIR, check_hashes, read_manifest
 from polyseme.errors import ConfigError, DataError, suggest
-from polyseme.io.json import write_json
+from polyseme.io.atomic import wrap_os_errors
+from polyseme.io.json import read_json, write_json
 from polyseme.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 DEDUP_MODES = ("near", "exact", "none")
+_TRASH_DIR = ".work.gone"
 
 
 @dataclass(frozen=True)
@@ -58,17 +64,12 @@ class PrepareConfig(Config):
 
 
 def prepare(
-    sources: Sequence[str | Path | CorpusSource],
-    tokenizer: Tokenizer,
-    out: Path,
-    config: PrepareConfig | None = None,
-    on_progress: Callable[[int], None] = lambda num_characters: None,
+    sources: Sequence[str | Path | CorpusSource], tokenizer: Tokenizer, out: Path, config: PrepareConfig | None = None
 ) -> dict[str, Any]:
     """Write a corpus folder, or append to one, and return its manifest.
 
     A call with the same sources, settings and tokenizer resumes an interrupted preparation; on a finished corpus
     it does nothing. Until it has finished, the folder has no manifest, or still the one from before `append`.
-    `on_progress` is called with the number of characters of each block after it was tokenized.
     """
     config, out = config or PrepareConfig(), Path(out)
     if config.append and not (out / "manifest.json").is_file():
@@ -83,20 +84,20 @@ def prepare(
         plan = _build_plan(reader, tokenizer, config)
         if base_manifest and is_up_to_date(out, base_manifest, plan, config.append):
             logger.info(f"{out} is already prepared from the same sources")
-            rollback(out, False)
+            remove_unlisted(out)
             return base_manifest
         ensure_plan(out, plan, base_manifest, tokenizer)
         if base_manifest:
             check_hashes(out, base_manifest)
         _warn_about_sources(reader, config.cleaning)
         with open_pool(config.num_workers or num_cores(), config.dask_address) as pool:
-            preparation = Preparation(out, reader, plan, base_manifest, pool, on_progress)
+            preparation = Preparation(out, reader, plan, base_manifest, pool)
             manifest = _run_stages(preparation, config, tokenizer)
         if not manifest["shards"]:
-            rollback(out, False)
+            remove_unlisted(out)
             raise DataError("no text is left: every document was removed by cleaning or has no token")
         write_json(out / "manifest.json", manifest)
-        remove_temporary(out, manifest)
+        remove_unlisted(out)
     return manifest
 
 
@@ -110,7 +111,7 @@ def _run_stages(preparation: Preparation, config: PrepareConfig, tokenizer: Toke
     if config.dedup != "none":
         duplicate_map = preparation.find_duplicate_documents(worker_config, config.dedup_threshold)
     is_filtered = duplicate_map is not None
-    worker_config = replace(worker_config, tokenizer=tokenizer.backend.to_str(), is_filtered=is_filtered)
+    worker_config = replace(worker_config, tokenizer_json=tokenizer.backend.to_str(), is_filtered=is_filtered)
     preparation.write_shards(worker_config, duplicate_map)
     return preparation.build_manifest(duplicate_map)
 
@@ -149,3 +150,120 @@ def _warn_about_sources(reader: SourceReader, cleaning: CleaningConfig) -> None:
         langs = {file.lang for file in reader.files if file.lang}
         if unsupported := sorted(lang for lang in langs if not LanguageDetector().supports(lang)):
             logger.warning(f"the language step does not support {', '.join(unsupported)}")
+
+
+@contextmanager
+def exclusive_workdir(out: Path) -> Iterator[Path]:
+    """Create and lock the working folder `.work` of a corpus.
+
+    Leftovers that an earlier run was removing are deleted first. If the block fails before any group of blocks is
+    done, everything it created is removed, including `out` if it did not exist.
+    """
+    if out.is_file():
+        raise ConfigError(f"{out} is a file, not a folder: choose another folder")
+    is_new, work_dir = not out.exists(), out / WORK_DIR
+    with wrap_os_errors(out):
+        shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
+        if out.is_dir() and not work_dir.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
+            raise ConfigError(f"{out} is not empty and holds no corpus: choose another folder")
+        work_dir.mkdir(parents=True, exist_ok=True)
+        lock = open(work_dir / "lock", "w")  # noqa: SIM115  # held while the block runs
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock.fileno()).st_ino != (work_dir / "lock").stat().st_ino:
+            raise OSError  # another run has just finished and moved its lock away
+    except OSError:
+        lock.close()
+        raise DataError(f"{out} is locked: another preparation is running there") from None
+    try:
+        yield work_dir
+    except BaseException:
+        if not any(work_dir.glob("*-00000.json")):
+            remove_unlisted(out, is_new)
+        raise
+    finally:
+        lock.close()
+
+
+def remove_unlisted(out: Path, is_new: bool = False) -> None:
+    """Remove what no manifest lists, and the folder itself if `is_new` and nothing else is in it."""
+    manifest = read_json(out / "manifest.json") if (out / "manifest.json").is_file() else {"shards": []}
+    manifest_files = {name for shard in manifest["shards"] for name in shard["files"]}
+    for path in (*out.glob("shard-*.npy"), *out.rglob(".*.part")):
+        if path.name not in manifest_files:
+            path.unlink(missing_ok=True)
+    if (out / WORK_DIR).exists():
+        os.replace(out / WORK_DIR, out / _TRASH_DIR)  # so that it is never read half deleted
+        shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
+    if not manifest["shards"]:
+        shutil.rmtree(out / "tokenizer", ignore_errors=True)
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
+
+
+def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
+    """Return whether a corpus contains the sources of `plan`; raise `ConfigError` if they cannot be added either."""
+    if not append:
+        comparable = base | {key: base[key][: len(plan[key])] for key in ("source_files", "sources")}
+        if mismatch := describe_difference(comparable, plan):
+            raise ConfigError(f"{out} holds a corpus with {mismatch}: choose another folder or remove it")
+        return True
+    if mismatch := describe_difference(base | {key: plan[key] for key in ("source_files", "sources")}, plan):
+        raise ConfigError(f"{out} holds a corpus with {mismatch}: append with the same settings")
+    base_weights = dict(map(partial(_content_and_weight, base), base["source_files"]))
+    present = []
+    for file in plan["source_files"]:
+        content, weight = _content_and_weight(plan, file)
+        if content in base_weights:
+            present.append(file["path"])
+            if weight != base_weights[content]:
+                advice = f"with weight {base_weights[content]}, not {weight}"
+                raise ConfigError(f"{file['path']} is already in {out}, {advice}")
+    if 0 < len(present) < len(plan["source_files"]):
+        raise ConfigError(f"{present[0]} is already in {out}: leave it out")
+    return bool(present)
+
+
+def _content_and_weight(plan: dict[str, Any], file: dict[str, Any]) -> tuple[tuple[str, ...], float]:
+    """Return what identifies the documents of a file, wherever it is, and the weight of its source."""
+    source = plan["sources"][file["source_index"]]
+    return (file.get("sha256") or file["version"], file["format"], source["key"], source["split"]), source["weight"]
+
+
+def ensure_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
+    """Write the plan; raise `ConfigError` if that of an interrupted run differs."""
+    work_dir, base_hash = out / WORK_DIR, base["hash"] if base else ""
+    if (work_dir / "plan.json").is_file():
+        earlier_plan = read_json(work_dir / "plan.json")
+        has_same_base = earlier_plan.get("base") == base_hash
+        mismatch = describe_difference(earlier_plan, plan) if has_same_base else "other sources"
+        if not mismatch:
+            return
+        is_obsolete = base is not None and not has_same_base  # finished, or can never be finished
+        if any(work_dir.glob("*-00000.json")) and not is_obsolete:
+            advice = f"remove {work_dir} to discard it" if base else "choose another folder, or remove it"
+            problem = f"{out} holds an unfinished preparation with {mismatch}"
+            raise ConfigError(f"{problem}: finish that one first, or {advice}")
+        for path in work_dir.iterdir():
+            if path.name not in ("lock", "stdin"):
+                path.unlink()
+    if not base:
+        tokenizer.save(out / "tokenizer")
+    write_json(work_dir / "plan.json", plan | {"base": base_hash})
+
+
+def describe_difference(existing: dict[str, Any], plan: dict[str, Any]) -> str:
+    """Describe the first difference between an existing corpus and a plan; empty if only file locations differ."""
+    if existing.get("format") != plan["format"]:
+        return f"format {existing.get('format')}, not {plan['format']}"
+    if existing["tokenizer_hash"] != plan["tokenizer_hash"]:
+        return "another tokenizer"
+    pairs = [(existing["settings"], plan["settings"])]
+    if len(existing["sources"]) == len(plan["sources"]):
+        pairs += zip(existing["sources"], plan["sources"])
+    for existing_settings, plan_settings in pairs:
+        for name, value in plan_settings.items():
+            if name != "path" and existing_settings.get(name) != value:
+                return f"{name} {existing_settings.get(name)!r}, not {value!r}"
+    contents = [[file | {"path": ""} for file in manifest["source_files"]] for manifest in (existing, plan)]
+    return "" if contents[0] == contents[1] else "other sources, or sources that have changed since"

@@ -8,8 +8,8 @@ resumed pass starts after the last marker.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from polyseme.corpus.build.blocks import DocumentBlock, WorkerConfig, fingerprint, hash_lines, read_blocks, tokenize
-from polyseme.corpus.build.state import merge_manifests
 from polyseme.corpus.build.workers import BlockTask, WorkerPool, map_ordered
 from polyseme.corpus.clean.clean import MAX_EXAMPLES, find_repeated_lines, merge_cleaning_stats
 from polyseme.corpus.dedup.lsh import StackedArray, find_duplicates
@@ -45,8 +44,6 @@ class DuplicateMap:
     num_previous: int  # documents that were in the corpus already
     exact_hashes: list[np.ndarray]  # one array per group of blocks
     signatures: list[np.ndarray]
-    removed_characters: Counter[int] = field(default_factory=Counter)  # by the block's first document
-    example_texts: dict[int, dict[str, str]] = field(default_factory=dict)  # by document
 
     def __post_init__(self) -> None:
         self.is_duplicate = self.duplicate_of >= 0
@@ -56,16 +53,18 @@ class DuplicateMap:
         self.example_documents = sorted({*self.examples, *self.examples.values()})
 
     def filter_block(self, block: DocumentBlock) -> DocumentBlock:
-        """Remove the duplicates of a block, and remember what the manifest needs of it."""
+        """Return a block without its duplicates, with what the manifest needs of them."""
+        texts, locations = block.texts, block.locations
+        example_texts = {}
         for number in self.example_documents:
             if 0 <= (index := number - block.first_document) < block.num_documents:
-                excerpt = " ".join(block.texts[index][:200].split())
-                self.example_texts[number] = {"location": block.locations[index], "text": excerpt}
+                excerpt = " ".join(texts[index][:200].split())
+                example_texts[str(number)] = {"location": locations[index], "text": excerpt}
         documents = slice(block.first_document, block.end_document)
-        if block.num_documents:
-            duplicate_indices = np.flatnonzero(self.is_duplicate[documents]).tolist()
-            self.removed_characters[block.first_document] = sum(len(block.texts[i]) for i in duplicate_indices)
-        return block.filter(self.keep_mask[documents])
+        num_removed = sum(len(texts[i]) for i in np.flatnonzero(self.is_duplicate[documents]).tolist())
+        indices = np.flatnonzero(self.keep_mask[documents]).tolist()
+        block = replace(block, texts=[texts[i] for i in indices], locations=[locations[i] for i in indices])
+        return replace(block, duplicate_characters=num_removed, example_texts=example_texts)
 
     def take_fingerprints(self, blocks: list[DocumentBlock], is_stored: np.ndarray) -> dict[str, list[np.ndarray]]:
         """Return the fingerprints of those remaining documents of blocks that are stored, by part name."""
@@ -73,13 +72,6 @@ class DuplicateMap:
         rows = (first + np.flatnonzero(self.keep_mask[first:end]))[is_stored]
         parts = {"exact_hashes": self.exact_hashes, "signatures": self.signatures}
         return {part: [StackedArray(arrays).take_rows(rows)] for part, arrays in parts.items()}
-
-    def pop_group(self, blocks: list[DocumentBlock]) -> tuple[int, dict[str, dict[str, str]]]:
-        """Return the characters removed from blocks and the example texts in them, and forget both."""
-        first, end = blocks[0].first_document, blocks[-1].end_document
-        texts = {str(n): self.example_texts.pop(n) for n in sorted(self.example_texts) if first <= n < end}
-        num_removed = sum(self.removed_characters.pop(b.first_document, 0) for b in blocks if b.num_documents)
-        return num_removed, texts
 
 
 @dataclass(eq=False)
@@ -91,7 +83,6 @@ class Preparation:
     plan: dict[str, Any]
     base_manifest: dict[str, Any] | None
     pool: WorkerPool
-    on_progress: Callable[[int], None]
 
     @property
     def work_dir(self) -> Path:
@@ -103,8 +94,7 @@ class Preparation:
         path = self.work_dir / "boilerplate.npy"
         if not path.exists():
             for name, group in self._run_stage("lines", "count lines", hash_lines, config):
-                self._write_fields(name, group, ("line_hashes", "num_lines", "exact_hashes"))
-                self._write_marker(name, group, {})
+                self._finish_group(name, group, {}, ("line_hashes", "num_lines", "exact_hashes"))
             hashes = find_repeated_lines(self._distinct_document_lines(), config.cleaning.boilerplate, self.work_dir)
             write_array(path, [hashes], np.uint64)
         return memmap_array(path)
@@ -121,9 +111,9 @@ class Preparation:
     def find_duplicate_documents(self, config: WorkerConfig, threshold: float) -> DuplicateMap:
         """Run the second pass: clean the documents and find those that repeat an earlier one."""
         for name, group in self._run_stage("scan", "clean and compare", fingerprint, config):
-            self._write_fields(name, group, ("passed_cleaning", "exact_hashes", "signatures"))
             stats = merge_cleaning_stats(scan.cleaning_stats for _, scan in group)
-            self._write_marker(name, group, {"cleaning_stats": stats})
+            array_names = ("passed_cleaning", "exact_hashes", "signatures")
+            self._finish_group(name, group, {"cleaning_stats": stats}, array_names)
         passed_cleaning = np.concatenate(self._load_field("scan", "passed_cleaning"))
         exact_hashes, signatures = (self._load_field("scan", name) for name in ("exact_hashes", "signatures"))
         base_hashes, base_signatures = (
@@ -168,17 +158,16 @@ class Preparation:
                 counts |= {"tokens": len(tokenized.ids), "sentences": len(tokenized.sentence_lengths)}
                 by_source.setdefault(str(block.source_index), Counter()).update(counts)
                 by_language.setdefault(block.lang, Counter()).update(counts)
-            num_removed, example_texts = duplicate_map.pop_group(blocks) if duplicate_map else (0, {})
             marker = {
                 "counts": _sum_counts(by_source.values()),
                 "sources": by_source,
                 "languages": by_language,
                 "cleaning_stats": merge_cleaning_stats(tokenized.cleaning_stats for tokenized in tokenized_blocks),
-                "duplicate_characters": num_removed,
-                "example_texts": example_texts,
+                "duplicate_characters": sum(block.duplicate_characters for block in blocks),
+                "example_texts": {number: text for block in blocks for number, text in block.example_texts.items()},
                 "files": files,
             }
-            self._write_marker(name, group, marker)
+            self._finish_group(name, group, marker)
 
     def build_manifest(self, duplicate_map: DuplicateMap | None) -> dict[str, Any]:
         """Build the manifest from the plan, the markers and the manifest appended to."""
@@ -232,17 +221,13 @@ class Preparation:
         num_documents = sum(marker["num_documents"] for marker in markers)
         blocks = read_blocks(self.reader, start, num_documents, self.plan["settings"]["shard_characters"])
         self.reader.check_unchanged()
-        report_progress = self.on_progress if stage == "shard" else lambda _: None
         names = (f"{stage}-{number:05d}" for number in itertools.count(len(markers)))
         group: BlockGroup = []
         with progress(title, self._num_characters(), "characters") as bar:
-            if num_done := sum(marker["num_characters"] for marker in markers):
-                bar.add_completed(num_done)
-                report_progress(num_done)
+            bar.add_completed(sum(marker["num_characters"] for marker in markers))
             for block, output in map_ordered(self.pool, task, config, map(transform, blocks) if transform else blocks):
                 group.append((replace(block, texts=[], locations=[]), output))
                 bar.advance(block.num_characters)
-                report_progress(block.num_characters)
                 if block.ends_shard:
                     yield next(names), group
                     group = []
@@ -257,18 +242,18 @@ class Preparation:
                 return sum(marker["num_characters"] for marker in self._read_markers(stage))
         return self.reader.estimated_characters
 
-    def _write_fields(self, name: str, group: BlockGroup, field_names: tuple[str, ...]) -> None:
-        for field_name in field_names:
-            arrays = [getattr(output, field_name) for _, output in group]
-            write_array(self.work_dir / f"{name}.{field_name}.npy", arrays, arrays[0].dtype)
-
     def _load_field(self, stage: str, name: str) -> list[np.ndarray]:
         """Memory-map a field of all finished groups of a stage."""
         num_groups = len(self._read_markers(stage))
         return [memmap_array(self.work_dir / f"{stage}-{i:05d}.{name}.npy") for i in range(num_groups)]
 
-    def _write_marker(self, name: str, group: BlockGroup, stage_fields: dict[str, Any]) -> None:
-        """Mark a group as done. Its files must have been written before."""
+    def _finish_group(
+        self, name: str, group: BlockGroup, stage_fields: dict[str, Any], array_names: Sequence[str] = ()
+    ) -> None:
+        """Write these arrays of the outputs, then a marker that the group is done."""
+        for array_name in array_names:
+            arrays = [getattr(output, array_name) for _, output in group]
+            write_array(self.work_dir / f"{name}.{array_name}.npy", arrays, arrays[0].dtype)
         blocks = [block for block, _ in group]
         skipped = SkippedInput()
         for block in blocks:
@@ -322,3 +307,27 @@ def _starts_from_lengths(lengths: np.ndarray) -> np.ndarray:
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     return (ends - lengths).astype(np.uint32 if total < 1 << 32 else np.uint64)
+
+
+def merge_manifests(base: dict[str, Any], addition: dict[str, Any]) -> dict[str, Any]:
+    """Merge the manifest of a corpus with that of documents appended to it."""
+    offset = len(base["sources"])
+    source_files = [file | {"source_index": file["source_index"] + offset} for file in addition["source_files"]]
+    old, new = base["removed"], addition["removed"]
+    skipped = SkippedInput()
+    for part in (old, new):
+        skipped.add(SkippedInput(**{name: part[name] for name in asdict(skipped)}))
+    removed = asdict(skipped) | {"cleaning": merge_cleaning_stats([old["cleaning"], new["cleaning"]])}
+    if "duplicates" in new:
+        removed["duplicates"] = {name: old["duplicates"][name] + value for name, value in new["duplicates"].items()}
+        del removed["duplicates"]["examples"][MAX_EXAMPLES:]
+    languages = {lang: Counter(counts) for lang, counts in base["languages"].items()}
+    for lang, counts in addition["languages"].items():
+        languages.setdefault(lang, Counter()).update(counts)
+    return base | {
+        "languages": {lang: dict(counts) for lang, counts in sorted(languages.items())},
+        "sources": base["sources"] + addition["sources"],
+        "source_files": base["source_files"] + source_files,
+        "shards": base["shards"] + addition["shards"],
+        "removed": removed,
+    }

@@ -13,22 +13,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, Protocol
+from typing import Any
 
-from polyseme.corpus.build.blocks import DocumentBlock, WorkerConfig, WorkerState
+from polyseme.corpus.build.blocks import DocumentBlock, WorkerConfig
 from polyseme.errors import ConfigError, PolysemeError, require_package
 
-BlockTask = Callable[[WorkerState, DocumentBlock], Any]
+BlockTask = Callable[[WorkerConfig, DocumentBlock], Any]
 _local = threading.local()
 
 
 def run_task(task: BlockTask, config: WorkerConfig, block: DocumentBlock) -> Any:
-    """Run a task on a block in this thread. The config is opened once per thread."""
+    """Run a task on a block, with a cleaner and a tokenizer of this thread."""
     if getattr(_local, "key", None) != config.key:
-        _local.state, _local.key = config.open(), config.key
-    return task(_local.state, block)
+        _local.config, _local.key = replace(config), config.key  # a copy, since a tokenizer is locked while it encodes
+    return task(_local.config, block)
 
 
 def num_cores() -> int:
@@ -36,35 +37,19 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class WorkerPool(Protocol):
-    """Executor that runs up to `size` blocks at a time."""
-
-    size: int
-
-    def submit(self, task: BlockTask, config: WorkerConfig, block: DocumentBlock) -> Any:
-        """Start a task and return a future for its output."""
-        ...
-
-
 @contextmanager
-def open_pool(num_workers: int, dask_address: str = "") -> Iterator[WorkerPool]:
-    """Open a pool of local processes, or of the dask cluster at `dask_address`.
-
-    Processes are started when the first block is submitted.
-    """
+def open_pool(num_workers: int, dask_address: str = "") -> Iterator["WorkerPool"]:
+    """Open a pool of the dask cluster at `dask_address`, or of local processes, started with the first block."""
     if dask_address:
         with _connect_cluster(dask_address) as client:
             yield _DaskPool(client)
     else:
-        pool = _ProcessPool(num_workers)
-        try:
+        with closing(_ProcessPool(num_workers)) as pool:
             yield pool
-        finally:
-            pool.close()
 
 
 def map_ordered(
-    pool: WorkerPool, task: BlockTask, config: WorkerConfig, blocks: Iterable[DocumentBlock]
+    pool: "WorkerPool", task: BlockTask, config: WorkerConfig, blocks: Iterable[DocumentBlock]
 ) -> Iterator[tuple[DocumentBlock, Any]]:
     """Yield every block with its output, in order. Only a few blocks are in flight at a time, which bounds memory."""
     remaining = iter(blocks)
@@ -175,6 +160,9 @@ class _ProcessPool:
             self.threads.shutdown(wait=True, cancel_futures=True)
         for process in self.processes:
             process.wait()
+
+
+WorkerPool = _DaskPool | _ProcessPool
 
 
 def worker_main(descriptor: int) -> None:

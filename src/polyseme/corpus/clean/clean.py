@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,7 @@ def _parse_value(name: str, value: str) -> Any:
 
 
 class CleaningStats:
-    """Statistics of each step: documents changed and removed, characters removed, and the first examples.
-
-    The characters of all steps add up to the difference between input and output; `nfc` may add characters.
-    """
+    """Statistics of each step: documents changed and removed, characters removed (`nfc` may add some), examples."""
 
     def __init__(self) -> None:
         self.by_step: dict[str, dict[str, Any]] = {
@@ -137,11 +134,7 @@ def merge_cleaning_stats(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Cleaner:
-    """Cleans documents one by one.
-
-    `boilerplate_hashes` is the output of `find_repeated_lines`. Without it the boilerplate step is skipped, so that
-    `transform` returns the lines to count.
-    """
+    """Cleans documents one by one. Without `boilerplate_hashes` (of repeated lines) the boilerplate step is skipped."""
 
     def __init__(self, config: CleaningConfig, boilerplate_hashes: np.ndarray | None = None):
         self.config = config
@@ -150,7 +143,7 @@ class Cleaner:
         if config.nfc:
             self._transforms["nfc"] = _normalize_nfc
         if config.control:
-            self._transforms["control"] = _strip_control_and_normalize if config.nfc else _strip_control
+            self._transforms["control"] = partial(_strip_control, normalize=config.nfc)
         if config.boilerplate and len(self._boilerplate_hashes):
             self._transforms["boilerplate"] = self._strip_boilerplate
         self._detector = LanguageDetector() if config.language else None
@@ -185,9 +178,7 @@ class Cleaner:
         lines = text.split("\n")
         line_numbers, hashes = _hash_lines(lines)
         boilerplate = set(np.array(line_numbers)[is_in_sorted(hashes, self._boilerplate_hashes)].tolist())
-        return (
-            "\n".join(line for number, line in enumerate(lines) if number not in boilerplate) if boilerplate else text
-        )
+        return "\n".join(line for number, line in enumerate(lines) if number not in boilerplate)
 
 
 def _excerpt_change(before: str, after: str) -> str:
@@ -203,14 +194,11 @@ def _normalize_nfc(text: str) -> str:
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
-def _strip_control(text: str) -> str:
-    return _CONTROL.sub("", _LINE_BREAK.sub("\n", text)) if _CONTROL.search(text) else text
-
-
-def _strip_control_and_normalize(text: str) -> str:
-    """Normalize after removing control characters, since characters that they separated may compose now."""
-    new_text = _strip_control(text)
-    return text if new_text is text else _normalize_nfc(new_text)
+def _strip_control(text: str, normalize: bool) -> str:
+    if not _CONTROL.search(text):
+        return text
+    new_text = _CONTROL.sub("", _LINE_BREAK.sub("\n", text))
+    return _normalize_nfc(new_text) if normalize else new_text  # what was separated may compose now
 
 
 def _hash_lines(lines: list[str]) -> tuple[list[int], np.ndarray]:
@@ -233,24 +221,11 @@ def find_repeated_lines(
     hash_arrays: Iterable[np.ndarray], min_count: int, work_dir: Path, memory_bytes: int = 64 << 20
 ) -> np.ndarray:
     """Return the sorted hashes that occur at least `min_count` times, using about `memory_bytes` bytes of memory."""
-    repeated_hashes = [np.empty(0, dtype=np.uint64)]
-    last_hash, last_count = np.uint64(0), 0  # the largest hash so far, which may continue in the next chunk
+    repeated_hashes = [np.empty(0, np.uint64)]
     with ExternalSorter(work_dir / "lines.runs", memory_bytes) as sorter:
         for hashes in hash_arrays:
             sorter.add(hashes)
-        for chunk in sorter.sorted_chunks():
-            if not len(chunk):
-                continue
-            starts = np.flatnonzero(np.append(True, chunk[1:] != chunk[:-1]))
-            values, counts = chunk[starts], np.diff(np.append(starts, len(chunk)))
-            if values[0] == last_hash:
-                counts[0] += last_count
-            elif last_count >= min_count:
-                repeated_hashes.append(np.array([last_hash], dtype=np.uint64))
-            last_hash, last_count = values[-1], int(counts[-1])
-            repeated_hashes.append(values[:-1][counts[:-1] >= min_count])
-        if last_count >= min_count:
-            repeated_hashes.append(np.array([last_hash], dtype=np.uint64))
+        repeated_hashes += [hashes[counts >= min_count] for hashes, counts in sorter.sorted_counts()]
     return np.concatenate(repeated_hashes)
 
 
@@ -273,10 +248,7 @@ class LanguageDetector:
         return normalize_language(lang) in self._supported
 
     def detect_mismatch(self, text: str, lang: str, min_probability: float) -> tuple[str, float] | None:
-        """Return the detected language and its probability if it is not `lang` and at least `min_probability`.
-
-        Returns None if the model does not know `lang`, or if `lang` is empty.
-        """
+        """Return the detected language and its probability if it is not `lang`; None if `lang` is not supported."""
         if not self.supports(lang):
             return None
         detected_lang, probability = self(text)

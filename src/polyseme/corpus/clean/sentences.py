@@ -55,8 +55,5 @@ def _segment_line(segment: Callable[[str, str], list[str]], line: str, lang: str
 
 
 def _is_boundary(before: str, after: str) -> bool:
-    """Return whether a sentence may end between two characters without a space.
-
-    True for `。我`; False for `torch.Tensor`, and for `.”` and similar, which may be one token.
-    """
+    """Return whether a sentence may end there without a space: True for `。我`, False for `torch.Tensor` and `.”`."""
     return after in _WHITESPACE or (after.isalnum() and not before.isalnum() and not before.isascii() and before != "’")

@@ -43,18 +43,32 @@ class ExternalSorter:
             values = values[len(part) :]
 
     def sorted_chunks(self) -> Iterator[np.ndarray]:
-        """Yield all numbers in ascending order, in chunks.
-
-        Without `unique`, equal numbers may be in two chunks. With it they are in one: each run has them once, and
-        equal numbers are merged into the same chunk.
-        """
+        """Yield all numbers in ascending order, in chunks. Without `unique`, equal numbers may be in two chunks."""
         if not self._run_lengths:
             yield self._sort_buffer()
             return
         self._write_run()
         with open(self.path, "rb") as file:
             for chunk in self._merge_runs(file):
-                yield _drop_repeats(chunk) if self.unique else chunk
+                yield _drop_repeats(chunk) if self.unique else chunk  # equal numbers of several runs are in one chunk
+
+    def sorted_counts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the distinct numbers in ascending order, in chunks, and how often each was added."""
+        last_value, last_count = np.empty(0, np.uint64), np.empty(0, np.int64)  # may continue in the next chunk
+        for chunk in self.sorted_chunks():
+            if not len(chunk):
+                continue
+            run_starts = np.flatnonzero(np.append(True, chunk[1:] != chunk[:-1]))
+            counts = np.diff(np.append(run_starts, len(chunk)))
+            if len(last_value) and last_value[0] == chunk[0]:
+                counts[0] += last_count[0]
+            elif len(last_value):
+                yield last_value, last_count
+            if len(run_starts) > 1:
+                yield chunk[run_starts[:-1]], counts[:-1]
+            last_value, last_count = chunk[run_starts[-1:]], counts[-1:]
+        if len(last_value):
+            yield last_value, last_count
 
     def _merge_runs(self, file: BinaryIO) -> Iterator[np.ndarray]:
         ends = np.cumsum(self._run_lengths).tolist()

@@ -221,18 +221,14 @@ def is_similar(table: StackedArray, earlier: np.ndarray, later: np.ndarray, min_
 def _mark_near_duplicates(
     pairs: ExternalSorter, table: StackedArray, min_matches: float, duplicate_of: np.ndarray, advance: ProgressFn
 ) -> None:
-    """Mark each document, in order, as a duplicate of the first similar one that is not a duplicate itself.
-
-    Pairs with a document that is already a duplicate are not compared, so a cluster costs about one comparison per
-    document.
-    """
+    """Mark each document, in order, as a duplicate of the first similar one that is not a duplicate itself."""
     progress_done = 0.0
     for chunk in pairs.sorted_chunks():
         for low in range(0, len(chunk), _PAIRS_PER_BATCH):
             part = chunk[low : low + _PAIRS_PER_BATCH]
             later = (part >> np.uint64(32)).astype(np.int64)
             earlier = (part & np.uint64(0xFFFFFFFF)).astype(np.int64)
-            undecided = (duplicate_of[later] < 0) & (duplicate_of[earlier] < 0)
+            undecided = (duplicate_of[later] < 0) & (duplicate_of[earlier] < 0)  # about one pair per document
             later, earlier = later[undecided], earlier[undecided]
             similar = is_similar(table, earlier, later, min_matches)
             for original, document in zip(earlier[similar].tolist(), later[similar].tolist()):

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from polyseme.rng import GOLDEN_GAMMA, splitmix64
-from polyseme.text.cached_encoder import hash_powers
+from polyseme.text.cached_encoder import hash_spans
 
 SIGNATURE_SIZE = 128  # a power of two
 SHINGLE_WORDS = 5
@@ -35,10 +35,7 @@ SCRIPTS_WITHOUT_SPACES = (
 
 
 def minhash_signatures(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hash (uint64 [n, 2]) and a signature (uint16 [n, SIGNATURE_SIZE]) of each text.
-
-    The signature of a text without words is all zeros; no other signature contains 0.
-    """
+    """Return a hash (uint64 [n, 2]) and a signature (uint16 [n, SIGNATURE_SIZE]; 0 only without words) of each text."""
     signatures = np.zeros((len(texts), SIGNATURE_SIZE), dtype=np.uint16)
     for low, high in _batches(texts):
         signatures[low:high] = _minhash_batch(texts[low:high])
@@ -118,24 +115,14 @@ def _split_chunks(text: str) -> Iterator[str]:
 
 
 def _hash_words(text: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hash and the start of each word of a text.
-
-    The hash is a polynomial over the characters of the word. All are computed from one cumulative sum over the text:
-    separators add 0, and multiplying by the inverse power of the base removes the word's position.
-    """
+    """Return the hash and the start of each word of a text. Separators after a word add 0 to its hash."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     folded_codes = _code_point_table()[codes]
     starts_word = folded_codes != 0
     continues_word = starts_word & (folded_codes < _SINGLE_CHAR_WORD)
     starts_word[1:] &= ~(continues_word[1:] & continues_word[:-1])
     starts = np.flatnonzero(starts_word)
-    factors, inverses = hash_powers((BATCH_CHARS + _MAX_BATCH_DOCUMENTS).bit_length())
-    sums = np.empty(len(codes) + 1, dtype=np.uint64)
-    sums[0] = 0
-    np.cumsum(folded_codes * factors[: len(codes)], out=sums[1:])
-    hashes = sums[np.append(starts, len(codes))]
-    hashes = (hashes[1:] - hashes[:-1]) * inverses[starts]
-    return splitmix64(hashes), starts
+    return splitmix64(hash_spans(folded_codes, starts, np.append(starts, len(codes))[1:])), starts
 
 
 def _min_shingle_hashes(word_hashes: np.ndarray, document_starts: np.ndarray) -> np.ndarray:

@@ -9,12 +9,9 @@ from polyseme.corpus.inspect.statistics import CorpusStatistics, SourceStats, To
 from polyseme.report.charts import histograms, log_line_chart
 from polyseme.report.html import code, columns, escape, html_page, html_table, note, quote
 
-SMALLEST_RECIPE = {
-    "wordpiece": "bert-tiny",
-    "bpe": "gpt2-tiny",
-    "byte-bpe-roberta": "roberta-tiny",
-    "events": "music-tiny",
-}  # a recipe for each kind of tokenizer
+SMALLEST_RECIPE = {  # by kind of tokenizer
+    "wordpiece": "bert-tiny", "bpe": "gpt2-tiny", "byte-bpe-roberta": "roberta-tiny", "events": "music-tiny"
+}  # fmt: skip
 _MAX_ROWS = 40  # of a table whose length depends on the corpus
 
 
@@ -80,11 +77,9 @@ def _source_table(group_by: str, sources: tuple[SourceStats, ...]) -> str:
         counts = source.counts
         weight = "" if source.weight is None else f"{source.weight:g}"
         rows.append([
-            source.name,
-            *([source.lang] if group_by == "source" else []),
+            source.name, *([source.lang] if group_by == "source" else []),
             *(counts[name] for name in ("documents", "tokens", "characters")),
-            f"{counts['characters'] / max(counts['tokens'], 1):.2f}",
-            f"{source.token_share:.2%}",
+            f"{counts['characters'] / max(counts['tokens'], 1):.2f}", f"{source.token_share:.2%}",
             *([weight, f"{source.weighted_share:.2%}"] if has_weights else []),
         ])  # fmt: skip
     header = [group_by, *(["language"] if group_by == "source" else []), "documents", "tokens", "characters"]
@@ -148,19 +143,16 @@ def _removed_section(removed: dict[str, Any]) -> str:
     if duplicates:
         total = duplicates.get("exact", 0) + duplicates.get("near", 0)
         rows.append(("all duplicates", 0, total, duplicates.get("characters", 0)))
-    html = ""
-    if rows:
-        html = html_table(["step", "documents changed", "documents removed", "characters removed"], rows)
+    header = ["step", "documents changed", "documents removed", "characters removed"]
+    html = html_table(header, rows) if rows else ""
     for name, step in {**steps, "duplicates": duplicates}.items():
         html += f"<h3>{escape(name)}</h3>" if step.get("examples") else ""
         for example in step.get("examples", ()):
             repeats = f" repeats {example['duplicate_of']}" if "duplicate_of" in example else ""
             html += note(f"{example.get('location', '')}{repeats}") + quote(example.get("text", ""))
     num_bad, messages = removed.get("num_bad", 0), removed.get("bad_row_messages", [])
-    counts = (
-        f"Blank documents: {removed.get('num_blank', 0):,}. Documents without tokens: {removed.get('num_empty', 0):,}."
-    )
-    html += note(f"{counts} Bad rows: {num_bad:,}.")
+    num_blank, num_empty = removed.get("num_blank", 0), removed.get("num_empty", 0)
+    html += note(f"Blank documents: {num_blank:,}. Documents without tokens: {num_empty:,}. Bad rows: {num_bad:,}.")
     if messages:
         omitted = f"and {num_bad - _MAX_ROWS:,} more" if num_bad > _MAX_ROWS else ""
         html += html_table(["bad row"], [[message] for message in messages[:_MAX_ROWS]]) + note(omitted)

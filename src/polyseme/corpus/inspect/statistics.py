@@ -95,10 +95,7 @@ class CorpusStatistics:
 
 
 def compute_statistics(corpus: Corpus, seed: int = 0, num_samples: int = 5, top_k: int = 50) -> CorpusStatistics:
-    """Compute the statistics of a corpus, reading it in slices.
-
-    Includes `num_samples` random documents and the `top_k` most frequent tokens at the start of and inside words.
-    """
+    """Compute the statistics of a corpus, with the `top_k` most frequent tokens and `num_samples` random documents."""
     for name, value in (("num_samples", num_samples), ("top_k", top_k)):
         if value < 0:
             raise ConfigError(f"{name} is {value}; it must not be negative")
@@ -137,10 +134,7 @@ def _source_stats(manifest: dict[str, Any]) -> tuple[SourceStats, ...]:
 
 
 def _language_stats(manifest: dict[str, Any], sources: tuple[SourceStats, ...]) -> tuple[SourceStats, ...]:
-    """Return the statistics of each language, the largest first.
-
-    In a source with several languages (gettext) all have the weight of the source.
-    """
+    """Return the statistics of each language, largest first. All languages of a source have its weight."""
     parts: dict[str, list[SourceStats]] = defaultdict(list)
     for source in sources:
         if source.lang != "?":

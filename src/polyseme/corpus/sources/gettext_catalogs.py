@@ -1,7 +1,4 @@
-"""Readers of gettext catalogs: translated program messages in many languages, installed on most machines.
-
-The formats, `.mo` and `.po`, are described in the GNU gettext manual.
-"""
+"""Readers of gettext catalogs (`.mo`, `.po`): translated program messages, installed on most machines."""
 
 import os
 import re
@@ -136,28 +133,22 @@ def _parse_mo(content: bytes) -> tuple[list[tuple[bytes, bytes]], str]:
 
 
 def read_po(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the messages of a `.po` file with their translations. Skips fuzzy and untranslated ones.
-
-    The package polib does not serve here: it drops a string with an unclosed quote without an error and does not
-    decode octal and hexadecimal escapes.
-    """
+    """Yield the translated messages of a `.po` file, except fuzzy ones. polib would hide errors (decision 032)."""
     entry: dict[str, str] = {}
     field, is_fuzzy = "", False
     for number, line in raise_errors(read_lines(path, str(path))):
         line = line.strip()
-        if not line or line.startswith("#"):
-            if "msgstr" in entry or "msgstr[0]" in entry:
-                yield from _entry_pairs(entry, is_fuzzy)
-                entry, is_fuzzy = {}, False
+        match, is_comment = _LINE.fullmatch(line), not line or line.startswith("#")
+        starts_entry = is_comment or (match and match[1] in ("msgid", "msgctxt"))
+        if starts_entry and ("msgstr" in entry or "msgstr[0]" in entry):
+            yield from _entry_pairs(entry, is_fuzzy)
+            entry, is_fuzzy = {}, False
+        if is_comment:
             is_fuzzy |= line.startswith("#,") and "fuzzy" in line
             continue
-        match = _LINE.fullmatch(line)
         if match is None or not (match[1] or field):
             raise DataError(f"{path} line {number}: {line[:40]!r} is not valid in a .po file")
         if match[1]:
-            if match[1] in ("msgid", "msgctxt") and ("msgstr" in entry or "msgstr[0]" in entry):
-                yield from _entry_pairs(entry, is_fuzzy)
-                entry, is_fuzzy = {}, False
             field = match[1]
             if field in entry:
                 raise DataError(f"{path} line {number}: {field} occurs twice in one entry")

@@ -215,8 +215,7 @@ class _DecompressedStream(io.RawIOBase):
 def _read_wet(file: SourceFile) -> Iterator[ReadResult]:
     """Read Common Crawl's extracted text: the records of type `conversion` in a WARC file.
 
-    The package warcio does not serve here: it stops at a bad record, and reads over a wrong Content-Length or a
-    truncated record without an error. This reader reports each bad record and goes on at the next `WARC/` line.
+    Reports each bad record and goes on at the next `WARC/` line. warcio would stop or hide the error (decision 032).
     """
     stream = io.BufferedReader(_DecompressedStream(file.local_path), 1 << 16)
     num_records, is_out_of_sync = 0, False

@@ -267,10 +267,7 @@ def _stat_file(file: SourceFile) -> tuple[int, int] | None:
 
 
 def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_files: list[str]) -> list[Path]:
-    """Return the files below a folder whose format is known by their name, or all if `format` is set, sorted by path.
-
-    Hidden files are skipped. Empty files and files of unknown format are added to `skipped_files`.
-    """
+    """Return the files below a folder in a known format, or all if `format` is set; add others to `skipped_files`."""
     paths = []
     corpora = [path.parent for path in folder.rglob("shard-00000.tokens.npy")]
     corpora += [exclude_dir] if exclude_dir else []
