@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.ensemble import predict_ensemble
-from polyseme.evaluation.predict import evaluate
+from polyseme.evaluation.predict import evaluate, predict_ensemble
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
