@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import JsonRow, NamedDataset, json_lines_reader, pair_reader, split_files
+from polyseme.datasets.base import NamedDataset, json_lines_reader, pair_reader, split_files
 from polyseme.errors import DataError
 from polyseme.tasks.classification import PairClassificationTask
 from polyseme.tasks.metrics.standard import squad_scores
 from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
-from polyseme.tasks.readers.rows import RowReader, read_lines
+from polyseme.tasks.readers.rows import JsonRow, RowReader, read_lines
 from polyseme.tasks.sequence import TextExample
 
 COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}

@@ -12,7 +12,7 @@ from polyseme.io.tables import NumberedRow, read_csv_rows
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.coreference import CoreferenceTask
 from polyseme.tasks.readers.conll import BRACKETS
-from polyseme.tasks.readers.rows import Columns, RowReader, read_lines
+from polyseme.tasks.readers.rows import Columns, RowReader, read_lines, split_sentences
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 
@@ -73,13 +73,9 @@ def _parse_trec_line(location: str, line: str, is_fine_grained: bool = False) ->
 
 def _read_conllu(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read words and universal part-of-speech tags of CoNLL-U, without multiword tokens (1-2) and empty nodes (1.1)."""
-    rows: list[tuple[int, list[str]]] = []
-    for line_number, line in enumerate([*read_lines(path), ""], 1):
-        if line.strip() and not line.startswith("#"):
-            rows.append((line_number, line.split("\t")))
-        elif not line.strip() and rows:
+    for lines in split_sentences(read_lines(path)):
+        if rows := [(number, line.split("\t")) for number, line in lines if not line.startswith("#")]:
             yield partial(_conllu_example, path, rows, needs_labels)
-            rows = []
 
 
 def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels: bool) -> TaggingExample:

@@ -55,7 +55,7 @@ def finetune(
         TaskRun(
             task,
             each,
-            split(task, task.trainable(each.train)),
+            split(task, [e for e in each.train if e.is_trainable]),
             split(task, each.dev),
             {name: split(task, examples) for name, examples in each.extra_eval.items()},
         )

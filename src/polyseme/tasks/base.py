@@ -48,6 +48,11 @@ class Example:
     location: str
 
     @property
+    def is_trainable(self) -> bool:
+        """Whether a model can learn from it."""
+        return True
+
+    @property
     def gold(self) -> Any:
         """The true answer as a plain value; None if it is unknown."""
         return getattr(self, self.gold_field)
@@ -155,10 +160,6 @@ class TaskConfig(Config, Codec):
             if name not in known:
                 raise ConfigError(f"{cls.task_type} has no setting {name!r}; {suggest(name, known)}")
         return cls(**settings).fit(examples)
-
-    def trainable(self, examples: Sequence[Any]) -> list[Any]:
-        """Return the examples that can be trained on."""
-        return list(examples)
 
     def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
         """Return facts about the data for the results of a run."""

@@ -22,27 +22,13 @@ from polyseme.nn.heads.coreference import FIRST_TOKEN, LAST_TOKEN, SENTENCE_END,
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch
-from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
+from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import no_mentions, string_match
 from polyseme.tasks.encoded import EncodedExample, Examples, encode_words
-from polyseme.tasks.metrics.coreference import Mention, coreference_metrics
-from polyseme.tasks.readers.conll2012 import ConllDocument, format_conll, iter_documents, plain_document
+from polyseme.tasks.metrics.coreference import coreference_metrics
+from polyseme.tasks.readers.conll2012 import Clusters, DocumentExample, format_conll, iter_documents, make_document
 from polyseme.tasks.readers.rows import Columns, RowReader
 from polyseme.text.tokenizer import Tokenizer
-
-Clusters = tuple[tuple[Mention, ...], ...]
-
-
-@dataclass(frozen=True)
-class DocumentExample(Example):
-    """The words of a document, and clusters of mentions, which are the first and last word of each."""
-
-    gold_field = "clusters"
-
-    words: Words
-    document: ConllDocument
-    clusters: Clusters | None = None
-    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ class CoreferenceTask(TaskConfig):
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Read the columns of CoNLL-2012, a file or a folder of them."""
-        return iter_documents(path, needs_labels, DocumentExample)
+        return iter_documents(path, needs_labels)
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> DocumentExample:
@@ -220,12 +206,6 @@ class CoreferenceTask(TaskConfig):
 
     def feature_positions(self, example: DocumentExample, segments: np.ndarray) -> np.ndarray:
         return self.word_rows(example)
-
-
-def make_document(sentences: Sequence[Sequence[str]], location: str) -> DocumentExample:
-    """Build a document from sentences of words; it can be written in columns."""
-    words = tuple(word for sentence in sentences for word in sentence)
-    return DocumentExample(location, words, plain_document(sentences))
 
 
 def _split_segments(sizes: np.ndarray, sentence_ends: np.ndarray, room: int) -> list[tuple[int, int]]:

@@ -17,48 +17,15 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks import windows
-from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
+from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import first_words, sliding_window
 from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, separator_id
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
-from polyseme.tasks.readers.rows import Columns, RowReader, parse_text
-from polyseme.tasks.readers.squad import GoldAnswer, iter_questions
-from polyseme.tasks.readers.words import WORD_PATTERN, split_words
+from polyseme.tasks.readers.rows import WORD_PATTERN, Columns, RowReader, parse_text, split_words
+from polyseme.tasks.readers.squad import QuestionExample, iter_questions
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextQA
 from polyseme.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class QuestionExample(Example):
-    """A question about a text; an empty tuple of answers means that the text has none."""
-
-    context: str
-    question: str
-    answers: tuple[GoldAnswer, ...] | None = None
-    id: str = ""
-
-    @property
-    def gold(self) -> tuple[str, ...] | None:
-        return None if self.answers is None else tuple(text for text, _ in self.answers)
-
-    @property
-    def valid_answers(self) -> list[GoldAnswer]:
-        """The answers that the context has at their offset."""
-        answers = self.answers or ()
-        return [(text, at) for text, at in answers if text and at >= 0 and self.context.startswith(text, at)]
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether the offset of an answer is correct, or there is no answer to find."""
-        return not self.answers or bool(self.valid_answers)
-
-    @property
-    def char_span(self) -> tuple[int, int] | None:
-        """The characters of the first valid answer; (0, 0) if there is none to find."""
-        if self.answers == ():
-            return (0, 0)
-        return next(((start, start + len(text)) for text, start in self.valid_answers), None)
 
 
 @dataclass(frozen=True)
@@ -111,7 +78,7 @@ class ExtractiveQATask(TaskConfig):
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Read SQuAD's JSON."""
-        return iter_questions(path, needs_labels, QuestionExample)
+        return iter_questions(path, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
@@ -139,9 +106,6 @@ class ExtractiveQATask(TaskConfig):
     @classmethod
     def from_head(cls, head: ClassificationHeadConfig) -> Self:
         return cls()
-
-    def trainable(self, examples: Sequence[QuestionExample]) -> list[QuestionExample]:
-        return [e for e in examples if e.is_trainable]
 
     def describe_data(self, train: Sequence[QuestionExample], dev: Sequence[QuestionExample]) -> dict[str, Any]:
         return {"bad_offsets": {"train": count_bad_offsets(train), "dev": count_bad_offsets(dev)}}

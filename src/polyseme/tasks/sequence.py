@@ -26,7 +26,6 @@ from polyseme.tasks.encoded import (
     truncate_longest,
 )
 from polyseme.tasks.readers import rows
-from polyseme.tasks.readers.words import split_words
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextToText
 from polyseme.text.tokenizer import Tokenizer
@@ -103,7 +102,7 @@ class SequenceTask(TaskConfig):
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         pairs = self.text_sequences(example)
-        sequences = [tuple(split_words(text) for text in pair if text is not None) for pair in pairs]
+        sequences = [tuple(rows.split_words(text) for text in pair if text is not None) for pair in pairs]
         if not all(map(all, sequences)):
             raise DataError(f"{example.location}: a text has no words")
         return sequences
