@@ -244,7 +244,6 @@ def test_bootstrap_separates_a_difference_from_chance(runs):
             runs,
             "m",
             "t",
-            "classification",
             "accuracy",
             (value,),
             1,

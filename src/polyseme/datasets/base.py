@@ -66,8 +66,7 @@ class NamedDataset:
         if split not in self.splits:
             raise ConfigError(f"there is no split {split!r} of {self.folder}; {suggest(split, self.splits)}")
         path = path / self.folder if (path / self.folder).is_dir() else path
-        file = path / self.splits[split]
-        file = file if file.exists() else find_compressed(file)
+        file = find_compressed(path / self.splits[split])
         examples = self.task.collect(file, self.iter_rows(file, needs_labels), skip_bad, strict)
         return self.split_filter(path, split, examples) if self.split_filter else examples
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.json import parse_json_object, read_json
 from polyseme.tasks.metrics.standard import normalize_answer, word_f1
+from polyseme.tasks.metrics.translation import score_translations
 from polyseme.tasks.readers.rows import read_lines
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
@@ -120,8 +121,6 @@ def evaluate_answers(prompt: PromptTemplate, answers: Sequence[str], questions: 
         pairs = zip(answers, questions, strict=True)
         results[name] = sum(max(metric_fn(text, gold) for gold in q.answers) for text, q in pairs) / len(questions)
     if prompt.metric == "bleu":
-        from polyseme.tasks.metrics.translation import score_translations
-
         gold = [q.answers[0] for q in questions]
         bleu_metrics = score_translations(list(answers), gold, gold)
         results |= {"bleu": bleu_metrics["bleu"], "bleu_signature": bleu_metrics["bleu_signature"]}
@@ -155,8 +154,5 @@ class UnicodeTokenizer:
 
 @cache
 def _rouge_scorer() -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise UnsupportedError("ROUGE needs the package rouge-score: pip install 'polyseme[tasks]'") from None
-    return RougeScorer(["rougeL"], tokenizer=UnicodeTokenizer())
+    rouge = require_package("rouge_score.rouge_scorer", "ROUGE", "'polyseme[tasks]'")
+    return rouge.RougeScorer(["rougeL"], tokenizer=UnicodeTokenizer())

@@ -36,7 +36,7 @@ def finetune(
         data = [data]
     else:
         _check_names(data)
-    check_run(data, out)
+    check_run(out)
     tasks = [fit_task(path, each) for each in data]
     loaded = load_for_tasks(path, tasks, config, options.first_seed, options.from_scratch)
 
@@ -88,7 +88,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, Family]:
 def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> bool:
     """Whether a model answers the task in text instead of with a new head."""
     has_decoder = "next" in family.pretraining_heads(trunk)
-    return family.is_text_to_text and has_decoder and task.supports_text
+    return family.is_text_to_text and has_decoder and bool(task.text_format)
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -99,14 +99,12 @@ def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
     return {"finetuning_history": [*metadata.get("finetuning_history", []), before]}
 
 
-def check_run(data: Sequence[TaskData], out: Path | None) -> None:
-    """Check the output folder and optional dependencies before anything is loaded."""
+def check_run(out: Path | None) -> None:
+    """Check the output folder before anything is loaded."""
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file: give a folder for the run")
     if out is not None and out.is_dir() and (names := sorted(p.name for p in out.iterdir())):
         raise ConfigError(f"{out} already holds {names[0]}: give another folder for the run")
-    for each in data:
-        each.task.check_dependencies()
 
 
 def load_for_tasks(

@@ -70,7 +70,7 @@ def train_on_features(
     """
     config = config.validate()
     network = config.network or FeatureNetworkSettings()
-    check_run([data], out)
+    check_run(out)
     task = data.task.fit(data.train)
     reader = _build_reader(inputs, task, data.train, network, config.max_len or MAX_CONTEXT_WORDS)
     model_config = build_model_config(task, reader, network)

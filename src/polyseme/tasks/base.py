@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, require_package, suggest
 from polyseme.families.family import Family
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
@@ -27,7 +27,6 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.tasks.baselines.taggers import require_sklearn
 from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, read_lines, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
@@ -86,7 +85,7 @@ class TaskConfig(Config, Codec):
     feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
-    supports_text: ClassVar[bool] = False  # whether it can be answered in text
+    text_format: ClassVar[str] = ""  # how it is written as text: its name, then its fields; empty if it cannot be
 
     name: str = field(default="", kw_only=True)
     text_template: TextToTextTemplate | None = field(default=None, kw_only=True)
@@ -245,10 +244,6 @@ class TaskConfig(Config, Codec):
         ends = np.cumsum([self.num_rows(e) for e in encoded])[:-1]
         return map(RowScores, *(np.split(tensor.cpu().numpy(), ends) for tensor in outputs))
 
-    def describe_limit(self, max_len: int) -> str:
-        """Describe the limit that a long example is cut to."""
-        return f"{max_len} tokens"
-
     def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
         means = mean_rows([[self.to_probabilities(s.logits) for s in one] for one in scores])
         return [RowScores(logits, logits.argmax(-1)) for logits in map(self.from_probabilities, means)]
@@ -275,10 +270,6 @@ class TaskConfig(Config, Codec):
     def dev_choices(self) -> list[str]:
         """What `calibrate` chooses on the dev examples, for the note that a dev score is optimistic."""
         return []
-
-    @classmethod
-    def check_dependencies(cls) -> None:
-        """Raise an error before training if a library that the metrics need is missing."""
 
     @abstractmethod
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
@@ -319,7 +310,7 @@ class TaskConfig(Config, Codec):
         if name not in known:
             raise ConfigError(f"{self.task_type} has no baseline {name!r}; {suggest(name, known)}")
         if name != known[0]:
-            require_sklearn()
+            require_package("sklearn", f"the baseline {name}", "'polyseme[tasks]'")
 
     # -------------------------------------------------------------------------------------------------- output
 

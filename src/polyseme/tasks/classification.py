@@ -28,7 +28,6 @@ class LabelTask(LabelSetTask, TextTask):
     """What both kinds of classification share."""
 
     default_metric = "accuracy"
-    supports_text = True
 
     def fit(self, examples: Sequence[TextExample]) -> Self:
         labels = sorted({e.label for e in examples if e.label is not None})

@@ -63,7 +63,7 @@ class ExtractiveQATask(TaskConfig):
     feature_networks = ("bidaf", "bilstm")
     answers_questions = True
     scores_tokens = True
-    supports_text = True
+    text_format = "question: {question} context: {context}"
     max_windows = 512
     output_labels = ("start", "end")
 
@@ -158,9 +158,6 @@ class ExtractiveQATask(TaskConfig):
                     offsets=offsets,
                     null_position=null_position,
                 )
-
-    def describe_limit(self, max_len: int) -> str:
-        return "half a window"  # a question; the context is read in windows
 
     def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return all rows; the labels of each are the rows of the correct start and end."""
@@ -277,7 +274,7 @@ class ExtractiveQATask(TaskConfig):
         return self if self.text_template is None else TextQA(self)
 
     def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
-        return self.replace(text_template=TextToTextTemplate("question: {question} context: {context}"))
+        return self.replace(text_template=TextToTextTemplate(self.text_format))
 
 
 def find_best_threshold(examples: Sequence[QuestionExample], answers: Sequence[SpanAnswer]) -> float:

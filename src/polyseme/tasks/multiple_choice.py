@@ -45,7 +45,6 @@ class MultipleChoiceTask(SequenceTask):
     task_type = "multiple_choice"
     example_type = ChoiceExample
     default_metric = "accuracy"
-    supports_text = True
     text_format = "choice {choices} text: {text}"
     head_type = "choice"
     feature_networks = ("esim", "biattentive", "linear", "bilstm")

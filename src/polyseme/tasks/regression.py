@@ -1,13 +1,11 @@
 """Regression: a number for a text, or for a pair of texts (similarity)."""
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.tasks.base import BaselineFn, Prediction, require_labels
 from polyseme.tasks.baselines.texts import linear_regressor, mean_number
@@ -32,7 +30,6 @@ class RegressionTask(TextTask):
 
     task_type = "regression"
     default_metric = "spearman"
-    supports_text = True
     text_format = "regression text1: {text} text2: {pair}"
     loss_unit = "squared error"
     pair_column = "optional"
@@ -40,11 +37,6 @@ class RegressionTask(TextTask):
     no_target = np.nan
 
     symmetric_pairs: bool = False
-
-    @classmethod
-    def check_dependencies(cls) -> None:
-        if importlib.util.find_spec("scipy") is None:
-            raise UnsupportedError("regression metrics need scipy: pip install 'polyseme[tasks]'")
 
     @classmethod
     def check_label(cls, label: str | None, location: str) -> None:
@@ -72,7 +64,6 @@ class RegressionTask(TextTask):
         return probabilities
 
     def score(self, gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
-        self.check_dependencies()
         return regression_metrics(gold, predicted)
 
     def baselines(self) -> dict[str, BaselineFn]:

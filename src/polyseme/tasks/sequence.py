@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import ConfigError, DataError, UnsupportedError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -49,7 +49,6 @@ class SequenceTask(TaskConfig):
 
     head_type = "classify"
     feature_networks: ClassVar[tuple[str, ...]] = ("biattentive", "linear", "bilstm")
-    text_format: ClassVar[str] = ""  # how the task is written as text: its name, then its fields
     target_dtype: ClassVar[Any] = np.int64
     no_target: ClassVar[float] = IGNORE_INDEX
 
@@ -121,8 +120,8 @@ class SequenceTask(TaskConfig):
         return self.replace(text_template=TextToTextTemplate.find(name or default_name, text_fields))
 
     def candidate_answers(self, template: TextToTextTemplate, example: Any) -> Sequence[str]:
-        """Return the texts that a text-to-text model chooses from, if the task `supports_text`."""
-        raise UnsupportedError(f"{self.task_type} cannot be answered in text")
+        """Return the texts that a text-to-text model chooses from, if the task has a `text_format`."""
+        raise NotImplementedError
 
     def candidate_target(self, template: TextToTextTemplate, example: Any) -> int | None:
         """Return the index of the correct one of `candidate_answers`."""

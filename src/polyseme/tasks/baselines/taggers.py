@@ -7,7 +7,6 @@ L-BFGS with an L2 penalty. They differ in what is normalized: the field normaliz
 Markov model over the next tag at every step.
 """
 
-import importlib.util
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.crf import CRF, ChainLayout, CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.progress import progress
@@ -186,9 +184,3 @@ def word_shape(word: str) -> str:
     """Return the character classes of a word with runs cut to two, so that `HTTPServer2` becomes `AAaa0`."""
     char_classes = re.sub(r"\d", "0", re.sub(r"[^\W\d_]", lambda m: "A" if m[0].isupper() else "a", word))
     return re.sub(r"(.)\1+", r"\1\1", char_classes)
-
-
-def require_sklearn() -> None:
-    """Raise an error if scikit-learn is not installed."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise UnsupportedError("scikit-learn is needed for this: pip install 'polyseme[tasks]'")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from polyseme.errors import DataError, UnsupportedError
+from polyseme.errors import DataError, require_package
 
 LENGTH_BUCKETS = (10, 15, 20, 30, 40)  # words of a source
 
@@ -12,24 +12,21 @@ def score_translations(
     translations: Sequence[str], references: Sequence[str], sources: Sequence[str]
 ) -> dict[str, Any]:
     """Return BLEU and chrF of all translations, and BLEU by the length of the source in words."""
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ImportError:
-        raise UnsupportedError("BLEU needs the package sacrebleu: pip install polyseme[translate]") from None
+    sacrebleu = require_package("sacrebleu.metrics", "BLEU", "'polyseme[translate]'")
     if not len(translations) == len(references) == len(sources):
         raise DataError(f"{len(translations)} translations of {len(sources)} texts and {len(references)} references")
     if not translations:
         raise DataError("there is nothing to measure: no text was translated")
-    bleu, chrf = BLEU(), CHRF()
+    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     bleu_score, chrf_score = (m.corpus_score(list(translations), [list(references)]) for m in (bleu, chrf))
     lengths = [len(source.split()) for source in sources]
     rows = []
     for low, high in zip((0, *LENGTH_BUCKETS), (*LENGTH_BUCKETS, 10**9)):
         indices = [i for i, length in enumerate(lengths) if low < length <= high]
         if indices:
-            bucket_score = BLEU().corpus_score([translations[i] for i in indices], [[references[i] for i in indices]])
+            chosen = [translations[i] for i in indices], [[references[i] for i in indices]]
             bucket = f"{low + 1} to {high}" if high < 10**9 else f"more than {low}"
-            rows.append({"words": bucket, "texts": len(indices), "bleu": bucket_score.score})
+            rows.append({"words": bucket, "texts": len(indices), "bleu": sacrebleu.BLEU().corpus_score(*chosen).score})
     return {
         "bleu": bleu_score.score,
         "bleu_signature": str(bleu.get_signature()),
