@@ -63,9 +63,7 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
     """Load a task model, or with `ensemble` several models or all that a run kept, whose outputs are averaged."""
     paths = [models] if isinstance(models, str | Path | LanguageModel) else list(models)
     if ensemble:
-        paths = [
-            each for path in paths for each in (find_models(Path(path)) if isinstance(path, str | Path) else [path])
-        ]
+        paths = [p for path in paths for p in (find_models(Path(path)) if isinstance(path, str | Path) else [path])]
     if ensemble != (len(paths) > 1):
         single = f"`ensemble` is for several models, or a run with `keep_seeds`: {paths[0]} is one model"
         raise ConfigError(single if ensemble else "several models are an ensemble: set `ensemble`")

@@ -91,11 +91,9 @@ def read_questions(path: Path, prompt: PromptTemplate) -> list[Question]:
     return questions
 
 
-def sample_shots(
-    examples: Sequence[Question], num_shots: int, seed: int, questions: Sequence[Question]
-) -> list[Question]:
+def sample_shots(pool: Sequence[Question], num_shots: int, seed: int, questions: Sequence[Question]) -> list[Question]:
     """Sample examples that precede every question, none of which is asked."""
-    candidates = [question for question in examples if question not in questions]
+    candidates = [question for question in pool if question not in questions]
     if num_shots > len(candidates):
         raise ConfigError(f"{num_shots} shots are more than the {len(candidates)} examples that are not asked")
     return random.Random(seed).sample(candidates, num_shots)

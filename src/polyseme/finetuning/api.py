@@ -126,10 +126,8 @@ def finetune(
         task_results = results["tasks"][each.name] if is_multitask else results
         for line in _warnings(each, task_results):
             logger.warning(f"{each.name}: {line}" if is_multitask else line)
-        fitted = each.task.fit(each.train)
-        task_results["baselines"] = {
-            name: fitted.baseline_metrics(name, each.train, each.dev, each.extra_metrics) for name in names
-        }
+        fitted, sets = each.task.fit(each.train), (each.train, each.dev, each.extra_metrics)
+        task_results["baselines"] = {name: fitted.baseline_metrics(name, *sets) for name in names}
     return FinetuneResult.from_results(out, results)
 
 
@@ -160,9 +158,7 @@ def read_options(options: dict[str, Any]) -> ReadOptions:
     """Return options that are all about reading files; raise `ConfigError` for others."""
     parsed = pop_options(ReadOptions, options)
     for name in options:
-        raise ConfigError(
-            f"there is no option {name!r}; {suggest(name, [field.name for field in fields(ReadOptions)])}"
-        )
+        raise ConfigError(f"there is no option {name!r}; {suggest(name, [f.name for f in fields(ReadOptions)])}")
     return parsed
 
 

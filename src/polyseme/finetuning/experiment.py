@@ -113,9 +113,8 @@ class TaskRun:
     @cached_property
     def primary_metric(self) -> str:
         """The metric that selects models; raise `ConfigError` if there is no such metric."""
-        values = self.task.perfect_values(self.dev.examples)
-        known = self.task.score([e.gold for e in self.dev.examples], values)
-        known |= self.data.extra_metrics(self.dev.examples, values) if self.data.extra_metrics else {}
+        examples = self.dev.examples
+        known = self.task.score_values(examples, self.task.perfect_values(examples), self.data.extra_metrics)
         name = self.data.primary_metric or self.task.default_metric
         if name not in known:
             raise ConfigError(f"there is no metric {name!r}; {suggest(name, known)}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import ConfigError, DataError, ModelError
+from polyseme.errors import ConfigError, ModelError
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
@@ -15,7 +15,8 @@ from polyseme.finetuning.runner import run_experiment
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
-from polyseme.tasks.base import TaskConfig
+from polyseme.tasks.base import TaskConfig, require_gold
+from polyseme.tasks.encoded import Examples
 from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
 
 
@@ -134,18 +135,14 @@ def load_for_tasks(
     return dataclasses.replace(folder, model=_reinitialize(folder.model, seed)) if from_scratch else folder
 
 
-def _encode_labeled(
-    task: TaskConfig, examples: Sequence[Any], folder: ModelFolder, config: FinetuneConfig
-) -> list[Any]:
+def _encode_labeled(task: TaskConfig, examples: Examples, folder: ModelFolder, config: FinetuneConfig) -> list[Any]:
     """Encode labeled examples; raise `DataError` if a label is missing."""
     folder.tokenizer.validate()
     limit = folder.model.config.trunk.embeddings.max_len
     if config.max_len > limit:
         raise ConfigError(f"max_len {config.max_len} is longer than the model reads ({limit})")
     encoded = list(task.codec.encode(examples, folder.tokenizer, config.max_len or limit, config.truncate))
-    for example in examples:
-        if example.gold is None:
-            raise DataError(f"{example.location}: there is no label")
+    require_gold(examples)
     return encoded
 
 

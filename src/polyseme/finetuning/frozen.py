@@ -186,10 +186,8 @@ def build_vocabulary(words: Iterable[str], pretrained: WordVectors | None, freez
     if pretrained is not None and not pretrained_words:
         missing = f"none of the {len(counts):,} words of the training examples"
         raise DataError(f"{pretrained.path} has a vector for {missing}")
-    learned_words = (
-        word for word, count in counts.items() if (not freeze_pretrained if word in pretrained_words else count > 1)
-    )
-    return {word: i for i, word in enumerate(sorted(learned_words, key=lambda word: (-counts[word], word)), 1)}
+    learned = (w for w, count in counts.items() if (not freeze_pretrained if w in pretrained_words else count > 1))
+    return {word: i for i, word in enumerate(sorted(learned, key=lambda word: (-counts[word], word)), 1)}
 
 
 @torch.no_grad()

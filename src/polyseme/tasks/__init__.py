@@ -30,16 +30,14 @@ def task_from_json(value: Any, tasks: Iterable[type[TaskConfig]] = ()) -> TaskCo
     return known[kind].from_json(value, "task")
 
 
-def load_task(
-    metadata: Mapping[str, Any], model_config: ModelConfig, tasks: Iterable[type[TaskConfig]] = ()
-) -> TaskConfig:
+def load_task(metadata: Mapping[str, Any], config: ModelConfig, tasks: Iterable[type[TaskConfig]] = ()) -> TaskConfig:
     """Return the task that a model folder records in `polyseme.json`, or the task of a published head without it."""
     if isinstance(metadata.get("tasks"), Mapping):
         raise ConfigError(f"the model answers several tasks, {', '.join(metadata['tasks'])}: choose one")
     if "task" in metadata:
         return task_from_json(metadata["task"], tasks)
     for task in (*TASKS.values(), *tasks):
-        if (fitted := task.from_heads(model_config.heads)) is not None:
+        if (fitted := task.from_heads(config.heads)) is not None:
             return fitted
-    known = ", ".join(model_config.heads) or "none"
+    known = ", ".join(config.heads) or "none"
     raise UnsupportedError(f"the model has no task head (its heads: {known}): fine-tune it first")

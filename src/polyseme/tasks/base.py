@@ -27,7 +27,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, mean_rows, softmax
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, read_lines, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 
@@ -194,7 +194,7 @@ class TaskConfig(Config, Codec):
         """Return the task of a published head; None if it is another's."""
         return None
 
-    def collate(self, encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
+    def collate(self, encoded: Encoded) -> tuple[Batch, list[int]]:
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         ordered = [encoded[i] for i in order]
         sizes = np.array([size for e in ordered for size in e.sequence_lengths])
@@ -214,7 +214,7 @@ class TaskConfig(Config, Codec):
         return Batch(inputs, {self.head_name: targets}, layout.num_tokens), order
 
     @abstractmethod
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return the rows that the head reads and their labels.
 
         `ranks` has the position of each sequence of the batch, `starts` its first token, in the order of `encoded`.
@@ -228,16 +228,14 @@ class TaskConfig(Config, Codec):
         """Return how many rows of scores an encoded example has."""
         return 1
 
-    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Any]:
+    def predict(self, model: Model, encoded: Encoded) -> list[Any]:
         batch, order = self.collate(encoded)
         batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
         hidden = model.trunk(batch.inputs).hidden
         scores = self.head_scores(model, hidden, batch, [encoded[i] for i in order])
         return [each for _, each in sorted(zip(order, scores), key=itemgetter(0))]
 
-    def head_scores(
-        self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Sequence[EncodedExample]
-    ) -> Iterable[Any]:
+    def head_scores(self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Encoded) -> Iterable[Any]:
         """Return the scores of each encoded example, in the order of the batch."""
         rows = batch.targets[self.head_name].rows
         outputs = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)
@@ -275,13 +273,12 @@ class TaskConfig(Config, Codec):
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of predicted values."""
 
-    def metrics(
-        self, examples: Examples, predictions: Sequence[Any], extra_metrics: MetricsFn | None = None
-    ) -> Metrics:
+    def metrics(self, examples: Examples, predictions: Sequence[Any], extra: MetricsFn | None = None) -> Metrics:
         """Return the metrics of predictions, with those of the data set if it has its own."""
-        return self._score_values(examples, [self.scored_value(p) for p in predictions], extra_metrics)
+        return self.score_values(examples, [self.scored_value(p) for p in predictions], extra)
 
-    def _score_values(self, examples: Examples, values: list[Any], extra: MetricsFn | None) -> Metrics:
+    def score_values(self, examples: Examples, values: list[Any], extra: MetricsFn | None = None) -> Metrics:
+        """Return the metrics of predicted values, with the `extra` ones of a data set."""
         return self.score([e.gold for e in examples], values) | (extra(examples, values) if extra else {})
 
     def scored_value(self, prediction: Any) -> Any:
@@ -296,13 +293,11 @@ class TaskConfig(Config, Codec):
         """Return simple models by name, the trivial one first."""
         return {}
 
-    def baseline_metrics(
-        self, name: str, train: Examples, dev: Examples, extra_metrics: MetricsFn | None = None
-    ) -> Metrics:
+    def baseline_metrics(self, name: str, train: Examples, dev: Examples, extra: MetricsFn | None = None) -> Metrics:
         """Return the metrics of a baseline that has learned from `train`."""
         self.check_baseline(name)
         require_gold([*train, *dev])
-        return self._score_values(dev, self.baselines()[name](train, dev), extra_metrics)
+        return self.score_values(dev, self.baselines()[name](train, dev), extra)
 
     def check_baseline(self, name: str) -> None:
         """Raise an error if the task has no such baseline, or if a library that it needs is missing."""
@@ -348,9 +343,9 @@ class TaskConfig(Config, Codec):
         sizes = [[len(text) for text in texts] for texts in sequences]
         ids = np.concatenate([offsets[text] + np.arange(len(text)) for texts in sequences for text in texts])
         segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
+        if use_labels:
+            require_gold([example])
         target = self.target(example) if use_labels else None
-        if use_labels and target is None:
-            raise DataError(f"{example.location}: there is no label")
         lengths = tuple(map(sum, sizes)) if len(sizes) > 1 else ()
         positions = self.feature_positions(example, segments)
         yield EncodedExample(ids, segments, positions, target, lengths, example_index=index)
@@ -398,7 +393,7 @@ def require_gold(examples: Examples) -> None:
     """Raise an error if an example has no label."""
     for example in examples:
         if example.gold is None:
-            raise DataError(f"{example.location}: there is no label to compare with")
+            raise DataError(f"{example.location}: there is no label")
 
 
 def require_labels(labels: Sequence[str], examples: Sequence[Any], min_labels: int = 2) -> None:

@@ -47,9 +47,6 @@ class LabelTask(LabelSetTask, TextTask):
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_label, "linear": linear_classifier}
 
-    def label_probabilities(self, prediction: Classification) -> dict[str, float]:
-        return prediction.probabilities
-
     def candidate_answers(self, template: TextToTextTemplate, example: TextExample) -> Sequence[str]:
         return [template.label_words.get(label, label) for label in self.labels]
 

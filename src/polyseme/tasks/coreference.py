@@ -24,7 +24,7 @@ from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch
 from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import no_mentions, string_match
-from polyseme.tasks.encoded import EncodedExample, Examples, encode_words
+from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, encode_words
 from polyseme.tasks.metrics.coreference import coreference_metrics
 from polyseme.tasks.readers.conll2012 import Clusters, DocumentExample, format_conll, iter_documents, make_document
 from polyseme.tasks.readers.rows import Columns, RowReader
@@ -148,7 +148,7 @@ class CoreferenceTask(TaskConfig):
             encoded.append(EncodedExample(ids, segments, rows, target, lengths, bool((sizes > room).any()), index))
         return encoded
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return the rows of all words; the labels are the true mentions of all documents."""
         rows, mentions = [], [np.zeros((0, 3), dtype=np.int64)]
         num_words = num_clusters = sequence = 0
@@ -169,9 +169,7 @@ class CoreferenceTask(TaskConfig):
     def num_targets(self, encoded: EncodedExample) -> int:
         return self.head.max_mentions(len(encoded.positions))
 
-    def head_scores(
-        self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Sequence[EncodedExample]
-    ) -> list[Clusters]:
+    def head_scores(self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Encoded) -> list[Clusters]:
         """Return the clusters of each document."""
         head = model.heads[self.head_name]
         assert isinstance(head, CoreferenceHead)
@@ -182,9 +180,7 @@ class CoreferenceTask(TaskConfig):
     def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
         raise UnsupportedError(f"predictions of several models cannot be averaged for {self.task_type}: no ensemble")
 
-    def decode(
-        self, scored: Iterable[tuple[EncodedExample, Clusters]], examples: Examples
-    ) -> list[CoreferenceClusters]:
+    def decode(self, scored: Iterable[tuple[EncodedExample, Any]], examples: Examples) -> list[CoreferenceClusters]:
         return [CoreferenceClusters(clusters) for _, clusters in scored]
 
     def score(self, gold: Sequence[Clusters], predicted: Sequence[Clusters]) -> dict[str, float]:

@@ -17,9 +17,9 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks import windows
-from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words
+from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words, require_gold
 from polyseme.tasks.baselines.texts import first_words, sliding_window
-from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, separator_id
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, IdsAndSegments, RowScores, separator_id
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
 from polyseme.tasks.readers.rows import WORD_PATTERN, Columns, RowReader, parse_text, split_words
 from polyseme.tasks.readers.squad import QuestionExample, iter_questions
@@ -159,7 +159,7 @@ class ExtractiveQATask(TaskConfig):
                     null_position=null_position,
                 )
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return all rows; the labels of each are the rows of the correct start and end."""
         total = sum(len(e.ids) for e in encoded)
         labels = np.full((total, 2), IGNORE_INDEX)
@@ -247,8 +247,8 @@ class ExtractiveQATask(TaskConfig):
         Windows and questions share what is stored of a context.
         """
         ((context, question),) = self.word_sequences(example)
-        if use_labels and example.answers is None:
-            raise DataError(f"{example.location}: there is no label")
+        if use_labels:
+            require_gold([example])
         question_ids = offsets[question] + np.arange(len(question))
         chars = np.array([m.span() for m in WORD_PATTERN.finditer(example.context)], dtype=np.int64)
         gold_span = example.char_span if use_labels else None
@@ -298,7 +298,7 @@ def count_bad_offsets(examples: Sequence[QuestionExample]) -> tuple[int, int]:
     return bad, sum(not e.is_trainable for e in examples)
 
 
-def _join(tokenizer: Tokenizer, question: list[int], context: list[int]) -> tuple[list[int], list[int]]:
+def _join(tokenizer: Tokenizer, question: list[int], context: list[int]) -> IdsAndSegments:
     """Add special tokens to question and context; a causal model, which has none, ends on one that sees it all."""
     if tokenizer.num_special_tokens_to_add(pair=True):
         return tokenizer.build_inputs_with_special_tokens(question, context)

@@ -9,7 +9,7 @@ import numpy as np
 
 from polyseme.errors import DataError
 from polyseme.io.atomic import write_text
-from polyseme.tasks.encoded import EncodedExample, add_special_tokens, encode_words, separator_id
+from polyseme.tasks.encoded import EncodedExample, IdsAndSegments, add_special_tokens, encode_words, separator_id
 from polyseme.tasks.metrics.srl import format_props, srl_scores
 from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, Columns, RowReader, data_suffix
 from polyseme.tasks.readers.srl import PredicateExample, iter_predicates
@@ -70,7 +70,7 @@ class SemanticRolesTask(WordTask):
         starts[place:] += 1
         starts[place + 1 :] += 1
 
-        def wrap(piece_ids: list[int]) -> tuple[list[int], list[int]]:
+        def wrap(piece_ids: list[int]) -> IdsAndSegments:
             return add_special_tokens(tokenizer, predicate, piece_ids)
 
         return place_words(pieces, starts, target, wrap, max_len)

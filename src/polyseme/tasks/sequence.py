@@ -17,12 +17,12 @@ from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import Example, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.encoded import (
     Codec,
+    Encoded,
     EncodedExample,
     Examples,
     RowScores,
     Target,
     add_special_tokens,
-    mean_rows,
     truncate_longest,
 )
 from polyseme.tasks.readers import rows
@@ -80,7 +80,7 @@ class SequenceTask(TaskConfig):
             sizes = tuple(len(part) for part, _ in parts) if len(parts) > 1 else ()
             yield EncodedExample(joined, segments, np.arange(0), target, sizes), longest
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         labels = [self.no_target if e.target is None else e.target for e in encoded]
         return ranks, np.array(labels, self.target_dtype)
 
@@ -90,14 +90,6 @@ class SequenceTask(TaskConfig):
     @abstractmethod
     def decode_one(self, logits: np.ndarray, example: Any) -> Any:
         """Turn the scores of one example into its prediction."""
-
-    def average_predictions(self, probabilities: Sequence[Sequence[np.ndarray]], examples: Sequence[Any]) -> list[Any]:
-        """Return one prediction for each example from the probabilities of several models, [rows, labels] each.
-
-        ULMFiT averages one that reads forward and one that reads backward (Howard and Ruder 2018, §3.4).
-        """
-        means = mean_rows(probabilities)
-        return [self.decode_one(self.from_probabilities(mean), e) for mean, e in zip(means, examples, strict=True)]
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         pairs = self.text_sequences(example)
@@ -147,7 +139,7 @@ class TextTask(SequenceTask):
             raise DataError(f"{example.location}: this task reads pairs, and there is no second text")
         return [(text, other), (other, text)] if self.reads_both_orders and other else [(text, other)]
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         pooled_rows, labels = super().batch_targets(encoded, ranks, starts)
         return (pooled_rows.reshape(-1, 2) if self.reads_both_orders else pooled_rows), labels
 
@@ -166,9 +158,8 @@ class TextTask(SequenceTask):
         if cls.pair_column == "absent":
             del names["pair"]
         optional: tuple[str, ...] = () if needs_labels else ("label",)
-        if (
-            cls.pair_column == "optional" and columns.pair == rows.Columns().pair
-        ):  # a pair column of another name is required
+        has_default_name = columns.pair == rows.Columns().pair  # a pair column of another name is required
+        if cls.pair_column == "optional" and has_default_name:
             optional += ("pair",)
 
         def build(location: str, values: dict[str, Any]) -> TextExample:
@@ -197,7 +188,7 @@ class TextTask(SequenceTask):
 
     def to_record(self, example: TextExample, prediction: Any) -> dict[str, Any]:
         texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
-        probabilities = self.label_probabilities(prediction)
+        probabilities = getattr(prediction, "probabilities", {})
         return texts | {"label": prediction.value} | ({"probabilities": probabilities} if probabilities else {})
 
     def write_as(self, path: Path, examples: Sequence[TextExample], predictions: Sequence[Any]) -> None:
@@ -205,10 +196,6 @@ class TextTask(SequenceTask):
         table = [["text", *["pair"] * has_pairs, "label", *(f"p({label})" for label in self.output_labels)]]
         for example, prediction in zip(examples, predictions, strict=True):
             texts = [example.text, *[example.pair or ""] * has_pairs]
-            shares = [f"{share:.6g}" for share in self.label_probabilities(prediction).values()]
+            shares = [f"{share:.6g}" for share in getattr(prediction, "probabilities", {}).values()]
             table.append([*map(rows.flatten_cell, texts), str(prediction.value), *shares])
         write_text(path, "".join("\t".join(row) + "\n" for row in table))
-
-    def label_probabilities(self, prediction: Any) -> dict[str, float]:
-        """Return the probability of each of the `output_labels`."""
-        return {}

@@ -20,7 +20,7 @@ from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
-from polyseme.tasks.encoded import EncodedExample, Examples, RowScores, Target, encode_words, softmax
+from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, RowScores, Target, encode_words, softmax
 from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.conll import TaggingExample, iter_sentences
@@ -100,7 +100,7 @@ class WordTask(LabelSetTask):
         starts = np.searchsorted(word_of, np.arange(len(example.words)))
         return place_words(pieces, starts, target, tokenizer.build_inputs_with_special_tokens, max_len)
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         word_rows = np.concatenate([start + e.positions for start, e in zip(starts.tolist(), encoded)])
         targets = [IGNORE_INDEX if e.target is None else e.target for e in encoded]
         return word_rows, np.concatenate([np.full(len(e.positions), t) for e, t in zip(encoded, targets)])

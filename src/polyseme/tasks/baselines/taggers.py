@@ -107,11 +107,9 @@ class FeatureTagger:
         return log_sums.masked_fill(is_first[:, None], 0.0).roll(-1, 0)
 
 
-def negative_log_likelihood(
-    tagger_type: TaggerType, crf: CRF, scores: Tensor, chains: ChainLayout, tags: Tensor
-) -> Tensor:
+def negative_log_likelihood(kind: TaggerType, crf: CRF, scores: Tensor, chains: ChainLayout, tags: Tensor) -> Tensor:
     """Return the summed negative log likelihood of the true tags."""
-    if tagger_type == "crf":
+    if kind == "crf":
         return crf.loss(scores, chains, tags, -1)
     transitions, initial, _ = crf.constrained_transitions(scores)
     incoming = torch.where(chains.is_first[:, None], initial, transitions.index_select(0, tags.roll(1)))
@@ -151,14 +149,12 @@ def fit_tagger(
         grad = np.concatenate([g.ravel() for g in grads])
         return float(loss.detach()) + l2_penalty / 2 * float(point @ point), grad + l2_penalty * point
 
-    start = np.zeros(num_weights + sum(p.numel() for p in parameters))
+    x0 = np.zeros(num_weights + sum(p.numel() for p in parameters))
     options: dict[str, float] = {"maxiter": max_iterations, "maxcor": 6, "maxfun": 10 * max_iterations}
     options |= {"ftol": 1e-12, "gtol": 1e-6 * max(len(tags), 1)}
     with progress(tagger_type, max_iterations, "iterations") as bar:
-        solution = minimize(
-            objective, start, method="L-BFGS-B", jac=True, callback=lambda _: bar.advance(1), options=options
-        )
-    return FeatureTagger(tagger_type, unpack_weights(solution.x).copy(), crf)
+        fit = minimize(objective, x0, method="L-BFGS-B", jac=True, callback=lambda _: bar.advance(1), options=options)
+    return FeatureTagger(tagger_type, unpack_weights(fit.x).copy(), crf)
 
 
 def word_features(example: Any) -> Iterator[dict[str, Any]]:

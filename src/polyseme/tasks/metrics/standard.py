@@ -11,6 +11,7 @@ import numpy as np
 from polyseme.errors import require_package
 from polyseme.nn.heads.tag_schemes import TAG_PATTERN, extract_entities
 
+Labels = Sequence[str]
 PUNCTUATION = frozenset(string.punctuation)
 
 
@@ -19,9 +20,7 @@ def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
     return sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)
 
 
-def classification_metrics(
-    gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str] = ()
-) -> dict[str, float]:
+def classification_metrics(gold: Labels, predicted: Labels, labels: Labels = ()) -> dict[str, float]:
     """Return accuracy, the mean F1 of all labels that occur, Matthews correlation, and of two labels the second's F1.
 
     All come from the confusion matrix, in numpy: scikit-learn is optional, and the bootstrap calls this often.

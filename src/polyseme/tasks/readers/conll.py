@@ -39,19 +39,17 @@ def iter_sentences(path: Path, lines: list[str], needs_labels: bool) -> Iterator
             yield partial(_parse_sentence, path, sentence, width, needs_labels)
 
 
-def _parse_sentence(
-    path: Path, sentence: list[tuple[int, list[str]]], width: int, needs_labels: bool
-) -> TaggingExample:
-    for line, cells in sentence:
+def _parse_sentence(path: Path, rows: list[tuple[int, list[str]]], width: int, needs_labels: bool) -> TaggingExample:
+    for line, cells in rows:
         if needs_labels and len(cells) < 2:
             raise DataError(f"{path}:{line}: there is no tag beside {cells[0]!r}")
         if len(cells) != width:
             raise DataError(f"{path}:{line}: {len(cells)} columns, but the first row has {width}")
         if not cells[0] or not cells[-1]:
             raise DataError(f"{path}:{line}: the {'tag' if cells[0] else 'word'} is empty")
-    words = tuple(cells[0] for _, cells in sentence)
-    tags = tuple(cells[-1] for _, cells in sentence) if width > 1 else None
-    return TaggingExample(f"{path}:{sentence[0][0]}", words, tags)
+    words = tuple(cells[0] for _, cells in rows)
+    tags = tuple(cells[-1] for _, cells in rows) if width > 1 else None
+    return TaggingExample(f"{path}:{rows[0][0]}", words, tags)
 
 
 def _split(line: str) -> list[str]:

@@ -97,13 +97,11 @@ def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         raise DataError(f"{path}:{start_line}: the document that begins here has no #end document")
 
 
-def _parse_document(
-    path: Path, header: str, start_line: int, rows: list[_Row | None], needs_labels: bool
-) -> DocumentExample:
+def _parse_document(path: Path, header: str, line: int, rows: list[_Row | None], needs_labels: bool) -> DocumentExample:
     words = [row for row in rows if row]
     sentence_lengths = tuple(len(list(sentence)) for is_word, sentence in groupby(rows, key=bool) if is_word)
     if not words:
-        raise DataError(f"{path}:{start_line}: the document has no words")
+        raise DataError(f"{path}:{line}: the document has no words")
     for row in words:
         if len(row.cells) < MIN_COLUMNS:
             raise DataError(f"{path}:{row.line}: {len(row.cells)} columns, but a row has {MIN_COLUMNS} or more")
@@ -114,7 +112,7 @@ def _parse_document(
     document = ConllDocument(header, prefixes, sentence_lengths, speakers, genre)
     clusters = _parse_clusters(path, words) if needs_labels else None
     texts = tuple(_unescape(row.cells[WORD_COLUMN]) for row in words)
-    return DocumentExample(f"{path}:{start_line}", texts, document, clusters, f"{name};{part}")
+    return DocumentExample(f"{path}:{line}", texts, document, clusters, f"{name};{part}")
 
 
 def _unescape(word: str) -> str:

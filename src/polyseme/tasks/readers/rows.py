@@ -64,9 +64,8 @@ class JsonRow:
         if name not in self.values:
             raise DataError(f"{self.location}: there is no key {name!r}; {suggest(name, self.values)}")
         value = self.values[name]
-        if not isinstance(value, expected_type) or (
-            isinstance(value, str) and expected_type is not object and not value.strip()
-        ):
+        is_blank = isinstance(value, str) and expected_type is not object and not value.strip()
+        if is_blank or not isinstance(value, expected_type):
             noun = _JSON_NOUNS.get(expected_type, "a text or a number")
             raise DataError(f"{self.location}: {name} is {str(value)[:40]!r}, not {noun}")
         return value
