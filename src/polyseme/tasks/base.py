@@ -83,6 +83,7 @@ class TaskConfig(Config, Codec):
     output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
     loss_unit: ClassVar[str] = "nats"
     feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
+    averages_logits: ClassVar[bool] = False  # whether ensembles average scores instead of probabilities
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
     text_format: ClassVar[str] = ""  # how it is written as text: its name, then its fields; empty if it cannot be
@@ -243,16 +244,16 @@ class TaskConfig(Config, Codec):
         return map(RowScores, *(np.split(tensor.cpu().numpy(), ends) for tensor in outputs))
 
     def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
-        means = mean_rows([[self.to_probabilities(s.logits) for s in one] for one in scores])
-        return [RowScores(logits, logits.argmax(-1)) for logits in map(self.from_probabilities, means)]
+        if self.averages_logits:
+            means = mean_rows([[s.logits.astype(np.float64) for s in one] for one in scores])
+        else:
+            shares = mean_rows([[self.to_probabilities(s.logits) for s in one] for one in scores])
+            means = [np.log(np.maximum(share, 1e-300)) for share in shares]
+        return [RowScores(logits, logits.argmax(-1)) for logits in means]
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Return scores as numbers that can be averaged: probabilities over labels."""
+        """Return the probabilities of labels."""
         return softmax(logits, axis=-1)
-
-    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
-        """Reverse `to_probabilities`."""
-        return np.log(np.maximum(probabilities, 1e-300))
 
     @property
     def ensemble_key(self) -> tuple[Any, ...]:
@@ -356,7 +357,7 @@ class TaskConfig(Config, Codec):
 
     def feature_head(self) -> HeadConfig:
         """Return the head over a network on frozen features."""
-        raise UnsupportedError(f"{self.task_type} cannot be learned over frozen features")
+        return ClassificationHeadConfig(self.output_labels, "tokens")
 
     def for_features(self) -> Self:
         """Return the task with the settings that are usual over frozen features."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from polyseme.errors import ConfigError, DataError
 from polyseme.io.json import write_json
-from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks import windows
@@ -62,6 +61,7 @@ class ExtractiveQATask(TaskConfig):
     output_suffixes = (".json", ".jsonl")
     feature_networks = ("bidaf", "bilstm")
     answers_questions = True
+    averages_logits = True
     scores_tokens = True
     text_format = "question: {question} context: {context}"
     max_windows = 512
@@ -198,13 +198,6 @@ class ExtractiveQATask(TaskConfig):
         is_null = threshold is not None and answer.null_score_diff > threshold
         return replace(answer, text="" if is_null else context[answer.start : answer.end])
 
-    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Return the scores themselves, which are averaged."""
-        return logits.astype(np.float64)
-
-    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
-        return probabilities
-
     def calibrate(self, predictions: list[SpanAnswer], dev: Sequence[QuestionExample]) -> tuple[Self, list[SpanAnswer]]:
         if not self.tune_threshold:
             return self, predictions
@@ -265,9 +258,6 @@ class ExtractiveQATask(TaskConfig):
                 null_position=len(ids),
                 restrict_to_context=True,
             )
-
-    def feature_head(self) -> HeadConfig:
-        return ClassificationHeadConfig(self.output_labels, "tokens")
 
     @property
     def codec(self) -> Codec:

@@ -32,6 +32,7 @@ class RegressionTask(TextTask):
     default_metric = "spearman"
     text_format = "regression text1: {text} text2: {pair}"
     loss_unit = "squared error"
+    averages_logits = True
     pair_column = "optional"
     target_dtype = np.float32
     no_target = np.nan
@@ -56,12 +57,6 @@ class RegressionTask(TextTask):
 
     def decode_one(self, logits: np.ndarray, example: TextExample) -> Regression:
         return Regression(float(logits[0, 0]))
-
-    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        return logits.astype(np.float64)
-
-    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
-        return probabilities
 
     def score(self, gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
         return regression_metrics(gold, predicted)
