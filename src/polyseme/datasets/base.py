@@ -13,7 +13,6 @@ from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.readers.rows import Columns, JsonRow, RowReader, lazy_rows, read_lines
 from polyseme.tasks.sequence import TextExample
 
-TrainDev = tuple[list[Any], list[Any]]  # train and dev examples
 DatasetReader = Callable[[Path, bool], Iterable[RowReader]]  # a file, and whether each row must have a label
 
 
@@ -42,7 +41,7 @@ class NamedDataset:
             return self.task.iter_rows(path, self.format, needs_labels)
         return self.format(path, needs_labels)
 
-    def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> TrainDev:
+    def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> tuple[list[Any], list[Any]]:
         """Read train and dev examples from the data set's folder, or from its parent folder."""
         if not Path(folder).is_dir():
             raise DataError(f"there is no folder {folder}")

@@ -72,7 +72,9 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
         if isinstance(model, FeatureModel):
             if ensemble:
                 raise ConfigError(f"{model.path} is trained over features, and `ensemble` is for fine-tuned models")
-            return _feature_predictor(model)
+            modules = [model.model, *(encoder.model.trunk for encoder in model.reader.encoders)]
+            num_parameters = sum(map(count_parameters, modules))
+            return TaskPredictor(model.task, num_parameters, model.predict_examples, [model.metadata])
     networks = [load_neural(model) for model in loaded]
     folders = [select_task(network.folder, task, network.tasks) for network in networks]
     task_config = load_task(folders[0].metadata, folders[0].model.config, networks[0].tasks)
@@ -85,12 +87,6 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
     num_parameters = sum(count_parameters(folder.model) for folder in folders)
     is_multitask = "tasks" in networks[0].folder.metadata
     return TaskPredictor(task_config, num_parameters, predict_fn, [f.metadata for f in folders], is_multitask)
-
-
-def _feature_predictor(model: FeatureModel) -> TaskPredictor:
-    modules = [model.model, *(encoder.model.trunk for encoder in model.reader.encoders)]
-    num_parameters = sum(map(count_parameters, modules))
-    return TaskPredictor(model.task, num_parameters, model.predict_examples, [model.metadata])
 
 
 def evaluate(

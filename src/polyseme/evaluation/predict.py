@@ -18,10 +18,7 @@ CHECKPOINT_PATTERNS = ("checkpoints/seed-*/step-*", "seeds/*", "step-*")
 
 
 def evaluate(
-    folder: ModelFolder,
-    examples: Sequence[Any],
-    task: TaskConfig | None = None,
-    extra_metrics: MetricsFn | None = None,
+    folder: ModelFolder, examples: Sequence[Any], task: TaskConfig | None = None, extra_metrics: MetricsFn | None = None
 ) -> dict[str, float]:
     """Return the metrics of the folder's task on labeled examples; a label that was not trained on is an error."""
     task = task or load_task(folder.metadata, folder.model.config)

@@ -72,11 +72,6 @@ class RunOptions:
         if self.seeds < 1:
             raise ConfigError(f"seeds is {self.seeds}, expected 1 or more")
 
-    @property
-    def seed_range(self) -> range:
-        """The seeds of the runs."""
-        return range(self.first_seed, self.first_seed + self.seeds)
-
 
 @dataclass(frozen=True, eq=False)
 class Split:

@@ -88,13 +88,18 @@ def train_on_features(
         save_feature_model(path, model, reader, metadata)
 
     has_mix_penalty = network.mix_penalty > 0 and any(source.join == "mix" for source in reader.sources)
+    run_info: dict[str, Any] = {"data": data.dataset_name} if data.dataset_name else {}
+    run_info |= {"model": inputs.label, "features": network.to_json(), "from_scratch": False}
+    if reader.pretrained is not None:
+        words = {"vocabulary": len(reader.vocabulary), "frozen": network.freeze_word_embeddings}
+        run_info["words"] = {"vectors": str(inputs.word_vectors), **words}
     no_rows = torch.zeros(0, dtype=torch.long)
     experiment = Experiment(
         (TaskRun(task, data, train, dev, dict(zip(data.extra_eval, extra_splits))),),
         config,
         build,
         save,
-        _run_info(inputs, data, reader, network),
+        run_info,
         loss_fn=with_mix_penalty(network.mix_penalty) if has_mix_penalty else None,
         extra_targets={MIX_PENALTY: Targets(no_rows, no_rows, 1)} if has_mix_penalty else {},
         describe_model=lambda model: {"mix_weights": weights} if (weights := mix_weights(model)) else {},
@@ -137,20 +142,6 @@ def _build_reader(
     layers = resolve_layer_selections(network, len(inputs.encoders))
     encoders = tuple(map(FeatureEncoder.load, inputs.encoders))
     return FeatureReader(encoders, layers, vocabulary, inputs.cache_dir, max_words, pretrained)
-
-
-def _run_info(
-    inputs: FeatureInputs, data: TaskData, reader: FeatureReader, network: FeatureNetworkSettings
-) -> dict[str, Any]:
-    run_info: dict[str, Any] = {"data": data.dataset_name} if data.dataset_name else {}
-    run_info |= {"model": inputs.label, "features": network.to_json(), "from_scratch": False}
-    if reader.pretrained is not None:
-        run_info["words"] = {
-            "vectors": str(inputs.word_vectors),
-            "vocabulary": len(reader.vocabulary),
-            "frozen": network.freeze_word_embeddings,
-        }
-    return run_info
 
 
 def resolve_word_dim(network: FeatureNetworkSettings, pretrained: WordVectors | None) -> int:

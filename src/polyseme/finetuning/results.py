@@ -18,8 +18,6 @@ from polyseme.nn.model import Model
 from polyseme.report.run_page import write_report
 from polyseme.train.loop import StepReport, count_parameters
 
-MULTITASK = "multitask"  # the `task` in the results of several tasks
-
 
 class TaskResults:
     """The predictions of all seeds for one task, and their metrics."""
@@ -118,7 +116,7 @@ class ExperimentResults:
             tasks[each.run.data.name] = {"task": each.run.task.task_type, **label, **each.summarize(), **run_info}
         summaries = tasks.values()
         return {
-            "task": MULTITASK,
+            "task": "multitask",
             "data": " + ".join(tasks),
             "primary_metric": "mean",
             **summarize_seeds(self.seed_rows),

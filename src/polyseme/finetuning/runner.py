@@ -35,7 +35,7 @@ def run_experiment(experiment: Experiment, out: Path | None, options: RunOptions
     """
     results = ExperimentResults(experiment)
     best: tuple[float, int, Model, list[Evaluation]] | None = None
-    for seed in options.seed_range:
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         training = SeedTraining(experiment, seed)
         keeper = CheckpointKeeper(experiment, out, seed, options.keep_checkpoints)
         started = time.perf_counter()

@@ -146,17 +146,12 @@ class ExtractiveQATask(TaskConfig):
             gold_span = example.char_span if use_labels else None
             pieces = cached[1] or windows.tokenize_in_chunks(tokenizer, example.context)
             for place, ids, offsets in windows.slide_window(pieces, size, min(self.doc_stride, max(size // 2, 1))):
-                joined, segments = join(question, ids.tolist())
-                null_position = 0 if null_is_first else len(joined) - 1
+                tokens, segments = (np.array(part, dtype=np.int64) for part in join(question, ids.tolist()))
+                positions = np.arange(context_start, context_start + len(ids))
+                null_position = 0 if null_is_first else len(tokens) - 1
+                target = windows.gold_token_span(gold_span, place, offsets, context_start, null_position)
                 yield EncodedExample(
-                    np.array(joined, dtype=np.int64),
-                    np.array(segments, dtype=np.int64),
-                    np.arange(context_start, context_start + len(ids)),
-                    windows.gold_token_span(gold_span, place, offsets, context_start, null_position),
-                    is_truncated=is_truncated,
-                    example_index=index,
-                    offsets=offsets,
-                    null_position=null_position,
+                    tokens, segments, positions, target, (), is_truncated, index, offsets, null_position
                 )
 
     def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
@@ -248,16 +243,10 @@ class ExtractiveQATask(TaskConfig):
         words = [(offsets[context] + np.arange(len(context)), chars)]
         step = min(self.doc_stride, max(max_words // 2, 1))
         for place, ids, covered in windows.slide_window(words, max_words, step):
-            yield EncodedExample(
-                np.concatenate([ids, question_ids]),
-                np.repeat([0, 1], [len(ids), len(question_ids)]),
-                np.arange(len(ids)),
-                windows.gold_token_span(gold_span, place, covered, 0, len(ids)),
-                example_index=index,
-                offsets=covered,
-                null_position=len(ids),
-                restrict_to_context=True,
-            )
+            n = len(ids)
+            tokens, segments = np.concatenate([ids, question_ids]), np.repeat([0, 1], [n, len(question)])
+            target = windows.gold_token_span(gold_span, place, covered, 0, n)
+            yield EncodedExample(tokens, segments, np.arange(n), target, (), False, index, covered, n, True)
 
     @property
     def codec(self) -> Codec:

@@ -15,16 +15,7 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import Example, RowsAndLabels, TaskConfig, Words
-from polyseme.tasks.encoded import (
-    Codec,
-    Encoded,
-    EncodedExample,
-    Examples,
-    RowScores,
-    Target,
-    add_special_tokens,
-    truncate_longest,
-)
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, RowScores, add_special_tokens, truncate_longest
 from polyseme.tasks.readers import rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextToText
@@ -62,7 +53,7 @@ class SequenceTask(TaskConfig):
         """Return the texts of each sequence that an example is read as."""
 
     def encode_truncated(
-        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+        self, examples: Sequence[Any], targets: Sequence[Any], tokenizer: Tokenizer, max_len: int
     ) -> Iterator[tuple[EncodedExample, int]]:
         sequences = [self.text_sequences(e) for e in examples]
         texts = [text for pairs in sequences for pair in pairs for text in pair if text is not None]

@@ -21,16 +21,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, PackedLayout, token_budget_batches
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
-from polyseme.tasks.encoded import (
-    Codec,
-    Encoded,
-    EncodedExample,
-    Examples,
-    RowScores,
-    Target,
-    TextTargets,
-    truncate_longest,
-)
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, TextTargets, truncate_longest
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.windows import WindowAnswer
 from polyseme.text.tokenizer import Tokenizer
@@ -81,11 +72,11 @@ class TextToText(TextCodec):
     def ensemble_key(self) -> tuple[Any, ...]:
         return self.task.ensemble_key
 
-    def target(self, example: Any) -> Target:
+    def target(self, example: Any) -> int | None:
         return self.task.candidate_target(self.template, example)
 
     def encode_truncated(
-        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+        self, examples: Examples, targets: Sequence[Any], tokenizer: Tokenizer, max_len: int
     ) -> Iterator[tuple[EncodedExample, int]]:
         template, task = self.template, self.task
         for example in examples:
