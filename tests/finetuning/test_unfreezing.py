@@ -113,13 +113,13 @@ def test_phases():
         settings.unfreezing_phases(95, 9)
 
 
-@pytest.mark.parametrize("done", [0, 1, 3, 4, 10])
-def test_phases_continue_the_order_of_examples(run_cli, tmp_path):
+@pytest.mark.parametrize("num_done", [0, 1, 3, 4, 10])
+def test_phases_continue_the_order_of_examples(num_done, tmp_path):
     settings = FinetuneConfig(batch_size=3)
     experiment, data, _ = begun(make("bert", tmp_path / "model"), settings)
     task = experiment.runs[0].task
-    expected = islice(epoch_batches(task, data, settings, 7), run_cli, run_cli + 6)
-    for (a, _), (b, _) in zip(expected, epoch_batches(task, data, settings, 7, num_done=run_cli)):
+    expected = islice(epoch_batches(task, data, settings, 7), num_done, num_done + 6)
+    for (a, _), (b, _) in zip(expected, epoch_batches(task, data, settings, 7, num_done=num_done)):
         assert np.array_equal(a[0].inputs.tokens, b[0].inputs.tokens)
 
 
