@@ -73,7 +73,7 @@ class NamedDataset:
 def find_compressed(path: Path) -> Path:
     """Return a file, or its compressed form if only that exists."""
     candidates = [path, *(path.with_name(path.name + suffix) for suffix in COMPRESSED_SUFFIXES)]
-    return next((p for p in candidates if p.is_file()), path)
+    return next((p for p in candidates if p.exists()), path)
 
 
 def split_files(pattern: str = "{}.tsv", *splits: str, **names: str) -> dict[str, str]:
