@@ -156,7 +156,7 @@ class WordVectors(LanguageModel):
                 f"{len(known)} of {len(pairs)} pairs have both words in {self.path}: at least two are needed"
             )
         cosines = np.array([float(one @ two) for one, two, _ in known])
-        correlation = regression_metrics([rating for *_, rating in known], cosines)["spearman"]
+        correlation = regression_metrics([rating for *_, rating in known], cosines.tolist())["spearman"]
         return SimilarityResult(correlation, len(known), len(pairs))
 
     def evaluate_analogies(
