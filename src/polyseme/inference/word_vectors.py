@@ -155,8 +155,8 @@ class WordVectors(LanguageModel):
             raise DataError(
                 f"{len(known)} of {len(pairs)} pairs have both words in {self.path}: at least two are needed"
             )
-        cosines = np.array([float(one @ two) for one, two, _ in known])
-        correlation = regression_metrics([rating for *_, rating in known], cosines.tolist())["spearman"]
+        cosines = [float(one @ two) for one, two, _ in known]
+        correlation = regression_metrics([rating for *_, rating in known], cosines)["spearman"]
         return SimilarityResult(correlation, len(known), len(pairs))
 
     def evaluate_analogies(
