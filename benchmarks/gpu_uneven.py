@@ -18,8 +18,8 @@ from peers import in_our_names, peer_step
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus
 from polyseme.families import FAMILIES
-from polyseme.finetuning.batches import epoch_batches as all_steps
 from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.experiment import epoch_batches as all_steps
 from polyseme.inference.packed_model import mean_pool, packed_batches, to_host_async
 from polyseme.nn.attention.relative import exclude_from_compile
 from polyseme.nn.heads.classification import ClassificationHeadConfig

@@ -27,6 +27,7 @@ from report import header, table
 from torch import nn
 
 from polyseme.errors import PolysemeError
+from polyseme.finetuning.results import mean_std
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.packing import Inputs, PackedLayout
@@ -134,8 +135,7 @@ def show(done: Sequence[dict[str, Any]], learn: list[TextExample], measure: list
     ]
     for name in dict.fromkeys(d["row"] for d in done):
         runs = [d for d in done if d["row"] == name]
-        errors = [[{"error": 1 - run[d]["accuracy"]} for run in runs] for d in directions]
-        rows.append([name, *(cell(ulmfit.summarize_seeds(by_seed)["error"]) for by_seed in errors)])
+        rows.append([name, *(cell(mean_std([1 - run[d]["accuracy"] for run in runs])) for d in directions)])
     print(table(["error, %", *directions], rows))
 
 

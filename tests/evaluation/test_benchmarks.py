@@ -21,7 +21,7 @@ from polyseme.evaluation.compare import (
     read_run,
     read_runs,
 )
-from polyseme.evaluation.ensemble import evaluate_ensemble, predict_ensemble
+from polyseme.evaluation.predict import predict_ensemble
 from polyseme.evaluation.submission import write_submission
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
@@ -204,7 +204,7 @@ def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
         else:
             for label, share in one.probabilities.items():
                 assert share == pytest.approx(np.mean([p.probabilities[label] for p in each]))
-    assert set(evaluate_ensemble(members, data[40:])) and task.task_type == kind
+    assert task.metrics(data[40:], predictions) and task.task_type == kind
     with pytest.raises(PolysemeError, match="two models or more"):
         predict_ensemble(members[:1], data)
 
@@ -244,7 +244,6 @@ def test_bootstrap_separates_a_difference_from_chance(runs):
             runs,
             "m",
             "t",
-            "classification",
             "accuracy",
             (value,),
             1,

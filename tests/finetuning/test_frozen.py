@@ -36,7 +36,7 @@ from polyseme.objectives.losses import compute_losses
 from polyseme.tasks import TASKS
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.multiple_choice import ChoiceExample
-from polyseme.tasks.readers.words import split_words
+from polyseme.tasks.readers.rows import split_words
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer

@@ -14,9 +14,8 @@ from polyseme.errors import PolysemeError
 from polyseme.evaluation.compare import read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.batches import sample_tasks
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
+from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun, sample_tasks
 from polyseme.finetuning.finetune import finetune
 from polyseme.inference.prediction import predict, select_task
 from polyseme.nn.packing import tree_leaves

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.ensemble import predict_ensemble
-from polyseme.evaluation.predict import evaluate
+from polyseme.evaluation.predict import evaluate, predict_ensemble
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
@@ -119,12 +118,12 @@ def test_truncation_is_reported(folder, tmp_path, capsys):
     assert not truncation_note(results, "dev")
     assert "5 of 20 examples (25.0%) were truncated" in (tmp_path / "r/report.html").read_text()
     evaluate(load_model(tmp_path / "r/model"), texts(20, 5))
-    assert "5 of 20 examples (25.0%) are cut to 24 tokens" in capsys.readouterr().err
+    assert "5 of 20 examples (25.0%) are truncated (max_len 24)" in capsys.readouterr().err
     long = questions(False, 30)
     results = finetune(folder, TaskData(ExtractiveQATask(), long, long[:3]), tmp_path / "s", QUICK)
     assert results["num_truncated"] == {"train": 6, "dev": 3}, "an example of several windows counts once"
     evaluate(load_model(tmp_path / "s/model"), long)
-    assert "6 of 6 examples (100.0%) are cut to half a window" in capsys.readouterr().err
+    assert "6 of 6 examples (100.0%) are truncated" in capsys.readouterr().err
 
 
 def test_selection_on_dev_is_reported(folder, tmp_path, run_cli):

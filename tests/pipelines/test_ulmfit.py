@@ -18,6 +18,7 @@ from polyseme.pipelines import ulmfit
 from polyseme.recipes import RECIPES
 from polyseme.recipes.ulmfit import build_target_recipe, to_backward
 from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.encoded import RowScores
 from polyseme.tasks.regression import RegressionTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -161,12 +162,13 @@ def test_stratified_sample_has_every_label():
 
 def test_average_probabilities():
     examples = [TextExample("d:1", "x"), TextExample("d:2", "y")]
-    first, second = ([np.array([row]) for row in rows] for rows in (([0.6, 0.4], [0.9, 0.1]), ([0.1, 0.9], [0.3, 0.7])))
-    predictions = ClassificationTask(("a", "b")).average_predictions([first, second], examples)
+    shares = np.log([[[[0.6, 0.4]], [[0.9, 0.1]]], [[[0.1, 0.9]], [[0.3, 0.7]]]])
+    task, scores = ClassificationTask(labels=("a", "b")), [[RowScores(row, row) for row in rows] for rows in shares]
+    predictions = task.decode([(None, row) for row in task.average(scores, None, None)], examples)
     assert [p.label for p in predictions] == ["b", "a"]
     assert predictions[0].probabilities == pytest.approx({"a": 0.35, "b": 0.65})
-    (number,) = RegressionTask().average_predictions([[np.array([[1.0]])], [np.array([[4.0]])]], examples[:1])
-    assert number.number == 2.5
+    numbers = [[RowScores(np.array([[number]]), np.zeros(1))] for number in (1.0, 4.0)]
+    assert RegressionTask().average(numbers, None, None)[0].logits.item() == 2.5
 
 
 def test_init_from_model(files, tmp_path):

@@ -10,8 +10,7 @@ import torch
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.ensemble import predict_ensemble
-from polyseme.evaluation.predict import evaluate
+from polyseme.evaluation.predict import evaluate, predict_ensemble
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
 from polyseme.finetuning.experiment import TaskData

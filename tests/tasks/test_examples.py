@@ -8,7 +8,7 @@ import re
 import pytest
 
 from polyseme.errors import PolysemeError
-from polyseme.tasks import find_task
+from polyseme.finetuning.api import find_task_type
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.readers.rows import Columns
 from polyseme.tasks.regression import RegressionTask
@@ -188,7 +188,7 @@ BAD = [
 def test_bad_input_gives_a_one_line_error(tmp_path, name, content, kind, message):
     path = write(tmp_path / name, content)
     with pytest.raises(PolysemeError, match=message) as caught:
-        find_task(kind).read(path)
+        find_task_type(kind).read(path)
     assert "\n" not in str(caught.value)
 
 

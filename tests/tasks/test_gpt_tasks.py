@@ -10,9 +10,8 @@ import torch
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
-from polyseme.finetuning.batches import epoch_batches
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.experiment import TaskData
+from polyseme.finetuning.experiment import TaskData, epoch_batches
 from polyseme.finetuning.finetune import finetune
 from polyseme.inference.prediction import predict
 from polyseme.nn.heads.classification import ClassificationHeadConfig

@@ -52,7 +52,7 @@ def test_regression_by_hand():
 def test_missing_scikit_learn_gives_a_one_line_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     assert classification_metrics(["a"], ["a"])["accuracy"] == 1
-    with pytest.raises(PolysemeError, match=r"scikit-learn is needed"):
+    with pytest.raises(PolysemeError, match=r"the baseline linear needs sklearn"):
         baseline_metrics(
             ClassificationTask, "linear", [TextExample("1", "x", label="a")], [TextExample("1", "x", label="a")]
         )

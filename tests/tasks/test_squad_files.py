@@ -44,7 +44,7 @@ def test_distributed_format(tmp_path, name):
     assert examples[0].question == " What about a? "
     assert examples[2].valid_answers == [("Ada", 2)] and examples[3].valid_answers == []
     assert count_bad_offsets(examples) == (4, 1)
-    assert [e.id for e in ExtractiveQATask().trainable(examples)] == ["a", "b", "c"]
+    assert [e.id for e in examples if e.is_trainable] == ["a", "b", "c"]
 
 
 def test_errors_name_the_location(tmp_path, capsys):
@@ -52,14 +52,12 @@ def test_errors_name_the_location(tmp_path, capsys):
     cases = {
         r"f\.json:1: malformed JSON": "{",
         r"f\.json: there is no key 'data'; did you mean 'date'\?": {"date": []},
-        r"data 0: paragraphs is 'x', not a list": {"data": [{"paragraphs": "x"}]},
-        r"data 0, paragraph 0: there is no key 'qas'": {"data": [{"paragraphs": [{"context": "x"}]}]},
-        r"paragraph 0: the context is ' ', not a text": squad(good, context=" "),
-        r"paragraph 0, question b: it has no answer and is not marked as impossible": squad(question_record("b")),
-        r"paragraph 0, question c: the answer is \"\{'text'": squad(question_record("c", ("x", "1"))),
-        r"paragraph 0, question d: the question is '', not a text": squad(
-            question_record("d", ("x", 1)) | {"question": ""}
-        ),
+        r"data\[0\]: paragraphs is 'x', not a list": {"data": [{"paragraphs": "x"}]},
+        r"data\[0\], paragraphs\[0\]: there is no key 'qas'": {"data": [{"paragraphs": [{"context": "x"}]}]},
+        r"paragraphs\[0\]: context is ' ', not a text": squad(good, context=" "),
+        r"qas\[0\], question b: it has no answer and is not marked as impossible": squad(question_record("b")),
+        r"question c, answers\[0\]: the answer is \"\{'text'": squad(question_record("c", ("x", "1"))),
+        r"question d: question is '', not a text": squad(question_record("d", ("x", 1)) | {"question": ""}),
         r"holds no examples": {"data": []},
     }
     for message, content in cases.items():
@@ -85,6 +83,6 @@ def test_real_files(name, rows):
     wrong, lost = count_bad_offsets(examples)
     assert wrong <= 0.04 * num_answers and lost <= 0.04 * rows
     assert (wrong > 0.01 * num_answers) == (name == "amazon_reviews")
-    for example in ExtractiveQATask().trainable(examples)[::97]:
+    for example in [e for e in examples if e.is_trainable][::97]:
         for text, at in example.valid_answers:
             assert example.context[at : at + len(text)] == text

@@ -10,12 +10,10 @@ import torch
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.ensemble import find_models, predict_ensemble
-from polyseme.evaluation.predict import evaluate
+from polyseme.evaluation.predict import evaluate, find_models, predict_ensemble
 from polyseme.families import FAMILIES
-from polyseme.finetuning.batches import epoch_batches
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.experiment import RunOptions, TaskData, epoch_batches
 from polyseme.finetuning.finetune import answers_in_text, finetune
 from polyseme.generation.constrained import extract_spans, score_answers
 from polyseme.generation.sample import generate_tokens

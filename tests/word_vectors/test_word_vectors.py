@@ -9,7 +9,7 @@ import pytest
 
 from polyseme.errors import PolysemeError
 from polyseme.inference.word_vectors import AnalogySection, WordVectors
-from polyseme.word_vectors.evaluation import read_analogy_questions, read_similarity_pairs, spearman
+from polyseme.word_vectors.evaluation import read_analogy_questions, read_similarity_pairs
 from polyseme.word_vectors.files import write_vectors
 
 SETS = Path(__file__).parents[3] / "shared" / "data" / "words"
@@ -49,14 +49,6 @@ def test_answers_are_limited_to_frequent_words() -> None:
     question = {"all": [("a", "b", "c", "e")]}
     assert model.evaluate_analogies(question)[0].num_correct == 1
     assert model.evaluate_analogies(question, max_words=4)[0] == AnalogySection("all", 0, 0, 1)
-
-
-def test_spearman_equals_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for _ in range(20):
-        one, two = RANDOM.integers(0, 9, 30), RANDOM.standard_normal(30)
-        assert spearman(one, two) == pytest.approx(stats.spearmanr(one, two).statistic, abs=1e-12)
-    assert spearman(np.ones(4), np.arange(4)) == 0
 
 
 def test_similarity_by_hand() -> None:

@@ -1,20 +1,18 @@
 """Named data sets: files as distributed, their task and their main metric."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.json import parse_json
 from polyseme.tasks.base import MetricsFn, TaskConfig
-from polyseme.tasks.readers.rows import Columns, RowReader, lazy_rows, read_lines
+from polyseme.tasks.readers.rows import Columns, JsonRow, RowReader, lazy_rows, read_lines
 from polyseme.tasks.sequence import TextExample
 
-TrainDev = tuple[list[Any], list[Any]]  # train and dev examples
 DatasetReader = Callable[[Path, bool], Iterable[RowReader]]  # a file, and whether each row must have a label
 
 
@@ -43,7 +41,7 @@ class NamedDataset:
             return self.task.iter_rows(path, self.format, needs_labels)
         return self.format(path, needs_labels)
 
-    def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> TrainDev:
+    def read(self, folder: Path | str, skip_bad: bool = False, strict: bool = False) -> tuple[list[Any], list[Any]]:
         """Read train and dev examples from the data set's folder, or from its parent folder."""
         if not Path(folder).is_dir():
             raise DataError(f"there is no folder {folder}")
@@ -67,56 +65,15 @@ class NamedDataset:
         if split not in self.splits:
             raise ConfigError(f"there is no split {split!r} of {self.folder}; {suggest(split, self.splits)}")
         path = path / self.folder if (path / self.folder).is_dir() else path
-        file = path / self.splits[split]
-        file = file if file.exists() else find_compressed(file)
+        file = find_compressed(path / self.splits[split])
         examples = self.task.collect(file, self.iter_rows(file, needs_labels), skip_bad, strict)
         return self.split_filter(path, split, examples) if self.split_filter else examples
-
-
-@dataclass(frozen=True)
-class JsonRow:
-    """A JSON object with its location for error messages."""
-
-    location: str
-    values: Any
-    needs_labels: bool
-
-    def get(self, name: str, expected_type: type | tuple[type, ...] = str) -> Any:
-        """Return a value; raise `DataError` if it is missing, blank or of another type."""
-        if not isinstance(self.values, dict):
-            raise DataError(f"{self.location}: expected a JSON object, found {str(self.values)[:40]!r}")
-        if name not in self.values:
-            raise DataError(f"{self.location}: there is no key {name!r}; {suggest(name, self.values)}")
-        value = self.values[name]
-        if not isinstance(value, expected_type) or (isinstance(value, str) and not value.strip()):
-            raise DataError(f"{self.location}: {name} is {str(value)[:40]!r}, which is blank or of the wrong type")
-        return value
-
-    def child(self, name: str) -> Self:
-        """Return a nested object."""
-        return replace(self, location=f"{self.location}, {name}", values=self.get(name, dict))
-
-    def children(self, name: str) -> list[Self]:
-        """Return the objects of a nested list."""
-        elements = enumerate(self.get(name, list))
-        return [replace(self, location=f"{self.location}, {name}[{i}]", values=value) for i, value in elements]
-
-    def label(self, name: str = "label") -> str | None:
-        """Return a label as written (`true` for a JSON true), or None if it is missing and not required."""
-        if not self.needs_labels and name not in self.values:
-            return None
-        value = self.get(name, (str, int))
-        return value if isinstance(value, str) else json.dumps(value)
-
-    def id(self, name: str = "idx") -> str:
-        """Return the id as a string; empty if there is none."""
-        return str(self.values.get(name, ""))
 
 
 def find_compressed(path: Path) -> Path:
     """Return a file, or its compressed form if only that exists."""
     candidates = [path, *(path.with_name(path.name + suffix) for suffix in COMPRESSED_SUFFIXES)]
-    return next((p for p in candidates if p.is_file()), path)
+    return next((p for p in candidates if p.exists()), path)
 
 
 def split_files(pattern: str = "{}.tsv", *splits: str, **names: str) -> dict[str, str]:

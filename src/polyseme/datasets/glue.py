@@ -100,35 +100,23 @@ _DUPLICATES, _NLI = Columns("question1", "question2", "is_duplicate"), Columns("
 _MATCHED = {"train": "train.tsv", "dev": "dev_matched.tsv", "test": "test_matched.tsv"}
 _MISMATCHED = {"train": "train.tsv", "dev": "dev_mismatched.tsv", "test": "test_mismatched.tsv"}
 _DIAGNOSTIC = {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"}
+_SIMILAR = "how similar are the two sentences, from 0 to 5?"
 _FOLLOWS = "does the second sentence follow from the first?"
 _text, _pair = partial(NamedDataset, ClassificationTask), partial(NamedDataset, PairClassificationTask)
+_nli = partial(_pair, "accuracy", NLI_DESCRIPTION)
+_diagnostic = partial(_pair, "matthews", f"evaluation of MNLI models by phenomenon: {NLI_DESCRIPTION}")
 DATASETS: dict[str, NamedDataset] = {
     "glue/cola": _text("matthews", "is the sentence acceptable English?", "CoLA", _read_cola),
     "glue/sst-2": _text("accuracy", "is the movie review positive?", "SST-2", Columns("sentence")),
     "glue/mrpc": _pair("f1", "are the two sentences paraphrases?", "MRPC", _read_mrpc, split_filter=_filter_by_dev_ids),
-    "glue/sts-b": NamedDataset(
-        RegressionTask, "spearman", "how similar are the two sentences, from 0 to 5?", "STS-B", _SCORED
-    ),
+    "glue/sts-b": NamedDataset(RegressionTask, "spearman", _SIMILAR, "STS-B", _SCORED),
     "glue/qqp": _pair("f1", "are the two questions duplicates?", "QQP", _DUPLICATES),
-    "glue/mnli": _pair("accuracy", NLI_DESCRIPTION, "MNLI", _NLI, _MATCHED),
+    "glue/mnli": _nli("MNLI", _NLI, _MATCHED),
     "glue/mnli-mm": _pair("accuracy", f"dev and test of other genres: {NLI_DESCRIPTION}", "MNLI", _NLI, _MISMATCHED),
     "glue/qnli": _pair("accuracy", "does the sentence answer the question?", "QNLI", Columns("question", "sentence")),
     "glue/rte": _pair("accuracy", _FOLLOWS, "RTE", _SENTENCES),
     "glue/wnli": _pair("accuracy", _FOLLOWS, "WNLI", _SENTENCES, get_warnings=wnli_warnings),
-    "glue/diagnostic": _pair(
-        "matthews",
-        f"evaluation of MNLI models by phenomenon: {NLI_DESCRIPTION}",
-        "diagnostic",
-        _read_diagnostic,
-        _DIAGNOSTIC,
-        _matthews_by_phenomenon,
-    ),
-    "snli": _pair(
-        "accuracy",
-        NLI_DESCRIPTION,
-        "snli_1.0",
-        pair_reader("sentence1", "sentence2", "gold_label"),
-        split_files("snli_1.0_{}.jsonl"),
-    ),
-    "sick": _pair("accuracy", NLI_DESCRIPTION, "sick", Columns("1", "2", "3", has_header=False), split_files("{}.txt")),
+    "glue/diagnostic": _diagnostic("diagnostic", _read_diagnostic, _DIAGNOSTIC, _matthews_by_phenomenon),
+    "snli": _nli("snli_1.0", pair_reader("sentence1", "sentence2", "gold_label"), split_files("snli_1.0_{}.jsonl")),
+    "sick": _nli("sick", Columns("1", "2", "3", has_header=False), split_files("{}.txt")),
 }

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from polyseme.datasets.base import JsonRow
 from polyseme.errors import DataError
 from polyseme.io.json import parse_json
-from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, data_suffix, read_lines
+from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, JsonRow, data_suffix, read_lines
 
 
 def read_lambada(path: Path) -> list[tuple[str, str]]:
@@ -15,7 +14,7 @@ def read_lambada(path: Path) -> list[tuple[str, str]]:
     for line_number, line in enumerate(read_lines(path), 1):
         location = f"{path}:{line_number}"
         if suffix in JSON_LINES_SUFFIXES:
-            row = JsonRow(location, parse_json(line, location), True)
+            row = JsonRow(location, parse_json(line, location))
             if isinstance(row.values, dict) and "continuation" in row.values:
                 passages.append((row.get("context"), row.get("continuation").strip()))
                 continue

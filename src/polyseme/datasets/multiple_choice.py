@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from polyseme.datasets.base import DatasetReader, JsonRow, NamedDataset, split_files
+from polyseme.datasets.base import DatasetReader, NamedDataset, split_files
 from polyseme.errors import DataError
 from polyseme.io.json import parse_json
 from polyseme.tasks.extractive_qa import ExtractiveQATask
 from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
-from polyseme.tasks.readers.rows import Columns, RowFormat, RowReader, iter_table_or_json, lazy_rows
+from polyseme.tasks.readers.rows import Columns, JsonRow, RowFormat, RowReader, iter_table_or_json, lazy_rows
 
 # cells to a text, its choices and the label
 ParseFn = Callable[[dict[str, str]], tuple[str, Sequence[str], str | None]]

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import JsonRow, NamedDataset, json_lines_reader, pair_reader, split_files
+from polyseme.datasets.base import NamedDataset, json_lines_reader, pair_reader, split_files
 from polyseme.errors import DataError
 from polyseme.tasks.classification import PairClassificationTask
 from polyseme.tasks.metrics.standard import squad_scores
 from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
-from polyseme.tasks.readers.rows import RowReader, read_lines
+from polyseme.tasks.readers.rows import JsonRow, RowReader, read_lines
 from polyseme.tasks.sequence import TextExample
 
 COPA_QUESTIONS = {"cause": "What was the cause of this?", "effect": "What happened as a result?"}
@@ -113,29 +113,17 @@ def _parse_wic_line(location: str, line: str, label: str | None) -> TextExample:
 
 _SPLITS = split_files("{}.jsonl", dev="val")
 _FOLLOWS = "does the second text follow from the first?"
+_IS_YES, _IS_CORRECT = (f"is {what}, according to the passage?" for what in ("the answer yes", "this answer correct"))
+_MISSING = "which of the passage's entities is missing?"
 _SAME_MEANING = "does the word have the same meaning in both sentences?"
 _pair, _choice = (partial(NamedDataset, task, splits=_SPLITS) for task in (PairClassificationTask, MultipleChoiceTask))
 _rows = json_lines_reader
 DATASETS: dict[str, NamedDataset] = {
-    "superglue/boolq": _pair(
-        "accuracy", "is the answer yes, according to the passage?", "BoolQ", pair_reader("passage", "question")
-    ),
+    "superglue/boolq": _pair("accuracy", _IS_YES, "BoolQ", pair_reader("passage", "question")),
     "superglue/cb": _pair("macro_f1", _FOLLOWS, "CB", pair_reader("premise", "hypothesis")),
     "superglue/copa": _choice("accuracy", "which cause or effect is more likely?", "COPA", _rows(_copa_examples)),
-    "superglue/multirc": _pair(
-        "f1",
-        "is this answer correct, according to the passage?",
-        "MultiRC",
-        _rows(_multirc_examples),
-        extra_metrics=_multirc_metrics,
-    ),
-    "superglue/record": _choice(
-        "f1",
-        "which of the passage's entities is missing?",
-        "ReCoRD",
-        _rows(_record_examples),
-        extra_metrics=_record_metrics,
-    ),
+    "superglue/multirc": _pair("f1", _IS_CORRECT, "MultiRC", _rows(_multirc_examples), extra_metrics=_multirc_metrics),
+    "superglue/record": _choice("f1", _MISSING, "ReCoRD", _rows(_record_examples), extra_metrics=_record_metrics),
     "superglue/rte": _pair("accuracy", _FOLLOWS, "RTE", pair_reader("premise", "hypothesis")),
     "superglue/wic": _pair("accuracy", _SAME_MEANING, "WiC", _rows(_wic_examples)),
     "superglue/wsc": _pair("accuracy", "does the pronoun refer to this phrase?", "WSC", _rows(_wsc_examples)),

@@ -12,7 +12,7 @@ from polyseme.io.tables import NumberedRow, read_csv_rows
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.coreference import CoreferenceTask
 from polyseme.tasks.readers.conll import BRACKETS
-from polyseme.tasks.readers.rows import Columns, RowReader, read_lines
+from polyseme.tasks.readers.rows import Columns, RowReader, read_lines, split_sentences
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 
@@ -73,13 +73,9 @@ def _parse_trec_line(location: str, line: str, is_fine_grained: bool = False) ->
 
 def _read_conllu(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read words and universal part-of-speech tags of CoNLL-U, without multiword tokens (1-2) and empty nodes (1.1)."""
-    rows: list[tuple[int, list[str]]] = []
-    for line_number, line in enumerate([*read_lines(path), ""], 1):
-        if line.strip() and not line.startswith("#"):
-            rows.append((line_number, line.split("\t")))
-        elif not line.strip() and rows:
+    for lines in split_sentences(read_lines(path)):
+        if rows := [(number, line.split("\t")) for number, line in lines if not line.startswith("#")]:
             yield partial(_conllu_example, path, rows, needs_labels)
-            rows = []
 
 
 def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels: bool) -> TaggingExample:
@@ -98,42 +94,26 @@ def _conllu_example(path: Path, rows: list[tuple[int, list[str]]], needs_labels:
 
 
 _text = partial(NamedDataset, ClassificationTask, "accuracy", extra_metrics=compute_error_rate)
-_tags = partial(NamedDataset, TaggingTask, "f1")
+_tags, _coreference = (partial(NamedDataset, task, "f1") for task in (TaggingTask, CoreferenceTask))
+_parts_of_speech = partial(NamedDataset, TaggingTask, "accuracy")
 _IMDB_FILES, _TREC_FILES = {"train": "train", "dev": "test"}, {"train": "train_5500.label", "dev": "TREC_10.label"}
+_NER_FILES, _UD_FILES = split_files("eng.{}", dev="testa", test="testb"), split_files("en_ewt-ud-{}.conllu")
 _YELP_FILES = split_files("{}.csv", "train", "dev", dev="test")
 _WNUT_FILES = {"train": "wnut17train.conll", "dev": "emerging.dev.conll", "test": "emerging.test.annotated"}
 _CONLL_2012_FILES = split_files("v4/data/{}/data/english/annotations", dev="development")
-_TREC, _TREC_FINE = (
-    line_reader(partial(_parse_trec_line, is_fine_grained=is_fine_grained), "latin-1")
-    for is_fine_grained in (False, True)
-)
+_SST, _TREC = line_reader(_parse_sst_tree), line_reader(_parse_trec_line, "latin-1")
+_TREC_FINE = line_reader(partial(_parse_trec_line, is_fine_grained=True), "latin-1")
 DATASETS: dict[str, NamedDataset] = {
-    "sst-5": _text(
-        "sentiment of a movie review, from 0 to 4", "trees", line_reader(_parse_sst_tree), split_files("{}.txt")
-    ),
+    "sst-5": _text("sentiment of a movie review, from 0 to 4", "trees", _SST, split_files("{}.txt")),
     "imdb": _text("is the movie review positive?", "aclImdb", _read_label_folders, _IMDB_FILES),
     "yelp-full": _text("how many stars?", "yelp_review_full_csv", _read_yelp, _YELP_FILES),
     "yelp-2": _text("is the review positive?", "yelp_review_polarity_csv", _read_yelp, _YELP_FILES),
     "trec-6": _text("type of the expected answer, 6 classes", "trec", _TREC, _TREC_FILES),
     "trec-50": _text("type of the expected answer, 50 classes", "trec", _TREC_FINE, _TREC_FILES),
-    "conll-2003": _tags(
-        "named entities: people, places, organizations, others",
-        "conll2003",
-        Columns(),
-        split_files("eng.{}", dev="testa", test="testb"),
-    ),
+    "conll-2003": _tags("named entities: people, places, organizations, others", "conll2003", Columns(), _NER_FILES),
     "wnut-17": _tags("rare and emerging named entities", "wnut17", Columns(), _WNUT_FILES),
     "ner": _tags("named entities in CoNLL format", "ner", Columns(), split_files("{}.conll", "train", "dev")),
     "conll-2000": _tags("chunks", "conll2000", Columns(), split_files("{}.txt", "train", "dev", dev="test")),
-    "conll-2012": NamedDataset(
-        CoreferenceTask, "f1", "coreference, English OntoNotes", "conll-2012", Columns(), _CONLL_2012_FILES
-    ),
-    "ud-pos": NamedDataset(
-        TaggingTask,
-        "accuracy",
-        "part-of-speech tags, English Web Treebank",
-        "ud-ewt",
-        _read_conllu,
-        split_files("en_ewt-ud-{}.conllu"),
-    ),
+    "conll-2012": _coreference("coreference, English OntoNotes", "conll-2012", Columns(), _CONLL_2012_FILES),
+    "ud-pos": _parts_of_speech("part-of-speech tags, English Web Treebank", "ud-ewt", _read_conllu, _UD_FILES),
 }

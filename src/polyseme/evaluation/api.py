@@ -4,15 +4,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError
 from polyseme.evaluation.compare import FinetuneRun, paired_bootstrap, plot_comparison, read_runs
-from polyseme.evaluation.ensemble import evaluate_ensemble, find_models, predict_ensemble
-from polyseme.evaluation.predict import evaluate as evaluate_model
+from polyseme.evaluation.predict import find_models, predict_ensemble
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.finetuning.api import ReadOptions, find_task_type
 from polyseme.inference.base import LanguageModel
@@ -23,7 +21,7 @@ from polyseme.inference.prediction import predict as predict_examples
 from polyseme.report.notebook import NotebookResult
 from polyseme.report.results import EvaluationResult
 from polyseme.tasks import load_task
-from polyseme.tasks.base import TaskConfig
+from polyseme.tasks.base import TaskConfig, require_gold
 from polyseme.train.loop import count_parameters
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -35,8 +33,7 @@ class TaskPredictor:
 
     task: TaskConfig
     num_parameters: int
-    evaluate: Callable[..., dict[str, float]]
-    predict: Callable[[Any], list[Any]]
+    predict: Callable[..., list[Any]]
     metadata: Sequence[dict[str, Any]]
     is_multitask: bool = False
 
@@ -66,9 +63,7 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
     """Load a task model, or with `ensemble` several models or all that a run kept, whose outputs are averaged."""
     paths = [models] if isinstance(models, str | Path | LanguageModel) else list(models)
     if ensemble:
-        paths = [
-            each for path in paths for each in (find_models(Path(path)) if isinstance(path, str | Path) else [path])
-        ]
+        paths = [p for path in paths for p in (find_models(Path(path)) if isinstance(path, str | Path) else [path])]
     if ensemble != (len(paths) > 1):
         single = f"`ensemble` is for several models, or a run with `keep_seeds`: {paths[0]} is one model"
         raise ConfigError(single if ensemble else "several models are an ensemble: set `ensemble`")
@@ -77,30 +72,21 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
         if isinstance(model, FeatureModel):
             if ensemble:
                 raise ConfigError(f"{model.path} is trained over features, and `ensemble` is for fine-tuned models")
-            return _feature_predictor(model)
+            modules = [model.model, *(encoder.model.trunk for encoder in model.reader.encoders)]
+            num_parameters = sum(map(count_parameters, modules))
+            return TaskPredictor(model.task, num_parameters, model.predict_examples, [model.metadata])
     networks = [load_neural(model) for model in loaded]
     folders = [select_task(network.folder, task, network.tasks) for network in networks]
     task_config = load_task(folders[0].metadata, folders[0].model.config, networks[0].tasks)
-    if ensemble:
-        evaluate_fn: Any = partial(evaluate_ensemble, folders, truncate=truncate)
-        predict_fn: Any = lambda examples: predict_ensemble(folders, examples, truncate=truncate)[1]  # noqa: E731
-    else:
-        evaluate_fn = partial(evaluate_model, folders[0], task=task_config, truncate=truncate)
-        predict_fn = partial(predict_examples, folders[0], task=task_config, truncate=truncate)
-    return TaskPredictor(
-        task_config,
-        sum(count_parameters(folder.model) for folder in folders),
-        evaluate_fn,
-        predict_fn,
-        [folder.metadata for folder in folders],
-        is_multitask="tasks" in networks[0].folder.metadata,
-    )
 
+    def predict_fn(examples: Sequence[Any], use_labels: bool = False) -> list[Any]:
+        if ensemble:
+            return predict_ensemble(folders, examples, truncate, use_labels)[1]
+        return predict_examples(folders[0], examples, task_config, truncate=truncate, use_labels=use_labels)
 
-def _feature_predictor(model: FeatureModel) -> TaskPredictor:
-    modules = [model.model, *(encoder.model.trunk for encoder in model.reader.encoders)]
-    num_parameters = sum(map(count_parameters, modules))
-    return TaskPredictor(model.task, num_parameters, model.evaluate, model.predict_examples, [model.metadata])
+    num_parameters = sum(count_parameters(folder.model) for folder in folders)
+    is_multitask = "tasks" in networks[0].folder.metadata
+    return TaskPredictor(task_config, num_parameters, predict_fn, [f.metadata for f in folders], is_multitask)
 
 
 def evaluate(
@@ -109,9 +95,10 @@ def evaluate(
     """Compute the metrics and measure the speed; see `polyseme.evaluate`."""
     predictor = load_predictor(models, task, ensemble, truncate)
     examples = predictor.read(data, task, "dev", options)
+    require_gold(examples)
     started = time.perf_counter()
     extra_metrics = DATASETS[task].extra_metrics if task in DATASETS else None
-    metrics = predictor.evaluate(examples, extra_metrics=extra_metrics)
+    metrics = predictor.task.metrics(examples, predictor.predict(examples, use_labels=True), extra_metrics)
     seconds = time.perf_counter() - started
     log_level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # truncated texts have been reported

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.errors import DataError, UnsupportedError, require_package
+from polyseme.io.atomic import atomic_write
 from polyseme.io.json import read_json
 from polyseme.tasks import task_from_json
 from polyseme.tasks.base import TaskConfig
@@ -21,7 +22,6 @@ class FinetuneRun:
     path: Path
     model: str
     task: str
-    task_type: str
     metric: str
     seed_scores: tuple[float, ...]
     num_parameters: int
@@ -65,7 +65,6 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
         folder,
         results["model"] + "".join(marks),
         results.get("data") or results["task"],
-        results["task"],
         results["primary_metric"],
         tuple(metrics[results["primary_metric"]] for metrics in results["seeds"]),
         results.get("parameters", 0),
@@ -168,8 +167,6 @@ def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
     """Plot bars by task, one for each model, with the standard deviation over seeds as error bars."""
     require_package("matplotlib", "a plot", "'polyseme[report]'").use("Agg")
     import matplotlib.pyplot as plt
-
-    from polyseme.io.atomic import atomic_write
 
     models, tasks, runs_by_cell = pivot_runs(runs)
     figure, axes = plt.subplots(figsize=(max(1.2 * len(tasks) + 3, 5), 4))

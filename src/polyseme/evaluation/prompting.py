@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError, DataError, require_package, suggest
-from polyseme.io.json import parse_json_object, read_json
+from polyseme.io.json import read_json
 from polyseme.tasks.metrics.standard import normalize_answer, word_f1
-from polyseme.tasks.readers.rows import read_lines
+from polyseme.tasks.metrics.translation import score_translations
+from polyseme.tasks.readers.rows import JsonRow, iter_json_lines, read_lines
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 ANSWER_FIELD = "{answer}"
@@ -73,28 +74,21 @@ def load_prompt_template(name: str) -> PromptTemplate:
 
 def read_questions(path: Path, prompt: PromptTemplate) -> list[Question]:
     """Read JSON lines with the fields of the template and `answer`: a text, or a list of correct texts."""
-    questions = []
-    for line_number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        location = f"{path} line {line_number}"
-        row = parse_json_object(line, location)
-        for name in (*prompt.fields, "answer"):
-            if name not in row:
-                raise DataError(f"{location}: no key {name!r}; {suggest(name, row)}")
-        answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
-        fields = {name: row[name] for name in prompt.fields}
+
+    def build(record: dict[str, Any], location: str) -> Question:
+        row = JsonRow(location, record)
+        answer, fields = row.get("answer", object), {name: row.get(name, object) for name in prompt.fields}
+        answers = answer if isinstance(answer, list) else [answer]
         if not answers or not all(isinstance(text, str) for text in (*answers, *fields.values())):
             raise DataError(f"{location}: the fields of a question and its answers are texts")
-        questions.append(Question(fields, tuple(answers)))
-    return questions
+        return Question(fields, tuple(answers))
+
+    return [read() for read in iter_json_lines(path, read_lines(path), build)]
 
 
-def sample_shots(
-    examples: Sequence[Question], num_shots: int, seed: int, questions: Sequence[Question]
-) -> list[Question]:
+def sample_shots(pool: Sequence[Question], num_shots: int, seed: int, questions: Sequence[Question]) -> list[Question]:
     """Sample examples that precede every question, none of which is asked."""
-    candidates = [question for question in examples if question not in questions]
+    candidates = [question for question in pool if question not in questions]
     if num_shots > len(candidates):
         raise ConfigError(f"{num_shots} shots are more than the {len(candidates)} examples that are not asked")
     return random.Random(seed).sample(candidates, num_shots)
@@ -120,8 +114,6 @@ def evaluate_answers(prompt: PromptTemplate, answers: Sequence[str], questions: 
         pairs = zip(answers, questions, strict=True)
         results[name] = sum(max(metric_fn(text, gold) for gold in q.answers) for text, q in pairs) / len(questions)
     if prompt.metric == "bleu":
-        from polyseme.tasks.metrics.translation import score_translations
-
         gold = [q.answers[0] for q in questions]
         bleu_metrics = score_translations(list(answers), gold, gold)
         results |= {"bleu": bleu_metrics["bleu"], "bleu_signature": bleu_metrics["bleu_signature"]}
@@ -155,5 +147,5 @@ class UnicodeTokenizer:
 
 @cache
 def _rouge_scorer() -> Any:
-    rouge_scorer = require_package("rouge_score.rouge_scorer", "ROUGE", "'polyseme[tasks]'")
-    return rouge_scorer.RougeScorer(["rougeL"], tokenizer=UnicodeTokenizer())
+    rouge = require_package("rouge_score.rouge_scorer", "ROUGE", "'polyseme[tasks]'")
+    return rouge.RougeScorer(["rougeL"], tokenizer=UnicodeTokenizer())

@@ -68,13 +68,6 @@ class FeatureOptions:
         features = [self.features] if isinstance(self.features, str | Path) else self.features
         return [Path(path) for path in features or ()]
 
-    def check(self) -> None:
-        """Raise `ConfigError` for options without effect."""
-        if not self.encoders and (self.layers or self.join_at or self.cache_dir):
-            raise ConfigError("`layers`, `join_at` and `cache_dir` apply to frozen models: they need `features`")
-        if self.freeze_word_embeddings and self.word_vectors is None:
-            raise ConfigError("`freeze_word_embeddings` has no effect without `word_vectors`")
-
     def inputs(self, out: Path) -> FeatureInputs:
         """What the network reads; features are cached next to the run unless `cache_dir` says where."""
         vectors = Path(self.word_vectors) if self.word_vectors is not None else None
@@ -126,10 +119,8 @@ def finetune(
         task_results = results["tasks"][each.name] if is_multitask else results
         for line in _warnings(each, task_results):
             logger.warning(f"{each.name}: {line}" if is_multitask else line)
-        fitted = each.task.fit(each.train)
-        task_results["baselines"] = {
-            name: fitted.baseline_metrics(name, each.train, each.dev, each.extra_metrics) for name in names
-        }
+        fitted, sets = each.task.fit(each.train), (each.train, each.dev, each.extra_metrics)
+        task_results["baselines"] = {name: fitted.baseline_metrics(name, *sets) for name in names}
     return FinetuneResult.from_results(out, results)
 
 
@@ -160,9 +151,7 @@ def read_options(options: dict[str, Any]) -> ReadOptions:
     """Return options that are all about reading files; raise `ConfigError` for others."""
     parsed = pop_options(ReadOptions, options)
     for name in options:
-        raise ConfigError(
-            f"there is no option {name!r}; {suggest(name, [field.name for field in fields(ReadOptions)])}"
-        )
+        raise ConfigError(f"there is no option {name!r}; {suggest(name, [f.name for f in fields(ReadOptions)])}")
     return parsed
 
 
@@ -170,7 +159,10 @@ def _check_options(model: Path | None, features: FeatureOptions, run: RunOptions
     if (model is None) != features.is_used:
         options = "`features`, `word_vectors`, `network`"
         raise ConfigError(f"choose one: a model to fine-tune, or a network over frozen features ({options})")
-    features.check()
+    if not features.encoders and (features.layers or features.join_at or features.cache_dir):
+        raise ConfigError("`layers`, `join_at` and `cache_dir` apply to frozen models: they need `features`")
+    if features.freeze_word_embeddings and features.word_vectors is None:
+        raise ConfigError("`freeze_word_embeddings` has no effect without `word_vectors`")
     finetuning_only = (run.from_scratch, run.keep_checkpoints, *map(overrides.get, ("layer_decay", "unfreeze_every")))
     if model is None and any(finetuning_only):
         names = "`from_scratch`, `layer_decay`, `unfreeze_every` and `keep_checkpoints`"

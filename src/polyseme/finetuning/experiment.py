@@ -1,27 +1,32 @@
-"""The parts of an experiment: tasks with their data, encoded splits, and functions that build and save models."""
+"""The parts of an experiment: tasks with their data, encoded splits, batches, and functions that build and save models.
+
+Batches depend only on the seed and the number of finished steps, so that a run can continue anywhere.
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from polyseme.errors import ConfigError, suggest
-from polyseme.finetuning.batches import StepBatches, epoch_batches, sample_tasks
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.prediction import predict_encoded
 from polyseme.nn.model import Model
+from polyseme.nn.packing import token_budget_batches
 from polyseme.nn.trunks.base import TrunkConfig
-from polyseme.objectives.batch import Batch, Targets
+from polyseme.objectives.batch import Batch, ChunkedExtra, Targets
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
 
 SaveFn = Callable[[Path, Model, dict[str, Any]], None]  # a folder, a model and its metadata
+StepBatches = Iterator[tuple[list[Batch], Any]]  # the micro-batches of each step, and its position
 OnPredictions = Callable[[int, list[Any]], object]  # receives a seed and its predictions for the dev examples
 
 
@@ -67,11 +72,6 @@ class RunOptions:
         if self.seeds < 1:
             raise ConfigError(f"seeds is {self.seeds}, expected 1 or more")
 
-    @property
-    def seed_range(self) -> range:
-        """The seeds of the runs."""
-        return range(self.first_seed, self.first_seed + self.seeds)
-
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -108,9 +108,8 @@ class TaskRun:
     @cached_property
     def primary_metric(self) -> str:
         """The metric that selects models; raise `ConfigError` if there is no such metric."""
-        values = self.task.perfect_values(self.dev.examples)
-        known = self.task.score([e.gold for e in self.dev.examples], values)
-        known |= self.data.extra_metrics(self.dev.examples, values) if self.data.extra_metrics else {}
+        examples = self.dev.examples
+        known = self.task.score_values(examples, self.task.perfect_values(examples), self.data.extra_metrics)
         name = self.data.primary_metric or self.task.default_metric
         if name not in known:
             raise ConfigError(f"there is no metric {name!r}; {suggest(name, known)}")
@@ -214,3 +213,42 @@ class Experiment:
             task_json = task.replace(name="").to_json()
             each[run.data.name] = {"task": task_json, "settings": settings, "data": run.data.label}
         return {"tasks": each, "settings": settings, **extra}
+
+
+def epoch_batches(
+    task: TaskConfig, encoded: Sequence[EncodedExample], config: FinetuneConfig, seed: int, num_done: int = 0
+) -> Iterator[tuple[list[Batch], tuple[int, int]]]:
+    """Yield the micro-batches of each step after `num_done`, endlessly; (seed, epoch) determines the order."""
+    size, codec = config.batch_size, task.codec
+    epoch, skipped = divmod(num_done, math.ceil(len(encoded) / size))
+    while True:
+        order = np.random.default_rng((seed, epoch)).permutation(len(encoded))
+        for start in range(skipped * size, len(order), size):
+            chosen = [encoded[i] for i in order[start : start + size]]
+            parts = token_budget_batches([len(e.ids) for e in chosen], config.micro_batch_tokens)
+            batches = [with_settings(codec.collate([chosen[i] for i in part])[0], config) for part in parts]
+            yield batches, (epoch, start + size)
+        epoch, skipped = epoch + 1, 0
+
+
+def sample_tasks(sizes: Sequence[int], alpha: float, total_steps: int, seed: int) -> np.ndarray:
+    """Draw the task of each step, in proportion to size^α (Stickland and Murray 2019, §3.4)."""
+    weights = np.array(sizes, dtype=np.float64) ** alpha
+    generator = np.random.default_rng((seed, len(sizes)))
+    tasks: np.ndarray = generator.choice(len(sizes), total_steps, p=weights / weights.sum())
+    return tasks
+
+
+def with_settings(batch: Batch, config: FinetuneConfig) -> Batch:
+    """Add to a batch what the config asks for: reading in chunks, and the language-model loss."""
+    if config.chunk_size:
+        batch = replace(batch, extra=ChunkedExtra(config.chunk_size, config.grad_tokens))
+    return with_lm_targets(batch, config.lm_loss_weight) if config.lm_loss_weight else batch
+
+
+def with_lm_targets(batch: Batch, weight: float) -> Batch:
+    """Add the language-model loss: every token except the first of a sequence is predicted from those before it."""
+    layout = batch.inputs.layout
+    rows = torch.ones(layout.num_tokens, dtype=torch.bool).index_fill(0, layout.last_indices, False).nonzero()[:, 0]
+    targets = Targets(rows, batch.inputs.tokens.index_select(0, rows + 1), len(rows), weight)
+    return replace(batch, targets={**batch.targets, "next": targets})

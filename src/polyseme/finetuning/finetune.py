@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import ConfigError, DataError, ModelError
+from polyseme.errors import ConfigError, ModelError
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
@@ -15,7 +15,8 @@ from polyseme.finetuning.runner import run_experiment
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
-from polyseme.tasks.base import TaskConfig
+from polyseme.tasks.base import TaskConfig, require_gold
+from polyseme.tasks.encoded import Examples
 from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
 
 
@@ -36,7 +37,7 @@ def finetune(
         data = [data]
     else:
         _check_names(data)
-    check_run(data, out)
+    check_run(out)
     tasks = [fit_task(path, each) for each in data]
     loaded = load_for_tasks(path, tasks, config, options.first_seed, options.from_scratch)
 
@@ -55,7 +56,7 @@ def finetune(
         TaskRun(
             task,
             each,
-            split(task, task.trainable(each.train)),
+            split(task, [e for e in each.train if e.is_trainable]),
             split(task, each.dev),
             {name: split(task, examples) for name, examples in each.extra_eval.items()},
         )
@@ -88,7 +89,7 @@ def _read_config(path: Path) -> tuple[ModelConfig, Family]:
 def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> bool:
     """Whether a model answers the task in text instead of with a new head."""
     has_decoder = "next" in family.pretraining_heads(trunk)
-    return family.is_text_to_text and has_decoder and task.supports_text
+    return family.is_text_to_text and has_decoder and bool(task.text_format)
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -99,14 +100,12 @@ def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
     return {"finetuning_history": [*metadata.get("finetuning_history", []), before]}
 
 
-def check_run(data: Sequence[TaskData], out: Path | None) -> None:
-    """Check the output folder and optional dependencies before anything is loaded."""
+def check_run(out: Path | None) -> None:
+    """Check the output folder before anything is loaded."""
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file: give a folder for the run")
     if out is not None and out.is_dir() and (names := sorted(p.name for p in out.iterdir())):
         raise ConfigError(f"{out} already holds {names[0]}: give another folder for the run")
-    for each in data:
-        each.task.check_dependencies()
 
 
 def load_for_tasks(
@@ -136,18 +135,14 @@ def load_for_tasks(
     return dataclasses.replace(folder, model=_reinitialize(folder.model, seed)) if from_scratch else folder
 
 
-def _encode_labeled(
-    task: TaskConfig, examples: Sequence[Any], folder: ModelFolder, config: FinetuneConfig
-) -> list[Any]:
+def _encode_labeled(task: TaskConfig, examples: Examples, folder: ModelFolder, config: FinetuneConfig) -> list[Any]:
     """Encode labeled examples; raise `DataError` if a label is missing."""
     folder.tokenizer.validate()
     limit = folder.model.config.trunk.embeddings.max_len
     if config.max_len > limit:
         raise ConfigError(f"max_len {config.max_len} is longer than the model reads ({limit})")
     encoded = list(task.codec.encode(examples, folder.tokenizer, config.max_len or limit, config.truncate))
-    for example in examples:
-        if example.gold is None:
-            raise DataError(f"{example.location}: there is no label")
+    require_gold(examples)
     return encoded
 
 

@@ -69,11 +69,11 @@ def train_on_features(
     """
     config = config.validate()
     network = config.network or FeatureNetworkSettings()
-    check_run([data], out)
+    check_run(out)
     task = data.task.fit(data.train)
     reader = _build_reader(inputs, task, data.train, network, config.max_len or MAX_CONTEXT_WORDS)
     model_config = build_model_config(task, reader, network)
-    sets = [task.trainable(data.train), data.dev, *data.extra_eval.values()]
+    sets = [[e for e in data.train if e.is_trainable], data.dev, *data.extra_eval.values()]
     train, dev, *extra_splits = map(Split, sets, reader.encode(task, sets, use_labels=True))
 
     def build(seed: int) -> Model:
@@ -87,13 +87,18 @@ def train_on_features(
         save_feature_model(path, model, reader, metadata)
 
     has_mix_penalty = network.mix_penalty > 0 and any(source.join == "mix" for source in reader.sources)
+    run_info: dict[str, Any] = {"data": data.dataset_name} if data.dataset_name else {}
+    run_info |= {"model": inputs.label, "features": network.to_json(), "from_scratch": False}
+    if reader.pretrained is not None:
+        words = {"vocabulary": len(reader.vocabulary), "frozen": network.freeze_word_embeddings}
+        run_info["words"] = {"vectors": str(inputs.word_vectors), **words}
     no_rows = torch.zeros(0, dtype=torch.long)
     experiment = Experiment(
         (TaskRun(task, data, train, dev, dict(zip(data.extra_eval, extra_splits))),),
         config,
         build,
         save,
-        _run_info(inputs, data, reader, network),
+        run_info,
         loss_fn=with_mix_penalty(network.mix_penalty) if has_mix_penalty else None,
         extra_targets={MIX_PENALTY: Targets(no_rows, no_rows, 1)} if has_mix_penalty else {},
         describe_model=lambda model: {"mix_weights": weights} if (weights := mix_weights(model)) else {},
@@ -138,20 +143,6 @@ def _build_reader(
     return FeatureReader(encoders, layers, vocabulary, inputs.cache_dir, max_words, pretrained)
 
 
-def _run_info(
-    inputs: FeatureInputs, data: TaskData, reader: FeatureReader, network: FeatureNetworkSettings
-) -> dict[str, Any]:
-    run_info: dict[str, Any] = {"data": data.dataset_name} if data.dataset_name else {}
-    run_info |= {"model": inputs.label, "features": network.to_json(), "from_scratch": False}
-    if reader.pretrained is not None:
-        run_info["words"] = {
-            "vectors": str(inputs.word_vectors),
-            "vocabulary": len(reader.vocabulary),
-            "frozen": network.freeze_word_embeddings,
-        }
-    return run_info
-
-
 def resolve_word_dim(network: FeatureNetworkSettings, pretrained: WordVectors | None) -> int:
     """Return the size of the learned word vectors."""
     if pretrained is None:
@@ -185,10 +176,8 @@ def build_vocabulary(words: Iterable[str], pretrained: WordVectors | None, freez
     if pretrained is not None and not pretrained_words:
         missing = f"none of the {len(counts):,} words of the training examples"
         raise DataError(f"{pretrained.path} has a vector for {missing}")
-    learned_words = (
-        word for word, count in counts.items() if (not freeze_pretrained if word in pretrained_words else count > 1)
-    )
-    return {word: i for i, word in enumerate(sorted(learned_words, key=lambda word: (-counts[word], word)), 1)}
+    learned = (w for w, count in counts.items() if (not freeze_pretrained if w in pretrained_words else count > 1))
+    return {word: i for i, word in enumerate(sorted(learned, key=lambda word: (-counts[word], word)), 1)}
 
 
 @torch.no_grad()

@@ -22,7 +22,6 @@ SHORT_NAMES = {
     "warmup": "schedule.warmup",
     "tag_decoder": "task.decoder",
 }
-TASK_PREFIX = "task."
 RunPoint = Callable[[FinetuneConfig, Sequence[TaskData], Path], dict[str, Any]]
 
 
@@ -39,9 +38,9 @@ def override(
 ) -> tuple[FinetuneConfig, list[TaskData]]:
     """Set a field of the config or, with the prefix `task.`, of every task that has it; a string is parsed."""
     path = SHORT_NAMES.get(path, path)
-    if not path.startswith(TASK_PREFIX):
+    if not path.startswith("task."):
         return _set(config, path, value), list(data)
-    path = path.removeprefix(TASK_PREFIX)
+    path = path.removeprefix("task.")
     name = path.partition(".")[0]
     has_field = [name in {f.name for f in dataclasses.fields(each.task)} for each in data]
     chosen = has_field if any(has_field) else [True] * len(data)  # the error of a task that lacks it names its fields

@@ -18,8 +18,6 @@ from polyseme.nn.model import Model
 from polyseme.report.run_page import write_report
 from polyseme.train.loop import StepReport, count_parameters
 
-MULTITASK = "multitask"  # the `task` in the results of several tasks
-
 
 class TaskResults:
     """The predictions of all seeds for one task, and their metrics."""
@@ -118,7 +116,7 @@ class ExperimentResults:
             tasks[each.run.data.name] = {"task": each.run.task.task_type, **label, **each.summarize(), **run_info}
         summaries = tasks.values()
         return {
-            "task": MULTITASK,
+            "task": "multitask",
             "data": " + ".join(tasks),
             "primary_metric": "mean",
             **summarize_seeds(self.seed_rows),
@@ -165,12 +163,14 @@ class ExperimentResults:
 
 def summarize_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the metrics of every seed, their means, and their sample standard deviations (None for one seed)."""
-    values = {name: [seed[name] for seed in seeds] for name in seeds[0] if name != "seed"}
-    return {
-        "seeds": list(seeds),
-        "mean": {name: statistics.fmean(v) for name, v in values.items()},
-        "std": {name: statistics.stdev(v) if len(v) > 1 else None for name, v in values.items()},
-    }
+    stats = {name: mean_std([seed[name] for seed in seeds]) for name in seeds[0] if name != "seed"}
+    mean, std = ({name: pair[i] for name, pair in stats.items()} for i in (0, 1))
+    return {"seeds": list(seeds), "mean": mean, "std": std}
+
+
+def mean_std(values: Sequence[float], default_std: float | None = None) -> tuple[float, float | None]:
+    """Return the mean and the sample standard deviation, which is `default_std` for a single value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else default_std
 
 
 def log_rows(seed: int, reports: Sequence[StepReport]) -> list[dict[str, Any]]:

@@ -54,10 +54,10 @@ def encode_examples(
         raise ConfigError(f"max_len {max_len} is longer than the model reads ({limit})")
     truncate = settings.get("truncate", False) if truncate is None else truncate
     encoded = task.codec.encode(examples, folder.tokenizer, max_len, truncate, use_labels)
-    return _log_truncated(encoded, len(examples), task.describe_limit(max_len))
+    return _log_truncated(encoded, len(examples), max_len)
 
 
-def _log_truncated(encoded: Iterable[EncodedExample], total: int, limit: str) -> Iterator[EncodedExample]:
+def _log_truncated(encoded: Iterable[EncodedExample], total: int, max_len: int) -> Iterator[EncodedExample]:
     truncated = set()
     for each in encoded:
         if each.is_truncated:
@@ -65,7 +65,7 @@ def _log_truncated(encoded: Iterable[EncodedExample], total: int, limit: str) ->
         yield each
     if truncated:
         share = f"{len(truncated) / total:.1%}"
-        logger.warning(f"{len(truncated)} of {total} examples ({share}) are cut to {limit}")
+        logger.warning(f"{len(truncated)} of {total} examples ({share}) are truncated (max_len {max_len})")
 
 
 def predict_encoded(

@@ -17,9 +17,9 @@ from polyseme.inference.results import EncodedText
 from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
+from polyseme.tasks.metrics.standard import regression_metrics
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder, load_model
-from polyseme.word_vectors.evaluation import spearman
 from polyseme.word_vectors.files import read_vectors, to_model
 
 _BATCH_SIZE = 512  # analogy questions compared with the whole table at once
@@ -155,8 +155,9 @@ class WordVectors(LanguageModel):
             raise DataError(
                 f"{len(known)} of {len(pairs)} pairs have both words in {self.path}: at least two are needed"
             )
-        cosines = np.array([float(one @ two) for one, two, _ in known])
-        return SimilarityResult(spearman(cosines, np.array([rating for *_, rating in known])), len(known), len(pairs))
+        cosines = [float(one @ two) for one, two, _ in known]
+        correlation = regression_metrics([rating for *_, rating in known], cosines)["spearman"]
+        return SimilarityResult(correlation, len(known), len(pairs))
 
     def evaluate_analogies(
         self, sections: dict[str, list[tuple[str, str, str, str]]], cosmul: bool = False, max_words: int = 30_000

@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import shutil
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from polyseme.families.ulmfit import ULMFIT
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
+from polyseme.finetuning.results import mean_std
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
@@ -221,10 +221,9 @@ def finetune_classifier(
         task, gold = ClassificationTask.from_examples(train), [e.gold for e in dev]
         metrics["both"] = []
         for seed in seeds:
-            probabilities = [
-                [np.array([[*p.probabilities.values()]]) for p in by_seed[seed]] for by_seed in predictions.values()
-            ]
-            answers = [p.value for p in task.average_predictions(probabilities, dev)]
+            by_direction = [by_seed[seed] for by_seed in predictions.values()]
+            means = np.mean([[[*p.probabilities.values()] for p in each] for each in by_direction], axis=0)
+            answers = [task.labels[i] for i in means.argmax(-1)]
             metrics["both"].append({"seed": seed, **task.score(gold, answers)})
     return metrics
 
@@ -248,7 +247,10 @@ def run_ulmfit(
         "config": config.to_json(),
         "train_examples": len(train),
         "dev_examples": len(dev),
-        "rows": {name: summarize_seeds(seed_metrics) for name, seed_metrics in metrics.items()},
+        "rows": {
+            name: {metric: mean_std([seed[metric] for seed in seeds]) for metric in seeds[0] if metric != "seed"}
+            for name, seeds in metrics.items()
+        },
         "seeds": metrics,
     }
     write_json(out / "results.json", results)
@@ -304,21 +306,12 @@ def stratified_sample(examples: Sequence[TextExample], size: int, seed: int) -> 
     return [*first_by_label.values(), *(e for e in shuffled if id(e) not in used_ids)][:size]
 
 
-def summarize_seeds(seed_metrics: Sequence[dict[str, float]]) -> dict[str, tuple[float, float | None]]:
-    """Return mean and sample standard deviation (None for one seed) of each metric."""
-    return {n: _mean_std([metrics[n] for metrics in seed_metrics]) for n in seed_metrics[0] if n != "seed"}
-
-
 def error_curves(points: Sequence[dict[str, Any]]) -> dict[str, dict[int, Any]]:
     """Return mean and standard deviation (0 for one seed) of the error by method and training set size."""
     errors: dict[str, dict[int, list[float]]] = {row: {} for row in CURVE_ROWS}
     for point in sorted(points, key=lambda point: point["size"]):
         errors[point["row"]].setdefault(point["size"], []).append(1 - point[ClassificationTask.default_metric])
-    return {row: {size: _mean_std(e, 0.0) for size, e in curve.items()} for row, curve in errors.items() if curve}
-
-
-def _mean_std(values: Sequence[float], default_std: float | None = None) -> tuple[float, float | None]:
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else default_std
+    return {row: {size: mean_std(e, 0.0) for size, e in curve.items()} for row, curve in errors.items() if curve}
 
 
 def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]]) -> str:

@@ -21,33 +21,23 @@ _TASKS: tuple[type[TaskConfig], ...] = (
 TASKS: dict[str, type[TaskConfig]] = {task.task_type: task for task in _TASKS}
 
 
-def find_task(name: str, tasks: Iterable[type[TaskConfig]] = ()) -> type[TaskConfig]:
-    """Return a task by its type, one of `TASKS` or of those passed."""
-    return _get(TASKS | {task.task_type: task for task in tasks}, name)
-
-
 def task_from_json(value: Any, tasks: Iterable[type[TaskConfig]] = ()) -> TaskConfig:
     """Read a task from the JSON that `TaskConfig.to_json` wrote; users' own tasks are passed in `tasks`."""
     kind = value.get("kind") if isinstance(value, Mapping) else None
-    return _get({task.__name__: task for task in (*TASKS.values(), *tasks)}, str(kind)).from_json(value, "task")
+    known = {task.__name__: task for task in (*TASKS.values(), *tasks)}
+    if kind not in known:
+        raise ConfigError(f"there is no task {kind!r}; {suggest(str(kind), known)}")
+    return known[kind].from_json(value, "task")
 
 
-def _get(tasks: Mapping[str, type[TaskConfig]], name: str) -> type[TaskConfig]:
-    if name not in tasks:
-        raise ConfigError(f"there is no task {name!r}; {suggest(name, tasks)}")
-    return tasks[name]
-
-
-def load_task(
-    metadata: Mapping[str, Any], model_config: ModelConfig, tasks: Iterable[type[TaskConfig]] = ()
-) -> TaskConfig:
+def load_task(metadata: Mapping[str, Any], config: ModelConfig, tasks: Iterable[type[TaskConfig]] = ()) -> TaskConfig:
     """Return the task that a model folder records in `polyseme.json`, or the task of a published head without it."""
     if isinstance(metadata.get("tasks"), Mapping):
         raise ConfigError(f"the model answers several tasks, {', '.join(metadata['tasks'])}: choose one")
     if "task" in metadata:
         return task_from_json(metadata["task"], tasks)
     for task in (*TASKS.values(), *tasks):
-        if (fitted := task.from_heads(model_config.heads)) is not None:
+        if (fitted := task.from_heads(config.heads)) is not None:
             return fitted
-    known = ", ".join(model_config.heads) or "none"
+    known = ", ".join(config.heads) or "none"
     raise UnsupportedError(f"the model has no task head (its heads: {known}): fine-tune it first")

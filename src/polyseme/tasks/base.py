@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from polyseme.config import Config
-from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, DataError, UnsupportedError, require_package, suggest
 from polyseme.families.family import Family
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
@@ -26,8 +26,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.tasks.baselines.taggers import require_sklearn
-from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, mean_rows, softmax
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, read_lines, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 
@@ -45,6 +44,11 @@ class Example:
     gold_field: ClassVar[str] = "label"
 
     location: str
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether a model can learn from it."""
+        return True
 
     @property
     def gold(self) -> Any:
@@ -78,9 +82,10 @@ class TaskConfig(Config, Codec):
     output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
     loss_unit: ClassVar[str] = "nats"
     feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
+    averages_logits: ClassVar[bool] = False  # whether ensembles average scores instead of probabilities
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
-    supports_text: ClassVar[bool] = False  # whether it can be answered in text
+    text_format: ClassVar[str] = ""  # how it is written as text: its name, then its fields; empty if it cannot be
 
     name: str = field(default="", kw_only=True)
     text_template: TextToTextTemplate | None = field(default=None, kw_only=True)
@@ -155,10 +160,6 @@ class TaskConfig(Config, Codec):
                 raise ConfigError(f"{cls.task_type} has no setting {name!r}; {suggest(name, known)}")
         return cls(**settings).fit(examples)
 
-    def trainable(self, examples: Sequence[Any]) -> list[Any]:
-        """Return the examples that can be trained on."""
-        return list(examples)
-
     def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
         """Return facts about the data for the results of a run."""
         return {}
@@ -193,7 +194,7 @@ class TaskConfig(Config, Codec):
         """Return the task of a published head; None if it is another's."""
         return None
 
-    def collate(self, encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
+    def collate(self, encoded: Encoded) -> tuple[Batch, list[int]]:
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         ordered = [encoded[i] for i in order]
         sizes = np.array([size for e in ordered for size in e.sequence_lengths])
@@ -213,7 +214,7 @@ class TaskConfig(Config, Codec):
         return Batch(inputs, {self.head_name: targets}, layout.num_tokens), order
 
     @abstractmethod
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return the rows that the head reads and their labels.
 
         `ranks` has the position of each sequence of the batch, `starts` its first token, in the order of `encoded`.
@@ -227,37 +228,31 @@ class TaskConfig(Config, Codec):
         """Return how many rows of scores an encoded example has."""
         return 1
 
-    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Any]:
+    def predict(self, model: Model, encoded: Encoded) -> list[Any]:
         batch, order = self.collate(encoded)
         batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
         hidden = model.trunk(batch.inputs).hidden
         scores = self.head_scores(model, hidden, batch, [encoded[i] for i in order])
         return [each for _, each in sorted(zip(order, scores), key=itemgetter(0))]
 
-    def head_scores(
-        self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Sequence[EncodedExample]
-    ) -> Iterable[Any]:
+    def head_scores(self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Encoded) -> Iterable[Any]:
         """Return the scores of each encoded example, in the order of the batch."""
         rows = batch.targets[self.head_name].rows
         outputs = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)
         ends = np.cumsum([self.num_rows(e) for e in encoded])[:-1]
         return map(RowScores, *(np.split(tensor.cpu().numpy(), ends) for tensor in outputs))
 
-    def describe_limit(self, max_len: int) -> str:
-        """Describe the limit that a long example is cut to."""
-        return f"{max_len} tokens"
-
     def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
-        means = mean_rows([[self.to_probabilities(s.logits) for s in one] for one in scores])
-        return [RowScores(logits, logits.argmax(-1)) for logits in map(self.from_probabilities, means)]
+        if self.averages_logits:
+            means = mean_rows([[s.logits.astype(np.float64) for s in one] for one in scores])
+        else:
+            shares = mean_rows([[self.to_probabilities(s.logits) for s in one] for one in scores])
+            means = [np.log(np.maximum(share, 1e-300)) for share in shares]
+        return [RowScores(logits, logits.argmax(-1)) for logits in means]
 
     def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Return scores as numbers that can be averaged: probabilities over labels."""
+        """Return the probabilities of labels."""
         return softmax(logits, axis=-1)
-
-    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
-        """Reverse `to_probabilities`."""
-        return np.log(np.maximum(probabilities, 1e-300))
 
     @property
     def ensemble_key(self) -> tuple[Any, ...]:
@@ -274,21 +269,16 @@ class TaskConfig(Config, Codec):
         """What `calibrate` chooses on the dev examples, for the note that a dev score is optimistic."""
         return []
 
-    @classmethod
-    def check_dependencies(cls) -> None:
-        """Raise an error before training if a library that the metrics need is missing."""
-
     @abstractmethod
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of predicted values."""
 
-    def metrics(
-        self, examples: Examples, predictions: Sequence[Any], extra_metrics: MetricsFn | None = None
-    ) -> Metrics:
+    def metrics(self, examples: Examples, predictions: Sequence[Any], extra: MetricsFn | None = None) -> Metrics:
         """Return the metrics of predictions, with those of the data set if it has its own."""
-        return self._score_values(examples, [self.scored_value(p) for p in predictions], extra_metrics)
+        return self.score_values(examples, [self.scored_value(p) for p in predictions], extra)
 
-    def _score_values(self, examples: Examples, values: list[Any], extra: MetricsFn | None) -> Metrics:
+    def score_values(self, examples: Examples, values: list[Any], extra: MetricsFn | None = None) -> Metrics:
+        """Return the metrics of predicted values, with the `extra` ones of a data set."""
         return self.score([e.gold for e in examples], values) | (extra(examples, values) if extra else {})
 
     def scored_value(self, prediction: Any) -> Any:
@@ -303,13 +293,11 @@ class TaskConfig(Config, Codec):
         """Return simple models by name, the trivial one first."""
         return {}
 
-    def baseline_metrics(
-        self, name: str, train: Examples, dev: Examples, extra_metrics: MetricsFn | None = None
-    ) -> Metrics:
+    def baseline_metrics(self, name: str, train: Examples, dev: Examples, extra: MetricsFn | None = None) -> Metrics:
         """Return the metrics of a baseline that has learned from `train`."""
         self.check_baseline(name)
         require_gold([*train, *dev])
-        return self._score_values(dev, self.baselines()[name](train, dev), extra_metrics)
+        return self.score_values(dev, self.baselines()[name](train, dev), extra)
 
     def check_baseline(self, name: str) -> None:
         """Raise an error if the task has no such baseline, or if a library that it needs is missing."""
@@ -317,7 +305,7 @@ class TaskConfig(Config, Codec):
         if name not in known:
             raise ConfigError(f"{self.task_type} has no baseline {name!r}; {suggest(name, known)}")
         if name != known[0]:
-            require_sklearn()
+            require_package("sklearn", f"the baseline {name}", "'polyseme[tasks]'")
 
     # -------------------------------------------------------------------------------------------------- output
 
@@ -355,9 +343,9 @@ class TaskConfig(Config, Codec):
         sizes = [[len(text) for text in texts] for texts in sequences]
         ids = np.concatenate([offsets[text] + np.arange(len(text)) for texts in sequences for text in texts])
         segments = np.concatenate([np.repeat(np.arange(len(each)), each) for each in sizes])
+        if use_labels:
+            require_gold([example])
         target = self.target(example) if use_labels else None
-        if use_labels and target is None:
-            raise DataError(f"{example.location}: there is no label")
         lengths = tuple(map(sum, sizes)) if len(sizes) > 1 else ()
         positions = self.feature_positions(example, segments)
         yield EncodedExample(ids, segments, positions, target, lengths, example_index=index)
@@ -368,7 +356,7 @@ class TaskConfig(Config, Codec):
 
     def feature_head(self) -> HeadConfig:
         """Return the head over a network on frozen features."""
-        raise UnsupportedError(f"{self.task_type} cannot be learned over frozen features")
+        return ClassificationHeadConfig(self.output_labels, "tokens")
 
     def for_features(self) -> Self:
         """Return the task with the settings that are usual over frozen features."""
@@ -405,7 +393,7 @@ def require_gold(examples: Examples) -> None:
     """Raise an error if an example has no label."""
     for example in examples:
         if example.gold is None:
-            raise DataError(f"{example.location}: there is no label to compare with")
+            raise DataError(f"{example.location}: there is no label")
 
 
 def require_labels(labels: Sequence[str], examples: Sequence[Any], min_labels: int = 2) -> None:

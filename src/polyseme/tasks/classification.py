@@ -28,7 +28,6 @@ class LabelTask(LabelSetTask, TextTask):
     """What both kinds of classification share."""
 
     default_metric = "accuracy"
-    supports_text = True
 
     def fit(self, examples: Sequence[TextExample]) -> Self:
         labels = sorted({e.label for e in examples if e.label is not None})
@@ -47,9 +46,6 @@ class LabelTask(LabelSetTask, TextTask):
 
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_label, "linear": linear_classifier}
-
-    def label_probabilities(self, prediction: Classification) -> dict[str, float]:
-        return prediction.probabilities
 
     def candidate_answers(self, template: TextToTextTemplate, example: TextExample) -> Sequence[str]:
         return [template.label_words.get(label, label) for label in self.labels]

@@ -22,27 +22,13 @@ from polyseme.nn.heads.coreference import FIRST_TOKEN, LAST_TOKEN, SENTENCE_END,
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch
-from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
+from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import no_mentions, string_match
-from polyseme.tasks.encoded import EncodedExample, Examples, encode_words
-from polyseme.tasks.metrics.coreference import Mention, coreference_metrics
-from polyseme.tasks.readers.conll2012 import ConllDocument, format_conll, iter_documents, plain_document
+from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, encode_words
+from polyseme.tasks.metrics.coreference import coreference_metrics
+from polyseme.tasks.readers.conll2012 import Clusters, DocumentExample, format_conll, iter_documents, make_document
 from polyseme.tasks.readers.rows import Columns, RowReader
 from polyseme.text.tokenizer import Tokenizer
-
-Clusters = tuple[tuple[Mention, ...], ...]
-
-
-@dataclass(frozen=True)
-class DocumentExample(Example):
-    """The words of a document, and clusters of mentions, which are the first and last word of each."""
-
-    gold_field = "clusters"
-
-    words: Words
-    document: ConllDocument
-    clusters: Clusters | None = None
-    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ class CoreferenceTask(TaskConfig):
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Read the columns of CoNLL-2012, a file or a folder of them."""
-        return iter_documents(path, needs_labels, DocumentExample)
+        return iter_documents(path, needs_labels)
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> DocumentExample:
@@ -162,7 +148,7 @@ class CoreferenceTask(TaskConfig):
             encoded.append(EncodedExample(ids, segments, rows, target, lengths, bool((sizes > room).any()), index))
         return encoded
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return the rows of all words; the labels are the true mentions of all documents."""
         rows, mentions = [], [np.zeros((0, 3), dtype=np.int64)]
         num_words = num_clusters = sequence = 0
@@ -183,9 +169,7 @@ class CoreferenceTask(TaskConfig):
     def num_targets(self, encoded: EncodedExample) -> int:
         return self.head.max_mentions(len(encoded.positions))
 
-    def head_scores(
-        self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Sequence[EncodedExample]
-    ) -> list[Clusters]:
+    def head_scores(self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Encoded) -> list[Clusters]:
         """Return the clusters of each document."""
         head = model.heads[self.head_name]
         assert isinstance(head, CoreferenceHead)
@@ -196,9 +180,7 @@ class CoreferenceTask(TaskConfig):
     def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
         raise UnsupportedError(f"predictions of several models cannot be averaged for {self.task_type}: no ensemble")
 
-    def decode(
-        self, scored: Iterable[tuple[EncodedExample, Clusters]], examples: Examples
-    ) -> list[CoreferenceClusters]:
+    def decode(self, scored: Iterable[tuple[EncodedExample, Any]], examples: Examples) -> list[CoreferenceClusters]:
         return [CoreferenceClusters(clusters) for _, clusters in scored]
 
     def score(self, gold: Sequence[Clusters], predicted: Sequence[Clusters]) -> dict[str, float]:
@@ -220,12 +202,6 @@ class CoreferenceTask(TaskConfig):
 
     def feature_positions(self, example: DocumentExample, segments: np.ndarray) -> np.ndarray:
         return self.word_rows(example)
-
-
-def make_document(sentences: Sequence[Sequence[str]], location: str) -> DocumentExample:
-    """Build a document from sentences of words; it can be written in columns."""
-    words = tuple(word for sentence in sentences for word in sentence)
-    return DocumentExample(location, words, plain_document(sentences))
 
 
 def _split_segments(sizes: np.ndarray, sentence_ends: np.ndarray, room: int) -> list[tuple[int, int]]:

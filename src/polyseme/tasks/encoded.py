@@ -67,6 +67,10 @@ class EncodedExample:
         return self.lengths or (len(self.ids),)
 
 
+Encoded = Sequence[EncodedExample]
+IdsAndSegments = tuple[list[int], list[int]]  # token ids with special tokens, and their segments
+
+
 class RowScores(NamedTuple):
     """Scores of the rows of one encoded example, [rows, labels], and the best label of each row, [rows]."""
 
@@ -121,7 +125,7 @@ class Codec(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def collate(self, encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
+    def collate(self, encoded: Encoded) -> tuple[Batch, list[int]]:
         """Pack encoded examples, sorted by length; also return which of them stands at each position."""
 
     def num_tokens(self, encoded: EncodedExample) -> int:
@@ -129,7 +133,7 @@ class Codec(ABC):
         return len(encoded.ids)
 
     @abstractmethod
-    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[Any]:
+    def predict(self, model: Model, encoded: Encoded) -> list[Any]:
         """Return the raw scores of each encoded example, read as one batch."""
 
     @abstractmethod
@@ -137,9 +141,7 @@ class Codec(ABC):
         """Turn scores into one prediction for each example; windows of one example are merged."""
 
     @abstractmethod
-    def average(
-        self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Sequence[EncodedExample]
-    ) -> list[Any]:
+    def average(self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Encoded) -> list[Any]:
         """Combine the scores that several models give to the same examples into scores that `decode` reads."""
 
     @property
@@ -148,9 +150,7 @@ class Codec(ABC):
         """What models of an ensemble must have in common."""
 
 
-def add_special_tokens(
-    tokenizer: Tokenizer, first: list[int], second: list[int] | None = None
-) -> tuple[list[int], list[int]]:
+def add_special_tokens(tokenizer: Tokenizer, first: list[int], second: list[int] | None = None) -> IdsAndSegments:
     """Add special tokens to a text or a pair.
 
     Tokenizers of causal models add none. For them the end-of-text token separates a pair, like GPT's delimiter (Radford

@@ -13,52 +13,18 @@ import numpy as np
 
 from polyseme.errors import ConfigError, DataError
 from polyseme.io.json import write_json
-from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks import windows
-from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, TaskConfig, Words
+from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words, require_gold
 from polyseme.tasks.baselines.texts import first_words, sliding_window
-from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, separator_id
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, IdsAndSegments, RowScores, separator_id
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
-from polyseme.tasks.readers.rows import Columns, RowReader, parse_text
-from polyseme.tasks.readers.squad import GoldAnswer, iter_questions
-from polyseme.tasks.readers.words import WORD_PATTERN, split_words
+from polyseme.tasks.readers.rows import WORD_PATTERN, Columns, RowReader, parse_text, split_words
+from polyseme.tasks.readers.squad import QuestionExample, iter_questions
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextQA
 from polyseme.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class QuestionExample(Example):
-    """A question about a text; an empty tuple of answers means that the text has none."""
-
-    context: str
-    question: str
-    answers: tuple[GoldAnswer, ...] | None = None
-    id: str = ""
-
-    @property
-    def gold(self) -> tuple[str, ...] | None:
-        return None if self.answers is None else tuple(text for text, _ in self.answers)
-
-    @property
-    def valid_answers(self) -> list[GoldAnswer]:
-        """The answers that the context has at their offset."""
-        answers = self.answers or ()
-        return [(text, at) for text, at in answers if text and at >= 0 and self.context.startswith(text, at)]
-
-    @property
-    def is_trainable(self) -> bool:
-        """Whether the offset of an answer is correct, or there is no answer to find."""
-        return not self.answers or bool(self.valid_answers)
-
-    @property
-    def char_span(self) -> tuple[int, int] | None:
-        """The characters of the first valid answer; (0, 0) if there is none to find."""
-        if self.answers == ():
-            return (0, 0)
-        return next(((start, start + len(text)) for text, start in self.valid_answers), None)
 
 
 @dataclass(frozen=True)
@@ -95,8 +61,9 @@ class ExtractiveQATask(TaskConfig):
     output_suffixes = (".json", ".jsonl")
     feature_networks = ("bidaf", "bilstm")
     answers_questions = True
+    averages_logits = True
     scores_tokens = True
-    supports_text = True
+    text_format = "question: {question} context: {context}"
     max_windows = 512
     output_labels = ("start", "end")
 
@@ -111,7 +78,7 @@ class ExtractiveQATask(TaskConfig):
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Read SQuAD's JSON."""
-        return iter_questions(path, needs_labels, QuestionExample)
+        return iter_questions(path, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
@@ -139,9 +106,6 @@ class ExtractiveQATask(TaskConfig):
     @classmethod
     def from_head(cls, head: ClassificationHeadConfig) -> Self:
         return cls()
-
-    def trainable(self, examples: Sequence[QuestionExample]) -> list[QuestionExample]:
-        return [e for e in examples if e.is_trainable]
 
     def describe_data(self, train: Sequence[QuestionExample], dev: Sequence[QuestionExample]) -> dict[str, Any]:
         return {"bad_offsets": {"train": count_bad_offsets(train), "dev": count_bad_offsets(dev)}}
@@ -182,23 +146,15 @@ class ExtractiveQATask(TaskConfig):
             gold_span = example.char_span if use_labels else None
             pieces = cached[1] or windows.tokenize_in_chunks(tokenizer, example.context)
             for place, ids, offsets in windows.slide_window(pieces, size, min(self.doc_stride, max(size // 2, 1))):
-                joined, segments = join(question, ids.tolist())
-                null_position = 0 if null_is_first else len(joined) - 1
+                tokens, segments = (np.array(part, dtype=np.int64) for part in join(question, ids.tolist()))
+                positions = np.arange(context_start, context_start + len(ids))
+                null_position = 0 if null_is_first else len(tokens) - 1
+                target = windows.gold_token_span(gold_span, place, offsets, context_start, null_position)
                 yield EncodedExample(
-                    np.array(joined, dtype=np.int64),
-                    np.array(segments, dtype=np.int64),
-                    np.arange(context_start, context_start + len(ids)),
-                    windows.gold_token_span(gold_span, place, offsets, context_start, null_position),
-                    is_truncated=is_truncated,
-                    example_index=index,
-                    offsets=offsets,
-                    null_position=null_position,
+                    tokens, segments, positions, target, (), is_truncated, index, offsets, null_position
                 )
 
-    def describe_limit(self, max_len: int) -> str:
-        return "half a window"  # a question; the context is read in windows
-
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return all rows; the labels of each are the rows of the correct start and end."""
         total = sum(len(e.ids) for e in encoded)
         labels = np.full((total, 2), IGNORE_INDEX)
@@ -236,13 +192,6 @@ class ExtractiveQATask(TaskConfig):
         threshold = self.null_score_diff_threshold
         is_null = threshold is not None and answer.null_score_diff > threshold
         return replace(answer, text="" if is_null else context[answer.start : answer.end])
-
-    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Return the scores themselves, which are averaged."""
-        return logits.astype(np.float64)
-
-    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
-        return probabilities
 
     def calibrate(self, predictions: list[SpanAnswer], dev: Sequence[QuestionExample]) -> tuple[Self, list[SpanAnswer]]:
         if not self.tune_threshold:
@@ -286,34 +235,25 @@ class ExtractiveQATask(TaskConfig):
         Windows and questions share what is stored of a context.
         """
         ((context, question),) = self.word_sequences(example)
-        if use_labels and example.answers is None:
-            raise DataError(f"{example.location}: there is no label")
+        if use_labels:
+            require_gold([example])
         question_ids = offsets[question] + np.arange(len(question))
         chars = np.array([m.span() for m in WORD_PATTERN.finditer(example.context)], dtype=np.int64)
         gold_span = example.char_span if use_labels else None
         words = [(offsets[context] + np.arange(len(context)), chars)]
         step = min(self.doc_stride, max(max_words // 2, 1))
         for place, ids, covered in windows.slide_window(words, max_words, step):
-            yield EncodedExample(
-                np.concatenate([ids, question_ids]),
-                np.repeat([0, 1], [len(ids), len(question_ids)]),
-                np.arange(len(ids)),
-                windows.gold_token_span(gold_span, place, covered, 0, len(ids)),
-                example_index=index,
-                offsets=covered,
-                null_position=len(ids),
-                restrict_to_context=True,
-            )
-
-    def feature_head(self) -> HeadConfig:
-        return ClassificationHeadConfig(self.output_labels, "tokens")
+            n = len(ids)
+            tokens, segments = np.concatenate([ids, question_ids]), np.repeat([0, 1], [n, len(question)])
+            target = windows.gold_token_span(gold_span, place, covered, 0, n)
+            yield EncodedExample(tokens, segments, np.arange(n), target, (), False, index, covered, n, True)
 
     @property
     def codec(self) -> Codec:
         return self if self.text_template is None else TextQA(self)
 
     def with_text_template(self, name: str, examples: Sequence[Any]) -> Self:
-        return self.replace(text_template=TextToTextTemplate("question: {question} context: {context}"))
+        return self.replace(text_template=TextToTextTemplate(self.text_format))
 
 
 def find_best_threshold(examples: Sequence[QuestionExample], answers: Sequence[SpanAnswer]) -> float:
@@ -337,7 +277,7 @@ def count_bad_offsets(examples: Sequence[QuestionExample]) -> tuple[int, int]:
     return bad, sum(not e.is_trainable for e in examples)
 
 
-def _join(tokenizer: Tokenizer, question: list[int], context: list[int]) -> tuple[list[int], list[int]]:
+def _join(tokenizer: Tokenizer, question: list[int], context: list[int]) -> IdsAndSegments:
     """Add special tokens to question and context; a causal model, which has none, ends on one that sees it all."""
     if tokenizer.num_special_tokens_to_add(pair=True):
         return tokenizer.build_inputs_with_special_tokens(question, context)

@@ -12,7 +12,7 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, require_labels
 from polyseme.tasks.baselines.texts import linear_choice, majority_label
-from polyseme.tasks.encoded import EncodedExample, softmax
+from polyseme.tasks.encoded import Encoded, EncodedExample, softmax
 from polyseme.tasks.metrics.standard import accuracy
 from polyseme.tasks.readers import rows
 from polyseme.tasks.sequence import SequenceTask, TextPair
@@ -45,7 +45,6 @@ class MultipleChoiceTask(SequenceTask):
     task_type = "multiple_choice"
     example_type = ChoiceExample
     default_metric = "accuracy"
-    supports_text = True
     text_format = "choice {choices} text: {text}"
     head_type = "choice"
     feature_networks = ("esim", "biattentive", "linear", "bilstm")
@@ -92,7 +91,7 @@ class MultipleChoiceTask(SequenceTask):
     def text_sequences(self, example: ChoiceExample) -> list[TextPair]:
         return [(example.text, choice) for choice in example.choices]
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         """Return all rows; the label of each is the row of the correct choice."""
         sizes = [len(e.sequence_lengths) for e in encoded]
         firsts = np.cumsum([0, *sizes])

@@ -1,13 +1,11 @@
 """Regression: a number for a text, or for a pair of texts (similarity)."""
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.tasks.base import BaselineFn, Prediction, require_labels
 from polyseme.tasks.baselines.texts import linear_regressor, mean_number
@@ -32,19 +30,14 @@ class RegressionTask(TextTask):
 
     task_type = "regression"
     default_metric = "spearman"
-    supports_text = True
     text_format = "regression text1: {text} text2: {pair}"
     loss_unit = "squared error"
+    averages_logits = True
     pair_column = "optional"
     target_dtype = np.float32
     no_target = np.nan
 
     symmetric_pairs: bool = False
-
-    @classmethod
-    def check_dependencies(cls) -> None:
-        if importlib.util.find_spec("scipy") is None:
-            raise UnsupportedError("regression metrics need scipy: pip install 'polyseme[tasks]'")
 
     @classmethod
     def check_label(cls, label: str | None, location: str) -> None:
@@ -65,14 +58,7 @@ class RegressionTask(TextTask):
     def decode_one(self, logits: np.ndarray, example: TextExample) -> Regression:
         return Regression(float(logits[0, 0]))
 
-    def to_probabilities(self, logits: np.ndarray) -> np.ndarray:
-        return logits.astype(np.float64)
-
-    def from_probabilities(self, probabilities: np.ndarray) -> np.ndarray:
-        return probabilities
-
     def score(self, gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
-        self.check_dependencies()
         return regression_metrics(gold, predicted)
 
     def baselines(self) -> dict[str, BaselineFn]:

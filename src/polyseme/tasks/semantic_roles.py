@@ -9,24 +9,12 @@ import numpy as np
 
 from polyseme.errors import DataError
 from polyseme.io.atomic import write_text
-from polyseme.tasks.base import Example, Words
-from polyseme.tasks.encoded import EncodedExample, add_special_tokens, encode_words, separator_id
+from polyseme.tasks.encoded import EncodedExample, IdsAndSegments, add_special_tokens, encode_words, separator_id
 from polyseme.tasks.metrics.srl import format_props, srl_scores
 from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, Columns, RowReader, data_suffix
-from polyseme.tasks.readers.srl import iter_predicates
+from polyseme.tasks.readers.srl import PredicateExample, iter_predicates
 from polyseme.tasks.tagging import Tagging, WordTask, parse_words, place_words, read_tagged_record
 from polyseme.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class PredicateExample(Example):
-    """A sentence with one of its words marked: the predicate, by its index from 0 and its name in the file."""
-
-    gold_field = "tags"
-
-    words: Words
-    tags: Words | None = None
-    predicate: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +31,7 @@ class SemanticRolesTask(WordTask):
         """Read JSON lines with `words`, `tags` and `predicate`, or columns as CoNLL-2005 and CoNLL-2012 have them."""
         if data_suffix(path) in JSON_LINES_SUFFIXES:
             return cls.iter_json_rows(path, columns, needs_labels)
-        return iter_predicates(path, needs_labels, PredicateExample)
+        return iter_predicates(path, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
@@ -82,7 +70,7 @@ class SemanticRolesTask(WordTask):
         starts[place:] += 1
         starts[place + 1 :] += 1
 
-        def wrap(piece_ids: list[int]) -> tuple[list[int], list[int]]:
+        def wrap(piece_ids: list[int]) -> IdsAndSegments:
             return add_special_tokens(tokenizer, predicate, piece_ids)
 
         return place_words(pieces, starts, target, wrap, max_len)

@@ -9,24 +9,14 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import ConfigError, DataError, UnsupportedError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import Example, RowsAndLabels, TaskConfig, Words
-from polyseme.tasks.encoded import (
-    Codec,
-    EncodedExample,
-    Examples,
-    RowScores,
-    Target,
-    add_special_tokens,
-    mean_rows,
-    truncate_longest,
-)
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, RowScores, add_special_tokens, truncate_longest
 from polyseme.tasks.readers import rows
-from polyseme.tasks.readers.words import split_words
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextToText
 from polyseme.text.tokenizer import Tokenizer
@@ -50,7 +40,6 @@ class SequenceTask(TaskConfig):
 
     head_type = "classify"
     feature_networks: ClassVar[tuple[str, ...]] = ("biattentive", "linear", "bilstm")
-    text_format: ClassVar[str] = ""  # how the task is written as text: its name, then its fields
     target_dtype: ClassVar[Any] = np.int64
     no_target: ClassVar[float] = IGNORE_INDEX
 
@@ -64,7 +53,7 @@ class SequenceTask(TaskConfig):
         """Return the texts of each sequence that an example is read as."""
 
     def encode_truncated(
-        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+        self, examples: Sequence[Any], targets: Sequence[Any], tokenizer: Tokenizer, max_len: int
     ) -> Iterator[tuple[EncodedExample, int]]:
         sequences = [self.text_sequences(e) for e in examples]
         texts = [text for pairs in sequences for pair in pairs for text in pair if text is not None]
@@ -82,7 +71,7 @@ class SequenceTask(TaskConfig):
             sizes = tuple(len(part) for part, _ in parts) if len(parts) > 1 else ()
             yield EncodedExample(joined, segments, np.arange(0), target, sizes), longest
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         labels = [self.no_target if e.target is None else e.target for e in encoded]
         return ranks, np.array(labels, self.target_dtype)
 
@@ -93,17 +82,9 @@ class SequenceTask(TaskConfig):
     def decode_one(self, logits: np.ndarray, example: Any) -> Any:
         """Turn the scores of one example into its prediction."""
 
-    def average_predictions(self, probabilities: Sequence[Sequence[np.ndarray]], examples: Sequence[Any]) -> list[Any]:
-        """Return one prediction for each example from the probabilities of several models, [rows, labels] each.
-
-        ULMFiT averages one that reads forward and one that reads backward (Howard and Ruder 2018, §3.4).
-        """
-        means = mean_rows(probabilities)
-        return [self.decode_one(self.from_probabilities(mean), e) for mean, e in zip(means, examples, strict=True)]
-
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         pairs = self.text_sequences(example)
-        sequences = [tuple(split_words(text) for text in pair if text is not None) for pair in pairs]
+        sequences = [tuple(rows.split_words(text) for text in pair if text is not None) for pair in pairs]
         if not all(map(all, sequences)):
             raise DataError(f"{example.location}: a text has no words")
         return sequences
@@ -122,8 +103,8 @@ class SequenceTask(TaskConfig):
         return self.replace(text_template=TextToTextTemplate.find(name or default_name, text_fields))
 
     def candidate_answers(self, template: TextToTextTemplate, example: Any) -> Sequence[str]:
-        """Return the texts that a text-to-text model chooses from, if the task `supports_text`."""
-        raise UnsupportedError(f"{self.task_type} cannot be answered in text")
+        """Return the texts that a text-to-text model chooses from, if the task has a `text_format`."""
+        raise NotImplementedError
 
     def candidate_target(self, template: TextToTextTemplate, example: Any) -> int | None:
         """Return the index of the correct one of `candidate_answers`."""
@@ -149,7 +130,7 @@ class TextTask(SequenceTask):
             raise DataError(f"{example.location}: this task reads pairs, and there is no second text")
         return [(text, other), (other, text)] if self.reads_both_orders and other else [(text, other)]
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         pooled_rows, labels = super().batch_targets(encoded, ranks, starts)
         return (pooled_rows.reshape(-1, 2) if self.reads_both_orders else pooled_rows), labels
 
@@ -168,9 +149,8 @@ class TextTask(SequenceTask):
         if cls.pair_column == "absent":
             del names["pair"]
         optional: tuple[str, ...] = () if needs_labels else ("label",)
-        if (
-            cls.pair_column == "optional" and columns.pair == rows.Columns().pair
-        ):  # a pair column of another name is required
+        has_default_name = columns.pair == rows.Columns().pair  # a pair column of another name is required
+        if cls.pair_column == "optional" and has_default_name:
             optional += ("pair",)
 
         def build(location: str, values: dict[str, Any]) -> TextExample:
@@ -199,7 +179,7 @@ class TextTask(SequenceTask):
 
     def to_record(self, example: TextExample, prediction: Any) -> dict[str, Any]:
         texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
-        probabilities = self.label_probabilities(prediction)
+        probabilities = getattr(prediction, "probabilities", {})
         return texts | {"label": prediction.value} | ({"probabilities": probabilities} if probabilities else {})
 
     def write_as(self, path: Path, examples: Sequence[TextExample], predictions: Sequence[Any]) -> None:
@@ -207,10 +187,6 @@ class TextTask(SequenceTask):
         table = [["text", *["pair"] * has_pairs, "label", *(f"p({label})" for label in self.output_labels)]]
         for example, prediction in zip(examples, predictions, strict=True):
             texts = [example.text, *[example.pair or ""] * has_pairs]
-            shares = [f"{share:.6g}" for share in self.label_probabilities(prediction).values()]
+            shares = [f"{share:.6g}" for share in getattr(prediction, "probabilities", {}).values()]
             table.append([*map(rows.flatten_cell, texts), str(prediction.value), *shares])
         write_text(path, "".join("\t".join(row) + "\n" for row in table))
-
-    def label_probabilities(self, prediction: Any) -> dict[str, float]:
-        """Return the probability of each of the `output_labels`."""
-        return {}

@@ -18,27 +18,16 @@ from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX
-from polyseme.tasks.base import BaselineFn, Example, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
+from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
-from polyseme.tasks.encoded import EncodedExample, Examples, RowScores, Target, encode_words, softmax
+from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, RowScores, Target, encode_words, softmax
 from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
-from polyseme.tasks.readers.conll import iter_sentences
+from polyseme.tasks.readers.conll import TaggingExample, iter_sentences
 from polyseme.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 WrapFn = Callable[[list[int]], tuple[list[int], list[int]]]  # pieces to token ids and segments
-
-
-@dataclass(frozen=True)
-class TaggingExample(Example):
-    """The words of a sentence and their tags."""
-
-    gold_field = "tags"
-
-    words: Words
-    tags: Words | None = None
-    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +100,7 @@ class WordTask(LabelSetTask):
         starts = np.searchsorted(word_of, np.arange(len(example.words)))
         return place_words(pieces, starts, target, tokenizer.build_inputs_with_special_tokens, max_len)
 
-    def batch_targets(self, encoded: Sequence[EncodedExample], ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
+    def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         word_rows = np.concatenate([start + e.positions for start, e in zip(starts.tolist(), encoded)])
         targets = [IGNORE_INDEX if e.target is None else e.target for e in encoded]
         return word_rows, np.concatenate([np.full(len(e.positions), t) for e, t in zip(encoded, targets)])
@@ -177,7 +166,7 @@ class TaggingTask(WordTask):
         """Read JSON lines with `words` and `tags`, or columns with the word first and its tag last."""
         if rows.data_suffix(path) in rows.JSON_LINES_SUFFIXES:
             return cls.iter_json_rows(path, columns, needs_labels)
-        return iter_sentences(path, rows.read_lines(path, columns.encoding), needs_labels, TaggingExample)
+        return iter_sentences(path, rows.read_lines(path, columns.encoding), needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:

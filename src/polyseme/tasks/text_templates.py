@@ -87,14 +87,13 @@ class TextToTextTemplate(Config):
 
 
 _FOLLOWS = {"0": "not_entailment", "1": "entailment"}
+_EQUIVALENT = {"0": "not_equivalent", "1": "equivalent"}
 _TRUE = {"false": "False", "true": "True", "0": "False", "1": "True", "F": "False", "T": "True"}
 _WIC = TextToTextTemplate("wic sentence1: {text} sentence2: {pair}", _TRUE)
 T5_TEMPLATES: dict[str, TextToTextTemplate] = {
     "glue/cola": TextToTextTemplate("cola sentence: {text}", {"0": "unacceptable", "1": "acceptable"}),
     "glue/sst-2": TextToTextTemplate("sst2 sentence: {text}", {"0": "negative", "1": "positive"}),
-    "glue/mrpc": TextToTextTemplate(
-        "mrpc sentence1: {text} sentence2: {pair}", {"0": "not_equivalent", "1": "equivalent"}
-    ),
+    "glue/mrpc": TextToTextTemplate("mrpc sentence1: {text} sentence2: {pair}", _EQUIVALENT),
     "glue/qqp": TextToTextTemplate("qqp question1: {text} question2: {pair}", {"0": "not_duplicate", "1": "duplicate"}),
     "glue/sts-b": TextToTextTemplate("stsb sentence1: {text} sentence2: {pair}", low=0.0, high=5.0, step=0.2),
     "glue/mnli": TextToTextTemplate("mnli hypothesis: {pair} premise: {text}"),

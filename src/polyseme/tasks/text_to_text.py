@@ -20,7 +20,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout, token_budget_batches
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
-from polyseme.tasks.encoded import Codec, EncodedExample, Examples, RowScores, Target, TextTargets, truncate_longest
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, TextTargets, truncate_longest
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.windows import WindowAnswer
 from polyseme.text.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class TextCodec(Codec):
     def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
         return {self.head_name: family.pretraining_heads(trunk)[self.head_name]}
 
-    def collate(self, encoded: Sequence[EncodedExample]) -> tuple[Batch, list[int]]:
+    def collate(self, encoded: Encoded) -> tuple[Batch, list[int]]:
         """Pack sources, and targets whose every token is predicted from those before it."""
         targets = [encode_text_target(e) for e in encoded]
         labels = [np.array([IGNORE_INDEX]) if t is None else t for t in targets]
@@ -71,11 +71,11 @@ class TextToText(TextCodec):
     def ensemble_key(self) -> tuple[Any, ...]:
         return self.task.ensemble_key
 
-    def target(self, example: Any) -> Target:
+    def target(self, example: Any) -> int | None:
         return self.task.candidate_target(self.template, example)
 
     def encode_truncated(
-        self, examples: Examples, targets: Sequence[Target], tokenizer: Tokenizer, max_len: int
+        self, examples: Examples, targets: Sequence[Any], tokenizer: Tokenizer, max_len: int
     ) -> Iterator[tuple[EncodedExample, int]]:
         template, task = self.template, self.task
         for example in examples:
@@ -103,7 +103,7 @@ class TextToText(TextCodec):
             segments = np.zeros_like(tokens)
             yield EncodedExample(tokens, segments, np.arange(0), target, text_targets=text_targets), length
 
-    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[RowScores]:
+    def predict(self, model: Model, encoded: Encoded) -> list[RowScores]:
         """Return the log-probability of every answer, [1, labels] or [choices, 1]; of a number, the likeliest one."""
         answers = [[ids.tolist() for ids in required_targets(e).answer_ids] for e in encoded]
         log_probs = score_answers(model, start_ids(encoded), answers, source_ids(encoded))
@@ -141,7 +141,7 @@ class TextQA(TextCodec):
         windows = self.task.encode(examples, tokenizer, max_len, truncate, use_labels, join)
         return (replace(window, text_targets=special) for window in windows)
 
-    def predict(self, model: Model, encoded: Sequence[EncodedExample]) -> list[CopiedSpan | None]:
+    def predict(self, model: Model, encoded: Encoded) -> list[CopiedSpan | None]:
         """Return the span that the model writes for each window; None where it has no context."""
         windows = [e for e in encoded if len(e.positions)]
         if not windows:
@@ -155,7 +155,7 @@ class TextQA(TextCodec):
         return self.task.merge_windows(((w.example_index, _to_window_answer(w, span)) for w, span in scored), examples)
 
     def average(
-        self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Sequence[EncodedExample]
+        self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Encoded
     ) -> list[CopiedSpan | None]:
         """Return, of the spans that the models would write, the one that they find likeliest on average."""
         best: list[CopiedSpan | None] = [None] * len(encoded)
@@ -194,12 +194,12 @@ def required_targets(encoded: EncodedExample) -> TextTargets:
     return encoded.text_targets
 
 
-def start_ids(encoded: Sequence[EncodedExample]) -> list[list[int]]:
+def start_ids(encoded: Encoded) -> list[list[int]]:
     """Return the first tokens of the decoder."""
     return [[required_targets(e).start_id] for e in encoded]
 
 
-def source_ids(encoded: Sequence[EncodedExample]) -> list[list[int]]:
+def source_ids(encoded: Encoded) -> list[list[int]]:
     """Return the tokens that the encoder reads."""
     return [e.ids.tolist() for e in encoded]
 
@@ -215,7 +215,7 @@ def _encode_answers(texts: Sequence[str], special: TextTargets, tokenizer: Token
 
 
 def _choose_spans(
-    models: Sequence[Model], windows: Sequence[EncodedExample], proposals: Sequence[Sequence[Any]]
+    models: Sequence[Model], windows: Encoded, proposals: Sequence[Sequence[Any]]
 ) -> Iterator[CopiedSpan]:
     """Yield the best of several spans of each window, by the mean of the probabilities that models give it."""
     ends = [required_targets(e).end_id for e in windows]

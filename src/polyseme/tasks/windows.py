@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyseme.tasks.encoded import EncodedExample, Target
+from polyseme.tasks.encoded import EncodedExample, IdsAndSegments, Target
 from polyseme.text.tokenizer import Tokenizer
 
 CHUNK_CHARS = 1 << 14  # characters that are tokenized at a time
-JoinFn = Callable[[list[int], list[int]], tuple[list[int], list[int]]]  # question and context to ids and segments
+JoinFn = Callable[[list[int], list[int]], IdsAndSegments]  # question and context to ids and segments
 
 
 @dataclass(frozen=True)

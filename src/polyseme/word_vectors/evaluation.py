@@ -1,24 +1,9 @@
-"""Word-vector benchmarks: readers of analogy questions and of rated word pairs, and rank correlation."""
+"""Word-vector benchmarks: readers of analogy questions and of rated word pairs."""
 
 from pathlib import Path
 
-import numpy as np
-
 from polyseme.errors import DataError
 from polyseme.io.atomic import wrap_os_errors
-
-
-def spearman(first: np.ndarray, second: np.ndarray) -> float:
-    """Return Spearman's rank correlation, with mean ranks for ties; 0 if all values of one array are equal."""
-    ranks, other_ranks = _centered_ranks(first), _centered_ranks(second)
-    scale = float(np.sqrt((ranks @ ranks) * (other_ranks @ other_ranks)))
-    return float(ranks @ other_ranks) / scale if scale else 0.0
-
-
-def _centered_ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
-    return ranks - (len(values) - 1) / 2
 
 
 def read_similarity_pairs(path: Path) -> list[tuple[str, str, float]]:

@@ -7,7 +7,6 @@ L-BFGS with an L2 penalty. They differ in what is normalized: the field normaliz
 Markov model over the next tag at every step.
 """
 
-import importlib.util
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyseme.errors import UnsupportedError
 from polyseme.nn.heads.crf import CRF, ChainLayout, CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid
 from polyseme.progress import progress
@@ -109,11 +107,9 @@ class FeatureTagger:
         return log_sums.masked_fill(is_first[:, None], 0.0).roll(-1, 0)
 
 
-def negative_log_likelihood(
-    tagger_type: TaggerType, crf: CRF, scores: Tensor, chains: ChainLayout, tags: Tensor
-) -> Tensor:
+def negative_log_likelihood(kind: TaggerType, crf: CRF, scores: Tensor, chains: ChainLayout, tags: Tensor) -> Tensor:
     """Return the summed negative log likelihood of the true tags."""
-    if tagger_type == "crf":
+    if kind == "crf":
         return crf.loss(scores, chains, tags, -1)
     transitions, initial, _ = crf.constrained_transitions(scores)
     incoming = torch.where(chains.is_first[:, None], initial, transitions.index_select(0, tags.roll(1)))
@@ -153,14 +149,12 @@ def fit_tagger(
         grad = np.concatenate([g.ravel() for g in grads])
         return float(loss.detach()) + l2_penalty / 2 * float(point @ point), grad + l2_penalty * point
 
-    start = np.zeros(num_weights + sum(p.numel() for p in parameters))
+    x0 = np.zeros(num_weights + sum(p.numel() for p in parameters))
     options: dict[str, float] = {"maxiter": max_iterations, "maxcor": 6, "maxfun": 10 * max_iterations}
     options |= {"ftol": 1e-12, "gtol": 1e-6 * max(len(tags), 1)}
     with progress(tagger_type, max_iterations, "iterations") as bar:
-        solution = minimize(
-            objective, start, method="L-BFGS-B", jac=True, callback=lambda _: bar.advance(1), options=options
-        )
-    return FeatureTagger(tagger_type, unpack_weights(solution.x).copy(), crf)
+        fit = minimize(objective, x0, method="L-BFGS-B", jac=True, callback=lambda _: bar.advance(1), options=options)
+    return FeatureTagger(tagger_type, unpack_weights(fit.x).copy(), crf)
 
 
 def word_features(example: Any) -> Iterator[dict[str, Any]]:
@@ -186,9 +180,3 @@ def word_shape(word: str) -> str:
     """Return the character classes of a word with runs cut to two, so that `HTTPServer2` becomes `AAaa0`."""
     char_classes = re.sub(r"\d", "0", re.sub(r"[^\W\d_]", lambda m: "A" if m[0].isupper() else "a", word))
     return re.sub(r"(.)\1+", r"\1\1", char_classes)
-
-
-def require_sklearn() -> None:
-    """Raise an error if scikit-learn is not installed."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise UnsupportedError("scikit-learn is needed for this: pip install 'polyseme[tasks]'")

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from polyseme.errors import require_package
 from polyseme.nn.heads.tag_schemes import TAG_PATTERN, extract_entities
 
+Labels = Sequence[str]
 PUNCTUATION = frozenset(string.punctuation)
 
 
@@ -18,9 +20,7 @@ def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
     return sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)
 
 
-def classification_metrics(
-    gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str] = ()
-) -> dict[str, float]:
+def classification_metrics(gold: Labels, predicted: Labels, labels: Labels = ()) -> dict[str, float]:
     """Return accuracy, the mean F1 of all labels that occur, Matthews correlation, and of two labels the second's F1.
 
     All come from the confusion matrix, in numpy: scikit-learn is optional, and the bootstrap calls this often.
@@ -46,15 +46,11 @@ def classification_metrics(
 
 def regression_metrics(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
     """Return Pearson's and Spearman's correlation, 0 where one side is constant, and the mean squared error."""
-    from scipy import stats
-
-    gold_values, predicted_values = (np.array(values, dtype=np.float64) for values in (gold, predicted))
-    is_constant = len(gold_values) < 2 or np.ptp(gold_values) == 0 or np.ptp(predicted_values) == 0
-    return {
-        "pearson": 0.0 if is_constant else float(stats.pearsonr(gold_values, predicted_values).statistic),
-        "spearman": 0.0 if is_constant else float(stats.spearmanr(gold_values, predicted_values).statistic),
-        "mse": float(np.square(gold_values - predicted_values).mean()),
-    }
+    stats = require_package("scipy.stats", "the correlation of numbers", "'polyseme[tasks]'")
+    a, b = (np.array(values, dtype=np.float64) for values in (gold, predicted))
+    is_constant = len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0
+    pearson, spearman = (0.0 if is_constant else float(f(a, b).statistic) for f in (stats.pearsonr, stats.spearmanr))
+    return {"pearson": pearson, "spearman": spearman, "mse": float(np.square(a - b).mean())}
 
 
 def tagging_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str | None]]) -> dict[str, float]:

@@ -8,26 +8,23 @@ from polyseme.errors import DataError, require_package
 LENGTH_BUCKETS = (10, 15, 20, 30, 40)  # words of a source
 
 
-def score_translations(
-    translations: Sequence[str], references: Sequence[str], sources: Sequence[str]
-) -> dict[str, Any]:
+def score_translations(hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:
     """Return BLEU and chrF of all translations, and BLEU by the length of the source in words."""
-    metrics = require_package("sacrebleu.metrics", "BLEU", "'polyseme[translate]'")
-    if not len(translations) == len(references) == len(sources):
-        raise DataError(f"{len(translations)} translations of {len(sources)} texts and {len(references)} references")
-    if not translations:
+    sacrebleu = require_package("sacrebleu.metrics", "BLEU", "'polyseme[translate]'")
+    if not len(hypotheses) == len(references) == len(sources):
+        raise DataError(f"{len(hypotheses)} translations of {len(sources)} texts and {len(references)} references")
+    if not hypotheses:
         raise DataError("there is nothing to measure: no text was translated")
-    bleu, chrf = metrics.BLEU(), metrics.CHRF()
-    bleu_score, chrf_score = (m.corpus_score(list(translations), [list(references)]) for m in (bleu, chrf))
+    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    bleu_score, chrf_score = (m.corpus_score(list(hypotheses), [list(references)]) for m in (bleu, chrf))
     lengths = [len(source.split()) for source in sources]
     rows = []
     for low, high in zip((0, *LENGTH_BUCKETS), (*LENGTH_BUCKETS, 10**9)):
         indices = [i for i, length in enumerate(lengths) if low < length <= high]
         if indices:
-            texts, gold = ([side[i] for i in indices] for side in (translations, references))
-            bucket_score = metrics.BLEU().corpus_score(texts, [gold])
+            chosen = [hypotheses[i] for i in indices], [[references[i] for i in indices]]
             bucket = f"{low + 1} to {high}" if high < 10**9 else f"more than {low}"
-            rows.append({"words": bucket, "texts": len(indices), "bleu": bucket_score.score})
+            rows.append({"words": bucket, "texts": len(indices), "bleu": sacrebleu.BLEU().corpus_score(*chosen).score})
     return {
         "bleu": bleu_score.score,
         "bleu_signature": str(bleu.get_signature()),
@@ -35,5 +32,5 @@ def score_translations(
         "chrf": chrf_score.score,
         "chrf_signature": str(chrf.get_signature()),
         "by_length": rows,
-        "texts": len(translations),
+        "texts": len(hypotheses),
     }

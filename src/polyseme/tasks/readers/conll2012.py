@@ -13,15 +13,15 @@ is a document of its own, as in the shared task.
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from polyseme.errors import DataError
-from polyseme.tasks.metrics.coreference import Clusters, Mention
+from polyseme.tasks.base import Example, Words
+from polyseme.tasks.metrics.coreference import Mention
 from polyseme.tasks.readers.conll import BRACKETS
 from polyseme.tasks.readers.rows import RowReader, read_lines
 
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 WORD_COLUMN, SPEAKER_COLUMN, MIN_COLUMNS = 3, 9, 5
 _BEGIN = re.compile(r"#begin document \((.*)\);?\s*(?:part\s+(\d+))?\s*")
 _MARK = re.compile(r"(\()?(\d+)(\))?")
+Clusters = tuple[tuple[Mention, ...], ...]
 FILE_PATTERN = "*gold_conll"  # the files of a folder
 
 
@@ -44,8 +45,16 @@ class ConllDocument:
     genre: str = ""  # empty if unknown
 
 
-# a location, words, document, clusters and id to an example
-Build = Callable[[str, tuple[str, ...], ConllDocument, tuple[tuple[Mention, ...], ...] | None, str], Any]
+@dataclass(frozen=True)
+class DocumentExample(Example):
+    """The words of a document, and clusters of mentions, which are the first and last word of each."""
+
+    gold_field = "clusters"
+
+    words: Words
+    document: ConllDocument
+    clusters: Clusters | None = None
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,14 +64,14 @@ class _Row:
     cells: list[str]
 
 
-def iter_documents(path: Path, needs_labels: bool, build: Build) -> Iterator[RowReader]:
+def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Yield readers of the documents of a file, or of all `*gold_conll` files in a folder."""
     if path.is_dir():
         files = sorted(path.rglob(FILE_PATTERN))
         if not files:
             raise DataError(f"{path} holds no files {FILE_PATTERN}")
         for file in files:
-            yield from iter_documents(file, needs_labels, build)
+            yield from iter_documents(file, needs_labels)
         return
     header, start_line, rows = "", 0, list[_Row | None]()
     for number, line in enumerate(read_lines(path), 1):
@@ -76,7 +85,7 @@ def iter_documents(path: Path, needs_labels: bool, build: Build) -> Iterator[Row
         elif text.startswith("#end document"):
             if not start_line:
                 raise DataError(f"{path}:{number}: a document ends that has not begun")
-            yield partial(_parse_document, path, header, start_line, rows, needs_labels, build)
+            yield partial(_parse_document, path, header, start_line, rows, needs_labels)
             start_line = 0
         elif start_line and not text:
             rows.append(None)
@@ -88,13 +97,11 @@ def iter_documents(path: Path, needs_labels: bool, build: Build) -> Iterator[Row
         raise DataError(f"{path}:{start_line}: the document that begins here has no #end document")
 
 
-def _parse_document(
-    path: Path, header: str, start_line: int, rows: list[_Row | None], needs_labels: bool, build: Build
-) -> Any:
+def _parse_document(path: Path, header: str, line: int, rows: list[_Row | None], needs_labels: bool) -> DocumentExample:
     words = [row for row in rows if row]
     sentence_lengths = tuple(len(list(sentence)) for is_word, sentence in groupby(rows, key=bool) if is_word)
     if not words:
-        raise DataError(f"{path}:{start_line}: the document has no words")
+        raise DataError(f"{path}:{line}: the document has no words")
     for row in words:
         if len(row.cells) < MIN_COLUMNS:
             raise DataError(f"{path}:{row.line}: {len(row.cells)} columns, but a row has {MIN_COLUMNS} or more")
@@ -105,7 +112,7 @@ def _parse_document(
     document = ConllDocument(header, prefixes, sentence_lengths, speakers, genre)
     clusters = _parse_clusters(path, words) if needs_labels else None
     texts = tuple(_unescape(row.cells[WORD_COLUMN]) for row in words)
-    return build(f"{path}:{start_line}", texts, document, clusters, f"{name};{part}")
+    return DocumentExample(f"{path}:{line}", texts, document, clusters, f"{name};{part}")
 
 
 def _unescape(word: str) -> str:
@@ -113,7 +120,7 @@ def _unescape(word: str) -> str:
     return word[1:] if word in ("/.", "/?", "/-") else BRACKETS.get(word, word)
 
 
-def _parse_clusters(path: Path, rows: list[_Row]) -> tuple[tuple[Mention, ...], ...]:
+def _parse_clusters(path: Path, rows: list[_Row]) -> Clusters:
     """Return the chains in the last column. Of two open mentions of a chain, the later one is closed first."""
     open_mentions: dict[str, list[int]] = defaultdict(list)
     chains: dict[str, list[Mention]] = defaultdict(list)
@@ -144,12 +151,13 @@ def _parse_clusters(path: Path, rows: list[_Row]) -> tuple[tuple[Mention, ...], 
     return tuple(sorted(tuple(sorted(chain)) for chain in merged_chains))
 
 
-def plain_document(sentences: Sequence[Sequence[str]]) -> ConllDocument:
-    """Describe sentences of words as a document that can be written in columns."""
+def make_document(sentences: Sequence[Sequence[str]], location: str) -> DocumentExample:
+    """Build a document, which can be written in columns, from sentences of words."""
     rows = [(i, word) for sentence in sentences for i, word in enumerate(sentence)]
     prefixes = tuple(f"document\t0\t{i}\t{word}\t" for i, word in rows)
     lengths, speakers = tuple(map(len, sentences)), ("-",) * len(rows)
-    return ConllDocument("#begin document (document); part 000", prefixes, lengths, speakers)
+    document = ConllDocument("#begin document (document); part 000", prefixes, lengths, speakers)
+    return DocumentExample(location, tuple(word for _, word in rows), document)
 
 
 def format_conll(document: ConllDocument, clusters: Clusters) -> str:

@@ -8,11 +8,11 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, data_suffix, read_decompressed
@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 TABLE_SUFFIXES, JSON_LINES_SUFFIXES = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson")
 CONLL_SUFFIXES = (".conll", ".iob", ".bio")
+WORD_PATTERN = re.compile(r"\w+|[^\w\s]")
 RowReader = Callable[[], Any]  # parses one row, sentence or document
+_JSON_NOUNS: dict[Any, str] = {str: "a text", int: "a number", list: "a list", dict: "an object"}
 Build = Callable[[str, dict[str, Any]], Any]  # a location and the values by column to an example
 
 
@@ -45,6 +47,48 @@ class RowFormat:
     columns: Mapping[str, str]
     optional: tuple[str, ...]
     build: Build
+
+
+@dataclass(frozen=True)
+class JsonRow:
+    """A JSON object with its location for error messages."""
+
+    location: str
+    values: Any
+    needs_labels: bool = True
+
+    def get(self, name: str, expected_type: type | tuple[type, ...] = str) -> Any:
+        """Return a value; raise `DataError` if it is missing, blank or of another type."""
+        if not isinstance(self.values, dict):
+            raise DataError(f"{self.location}: expected a JSON object, found {str(self.values)[:40]!r}")
+        if name not in self.values:
+            raise DataError(f"{self.location}: there is no key {name!r}; {suggest(name, self.values)}")
+        value = self.values[name]
+        is_blank = isinstance(value, str) and expected_type is not object and not value.strip()
+        if is_blank or not isinstance(value, expected_type):
+            noun = _JSON_NOUNS.get(expected_type, "a text or a number")
+            raise DataError(f"{self.location}: {name} is {str(value)[:40]!r}, not {noun}")
+        return value
+
+    def child(self, name: str) -> Self:
+        """Return a nested object."""
+        return replace(self, location=f"{self.location}, {name}", values=self.get(name, dict))
+
+    def children(self, name: str) -> list[Self]:
+        """Return the objects of a nested list."""
+        elements = enumerate(self.get(name, list))
+        return [replace(self, location=f"{self.location}, {name}[{i}]", values=value) for i, value in elements]
+
+    def label(self, name: str = "label") -> str | None:
+        """Return a label as written (`true` for a JSON true), or None if it is missing and not required."""
+        if not self.needs_labels and name not in self.values:
+            return None
+        value = self.get(name, (str, int))
+        return value if isinstance(value, str) else json.dumps(value)
+
+    def id(self, name: str = "idx") -> str:
+        """Return the id as a string; empty if there is none."""
+        return str(self.values.get(name, ""))
 
 
 def read_rows(path: Path, rows: Iterable[RowReader], skip_bad: bool = False) -> list[Any]:
@@ -93,6 +137,21 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     if not text.strip():
         raise DataError(f"{path} is empty")
     return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+
+
+def split_sentences(lines: Iterable[str], separators: str | tuple[str, ...] = ()) -> Iterator[list[tuple[int, str]]]:
+    """Yield runs of numbered lines between blank lines, or lines that start with one of `separators`."""
+
+    def is_separator(numbered_line: tuple[int, str]) -> bool:
+        return not numbered_line[1].strip() or numbered_line[1].startswith(separators)
+
+    return (list(group) for is_between, group in groupby(enumerate(lines, 1), is_separator) if not is_between)
+
+
+@lru_cache(1024)  # many questions of one text
+def split_words(text: str) -> tuple[str, ...]:
+    """Split a text into runs of letters and digits, and every other character by itself."""
+    return tuple(WORD_PATTERN.findall(text))
 
 
 def iter_table_or_json(path: Path, columns: Columns, task_type: str, row_format: RowFormat) -> Iterator[RowReader]:

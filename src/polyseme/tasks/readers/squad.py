@@ -1,74 +1,83 @@
 """Questions whose answer is a span of a text, in the JSON format of SQuAD 1.1 and 2.0."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from polyseme.errors import DataError, suggest
+from polyseme.errors import DataError
 from polyseme.io.compression import read_decompressed
-from polyseme.tasks.readers.rows import RowReader
+from polyseme.tasks.base import Example
+from polyseme.tasks.readers.rows import JsonRow, RowReader
 
 GoldAnswer = tuple[str, int]  # a text, and the character where it starts in its context; -1 if unknown
-Build = Callable[[str, str, str, tuple[GoldAnswer, ...] | None, str], Any]  # location, context, question, answers, id
 
 
-def iter_questions(path: Path, needs_labels: bool, build: Build) -> Iterator[RowReader]:
+@dataclass(frozen=True)
+class QuestionExample(Example):
+    """A question about a text; an empty tuple of answers means that the text has none."""
+
+    context: str
+    question: str
+    answers: tuple[GoldAnswer, ...] | None = None
+    id: str = ""
+
+    @property
+    def gold(self) -> tuple[str, ...] | None:
+        return None if self.answers is None else tuple(text for text, _ in self.answers)
+
+    @property
+    def valid_answers(self) -> list[GoldAnswer]:
+        """The answers that the context has at their offset."""
+        answers = self.answers or ()
+        return [(text, at) for text, at in answers if text and at >= 0 and self.context.startswith(text, at)]
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the offset of an answer is correct, or there is no answer to find."""
+        return not self.answers or bool(self.valid_answers)
+
+    @property
+    def char_span(self) -> tuple[int, int] | None:
+        """The characters of the first valid answer; (0, 0) if there is none to find."""
+        if self.answers == ():
+            return (0, 0)
+        return next(((start, start + len(text)) for text, start in self.valid_answers), None)
+
+
+def iter_questions(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Yield readers of the questions of a file. Errors name the id of the question instead of a line."""
     try:
         content = json.loads(b"".join(read_decompressed(path)).decode("utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"{path}{line}: malformed JSON: {error}") from None
-    for i, article in enumerate(_list(content, "data", str(path))):
-        for j, paragraph in enumerate(_list(article, "paragraphs", f"{path}, data {i}")):
-            location = f"{path}, data {i}, paragraph {j}"
-            context = _text(paragraph, "context", location)
-            for question in _list(paragraph, "qas", location):
-                yield partial(_question, location, context, question, needs_labels, build)
+    for article in JsonRow(str(path), content, needs_labels).children("data"):
+        for paragraph in article.children("paragraphs"):
+            context = paragraph.get("context")
+            for question in paragraph.children("qas"):
+                yield partial(_parse_question, context, question)
 
 
-def _question(location: str, context: str, record: Any, needs_labels: bool, build: Build) -> Any:
-    id_ = str(_get(record, "id", location))
-    location = f"{location}, question {id_}"
-    question = _text(record, "question", location)
+def _parse_question(context: str, row: JsonRow) -> QuestionExample:
+    id_ = str(row.get("id", object))
+    row = replace(row, location=f"{row.location}, question {id_}")
+    question = row.get("question")
     answers: tuple[GoldAnswer, ...] | None = None
-    if record.get("is_impossible") is True:
+    if row.values.get("is_impossible") is True:
         answers = ()
-    elif "answers" in record:
-        answers = tuple(_answer(answer, location) for answer in _list(record, "answers", location))
-    if (answers == () and "is_impossible" not in record) or (needs_labels and answers is None):
-        if needs_labels:
-            raise DataError(f"{location}: it has no answer and is not marked as impossible (is_impossible)")
+    elif "answers" in row.values:
+        answers = tuple(map(_parse_answer, row.children("answers")))
+    if (answers == () and "is_impossible" not in row.values) or (row.needs_labels and answers is None):
+        if row.needs_labels:
+            raise DataError(f"{row.location}: it has no answer and is not marked as impossible (is_impossible)")
         answers = None
-    return build(location, context, question, answers, id_)
+    return QuestionExample(row.location, context, question, answers, id_)
 
 
-def _answer(record: Any, location: str) -> GoldAnswer:
-    text, start = _get(record, "text", location), record.get("answer_start", -1)
+def _parse_answer(row: JsonRow) -> GoldAnswer:
+    text, start = row.get("text", object), row.values.get("answer_start", -1)
     if not isinstance(text, str) or not isinstance(start, int):
-        raise DataError(f"{location}: the answer is {str(record)[:60]!r}, not a text and its first character")
+        raise DataError(f"{row.location}: the answer is {str(row.values)[:60]!r}, not a text and its first character")
     return text, start
-
-
-def _get(record: Any, key: str, location: str) -> Any:
-    if not isinstance(record, dict):
-        raise DataError(f"{location}: expected a JSON object, found {str(record)[:40]!r}")
-    if key not in record:
-        raise DataError(f"{location}: there is no key {key!r}; {suggest(key, record)}")
-    return record[key]
-
-
-def _text(record: Any, key: str, location: str) -> str:
-    value = _get(record, key, location)
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{location}: the {key} is {str(value)[:40]!r}, not a text")
-    return value
-
-
-def _list(record: Any, key: str, location: str) -> list[Any]:
-    value = _get(record, key, location)
-    if not isinstance(value, list):
-        raise DataError(f"{location}: {key} is {str(value)[:40]!r}, not a list")
-    return value

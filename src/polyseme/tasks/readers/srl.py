@@ -8,20 +8,29 @@ predicate, coreference, between `#begin document` and `#end document`. A lemma a
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from polyseme.errors import DataError
+from polyseme.tasks.base import Example, Words
 from polyseme.tasks.metrics.srl import BRACKET_PATTERN, brackets_to_tags
 from polyseme.tasks.readers.conll import BRACKETS
-from polyseme.tasks.readers.rows import RowReader, lazy_rows, read_lines
+from polyseme.tasks.readers.rows import RowReader, lazy_rows, read_lines, split_sentences
 
-# a location, words, tags and predicate to an example
-Build = Callable[[str, tuple[str, ...], tuple[str, ...] | None, tuple[int, str] | None], Any]
 LocatedRow = tuple[str, list[str]]  # location, cells
+
+
+@dataclass(frozen=True)
+class PredicateExample(Example):
+    """A sentence with one of its words marked: the predicate, by its index from 0 and its name in the file."""
+
+    gold_field = "tags"
+
+    words: Words
+    tags: Words | None = None
+    predicate: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,8 @@ CONLL_2012_LAYOUT = ColumnLayout(3, 6, 7, 11, 1)
 
 def iter_srl_sentences(path: Path) -> Iterator[list[LocatedRow]]:
     """Yield the rows of each sentence of a file."""
-    rows: list[LocatedRow] = []
-    for line_number, line in enumerate([*read_lines(path), ""], 1):
-        if line.strip() and not line.startswith(("#begin document", "#end document")):
-            rows.append((f"{path}:{line_number}", line.split()))
-        elif rows:
-            yield rows
-            rows = []
+    for lines in split_sentences(read_lines(path), ("#begin document", "#end document")):
+        yield [(f"{path}:{number}", line.split()) for number, line in lines]
 
 
 def paste_columns(words: Path, props: Path) -> Iterator[list[LocatedRow]]:
@@ -65,7 +69,7 @@ def _count_leading_columns(rows: list[LocatedRow]) -> int:
 
 
 def iter_srl_rows(
-    sentences: list[list[LocatedRow]], needs_labels: bool, build: Build, layout: ColumnLayout | None = None
+    sentences: list[list[LocatedRow]], needs_labels: bool, layout: ColumnLayout | None = None
 ) -> Iterator[RowReader]:
     """Yield readers of the predicates of sentences, by default in the columns of CoNLL-2005."""
     if layout is None:
@@ -73,14 +77,12 @@ def iter_srl_rows(
         if n < 2:
             raise DataError(f"{sentences[0][0][0]}: there are no columns of words and predicates before the arguments")
         layout = ColumnLayout(0, n - 1, n - 1, n, 0)
-    to_examples = partial(_predicate_examples, layout=layout, needs_labels=needs_labels, build=build)
+    to_examples = partial(_predicate_examples, layout=layout, needs_labels=needs_labels)
     for rows in sentences:
         yield from lazy_rows(to_examples, rows)
 
 
-def _predicate_examples(
-    rows: list[LocatedRow], layout: ColumnLayout, needs_labels: bool, build: Build
-) -> Iterator[Any]:
+def _predicate_examples(rows: list[LocatedRow], layout: ColumnLayout, needs_labels: bool) -> Iterator[PredicateExample]:
     """Yield an example for each predicate, and one for a sentence without any, unless labels are needed."""
     num_columns = len(rows[0][1])
     expected_columns = max(layout.first_argument + layout.num_trailing, num_columns)
@@ -101,10 +103,10 @@ def _predicate_examples(
             raise DataError(f"{locations[0]}: {counts}")
         positions = verb_positions
     if not positions and not needs_labels:
-        yield build(locations[0], words, None, None)
+        yield PredicateExample(locations[0], words, None, None)
     for index, i in enumerate(positions):
         predicate = i, rows[i][1][layout.predicate_name]
-        yield build(locations[0], words, tag_columns[index] if tag_columns else None, predicate)
+        yield PredicateExample(locations[0], words, tag_columns[index] if tag_columns else None, predicate)
 
 
 def _unescape_word(word: str) -> str:
@@ -113,8 +115,8 @@ def _unescape_word(word: str) -> str:
     return word[1] if len(word) == 2 and word[0] == "/" else word
 
 
-def iter_predicates(path: Path, needs_labels: bool, build: Build) -> Iterator[RowReader]:
+def iter_predicates(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Yield readers of the predicates of a file of either kind."""
     sentences = list(iter_srl_sentences(path))
     is_conll_2012 = read_lines(path)[0].startswith("#begin document")
-    return iter_srl_rows(sentences, needs_labels, build, CONLL_2012_LAYOUT if is_conll_2012 else None)
+    return iter_srl_rows(sentences, needs_labels, CONLL_2012_LAYOUT if is_conll_2012 else None)
