@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import gc
 import re
 from pathlib import Path
 
@@ -26,6 +27,12 @@ torch.set_num_threads(1)
 log_to_stderr()  # as every command does, so that no test depends on an earlier command
 # Tests do not survive a power failure, so syncing only costs time. `tests/io/test_atomic_writes.py` checks the calls.
 os.fsync = lambda handle: None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt modules and collected tests from garbage collection, which otherwise walks them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,13 @@ EAGER = [
     name for name in TRAINED if not FAMILIES[name].model_config().trunk.supports_static_shape
 ]  # which are not compiled
 ALIKE = ("roberta", "spanbert", "distilbert", "gpt")  # whose graph is that of bert or gpt2
+QUICK = ("bert", "gpt2", "t5")  # an encoder, a decoder and both; compiling the other families is left to `-m slow`
+CASES = [
+    pytest.param(name, compile, id=f"{'compiled' if compile else 'eager'}-{name}", marks=[pytest.mark.slow] * is_slow)
+    for name in TRAINED
+    for compile in (False, True)
+    for is_slow in (compile and name not in (*QUICK, *ALIKE, *EAGER),)
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +83,7 @@ def whole(corpora, tmp_path_factory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("family", TRAINED)
-@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("family,compile", CASES)
 def test_killed_and_resumed(family, compile, corpora, tmp_path, monkeypatch):
     if compile and family in ALIKE:
         pytest.skip("compiled as another family")

@@ -110,6 +110,7 @@ def test_what_it_cannot_be(made, rejects, tmp_path):
     run("objective.scheduled_sampling=2", match="scheduled_sampling is 2")
 
 
+@pytest.mark.slow
 def test_the_benchmark_keeps_what_is_done(made, tmp_path, monkeypatch, capsys):
     """The benchmark runs models in separate processes and does not repeat what it has measured."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
