@@ -108,7 +108,7 @@ def test_killed_and_resumed(family, compile, corpora, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "train", counted)
     rng = random.Random(family)
-    kills = sorted((rng.randint(1, STEPS - 1) for _ in range(1 if compile else 2)), reverse=True)
+    kills = sorted((rng.randint(1, STEPS - 1) for _ in range(2)), reverse=True)
     for attempt in range(len(kills) + 1):
         try:
             pretrain(tiny_recipe(family, compile), corpus, tmp_path / "killed", resume=attempt > 0)
