@@ -72,7 +72,7 @@ def test_grid_compare_and_ensemble(project, run_cli, tmp_path, rejects):
             ("evaluate", models[0], tmp_path / "over/model", "--data", files[1], "--ensemble"),
             "is trained over features",
         ),
-        (("compare", tmp_path), "is no finished run|p.svg|results.json"),
+        (("compare", tmp_path), "is not a finished run|p.svg|results.json"),
         (("compare", tmp_path / "a", "--out", tmp_path / "p.xls"), "written as .png"),
         (("finetune", base, *shared, "--out", tmp_path / "c", "--grid", "lr"), "is not name=value"),
         (("benchmark", "glue", base, "--data", tmp_path, "--out", tmp_path / "d"), "holds none of the data sets"),

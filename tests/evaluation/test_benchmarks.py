@@ -226,7 +226,7 @@ def test_comparison_table_and_plot(runs, tmp_path):
     plot_comparison([good, poor], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert [run.path.name for run in read_runs([runs])] == ["good", "poor"]
-    with pytest.raises(PolysemeError, match=r"is no finished run"):
+    with pytest.raises(PolysemeError, match=r"is not a finished run"):
         read_run(tmp_path)
 
 

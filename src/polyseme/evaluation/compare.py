@@ -55,7 +55,7 @@ class FinetuneRun:
 def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRun:
     """Read a run from its `results.json`, and `predictions.json` if there is one."""
     if not (folder / "results.json").is_file():
-        raise DataError(f"{folder} is no finished run: there is no results.json")
+        raise DataError(f"{folder} is not a finished run: there is no results.json")
     results = read_json(folder / "results.json")
     if not isinstance(results, dict) or "primary_metric" not in results or "seeds" not in results:
         raise DataError(f"{folder}/results.json is not of a fine-tuning run")
