@@ -424,3 +424,10 @@ def test_precision(precision, match, rejects, project, tmp_path):
     (tmp_path / "a.txt").write_text("The cat.")
     given = ("--data", tmp_path / "a.txt", "--out", tmp_path / "v.npz", "--precision", precision)
     rejects("embed", project / "run-bert/model", *given, match=match)
+
+
+def test_the_rejects_fixture_can_fail(rejects, project):
+    """Many tests here assert by calling `rejects` alone, so it has to notice each fault."""
+    for args, match in ((("recipes",), ""), (("fill", project / "none", "the [MASK]"), "another message")):
+        with pytest.raises(pytest.fail.Exception):
+            rejects(*args, match=match)

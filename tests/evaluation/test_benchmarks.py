@@ -44,14 +44,6 @@ WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "
 QUICK = FinetuneConfig(epochs=2, batch_size=16, optimizer=OptimizerConfig(lr=3e-3), truncate=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     tokenizer = Tokenizer.train("wordpiece", iter([" ".join(WORDS), *WORDS] * 30), 300)

@@ -30,14 +30,6 @@ WORDS = ["the", "a", "red", "blue", "cat", "dog", "bird", "house", "tree", "sea"
          "sees", "eats", "often", "never", "good", "great", "bad", "awful"]  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder, rng = tmp_path_factory.mktemp("ulmfit"), random.Random(0)

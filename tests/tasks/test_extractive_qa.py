@@ -34,14 +34,6 @@ SPAN = ExtractiveQATask()
 TOKENIZERS = {family.name: family.tokenizer.replace("events", "bpe") for family in FAMILIES.values()}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def tokenizers():
     words = [*ANIMALS, *COLOURS, "so it is .", "which animal colour"]

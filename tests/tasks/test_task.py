@@ -23,14 +23,6 @@ WORDS = [a + b for a in ("red", "blue", "green", "grey") for b in ("cat", "dog",
 KINDS = {family.name: family.tokenizer.replace("events", "bpe") for family in FAMILIES.values()}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def tokenizers():
     texts = [" ".join(WORDS)] * 20
