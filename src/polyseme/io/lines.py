@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from polyseme.errors import DataError
 from polyseme.io.compression import CorruptFileError, read_decompressed
+from polyseme.io.limits import MAX_ROW_BYTES
 
 T = TypeVar("T")
-MAX_ROW_BYTES = 64 << 20  # a longer row of a table or of JSON lines is an error
+
 _LINE_CHUNK_BYTES = 1 << 20  # part of a long line of plain text that is decoded at once
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")

@@ -16,7 +16,8 @@ from typing import Any
 
 from polyseme.errors import DataError, PolysemeError, require_package, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed
-from polyseme.io.lines import MAX_ROW_BYTES, bad_input
+from polyseme.io.limits import MAX_ROW_BYTES
+from polyseme.io.lines import bad_input
 
 NumberedLine = tuple[int, str]
 NumberedRow = tuple[int, list[str]]  # number of the row's first line, fields

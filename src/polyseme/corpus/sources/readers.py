@@ -13,7 +13,8 @@ from polyseme.corpus.sources.documents import Document, DocumentBuilder, ReadRes
 from polyseme.errors import DataError
 from polyseme.io.compression import CorruptFileError, read_decompressed, read_first_byte, strip_compression
 from polyseme.io.json import parse_json
-from polyseme.io.lines import MAX_ROW_BYTES, bad_input, make_printable, read_line_chunks, read_lines, replace_surrogates
+from polyseme.io.limits import MAX_ROW_BYTES
+from polyseme.io.lines import bad_input, make_printable, read_line_chunks, read_lines, replace_surrogates
 from polyseme.io.tables import missing_column, parse_columns, read_csv_rows, read_parquet_rows, read_tsv_rows
 
 PYTHON_DOCS = "python-docs"
