@@ -6,8 +6,8 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from polyseme.train.loop import StepReport, TrainState, count_parameters, count_
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
 from polyseme.train.recipe import Recipe
 from polyseme.train.run_folder import RunLogger, open_run, update_run_record
+from polyseme.train.signals import catch_signals
 from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
 from polyseme.weights.folder import check_tokenizer_compatible, save_model
@@ -144,7 +145,7 @@ class _Run:
         recipe, state = self.recipe, self.state
         log, last_time = RunLogger(self.out, state.start_step, state.rank), time.perf_counter()
         title, total_tokens = "pretrain", state.total_steps * recipe.batch_tokens
-        with _catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
+        with catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
             bar.add_completed(state.start_step * recipe.batch_tokens)
             for report in train(state, self.stream.steps(self.position, state.start_step)):
                 now = time.perf_counter()
@@ -307,24 +308,3 @@ def _set_spellings(model: Model, tokenizer: Tokenizer) -> None:
         if token_id is not None:
             words[token_id] = character
     embeddings.set_spellings(words)
-
-
-@contextmanager
-def _catch_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list; a second Ctrl-C interrupts at once."""
-    caught: list[int] = []
-
-    def note(signum: int, frame: Any) -> None:
-        if caught and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught.append(signum)
-
-    try:
-        previous_handlers = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
-        previous_handlers = {}
-    try:
-        yield caught
-    finally:
-        for s, handler in previous_handlers.items():
-            signal.signal(s, handler)
