@@ -28,7 +28,7 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.grid import expand_grid, grid_search
-from polyseme.finetuning.runner import EarlyStopping
+from polyseme.finetuning.training import EarlyStopping
 from polyseme.inference.prediction import predict
 from polyseme.tasks import TASKS
 from polyseme.tasks.classification import ClassificationTask

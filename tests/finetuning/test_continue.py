@@ -8,7 +8,7 @@ import torch
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, Split, TaskData, TaskRun
-from polyseme.finetuning.runner import SeedTraining
+from polyseme.finetuning.training import SeedTraining
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
