@@ -46,11 +46,11 @@ def test_resume_is_exact(several, changes):
     first = SeedTraining(made, 3)
     steps, stop = first.steps(), len(losses) // 2
     begun = [next(steps).loss for _ in range(stop)]
-    state = first.state_dict()
+    state = first.checkpoint()
     steps.close()
-    assert (state["seed"], state["step"]) == (3, stop)
+    assert state.step == stop
     second = SeedTraining(made, 3)
-    second.load_state_dict(state)
+    second.restore(state)
     assert begun + [report.loss for report in second.steps()] == losses
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, second.model.state_dict()[name]), name

@@ -63,6 +63,28 @@ def test_a_second_process_is_told_who_writes_until_the_first_ends(tmp_path, hold
     assert [path.name for path in out.parent.iterdir()] == ["run"]
 
 
+def test_every_command_that_writes_a_folder_takes_its_lock(project, tmp_path, holder, rejects):
+    model, out = project / "run-bert/model", tmp_path / "out"
+    first = holder(out)
+    (tmp_path / "empty").mkdir()
+    examples = ("--train", project / "classification-train.tsv", "--dev", project / "classification-dev.tsv")
+    for command in (
+        ("tokenizer", "train", project / "text.txt", "--vocab-size", 300),
+        ("tokenizer", "import", project / "tok-bert"),
+        ("prepare", project / "text.txt", "--tokenizer", project / "tok-bert"),
+        ("pairs", project / "text.txt", "--tokenizer", project / "tok-bert"),
+        ("pretrain", project / "bert.json", "--corpus", project / "corpus-bert"),
+        ("pretrain", "ngram-3", "--corpus", project / "corpus-bert"),
+        ("finetune", model, "--task", "classification", *examples),
+        ("ulmfit", *examples, "--text", project / "text.txt"),
+        ("benchmark", "glue", model, "--data", tmp_path / "empty"),
+        ("arpa", "import", tmp_path / "empty"),
+        ("vectors", "import", tmp_path / "empty"),
+        ("demo",),
+    ):
+        rejects(*command, "--out", out, match=f"out is being written by process {first.pid}")
+
+
 def test_a_thread_may_lock_a_folder_twice_but_another_may_not(tmp_path):
     errors = []
 

@@ -6,6 +6,8 @@ releases the lock when the process ends, however it ends; a lock file that a kil
 
 import errno
 import fcntl
+import functools
+import inspect
 import json
 import logging
 import os
@@ -13,15 +15,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from polyseme.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LOCK_FILE = ".lock"  # inside a folder whose parent is read-only, such as a mounted volume
 NETWORK_FILE_SYSTEMS = {
@@ -72,6 +76,24 @@ def lock_folder(folder: Path, command: str = "") -> Iterator[None]:
     finally:
         _release(resolved)
         _remove_empty(missing_parents)
+
+
+def locks_folder(command: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator for functions that write to a folder `out`: they hold its lock while they run."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            arguments = signature.bind(*args, **kwargs)
+            arguments.apply_defaults()
+            with lock_folder(Path(arguments.arguments["out"]), command):
+                return function(*args, **kwargs)
+
+        return locked
+
+    return decorate
 
 
 def _acquire(folder: Path, command: str) -> None:
