@@ -96,8 +96,17 @@ def atomic_directory(path: Path) -> Iterator[Path]:
                 os.replace(backup, path)
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        shutil.rmtree(backup, ignore_errors=True)
+        if backup.exists():
+            remove_directory(backup)
         fsync_path(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a folder, which is first renamed so that nobody finds it half removed."""
+    temporary = _temporary_path(path, "part")
+    with wrap_os_errors(path):
+        os.rename(path, temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def restore_directory(path: Path) -> None:
