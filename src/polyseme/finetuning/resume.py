@@ -78,14 +78,8 @@ class UnfinishedRun:
             save_checkpoint(self.out / "unfinished" / name, checkpoint, keep_checkpoints=1)
 
     def load(self, name: str) -> Checkpoint | None:
-        """Load the checkpoint of this name; None if there is none."""
-        if self.out is None:
-            return None
-        folder = self.out / "unfinished" / name
-        checkpoint = load_checkpoint(folder)
-        if checkpoint is None and any(folder.glob("step-*")):
-            raise ModelError(f"{folder} is damaged: remove {folder.parent} to run this part again")
-        return checkpoint
+        """Load the checkpoint of this name; None if there is none, `ModelError` if it is damaged."""
+        return None if self.out is None else load_checkpoint(self.out / "unfinished" / name)
 
     def remove(self, name: str) -> None:
         """Remove the checkpoint of this name."""
