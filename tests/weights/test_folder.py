@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.inference.verify import verify
 from polyseme.nn.model import ModelConfig
-from polyseme.weights.folder import load_model, read_model_config, save_model, verify_model
+from polyseme.weights.folder import load_model, read_model_config, save_model
 from tests.support.hf_models import (
     ENCODER_DECODERS,
     assert_same_outputs,
@@ -137,7 +138,7 @@ def test_folders_of_transformers_load(family, name, sharded, tiny_folders, tmp_p
     has_pooler = any(n.startswith("trunk.pooler.") for n in folder.model.state_dict())
     assert bool(folder.newly_initialized) == (has_pooler and not any("pooler" in n for n in hf_model.state_dict()))
     assert_same_outputs(folder.model, hf_model)
-    verify_model(tmp_path)
+    verify(tmp_path)
     save_model(tmp_path / "ours", folder.model, folder.tokenizer)
     reloaded, problems = load_hf_model(getattr(transformers, name), tmp_path / "ours")
     assert not problems.get("missing_keys") and not problems.get("mismatched_keys")
