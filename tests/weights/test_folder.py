@@ -13,6 +13,7 @@ from polyseme.families.family import FIXED_LABELS
 from polyseme.inference.verify import verify
 from polyseme.nn.model import ModelConfig
 from polyseme.weights.folder import load_model, read_model_config, save_model
+from tests.support.folders import copy_unhashed
 from tests.support.hf_models import (
     ENCODER_DECODERS,
     assert_same_outputs,
@@ -298,7 +299,7 @@ REQUIRED_CASES = [(f, n) for f, names in REQUIRED_TENSORS.items() for n in names
 
 @pytest.fixture
 def copy_folder(tiny_folders, tmp_path):
-    return lambda family: shutil.copytree(tiny_folders[family], tmp_path / family)
+    return lambda family: copy_unhashed(tiny_folders[family], tmp_path / family)
 
 
 @pytest.mark.parametrize("family,name", REQUIRED_CASES)
