@@ -67,7 +67,13 @@ def run(corpus, tmp_path_factory, run_cli):
 
 def test_run_folder(run, corpus):
     out, stdout = run
-    assert {path.name for path in out.iterdir()} == {"model", "recipe.json", "report.html", "results.json", "SHA256SUMS"}
+    assert {path.name for path in out.iterdir()} == {
+        "model",
+        "recipe.json",
+        "report.html",
+        "results.json",
+        "SHA256SUMS",
+    }
     results = read_json(out / "results.json")
     assert results["ngrams"][0] == 150 - 3 and len(results["ngrams"]) == 3
     assert results["valid"]["perplexity"] == pytest.approx(math.exp(results["valid"]["next"]))

@@ -13,6 +13,7 @@ import torch
 from polyseme.finetuning.experiment import Evaluation, Experiment, TaskRun
 from polyseme.inference.prediction import model_latency_ms
 from polyseme.io.atomic import write_text
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
 from polyseme.report.run_page import write_report
@@ -159,6 +160,7 @@ class ExperimentResults:
                 write_json(folder / "results.json", summary["tasks"][task.run.data.name])
         write_json(out / "results.json", summary)
         write_report(out)
+        write_hashes(out)
 
 
 def summarize_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:

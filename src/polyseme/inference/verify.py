@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyseme.corpus.store import WORK_DIR, manifest_hash, verify_corpus
+from polyseme.corpus.store import WORK_DIR, verify_corpus
 from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.word_vectors import WordVectors
-from polyseme.io.atomic import sha256
 from polyseme.io.hashes import HASHES_FILE, TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import format_json, read_json_object
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.checkpoint import find_damage
 from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
 from polyseme.weights.folder import load_model
 
@@ -102,11 +102,12 @@ def _verify_tokenizer(path: Path) -> bool:
 def _verify_run(path: Path) -> bool:
     """Check the files of a run, the models inside it, and its checkpoints, which have hashes of their own."""
     has_hashes = check_hashes(path)
-    checkpoints = sorted(path.rglob("checkpoints/step-*/"))
-    for checkpoint in checkpoints:
+    for checkpoint in sorted(path.rglob("checkpoints/step-*/")):
         _verify_checkpoint(checkpoint)
-    inside = [file for file in sorted(path.rglob("polyseme.json")) if "checkpoints" not in file.parts]
-    for file in inside:
+    for latest in path.rglob("checkpoints/LATEST"):
+        if not any(latest.read_bytes() == f"{step.name}\n".encode() for step in latest.parent.glob("step-*")):
+            raise ModelError(f"{latest} does not name one of the checkpoints")
+    for file in sorted(path.rglob("polyseme.json")):
         _verify_model(file.parent)
     for name in ("recipe.json", "results.json"):
         if (path / name).exists():
@@ -116,14 +117,11 @@ def _verify_run(path: Path) -> bool:
 
 def _verify_checkpoint(path: Path) -> None:
     state_path = path / "state.json"
-    state = read_json_object(state_path)
-    hashes = state.get("sha256")
-    is_intact = state.get("hash") == manifest_hash(state) and state_path.read_text("utf-8") == format_json(state)
-    if not is_intact or not isinstance(hashes, dict):
-        raise ModelError(f"{state_path} was changed: its hash is not the one of its content")
-    for name, expected in hashes.items():
-        if not (path / name).is_file() or sha256(path / name) != expected:
-            raise ModelError(f"{path / name} is missing or was changed: its hash is not the one in state.json")
+    damage = find_damage(path)
+    if not damage and state_path.read_text("utf-8") != format_json(read_json_object(state_path)):
+        damage = "state.json is not what was written"
+    if damage:
+        raise ModelError(f"{path} is damaged: {damage}")
 
 
 def _verify_vectors(path: Path) -> bool:

@@ -7,7 +7,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import Interrupted
 from polyseme.families import Family, get_family
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
+from polyseme.io.lock import lock_folder
 from polyseme.nn.attention.relative import exclude_from_compile
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN
 from polyseme.nn.model import Model, ModelConfig
@@ -66,6 +68,21 @@ def pretrain(
     this; only the first writes.
     """
     start_time = time.perf_counter() if start_time is None else start_time
+    distributed.init_process_group()
+    with ExitStack() as stack:
+        distributed.on_rank_zero(lambda: stack.enter_context(lock_folder(out, "pretrain")))
+        return _pretrain(recipe, corpus_path, out, resume, initial_model, start_time, families)
+
+
+def _pretrain(
+    recipe: Recipe,
+    corpus_path: Path,
+    out: Path,
+    resume: bool,
+    initial_model: InitialModel | None,
+    start_time: float,
+    families: Sequence[Family],
+) -> dict[str, Any]:
     rank, world_size = distributed.init_process_group()
     device, recipe = setup_device(), recipe.check()
     distributed.on_rank_zero(lambda: verify_corpus(corpus_path))
@@ -93,6 +110,7 @@ def pretrain(
             save_model(out / "model", state.model.finalize(), tokenizer, metadata, target_tokenizer, families)
         write_json(out / "results.json", results)
         write_report(out)
+        write_hashes(out)
     return results
 
 

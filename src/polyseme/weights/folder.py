@@ -20,7 +20,7 @@ from torch import Tensor
 from polyseme.errors import ModelError, suggest
 from polyseme.families import FAMILIES, Family, get_family
 from polyseme.families.family import FIXED_LABELS
-from polyseme.io.atomic import sha256, write_tensors
+from polyseme.io.atomic import restore_directory, sha256, write_tensors
 from polyseme.io.hashes import check_hashes, hashed_directory
 from polyseme.io.json import read_json_object, write_json
 from polyseme.nn.heads.base import HeadConfig
@@ -92,6 +92,7 @@ def load_model(
     hashes of all files are checked; those of large weights only with `verify`, since it takes longer than loading.
     """
     folder = Path(path)
+    restore_directory(folder)
     if not folder.is_dir():
         raise ModelError(f"there is no model folder at {folder}")
     check_hashes(folder, with_large_weights=verify)
