@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from polyseme.inference.neural_lm import NeuralLM
     from polyseme.inference.ngram_lm import NgramLM
     from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
+    from polyseme.inference.verify import VerifiedFolder, verify
     from polyseme.inference.word_vectors import WordVectors
     from polyseme.report.results import EvaluationResult, FinetuneResult, PretrainResult
     from polyseme.text.tokenizer import Tokenizer
@@ -49,6 +50,7 @@ _MODULES = {
     "inference.neural_lm": ("NeuralLM",),
     "inference.ngram_lm": ("NgramLM",),
     "inference.results": ("ChoiceResult", "EncodedText", "LastWordScore", "MaskPrediction", "TextScore"),
+    "inference.verify": ("VerifiedFolder", "verify"),
     "inference.word_vectors": ("WordVectors",),
     "report.results": ("EvaluationResult", "FinetuneResult", "PretrainResult"),
     "text.tokenizer": ("Tokenizer",),

@@ -84,6 +84,7 @@ _FLAGS = {
     "choose another folder": "--out",
     "prepare it with the tokenizer of": "--tokenizer",
     "train a tokenizer of kind": "--kind",
+    "accept the folder as it is now": "polyseme verify --update",
 }
 
 

@@ -19,6 +19,7 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.io.atomic import is_occupied, is_temporary, remove_leftovers
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
@@ -87,10 +88,11 @@ class UnfinishedRun:
             shutil.rmtree(self.out / "unfinished" / name, ignore_errors=True)
 
     def finish(self) -> None:
-        """Remove the checkpoints, then the record: the run is finished."""
+        """Remove the checkpoints, write the hashes, then remove the record: the run is finished."""
         if self.out is not None:
             self.remove("")
             remove_leftovers(self.out)
+            write_hashes(self.out)
             (self.out / RECORD_NAME).unlink(missing_ok=True)
 
 

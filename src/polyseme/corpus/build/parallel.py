@@ -105,7 +105,7 @@ def prepare_parallel(
 
 
 def _save_tokenizer(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
-    tokenizer.save(folder / name)
+    tokenizer.save_files(folder / name)
     return sorted(f"{name}/{path.name}" for path in (folder / name).glob("[!.]*"))
 
 

@@ -240,7 +240,7 @@ def ensure_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, to
             if path.name != "stdin":
                 path.unlink()
     if not base:
-        tokenizer.save(out / "tokenizer")
+        tokenizer.save_files(out / "tokenizer")
     write_json(work_dir / "plan.json", plan | {"base": base_hash})
 
 
