@@ -202,12 +202,14 @@ def predict(
     task: str = "",
     ensemble: bool = False,
     truncate: bool | None = None,
+    resume: bool = False,
     **options: Any,
 ) -> list[Any]:
     """Predict examples, a file or plain values, in their order; the options are those of `evaluate`.
 
     `out` is a file to write: .jsonl, .tsv, .conll, .json for SQuAD's script, .props for srl-eval. For a data set of
-    GLUE or SuperGLUE it is a submission for the test examples.
+    GLUE or SuperGLUE it is a submission for the test examples. `resume` continues an interrupted run with the same
+    `out`, model, data and options, and returns the predictions that were missing.
 
     >>> len(polyseme.predict("task/model", "dev.tsv", out="predictions.jsonl"))
     8
@@ -216,7 +218,7 @@ def predict(
     from polyseme.finetuning.api import read_options
 
     path = None if out is None else Path(out)
-    return run(model, data, path, task, ensemble, truncate, read_options(options))
+    return run(model, data, path, task, ensemble, truncate, read_options(options), resume)
 
 
 def compare(runs: Sequence[str | Path], *, out: str | Path | None = None, num_resamples: int = 1000) -> Comparison:
