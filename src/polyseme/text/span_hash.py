@@ -41,7 +41,10 @@ class SpanHasher:
 @lru_cache(maxsize=8)
 def _powers(base: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the first 2^bits powers of the base and of its inverse modulo 2^64."""
-    factors = np.full((2, 1 << bits), [[base], [pow(base, -1, 1 << 64)]], np.uint64)
-    factors[:, 0] = 1
-    powers, inverse_powers = np.multiply.accumulate(factors, axis=1)
-    return powers, inverse_powers
+
+    def powers_of(number: int) -> np.ndarray:
+        factors = np.full(1 << bits, number, np.uint64)
+        factors[0] = 1
+        return np.multiply.accumulate(factors)
+
+    return powers_of(base), powers_of(pow(base, -1, 1 << 64))
