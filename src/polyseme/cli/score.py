@@ -12,7 +12,7 @@ from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.inference.base import LanguageModel
-    from polyseme.inference.results import ChoiceResult
+    from polyseme.inference.results import ChoiceResult, TextScore
     from polyseme.tasks.multiple_choice import ChoiceExample
 
 CHOICES_HELP = "Questions as JSON lines with text (or prompt), choices and, if known, label."
@@ -36,7 +36,9 @@ def score(
     seed: Annotated[int, Option(help="Random seed of the shots.")] = 0,
     as_json: options.JsonLinesOption = False,
 ) -> None:
-    """Print the log-probability and perplexity of texts (pseudo-perplexity for a masked model), or answer questions.
+    """Print log-probability, perplexity and bits per character of texts (pseudo- for a masked model), or answers.
+
+    In every model the tokens of a text are counted; its start and end are not.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
@@ -66,17 +68,24 @@ def score(
 
 
 def _score_texts(language_model: "LanguageModel", data: Path, as_json: bool) -> None:
+    from polyseme.inference.results import TextScore
+
     lines = read_texts(data)
     scores = language_model.score(lines)
     for line, s in zip(lines, scores):
         if as_json:
-            row = {"log_prob": s.log_prob, "num_tokens": s.num_tokens, "perplexity": s.perplexity, "text": line}
-            print_json(row, indent=None)
+            row = {"log_prob": s.log_prob, "num_tokens": s.num_tokens, "perplexity": s.perplexity}
+            print_json({**row, "bits_per_character": s.bits_per_character, "text": line}, indent=None)
         else:
-            print(f"{s.log_prob:12.4f}  {s.num_tokens:5d} tokens  {s.perplexity:12.4f}  {line}")
-    total, tokens = sum(s.log_prob for s in scores), sum(s.num_tokens for s in scores)
+            print(_format_score(s, line))
     if not as_json:
-        print(f"{total:12.4f}  {tokens:5d} tokens  {math.exp(-total / max(tokens, 1)):12.4f}  (all)")
+        counts = (sum(getattr(s, name) for s in scores) for name in ("num_tokens", "num_characters"))
+        print(_format_score(TextScore(math.fsum(s.log_prob for s in scores), *counts), "(all)"))
+
+
+def _format_score(score: "TextScore", text: str) -> str:
+    columns = f"{score.log_prob:12.4f}  {score.num_tokens:5d} tokens  {score.perplexity:12.4f}"
+    return f"{columns}  {score.bits_per_character:8.4f} bits per character  {text}"
 
 
 def _score_last_words(language_model: "LanguageModel", path: Path, as_json: bool) -> None:

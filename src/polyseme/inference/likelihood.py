@@ -6,7 +6,7 @@ read and not predicted, and the end of the text is neither predicted nor counted
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +26,10 @@ PLL_METRICS = ("original", "within_word_l2r")
 TEXTS_PER_BATCH = 8192  # bounds the memory of masked copies
 
 
-def score_causal(packed: PackedModel, texts: Sequence[str], head: str) -> list[TextScore]:
+Spans = Sequence[tuple[int, int]] | None  # the characters of each text that are scored, given the rest; None: all
+
+
+def score_causal(packed: PackedModel, texts: Sequence[str], head: str, spans: Spans = None) -> list[TextScore]:
     """Score each text by predicting every token from those before it, or with the head `previous` from those after."""
     is_backward, special_ids = head == "previous", packed.tokenizer.special_token_ids
     boundary = packed.eos_ids if is_backward else packed.bos_ids
@@ -41,14 +44,25 @@ def score_causal(packed: PackedModel, texts: Sequence[str], head: str) -> list[T
         inputs.append(row[1:] if is_backward else row[:-1])
         targets.append(row[:-1] if is_backward else row[1:])
     positions = [np.arange(len(row)) for row in inputs]
+    num_characters = list(map(len, texts))
+    if spans is not None:
+        num_characters = [end - start for start, end in spans]
+        selected = [select_tokens(packed, text, span) for text, span in zip(texts, spans)]
+        if not boundary:  # the first token (backward: the last) is not predicted
+            selected = [mask[:-1] if is_backward else mask[1:] for mask in selected]
+        positions = [index[mask] for index, mask in zip(positions, selected)]
+        targets = [row[mask] for row, mask in zip(targets, selected)]
+    elif not boundary:
+        first_token, edge = (-1, 0) if is_backward else (0, 1)
+        offsets = (packed.tokenizer.encode_with_offsets(text)[1][first_token][edge] for text in texts)
+        num_characters = [end if is_backward else len(text) - end for text, end in zip(texts, offsets)]
     scores = [score for score, _ in packed.score_positions(head, inputs, positions, targets)]
-    if boundary:
-        return [TextScore(score.log_prob, score.num_tokens, len(text)) for text, score in zip(texts, scores)]
-    first_ends = (packed.tokenizer.encode_with_offsets(text)[1][0][1] for text in texts)
-    return [TextScore(s.log_prob, s.num_tokens, len(text) - end) for text, s, end in zip(texts, scores, first_ends)]
+    return [replace(score, num_characters=count) for score, count in zip(scores, num_characters)]
 
 
-def score_masked(packed: PackedModel, texts: Sequence[str], pll_metric: str = "original") -> list[TextScore]:
+def score_masked(
+    packed: PackedModel, texts: Sequence[str], pll_metric: str = "original", spans: Spans = None
+) -> list[TextScore]:
     """Score each text by masking one token at a time (pseudo-log-likelihood; Salazar et al. 2020, §2).
 
     `within_word_l2r` also masks the later tokens of the same word, which otherwise give away the first ones of a rare
@@ -65,15 +79,15 @@ def score_masked(packed: PackedModel, texts: Sequence[str], pll_metric: str = "o
         inputs = Inputs(copies.tokens, copies.layout, copies.segments)
         return packed.token_log_probs("masked", inputs, copies.rows, copies.targets)
 
-    def score_batch(batch: Sequence[str]) -> list[TextScore]:
-        encoded = TokenizedTexts.build(packed, batch, template, pll_metric == "within_word_l2r")
-        return _score_copies(packed, encoded, mask_id, log_probs, batch)
+    def score_batch(batch: Sequence[str], batch_spans: Spans) -> list[TextScore]:
+        encoded = TokenizedTexts.build(packed, batch, template, batch_spans, pll_metric == "within_word_l2r")
+        return _score_copies(packed, encoded, mask_id, log_probs)
 
-    return _map_windows(score_batch, texts)
+    return _map_windows(score_batch, texts, spans)
 
 
 def score_span_corruption(
-    packed: PackedModel, texts: Sequence[str], start_ids: Sequence[int], source_suffix: Sequence[int]
+    packed: PackedModel, texts: Sequence[str], spans: Spans, start_ids: Sequence[int], source_suffix: Sequence[int]
 ) -> list[TextScore]:
     """Score each text with T5 by replacing one token at a time by a sentinel, which the decoder reads before it."""
     sentinel = packed.tokenizer.sentinel_ids[0]
@@ -85,11 +99,11 @@ def score_span_corruption(
         inputs = Inputs(prompt.repeat(num_copies), layout, source=EncoderInput(copies.tokens, copies.layout))
         return packed.token_log_probs("next", inputs, layout.last_indices, copies.targets)
 
-    def score_batch(batch: Sequence[str]) -> list[TextScore]:
-        encoded = TokenizedTexts.build(packed, batch, InputTemplate([], list(source_suffix)))
-        return _score_copies(packed, encoded, sentinel, log_probs, batch)
+    def score_batch(batch: Sequence[str], batch_spans: Spans) -> list[TextScore]:
+        encoded = TokenizedTexts.build(packed, batch, InputTemplate([], list(source_suffix)), batch_spans)
+        return _score_copies(packed, encoded, sentinel, log_probs)
 
-    return _map_windows(score_batch, texts)
+    return _map_windows(score_batch, texts, spans)
 
 
 def encode_texts(packed: PackedModel, texts: Sequence[str]) -> list[np.ndarray]:
@@ -99,6 +113,15 @@ def encode_texts(packed: PackedModel, texts: Sequence[str]) -> list[np.ndarray]:
         if not len(row):
             raise DataError(f"the text has no tokens: {text!r}")
     return ids
+
+
+def select_tokens(packed: PackedModel, text: str, span: tuple[int, int]) -> np.ndarray:
+    """Return whether each token of a text covers characters of the span; at least one has to."""
+    offsets = np.array(packed.tokenizer.encode_with_offsets(text)[1])
+    is_selected: np.ndarray = (offsets[:, 1] > span[0]) & (offsets[:, 0] < span[1])
+    if not is_selected.any():
+        raise DataError(f"characters {span[0]} to {span[1]} of the text have no tokens: {text!r}")
+    return is_selected
 
 
 class InputTemplate(NamedTuple):
@@ -140,16 +163,21 @@ class TokenizedTexts:
     segments: np.ndarray | None
     starts: np.ndarray
     lengths: np.ndarray
-    num_tokens: np.ndarray
+    num_characters: np.ndarray
     text_of_copy: np.ndarray
     position: np.ndarray
     num_masked: np.ndarray
 
     @classmethod
     def build(
-        cls, packed: PackedModel, texts: Sequence[str], template: InputTemplate, mask_rest_of_word: bool = False
+        cls,
+        packed: PackedModel,
+        texts: Sequence[str],
+        template: InputTemplate,
+        spans: Spans = None,
+        mask_rest_of_word: bool = False,
     ) -> "TokenizedTexts":
-        """Encode texts and add the special tokens around each."""
+        """Encode texts, add the special tokens around each, and make a copy for each token to be scored."""
         encoded = encode_texts(packed, texts)
         num_tokens = np.array([len(row) for row in encoded], dtype=np.int64)
         prefix, suffix = (np.array(part, dtype=np.int64) for part in (template.prefix, template.suffix))
@@ -161,12 +189,16 @@ class TokenizedTexts:
         if template.segments is not None:
             before, inside, after = template.segments
             segments = np.concatenate([part for n in num_tokens.tolist() for part in (before, [inside] * n, after)])
-        num_masked = np.ones(int(num_tokens.sum()), dtype=np.int64)
+        text_of_copy, position = np.repeat(np.arange(len(texts)), num_tokens), len(prefix) + local_positions(num_tokens)
+        num_masked, num_characters = np.ones_like(position), np.array(list(map(len, texts)))
         if mask_rest_of_word:
             num_masked = np.concatenate([_tokens_left_in_word(packed, text) for text in texts])
-        text_of_copy, position = np.repeat(np.arange(len(texts)), num_tokens), len(prefix) + local_positions(num_tokens)
+        if spans is not None:
+            selected = np.concatenate([select_tokens(packed, text, span) for text, span in zip(texts, spans)])
+            text_of_copy, position, num_masked = (each[selected] for each in (text_of_copy, position, num_masked))
+            num_characters = np.array([end - start for start, end in spans])
         starts = np.cumsum(lengths) - lengths
-        return cls(ids, segments, starts, lengths, num_tokens, text_of_copy, position, num_masked)
+        return cls(ids, segments, starts, lengths, num_characters, text_of_copy, position, num_masked)
 
     def masked_copies(self, index: np.ndarray, mask_id: int) -> MaskedCopies:
         """Pack some of the copies."""
@@ -189,7 +221,6 @@ def _score_copies(
     encoded: TokenizedTexts,
     mask_id: int,
     log_probs: Callable[[MaskedCopies], Tensor],
-    texts: Sequence[str],
 ) -> list[TextScore]:
     """Run the model over all masked copies and sum the log-probabilities of each text."""
 
@@ -201,13 +232,16 @@ def _score_copies(
     copy_scores = np.empty(len(copy_lengths))
     for index, values in to_host_async((index, log_probs(copies)) for index, copies in batches):
         copy_scores[index] = values
-    sums = np.add.reduceat(copy_scores, np.cumsum(encoded.num_tokens) - encoded.num_tokens)
-    return list(map(TextScore, sums.tolist(), encoded.num_tokens.tolist(), map(len, texts)))
+    num_tokens = np.bincount(encoded.text_of_copy)
+    sums = np.add.reduceat(copy_scores, np.cumsum(num_tokens) - num_tokens)
+    return list(map(TextScore, sums.tolist(), num_tokens.tolist(), encoded.num_characters.tolist()))
 
 
-def _map_windows(score_batch: Callable[[Sequence[str]], list[TextScore]], texts: Sequence[str]) -> list[TextScore]:
-    starts = range(0, len(texts), TEXTS_PER_BATCH)
-    return [score for start in starts for score in score_batch(texts[start : start + TEXTS_PER_BATCH])]
+def _map_windows(
+    score_batch: Callable[[Sequence[str], Spans], list[TextScore]], texts: Sequence[str], spans: Spans
+) -> list[TextScore]:
+    windows = [slice(start, start + TEXTS_PER_BATCH) for start in range(0, len(texts), TEXTS_PER_BATCH)]
+    return [score for part in windows for score in score_batch(texts[part], None if spans is None else spans[part])]
 
 
 def _tokens_left_in_word(packed: PackedModel, text: str) -> np.ndarray:

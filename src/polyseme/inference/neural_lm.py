@@ -129,15 +129,15 @@ class NeuralLM(LanguageModel):
         return float(logits.float().softmax(-1)[0, 0])
 
     @torch.inference_mode()
-    def _score(self, texts: Sequence[str], pll_metric: str | None) -> list[TextScore]:
+    def _score(self, texts: Sequence[str], pll_metric: str | None, spans: likelihood.Spans) -> list[TextScore]:
         if self.has_pll_metric:
-            return likelihood.score_masked(self._packed, texts, pll_metric or "original")
+            return likelihood.score_masked(self._packed, texts, pll_metric or "original", spans)
         self._reject_pll_metric(pll_metric)
         if self._fills_sentinels:
-            generator = self._text_generator
-            return likelihood.score_span_corruption(self._packed, texts, generator.start_ids, generator.source_suffix)
+            special_ids = self._text_generator.start_ids, self._text_generator.source_suffix
+            return likelihood.score_span_corruption(self._packed, texts, spans, *special_ids)
         heads = [head for head in ("next", "previous") if head in self.model.heads]
-        directions = [likelihood.score_causal(self._packed, texts, head) for head in heads]
+        directions = [likelihood.score_causal(self._packed, texts, head, spans) for head in heads]
         return [
             replace(scores[0], log_prob=math.fsum(score.log_prob for score in scores) / len(scores))
             for scores in zip(*directions)
