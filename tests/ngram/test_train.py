@@ -84,7 +84,7 @@ def test_run_folder(run, corpus):
 
 
 def test_held_out_perplexity_equals_the_reference(run, corpus):
-    """The loss over ids equals the score of the held-out texts and the reference."""
+    """The loss over ids equals the reference; the score of the held-out texts lacks the end and counts words only."""
     out, _ = run
     train_corpus, valid_corpus = corpus.split(0.01)
     model = polyseme.load(out / "model")
@@ -92,15 +92,17 @@ def test_held_out_perplexity_equals_the_reference(run, corpus):
     reference = ReferenceKneserNey(
         sentences_of(train_corpus), 3, vocab.bos_id, vocab.eos_id, np.flatnonzero(vocab.is_predicted)
     )
-    logs, events = 0.0, 0
+    logs, events, words = 0.0, 0, 0
     for sentence in sentences_of(valid_corpus):
         text = [vocab.bos_id, *sentence, vocab.eos_id]
-        logs += sum(math.log(reference.prob(text[i], text[:i])) for i in range(1, len(text)))
+        token_logs = [math.log(reference.prob(text[i], text[:i])) for i in range(1, len(text))]
+        logs += sum(token_logs)
         events += len(text) - 1
+        words += len(sentence)
     assert read_json(out / "results.json")["valid"]["next"] == pytest.approx(-logs / events, rel=1e-5)
     scores = model.score([" ".join(texts(400)[i] for i in np.flatnonzero(valid_mask(400, 4)))])
-    assert scores[0].num_tokens == events
-    assert scores[0].log_prob == pytest.approx(logs, rel=1e-5)
+    assert scores[0].num_tokens == words
+    assert scores[0].log_prob == pytest.approx(logs - token_logs[-1], rel=1e-5)
 
 
 def valid_mask(num_documents: int, num_valid: int) -> np.ndarray:
@@ -152,9 +154,10 @@ def test_generate(run, cli, run_cli, tmp_path):
     assert wide.score >= likeliest.score
     assert "".join(model.stream("It lives")) == likeliest.text == "".join(model.stream("It", prefix=" lives"))
     whole, before = model.score(["it lives" + likeliest.text, "it lives"])
-    end = np.array([model.ngrams.vocab.bos_id, *model.tokenizer.encode("it lives"), model.ngrams.vocab.eos_id])
-    before = before.log_prob - math.log(10) * model.ngrams.log10_probs(end)[-1]
-    assert likeliest.score == pytest.approx(whole.log_prob - before, abs=1e-5)
+    sentence = model.tokenizer.encode("it lives" + likeliest.text)
+    end = np.array([model.ngrams.vocab.bos_id, *sentence, model.ngrams.vocab.eos_id])
+    generated = whole.log_prob - before.log_prob + math.log(10) * model.ngrams.log10_probs(end)[-1]
+    assert likeliest.score == pytest.approx(generated, abs=1e-5)
     assert model.generate("A cat. It lives") == [likeliest], "a previous sentence has no effect"
     (short,) = model.generate("It lives", GenerationConfig(1))
     assert len(short.tokens) == 1 and not short.is_finished

@@ -22,6 +22,7 @@ CHOICES_HELP = "Questions as JSON lines with text (or prompt), choices and, if k
 LAST_WORDS_HELP = "LAMBADA: JSON lines with context and continuation (or text), or one text per line."
 NORMALIZATION_HELP = "Score of a choice: none (log-probability), length (per token), or unconditional (minus that "
 NORMALIZATION_HELP += "after --context)."
+_SUMMED = ("log_prob", "num_tokens", "num_characters")
 
 
 def score(
@@ -41,7 +42,9 @@ def score(
     out: Annotated[Path | None, Option(help="Output file instead of standard output.")] = None,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Print the log-probability and perplexity of texts (pseudo-perplexity for a masked model), or answer questions.
+    """Print log-probability, perplexity and bits per character of texts (pseudo- for a masked model), or answers.
+
+    In every model the tokens of a text are counted; its start and end are not.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
@@ -91,25 +94,28 @@ class _Mode(NamedTuple):
 
 def _text_mode(language_model: "LanguageModel", data: Path, as_json: bool) -> _Mode:
     from polyseme.evaluation.streaming import Source
+    from polyseme.inference.results import TextScore
 
     def score(window: list[str], summary: dict[str, Any]) -> str:
         scores = language_model.score(window)
-        add_to(summary, log_prob=sum(s.log_prob for s in scores), num_tokens=sum(s.num_tokens for s in scores))
+        add_to(summary, **{name: sum(getattr(s, name) for s in scores) for name in _SUMMED})
         return "".join(map(format_line, window, scores))
 
     def format_line(line: str, s: "TextScore") -> str:
         if as_json:
-            return to_json_line(
-                {"log_prob": s.log_prob, "num_tokens": s.num_tokens, "perplexity": s.perplexity, "text": line}
-            )
-        return f"{s.log_prob:12.4f}  {s.num_tokens:5d} tokens  {s.perplexity:12.4f}  {line}\n"
+            row = {"log_prob": s.log_prob, "num_tokens": s.num_tokens, "perplexity": s.perplexity}
+            return to_json_line({**row, "bits_per_character": s.bits_per_character, "text": line})
+        return _format_score(s, line)
 
     def format_footer(summary: dict[str, Any]) -> str:
-        total, tokens = summary["log_prob"], summary["num_tokens"]
-        perplexity = math.exp(-total / max(tokens, 1))
-        return "" if as_json else f"{total:12.4f}  {tokens:5d} tokens  {perplexity:12.4f}  (all)\n"
+        return "" if as_json else _format_score(TextScore(*(summary[name] for name in _SUMMED)), "(all)")
 
     return _Mode(Source(data, lambda _: iter_texts(data)), score, format_footer)
+
+
+def _format_score(score: "TextScore", text: str) -> str:
+    columns = f"{score.log_prob:12.4f}  {score.num_tokens:5d} tokens  {score.perplexity:12.4f}"
+    return f"{columns}  {score.bits_per_character:8.4f} bits per character  {text}\n"
 
 
 def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) -> _Mode:

@@ -110,19 +110,33 @@ class LanguageModel(ABC):
         return _map_pairs(self._implementation("next_sentence"), first, second)
 
     @overload
-    def score(self, texts: str) -> TextScore: ...  # type: ignore[overload-overlap]
+    def score(self, texts: str, pll_metric: str | None = None, spans: Any = None) -> TextScore: ...  # type: ignore[overload-overlap]
     @overload
-    def score(self, texts: Sequence[str]) -> list[TextScore]: ...
-    def score(self, texts: Texts) -> Any:
+    def score(self, texts: Sequence[str], pll_metric: str | None = None, spans: Any = None) -> list[TextScore]: ...
+    def score(self, texts: Texts, pll_metric: str | None = None, spans: Any = None) -> Any:
         """Compute the log-probability of each text.
 
         A causal model predicts every token from those before it, a masked model from all others (pseudo-log-likelihood,
-        Salazar et al. 2020). The score of a bidirectional language model is the mean of its two directions.
+        Salazar et al. 2020), T5 a token in the place of a sentinel. The score of a bidirectional language model is the
+        mean of its two directions. In all models, the tokens of the text are counted: a start token is read and not
+        predicted, and the end of the text is not predicted. `pll_metric`, for a masked model, is `original`, or
+        `within_word_l2r` to mask the later tokens of a word too (Kauf and Ivanova 2023). `spans` has the first and the
+        last character (exclusive) of the part of each text that is scored, with the rest as context.
 
         >>> model.score("the cat sat").num_tokens
         3
         """
-        return _map(self._implementation("score"), texts)
+        spans = [spans] if isinstance(texts, str) and spans is not None else spans
+        return _map(partial(self._implementation("score"), pll_metric=pll_metric, spans=spans), texts)
+
+    @property
+    def has_pll_metric(self) -> bool:
+        """Whether the score of a text is a pseudo-log-likelihood."""
+        return False
+
+    def _reject_pll_metric(self, pll_metric: str | None) -> None:
+        if pll_metric is not None:
+            raise UnsupportedError(f"pll_metric is for masked models, and {self.path} is {self.description}")
 
     @overload
     def score_last_words(self, texts: tuple[str, str]) -> LastWordScore: ...

@@ -21,15 +21,22 @@ class TextScore(NotebookResult):
     """The log-probability of a text, summed over its tokens.
 
     A masked model predicts each token from all others, which gives the pseudo-log-likelihood (Salazar et al. 2020).
+    `num_characters` is the length of the predicted text, if it is known.
     """
 
     log_prob: float
     num_tokens: int
+    num_characters: int = 0
 
     @property
     def perplexity(self) -> float:
         """The exponential of the mean negative log-probability per token."""
         return math.exp(-self.log_prob / max(self.num_tokens, 1))
+
+    @property
+    def bits_per_character(self) -> float:
+        """The negative base-2 log-probability per character, which does not depend on the tokenizer."""
+        return -self.log_prob / math.log(2) / max(self.num_characters, 1)
 
 
 @dataclass(frozen=True)

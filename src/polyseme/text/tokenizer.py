@@ -245,6 +245,11 @@ class Tokenizer:
             offsets[i] = start, end
         return ids, offsets
 
+    def word_ids(self, text: str) -> np.ndarray:
+        """Return the index of the word of each token, where words are what the pre-tokenizer splits a text into."""
+        words = self._encode_text(text).word_ids
+        return np.array([-1 - i if word is None else word for i, word in enumerate(words)], dtype=np.int64)
+
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Encode words and return the ids and, for each id, the index of its word.
 
