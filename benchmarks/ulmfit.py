@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,10 +113,12 @@ def trec(options: argparse.Namespace) -> None:
             if any((d["row"], d["seed"]) == (name, seed) for d in done):
                 continue
             start, scratch = time.perf_counter(), not stages
-            metrics = ulmfit.finetune_classifier(folders, learn, measure, settings, None, [seed], from_scratch=scratch)
+            run_folder = work / f"{name}-{seed}"
+            metrics = ulmfit.finetune_classifier(folders, learn, measure, settings, run_folder, [seed], scratch)
             seconds = time.perf_counter() - start
             done.append({"row": name, "seed": seed, "seconds": seconds, **{d: m[0] for d, m in metrics.items()}})
             write_json(path, done)
+            shutil.rmtree(run_folder)
     show(done, learn, measure, options.seeds)
     if sizes:
         points = ulmfit.low_shot_curve(plan, work, pretrained, learn, measure, sizes, (), options.seeds)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+MAX_MESSAGE_CHARS = 1000  # a longer message, such as one that quotes a long value, is cut in the middle
+
 
 class PolysemeError(Exception):
     """Base class of all errors that a user can fix.
@@ -16,7 +18,10 @@ class PolysemeError(Exception):
     """
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        message = " ".join(message.split())
+        if len(message) > MAX_MESSAGE_CHARS:
+            message = f"{message[: MAX_MESSAGE_CHARS // 2]} … {message[-MAX_MESSAGE_CHARS // 2 :]}"
+        super().__init__(message)
 
 
 class ConfigError(PolysemeError, ValueError):

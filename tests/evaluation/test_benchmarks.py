@@ -28,7 +28,8 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.grid import expand_grid, grid_search
-from polyseme.finetuning.runner import EarlyStopping
+from polyseme.finetuning.resume import UnfinishedRun
+from polyseme.finetuning.training import EarlyStopping
 from polyseme.inference.prediction import predict
 from polyseme.tasks import TASKS
 from polyseme.tasks.classification import ClassificationTask
@@ -132,17 +133,21 @@ def test_grid_search_keeps_the_best_and_resumes(folder, tmp_path):
     grid = expand_grid(QUICK.replace(steps=6), [task_data], ["lr=1e-9,3e-3 batch_size=8"])
     assert [name for name, *_ in grid] == ["lr=1e-9_batch_size=8", "lr=3e-3_batch_size=8"]
     assert grid[1][1].optimizer.lr == 3e-3 and grid[1][1].batch_size == 8
-    first = tmp_path / "r/grid/lr=1e-9_batch_size=8"
-    finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), first, grid[0][1])
-    results, rows = grid_search(run, tmp_path / "r", grid)
-    assert asked == [3e-3], "finished runs are not repeated"
-    values = {name: r["mean"]["accuracy"] for name, r in rows.items()}
-    assert results["mean"]["accuracy"] == max(values.values())
+
+    def stop(spec, task_data, out):
+        return run(spec, task_data, out) if spec.optimizer.lr == 1e-9 else pytest.exit("killed")
+
+    with pytest.raises(pytest.exit.Exception):
+        grid_search(stop, UnfinishedRun(tmp_path / "r", {"grid": 1}), grid)
+    results = grid_search(run, UnfinishedRun(tmp_path / "r", {"grid": 1}), grid)
+    assert asked == [1e-9, 3e-3], "finished runs are not repeated"
+    assert list(results["grid"]) == [name for name, *_ in grid]
+    assert results["mean"]["accuracy"] == max(results["grid"].values())
     assert load_model(tmp_path / "r/model").metadata["task"]["kind"] == "ClassificationTask"
     assert json.loads((tmp_path / "r/results.json").read_text())["mean"] == results["mean"]
     assert not list((tmp_path / "r/grid").glob("*/model"))
     with pytest.raises(PolysemeError, match="already holds"):
-        grid_search(run, tmp_path / "r", grid)
+        UnfinishedRun(tmp_path / "r", {"grid": 1})
     for bad, message in (("lr", "is not name=value"), ("lr=", "is not name=value"), ("ls=3", "unknown key 'ls'")):
         with pytest.raises(PolysemeError, match=message):
             expand_grid(QUICK, [task_data], [bad])

@@ -16,6 +16,7 @@ from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search
+from polyseme.finetuning.resume import UnfinishedRun
 from polyseme.inference import prediction as module
 from polyseme.inference.prediction import LATENCY_SAMPLES, median_latency_ms
 from polyseme.report.run_page import dev_selection_note, truncation_note
@@ -146,9 +147,8 @@ def test_selection_on_dev_is_reported(folder, tmp_path, run_cli):
     def run(spec, task_data, out):
         return finetune(folder, task_data[0], out, spec)
 
-    grid_search(
-        run, tmp_path / "g", expand_grid(QUICK, [TaskData(ClassificationTask(), data, data)], ["batch_size=8,16"])
-    )
+    points = expand_grid(QUICK, [TaskData(ClassificationTask(), data, data)], ["batch_size=8,16"])
+    grid_search(run, UnfinishedRun(tmp_path / "g", {}), points)
     kept = json.loads((tmp_path / "g/results.json").read_text())
     assert kept["chosen_on_dev"] == ["the best of 2 settings"]
     assert dev_selection_note(kept["chosen_on_dev"]) in (tmp_path / "g/report.html").read_text()

@@ -11,8 +11,8 @@ from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData, epoch_batches
 from polyseme.finetuning.finetune import _encode_labeled, finetune, load_for_tasks
-from polyseme.finetuning.runner import layer_groups as groups_of
-from polyseme.finetuning.runner import run_phases, train_state
+from polyseme.finetuning.training import layer_groups as groups_of
+from polyseme.finetuning.training import run_phases, train_state
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer

@@ -27,6 +27,7 @@ from polyseme.ngram.trie import NgramVocab
 from polyseme.recipes import get_recipe, get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from tests.ngram.reference import ReferenceKneserNey
+from tests.support.folders import copy_unhashed
 from tests.support.stored_corpus import store
 from tests.support.text import ADJECTIVES, ANIMALS, PLACES, VERBS
 from tests.support.toy_ngram import next_token_probs
@@ -66,7 +67,13 @@ def run(corpus, tmp_path_factory, run_cli):
 
 def test_run_folder(run, corpus):
     out, stdout = run
-    assert {path.name for path in out.iterdir()} == {"model", "recipe.json", "report.html", "results.json"}
+    assert {path.name for path in out.iterdir()} == {
+        "model",
+        "recipe.json",
+        "report.html",
+        "results.json",
+        "SHA256SUMS",
+    }
     results = read_json(out / "results.json")
     assert results["ngrams"][0] == 150 - 3 and len(results["ngrams"]) == 3
     assert results["valid"]["perplexity"] == pytest.approx(math.exp(results["valid"]["next"]))
@@ -234,7 +241,15 @@ DAMAGE = {
     "another type": (_damage("3.logp.npy", lambda p: np.save(p, np.load(p).astype(int))), "3.logp.npy is damaged"),
     "begins do not fit": (
         _damage("3.child_offsets.npy", lambda p: np.save(p, np.load(p) + np.uint32(1))),
-        "does not match the number of words",
+        "its offsets are not ascending",
+    ),
+    "a number that is not finite": (
+        _damage("2.logp.npy", lambda p: np.save(p, np.append(np.load(p)[:-1], np.float32("nan")))),
+        "1 of its",
+    ),
+    "a word outside the vocabulary": (
+        _damage("2.words.npy", lambda p: np.save(p, np.append(np.load(p)[:-1], np.uint16(60_000)))),
+        "it has the id 60000",
     ),
     "a pickle": (_damage("3.words.npy", lambda p: np.save(p, np.array([{}], object))), "3.words.npy is damaged"),
     "a strange order": (
@@ -251,7 +266,7 @@ DAMAGE = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damaged_folders_raise(case, run, tmp_path, cli):
     damage, message = DAMAGE[case]
-    shutil.copytree(run[0] / "model", tmp_path / "model")
+    copy_unhashed(run[0] / "model", tmp_path / "model")
     damage(tmp_path / "model")
     (tmp_path / "x").write_text("a\n")
     completed = cli("score", tmp_path / "model", "--data", tmp_path / "x")
@@ -264,7 +279,7 @@ def test_verify_detects_a_changed_number(run, tmp_path, cli):
     array[3] -= 1
     np.save(tmp_path / "model" / "2.logp.npy", array)
     completed = cli("verify", tmp_path / "model")
-    assert completed.status == 2 and "2.logp.npy is not what was saved" in completed.err
+    assert completed.status == 2 and "2.logp.npy was changed" in completed.err
 
 
 def test_killed_run_leaves_no_partial_output(corpus, tmp_path):

@@ -1,8 +1,15 @@
 """Tiny runs, and the comparison of a run that was killed and resumed with one that was not."""
 
+import itertools
 import json
+import os
+import signal
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -71,3 +78,61 @@ def assert_same(first: Path, second: Path) -> None:
     facts = [[(r["step"], r.get("loss"), r.get("valid")) for r in log] for log in rows]
     assert facts[0] == facts[1]
     assert [r["step"] for r in rows[0] if "loss" in r] == list(range(1, STEPS + 1))
+
+
+# ------------------------------------------------------------------------------------------- kills of fine-tuning
+
+
+def run_with_kills(call: Callable[[], object], growth: int) -> int:
+    """Run `call` in forked processes, each killed before its n-th change of a file, until one ends; count the kills.
+
+    Renames, and removals of files and folders, are the moments at which a run folder changes. n grows from one process
+    to the next, so that even a long series of changes, as at the end of a run, ends.
+    """
+    num_kills = 0
+    while _run_killed(call, 3 + growth * num_kills):
+        num_kills += 1
+    return num_kills
+
+
+def _run_killed(call: Callable[[], object], num_changes: int) -> bool:
+    """Run `call` in a fork that is killed before its n-th change; return whether it was."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            remaining = itertools.count(num_changes, -1)
+
+            def kill_before(change: Callable[..., object]) -> Callable[..., object]:
+                def changed(*args: object, **kwargs: object) -> object:
+                    if next(remaining) <= 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return change(*args, **kwargs)
+
+                return changed
+
+            for module, name in ((os, "replace"), (os, "rename"), (os, "unlink"), (os, "rmdir"), (os, "remove")):
+                setattr(module, name, kill_before(getattr(module, name)))
+            call()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the run failed; see its traceback"
+    return os.WIFSIGNALED(status)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes | None]:
+    """Return the contents of every file below a folder, and None for every folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+def freeze_times(monkeypatch: pytest.MonkeyPatch, save_seconds: float = -1.0) -> None:
+    """Make the measured times of fine-tuning runs constant, and save a checkpoint after every step."""
+    monkeypatch.setattr("polyseme.finetuning.training.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    clock = itertools.count()
+    monkeypatch.setattr("polyseme.finetuning.results.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr("polyseme.finetuning.results.model_latency_ms", lambda *args: 1.0)
+    monkeypatch.setattr("polyseme.finetuning.runner.SAVE_SECONDS", save_seconds)

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_table
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -120,17 +120,15 @@ def describe(
     print(f"{out}: all statistics")
 
 
-def verify(folder: Annotated[Path, Argument(help="Corpus folder or model folder.")]) -> None:
-    """Check every hash of a corpus, or every tensor of a model."""
-    if (folder / "manifest.json").exists() or (folder / ".work").is_dir():
-        from polyseme.corpus.store import verify_corpus
+def verify(
+    folder: Annotated[Path, Argument(help="Folder of a corpus, model, tokenizer or run.")],
+    update: Annotated[bool, Option("--update", help="Accept changed files: write their hashes again.")] = False,
+) -> None:
+    """Check every file of a folder: hashes, missing and added files, structure, and that weights are finite."""
+    import polyseme
 
-        verify_corpus(folder)
-    elif (folder / "config.json").exists():
-        from polyseme.ngram.model import is_ngram, verify_ngrams
-        from polyseme.weights.folder import verify_model
-
-        verify_ngrams(folder) if is_ngram(folder) else verify_model(folder)
+    verified = polyseme.verify(folder, update)
+    if verified.has_hashes:
+        print(f"{folder}: whole ({verified.kind})")
     else:
-        raise DataError(f"{folder} is neither a corpus (manifest.json) nor a model (config.json)")
-    print(f"{folder}: whole")
+        print(f"{folder}: readable, but it contains no hashes: only the structure of the {verified.kind} was checked")

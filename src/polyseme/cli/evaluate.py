@@ -66,15 +66,15 @@ def predict(
     ] = "",
     skip_bad: options.SkipBadOption = False,
     ensemble: EnsembleOption = False,
+    resume: options.ResumeOutputOption = False,
 ) -> None:
     """Predict each example, with probabilities where the task has them, in the order of the input."""
-    import polyseme
+    from polyseme.evaluation.api import load_predictor, predict_file
+    from polyseme.finetuning.api import ReadOptions
 
-    predictions = polyseme.predict(
-        models, data, out=out, task=task, ensemble=ensemble, truncate=truncate, text_column=text_column,
-        pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
-    )  # fmt: skip
-    print(f"{out}: {len(predictions)} predictions")
+    reading = ReadOptions(text_column, pair_column, label_column, header, skip_bad)
+    num_predictions = predict_file(load_predictor(models, task, ensemble, truncate), data, out, task, reading, resume)
+    print(f"{out}: {num_predictions} predictions")
 
 
 def compare(

@@ -84,6 +84,7 @@ _FLAGS = {
     "choose another folder": "--out",
     "prepare it with the tokenizer of": "--tokenizer",
     "train a tokenizer of kind": "--kind",
+    "accept the folder as it is now": "polyseme verify --update",
 }
 
 
@@ -102,7 +103,7 @@ def main() -> None:
         print(message if is_help else f"error: {' '.join(message.split())}", file=sys.stderr)
         status = 2
     except Interrupted as error:
-        print(f"{error} with --resume", file=sys.stderr)
+        print(f"{error} with {'--resume' if '--resume' in _known_flags() else 'the same command'}", file=sys.stderr)
         status = 128 + error.signum
     except PolysemeError as error:
         print(f"error: {_with_flags(str(error))}", file=sys.stderr)
@@ -124,14 +125,19 @@ def _with_flags(message: str) -> str:
     """Replace `keywords` in a message of the library by the flags of this command, and add flags for known phrases."""
     flags = [flag for phrase, flag in _FLAGS.items() if phrase in message]
     if "`" in message:
-        command = typer.main.get_command(app)
-        for word in sys.argv[1:]:
-            command = getattr(command, "commands", {}).get(word, command)
-        known = {flag for parameter in command.params for flag in parameter.opts}
+        known = _known_flags()
         replacements = {name: f"--{name.replace('_', '-')}" for name in re.findall(r"`(\w+)`", message)}
         for name, flag in replacements.items():
             message = message.replace(f"`{name}`", flag) if flag in known else message
     return f"{message} ({', '.join(flags)})" if flags else message
+
+
+def _known_flags() -> set[str]:
+    """Return the flags of the command that runs."""
+    command = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    return {flag for parameter in command.params for flag in parameter.opts}
 
 
 def _check_utf8(argument: str) -> None:

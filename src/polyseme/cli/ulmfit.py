@@ -87,15 +87,19 @@ def _parse_sizes(train_sizes: str) -> list[int]:
 
 def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
     """Check that the folder is new, or holds a run with the same inputs that is not finished."""
+    from polyseme.finetuning.resume import first_difference
     from polyseme.io.atomic import is_occupied
     from polyseme.io.json import read_json
+    from polyseme.pipelines.ulmfit import list_seed_models
 
     path = out / "ulmfit.json"
-    if path.exists() and read_json(path) != inputs:
-        raise ConfigError(f"{out} holds a run with another config or other examples: choose another --out")
+    if path.exists() and (difference := first_difference(read_json(path), inputs)):
+        raise ConfigError(
+            f"{out} holds a run with another config or other examples ({difference}): choose another --out"
+        )
     if not path.exists() and is_occupied(out):
         raise ConfigError(f"{out} exists and holds no run of ulmfit: choose another --out")
-    if (out / "results.json").exists() and not is_curve:
+    if (out / "results.json").exists() and not is_curve and not list_seed_models(out):
         raise ConfigError(f"{out} already holds a finished run: choose another --out")
 
 

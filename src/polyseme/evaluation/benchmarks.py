@@ -1,7 +1,6 @@
 """Run all data sets of a benchmark, and compare the scores with published ones."""
 
 import logging
-import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
+from polyseme.finetuning.resume import first_difference, read_finished_results
+from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.inference.prediction import predict
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import locks_folder
@@ -84,26 +85,31 @@ def run_benchmark(
     max_len = read_model_config(model)[0].trunk.embeddings.max_len
     settings = settings or FinetuneConfig(max_len=min(128, max_len), truncate=True)
     plan = {"benchmark": name, "model": str(model), "settings": settings.to_json(), "seeds": seeds}
-    if (out / "benchmark.json").is_file() and read_json(out / "benchmark.json").get("config") != plan:
-        raise ConfigError(f"{out} holds a benchmark with other settings: choose another folder")
+    plan |= {"model_hash": hash_model_files(model)}
+    existing = read_json(out / "benchmark.json").get("config") if (out / "benchmark.json").is_file() else plan
+    if difference := first_difference(existing, plan):
+        raise ConfigError(f"{out} holds a benchmark with other settings: {difference}; choose another folder")
     tasks = [*benchmark.tasks, *benchmark.excluded_from_average]
     tasks = [task for task in tasks if _is_available(benchmark.prefix + task, data)]
     if not tasks:
         raise DataError(f"{data} holds none of the data sets of {name}")
     results: dict[str, dict[str, Any]] = {}
+
+    def write_progress() -> None:
+        write_json(out / "benchmark.json", {"config": plan, "done": list(results)})
+
     for task in tasks:
         if task in benchmark.shared_models:
             continue
-        if (out / task / "results.json").is_file():
-            results[task] = read_json(out / task / "results.json")
+        if (finished := read_finished_results(out / task)) is not None:
+            results[task] = finished
             continue
-        shutil.rmtree(out / task, ignore_errors=True)
         train_dev = _read_task(benchmark, task, data, tasks, skip_bad)
-        results[task] = finetune(model, train_dev, out / task, settings, RunOptions(seeds))
+        results[task] = finetune(model, train_dev, out / task, settings, RunOptions(seeds, on_start=write_progress))
         if get_warnings := benchmark.dataset(task).get_warnings:
             for line in get_warnings(list(train_dev.train), list(train_dev.dev), results[task]["mean"]["accuracy"]):
                 logger.warning(f"{task}: {line}")
-        write_json(out / "benchmark.json", {"config": plan, "done": list(results)})
+        write_progress()
     for task in tasks:
         _write_test_submission(benchmark, task, data, out, benchmark.shared_models.get(task, task))
     diagnostic_scores = _evaluate_diagnostics(benchmark, results, data, out, skip_bad)

@@ -14,6 +14,7 @@ from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune as finetune_model
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search, override
+from polyseme.finetuning.resume import UnfinishedRun, describe_run
 from polyseme.io.lock import locks_folder
 from polyseme.report.results import FinetuneResult
 from polyseme.report.run_page import truncation_note
@@ -113,8 +114,12 @@ def finetune(
         return finetune_model(model, tasks if is_multitask else tasks[0], folder, config, run_options)
 
     if grid:
-        results, points = grid_search(run_point, out, expand_grid(config, tasks, grid))
-        results["grid"] = {name: point["mean"][point["primary_metric"]] for name, point in points.items()}
+        points = expand_grid(config, tasks, grid)
+        paths = features.inputs(out).paths if model is None else model
+        settings = describe_run(paths, tasks, config, run_options) | {"grid": [point.name for point in points]}
+        run = UnfinishedRun(out, settings)
+        run_options = replace(run_options, on_start=run.start)
+        results = grid_search(run_point, run, points)
     else:
         results = run_point(config, tasks, out)
     for each, names in zip(tasks, baseline_names):

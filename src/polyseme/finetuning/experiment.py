@@ -27,7 +27,6 @@ from polyseme.tasks.encoded import EncodedExample
 
 SaveFn = Callable[[Path, Model, dict[str, Any]], None]  # a folder, a model and its metadata
 StepBatches = Iterator[tuple[list[Batch], Any]]  # the micro-batches of each step, and its position
-OnPredictions = Callable[[int, list[Any]], object]  # receives a seed and its predictions for the dev examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +58,7 @@ class RunOptions:
 
     There is one training per seed, starting at `first_seed`. With `from_scratch` the model starts from random weights.
     For ensembles, `keep_seeds` saves the model of every seed, and `keep_checkpoints` that many last epochs of each.
+    `on_start` is called before anything is written.
     """
 
     seeds: int = 1
@@ -66,7 +66,7 @@ class RunOptions:
     from_scratch: bool = False
     keep_seeds: bool = False
     keep_checkpoints: int = 0
-    on_predictions: OnPredictions | None = None
+    on_start: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

@@ -11,6 +11,7 @@ from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
+from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.model import Model, ModelConfig
@@ -30,14 +31,17 @@ def finetune(
     """Fine-tune once per seed and evaluate on the dev examples; return all seeds, mean and standard deviation.
 
     Several tasks share one trunk, with a head for each (Caruana 1997; Liu et al. 2019, MT-DNN). The seed determines the
-    new heads, the order of the examples and dropout. `out` gets the results and the model of the best seed.
+    new heads, the order of the examples and dropout. `out` gets the results and the model of the best seed. If it has
+    an unfinished run with the same settings, that run continues.
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
     if isinstance(data, TaskData):
         data = [data]
     else:
         _check_names(data)
-    check_run(out)
+    if out is not None:
+        check_folder(out)  # before anything is read
+    run = UnfinishedRun(out, describe_run(path, data, config, options), options.on_start)
     tasks = [fit_task(path, each) for each in data]
     loaded = load_for_tasks(path, tasks, config, options.first_seed, options.from_scratch)
 
@@ -64,7 +68,7 @@ def finetune(
     )
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
     run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch}
-    return run_experiment(Experiment(runs, config, build, save, run_info), out, options)
+    return run_experiment(Experiment(runs, config, build, save, run_info), run, options)
 
 
 def fit_task(path: Path, data: TaskData) -> TaskConfig:
@@ -98,14 +102,6 @@ def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
         return {}
     before = metadata.get("data") or metadata.get("results", {}).get("task")
     return {"finetuning_history": [*metadata.get("finetuning_history", []), before]}
-
-
-def check_run(out: Path | None) -> None:
-    """Check the output folder before anything is loaded."""
-    if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file: give a folder for the run")
-    if out is not None and out.is_dir() and (names := sorted(p.name for p in out.iterdir())):
-        raise ConfigError(f"{out} already holds {names[0]}: give another folder for the run")
 
 
 def load_for_tasks(

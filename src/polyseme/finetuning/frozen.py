@@ -14,7 +14,7 @@ from torch import Tensor
 from polyseme.errors import ConfigError, DataError
 from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
-from polyseme.finetuning.finetune import check_run
+from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
 from polyseme.inference.feature_extraction import FeatureEncoder
 from polyseme.inference.feature_model import FEATURE_FAMILY, MAX_CONTEXT_WORDS, FeatureReader, save_feature_model
@@ -52,8 +52,12 @@ class FeatureInputs:
     @property
     def label(self) -> str:
         """The inputs in the results of a run."""
-        paths = [*self.encoders, *([self.word_vectors] if self.word_vectors else [])]
-        return " + ".join(map(str, paths)) or "words alone"
+        return " + ".join(map(str, self.paths)) or "words alone"
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folders and files that are read."""
+        return [*self.encoders, *([self.word_vectors] if self.word_vectors else [])]
 
 
 def train_on_features(
@@ -69,9 +73,11 @@ def train_on_features(
     """
     config = config.validate()
     network = config.network or FeatureNetworkSettings()
-    check_run(out)
+    if out is not None:
+        check_folder(out)  # before anything is read
     task = data.task.fit(data.train)
     reader = _build_reader(inputs, task, data.train, network, config.max_len or MAX_CONTEXT_WORDS)
+    run = UnfinishedRun(out, describe_run(inputs.paths, [data], config, options), options.on_start)
     model_config = build_model_config(task, reader, network)
     sets = [[e for e in data.train if e.is_trainable], data.dev, *data.extra_eval.values()]
     train, dev, *extra_splits = map(Split, sets, reader.encode(task, sets, use_labels=True))
@@ -104,7 +110,7 @@ def train_on_features(
         describe_model=lambda model: {"mix_weights": weights} if (weights := mix_weights(model)) else {},
         measures_latency=False,
     )
-    return run_experiment(experiment, out, options)
+    return run_experiment(experiment, run, options)
 
 
 def build_model_config(task: TaskConfig, reader: FeatureReader, network: FeatureNetworkSettings) -> ModelConfig:

@@ -13,6 +13,8 @@ from polyseme.config import ConfigT, override_config
 from polyseme.errors import ConfigError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
+from polyseme.finetuning.resume import UnfinishedRun, read_finished_results
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.report.run_page import write_report
 
@@ -76,25 +78,29 @@ def _parse_axis(text: str) -> tuple[str, list[str]]:
     return name, options
 
 
-def grid_search(
-    run_point: RunPoint, out: Path, grid_points: Sequence[GridPoint]
-) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Run every point under `out/grid`, continuing an interrupted search; the best by mean becomes the run in `out`.
+def grid_search(run_point: RunPoint, run: UnfinishedRun, grid_points: Sequence[GridPoint]) -> dict[str, Any]:
+    """Run every point under `grid`, continuing an interrupted search; the best by mean becomes the run in the folder.
 
-    The models of the others are removed, so that there are never more than two. The results record the selection.
+    The models of the others are removed, so that there are never more than two. The results record the selection and,
+    as `grid`, the mean score of every point.
     """
-    if (out / "results.json").exists():
-        raise ConfigError(f"{out} already holds results.json: give another folder for the run")
-    point_results: dict[str, dict[str, Any]] = {}
+    out = run.folder
+    if not run.is_complete:
+        _move_best(out, _run_points(run_point, run, grid_points))
+    results, rows = read_json(out / "results.json"), read_json(out / "grid.json")["runs"]
+    run.finish()
+    return {**results, "grid": {row["settings"]: row["mean"][results["primary_metric"]] for row in rows}}
+
+
+def _run_points(run_point: RunPoint, run: UnfinishedRun, grid_points: Sequence[GridPoint]) -> str:
+    """Run the points that are not finished, write `grid.json`, and return the name of the best point."""
+    out, rows = run.folder, []
     best_name, best_score = "", -math.inf
     for name, config, data in grid_points:
         folder = out / "grid" / name
-        if (folder / "results.json").is_file():
-            results = read_json(folder / "results.json")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            results = run_point(config, data, folder)
-        point_results[name] = results
+        results = read_finished_results(folder) or run_point(config, data, folder)
+        run.start()
+        rows.append({"settings": name, **{field: results[field] for field in ("mean", "std", "failed_seeds")}})
         score = results["mean"][results["primary_metric"]]
         worse_name = name
         if not best_name or score > best_score:
@@ -102,15 +108,20 @@ def grid_search(
         if worse_name:
             for subfolder in ("model", "seeds"):
                 shutil.rmtree(out / "grid" / worse_name / subfolder, ignore_errors=True)
-    results, best_folder = point_results[best_name], out / "grid" / best_name
-    selection_note = f"the best of {len(grid_points)} settings"
-    if len(grid_points) > 1 and selection_note not in results["chosen_on_dev"]:
-        results["chosen_on_dev"].append(selection_note)
-        write_json(best_folder / "results.json", results)
-        write_report(best_folder)
-    fields = ("mean", "std", "failed_seeds")
-    rows = [{"settings": name, **{field: r[field] for field in fields}} for name, r in point_results.items()]
+            write_hashes(out / "grid" / worse_name)
     write_json(out / "grid.json", {"best": best_name, "runs": rows})
-    for file in sorted(best_folder.iterdir(), key=lambda p: p.name == "results.json"):
+    return best_name
+
+
+def _move_best(out: Path, best_name: str) -> None:
+    """Move the files of the best point to the folder of the search, first the model and last the results."""
+    folder = out / "grid" / best_name
+    num_points = len(read_json(out / "grid.json")["runs"])
+    if num_points > 1 and (folder / "model").is_dir():
+        results, selection_note = read_json(folder / "results.json"), f"the best of {num_points} settings"
+        if selection_note not in results["chosen_on_dev"]:
+            results["chosen_on_dev"].append(selection_note)
+        write_json(folder / "results.json", results)
+        write_report(folder)
+    for file in sorted(folder.iterdir(), key=lambda path: (path.name == "results.json", path.name != "model")):
         os.replace(file, out / file.name)
-    return results, point_results

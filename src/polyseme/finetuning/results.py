@@ -5,12 +5,13 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from polyseme.finetuning.experiment import Evaluation, Experiment, TaskRun
+from polyseme.finetuning.experiment import Experiment, TaskRun
 from polyseme.inference.prediction import model_latency_ms
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
@@ -19,80 +20,58 @@ from polyseme.report.run_page import write_report
 from polyseme.train.loop import StepReport, count_parameters
 
 
-class TaskResults:
-    """The predictions of all seeds for one task, and their metrics."""
+@dataclass(frozen=True)
+class SeedResult:
+    """The results of a seed as plain values, which `unfinished/` keeps until the run is finished.
 
-    def __init__(self, run: TaskRun):
-        self.run = run
-        self.seeds: list[dict[str, Any]] = []
-        self.predictions: dict[int, list[Any]] = {}
-        self.extra_eval: dict[str, list[float]] = {name: [] for name in run.extra_eval}
+    `scores`, `predictions` and `extra_eval` (primary metrics on more evaluation sets) are by the name of the task.
+    `metadata` is that of the model folder.
+    """
 
-    def add_seed(self, seed: int, model: Model, evaluation: Evaluation) -> float:
-        """Record the predictions of a seed; return its primary metric."""
-        primary, metrics = self.run.primary_metric, evaluation.metrics
-        self.predictions[seed] = [p.value for p in evaluation.predictions]
-        for name, split in self.run.extra_eval.items():
-            self.extra_eval[name].append(self.run.evaluate_split(model, evaluation.task, split))
-        self.seeds.append({"seed": seed, primary: metrics[primary], **metrics})
-        return metrics[primary]
+    seed: int
+    scores: dict[str, dict[str, float]]
+    predictions: dict[str, list[Any]]
+    extra_eval: dict[str, dict[str, float]]
+    metadata: dict[str, Any]
+    log: list[dict[str, Any]]
+    cost: dict[str, Any]  # tokens, flops and seconds of training
+    predict_seconds: float
 
-    def summarize(self) -> dict[str, Any]:
-        """Return the results of this task, as those of a run of it alone."""
-        run, primary = self.run, self.run.primary_metric
-        trivial = run.trivial_score
-        return {
-            "primary_metric": primary,
-            **summarize_seeds(self.seeds),
-            **({"extra_eval": self.extra_eval} if self.extra_eval else {}),
-            "majority_score": trivial if math.isfinite(trivial) else None,
-            "failed_seeds": [seed["seed"] for seed in self.seeds if seed[primary] <= trivial],
-            "loss_unit": run.task.loss_unit,
-            "train_examples": len(run.train.examples),
-            "dev_examples": len(run.dev.examples),
-            "num_truncated": {"train": run.train.num_truncated, "dev": run.dev.num_truncated},
-            **run.task.describe_data(run.data.train, run.dev.examples),
-        }
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return dict(json.loads(json.dumps(vars(self))))
 
-    def write_predictions(self, path: Path) -> None:
-        """Write the labels of the dev examples and the predictions of every seed."""
-        gold = [e.gold for e in self.run.dev.examples]
-        write_json(path, {"gold": gold, "predictions": self.predictions, "task": self.run.task.to_json()})
+    def primary_scores(self, experiment: Experiment) -> dict[str, float]:
+        """Return the primary metric of every task."""
+        return {run.data.name: self.scores[run.data.name][run.primary_metric] for run in experiment.runs}
+
+    def selection_score(self, experiment: Experiment) -> float:
+        """Return the mean of the primary metrics, which selects the best seed."""
+        return statistics.fmean(self.primary_scores(experiment).values())
+
+
+def evaluate_seed(
+    experiment: Experiment, seed: int, model: Model, log: list[dict[str, Any]], cost: dict[str, Any]
+) -> SeedResult:
+    """Evaluate the trained model of a seed on every task."""
+    scores, predictions, extra_eval, tasks, seconds = {}, {}, {}, [], 0.0
+    for run in experiment.runs:
+        started = time.perf_counter()
+        raw_predictions = run.predict(model)
+        seconds += time.perf_counter() - started
+        evaluation, name = run.evaluate(raw_predictions), run.data.name
+        scores[name], predictions[name] = evaluation.metrics, [p.value for p in evaluation.predictions]
+        splits = run.extra_eval.items()
+        extra_eval[name] = {key: run.evaluate_split(model, evaluation.task, split) for key, split in splits}
+        tasks.append(evaluation.task)
+    return SeedResult(seed, scores, predictions, extra_eval, experiment.metadata(tasks), log, cost, seconds)
 
 
 class ExperimentResults:
-    """Collects the results of all seeds and tasks of an experiment."""
+    """The results of all seeds and tasks of an experiment."""
 
-    def __init__(self, experiment: Experiment):
-        self.experiment = experiment
-        self.tasks = [TaskResults(run) for run in experiment.runs]
-        for run in experiment.runs:
-            run.primary_metric  # noqa: B018  # raises before training
-        self.seed_scores: dict[int, float] = {}
-        self.seed_rows: list[dict[str, Any]] = []
-        self.log: list[dict[str, Any]] = []
-        self.cost: dict[str, Any] = {"tokens": 0, "flops": 0, "seconds": 0.0}
-        self.predict_seconds = 0.0
-
-    def add_training(self, seed: int, reports: Sequence[StepReport], seconds: float) -> None:
-        """Record the log and the cost of the training of a seed."""
-        self.log += log_rows(seed, reports)
-        self.cost["tokens"] += sum(report.tokens for report in reports)
-        self.cost["flops"] += sum(report.flops for report in reports)
-        self.cost["seconds"] += seconds
-
-    def add_seed(self, seed: int, model: Model) -> list[Evaluation]:
-        """Evaluate the model of a seed on every task."""
-        evaluations, scores = [], {}
-        for results in self.tasks:
-            started = time.perf_counter()
-            predictions = results.run.predict(model)
-            self.predict_seconds += time.perf_counter() - started
-            evaluations.append(results.run.evaluate(predictions))
-            scores[results.run.data.name] = results.add_seed(seed, model, evaluations[-1])
-        self.seed_scores[seed] = statistics.fmean(scores.values())
-        self.seed_rows.append({"seed": seed, "mean": self.seed_scores[seed], **scores})
-        return evaluations
+    def __init__(self, experiment: Experiment, seeds: Sequence[SeedResult]):
+        self.experiment, self.seeds = experiment, seeds
 
     def summarize(self, best_seed: int, model: Model, has_folder: bool) -> dict[str, Any]:
         """Return the results of the experiment; of several tasks also those of each."""
@@ -103,23 +82,24 @@ class ExperimentResults:
             "best_seed": best_seed,
             "steps": experiment.config.total_steps(experiment.num_examples),
             "parameters": count_parameters(model),
-            **self.cost,
+            **{name: sum(each.cost[name] for each in self.seeds) for name in ("tokens", "flops", "seconds")},
             **experiment.describe_model(model),
         }
         if not experiment.is_multitask:
-            (only,) = self.tasks
+            (only,) = experiment.runs
             speed = self._speed(model, has_folder)
-            return {"task": only.run.task.task_type, **only.summarize(), **chosen_on_dev, **run_info, **speed}
+            return {"task": only.task.task_type, **self._summarize_task(only), **chosen_on_dev, **run_info, **speed}
         tasks = {}
-        for each in self.tasks:
-            label = {"data": each.run.data.label} if each.run.data.label else {}
-            tasks[each.run.data.name] = {"task": each.run.task.task_type, **label, **each.summarize(), **run_info}
+        for run in experiment.runs:
+            label = {"data": run.data.label} if run.data.label else {}
+            tasks[run.data.name] = {"task": run.task.task_type, **label, **self._summarize_task(run), **run_info}
         summaries = tasks.values()
+        scores = [(each.seed, each.selection_score(experiment), each.primary_scores(experiment)) for each in self.seeds]
         return {
             "task": "multitask",
             "data": " + ".join(tasks),
             "primary_metric": "mean",
-            **summarize_seeds(self.seed_rows),
+            **summarize_seeds([{"seed": seed, "mean": mean, **by_task} for seed, mean, by_task in scores]),
             "majority_score": None,
             "failed_seeds": sorted({seed for each in summaries for seed in each["failed_seeds"]}),
             **chosen_on_dev,
@@ -129,36 +109,59 @@ class ExperimentResults:
             "tasks": tasks,
         }
 
+    def _summarize_task(self, run: TaskRun) -> dict[str, Any]:
+        """Return the results of a task, as those of a run of it alone."""
+        primary, trivial, name = run.primary_metric, run.trivial_score, run.data.name
+        rows: list[dict[str, Any]] = []
+        for each in self.seeds:
+            rows.append({"seed": each.seed, primary: each.scores[name][primary], **each.scores[name]})
+        extra_eval = {key: [each.extra_eval[name][key] for each in self.seeds] for key in run.extra_eval}
+        return {
+            "primary_metric": primary,
+            **summarize_seeds(rows),
+            **({"extra_eval": extra_eval} if extra_eval else {}),
+            "majority_score": trivial if math.isfinite(trivial) else None,
+            "failed_seeds": [row["seed"] for row in rows if row[primary] <= trivial],
+            "loss_unit": run.task.loss_unit,
+            "train_examples": len(run.train.examples),
+            "dev_examples": len(run.dev.examples),
+            "num_truncated": {"train": run.train.num_truncated, "dev": run.dev.num_truncated},
+            **run.task.describe_data(run.data.train, run.dev.examples),
+        }
+
     def _speed(self, model: Model, has_folder: bool) -> dict[str, float]:
         if not self.experiment.measures_latency:
             return {}
-        run = self.tasks[0].run
-        total = len(self.seed_scores) * len(run.dev.examples)
-        speed = {"examples_per_second": total / self.predict_seconds}
+        run = self.experiment.runs[0]
+        total = len(self.seeds) * len(run.dev.examples)
+        speed = {"examples_per_second": total / sum(each.predict_seconds for each in self.seeds)}
         if has_folder:
             speed["ms_per_text"] = model_latency_ms(model, run.task, run.dev.examples, run.dev.encoded)
         return speed
 
     def write(self, out: Path, summary: dict[str, Any], model: Model, metadata: dict[str, Any]) -> None:
-        """Write the run folder: log, model, predictions, results and the report."""
+        """Write the run folder: log, model, predictions, the report, and last `results.json`."""
         metric, seed, is_multitask = summary["primary_metric"], summary["best_seed"], self.experiment.is_multitask
-        metadata |= {
+        metadata = metadata | {
             "data": summary.get("data", ""),
             "results": {name: value for name, value in summary.items() if name != "tasks"},
-            "selection": f"seed {seed}: the best {metric} on the dev examples of {len(self.seed_rows)} seed(s)",
+            "selection": f"seed {seed}: the best {metric} on the dev examples of {len(self.seeds)} seed(s)",
         }
         for name, task_summary in summary.get("tasks", {}).items():
             metadata["tasks"][name]["results"] = task_summary
-        write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in self.log))
+        write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for each in self.seeds for row in each.log))
         self.experiment.save(out / "model", model, metadata)
-        for task in self.tasks:
-            folder = out / "tasks" / task.run.data.name if is_multitask else out
+        for run in self.experiment.runs:
+            name = run.data.name
+            folder = out / "tasks" / name if is_multitask else out
             folder.mkdir(parents=True, exist_ok=True)
-            task.write_predictions(folder / "predictions.json")
+            gold, predictions = [e.gold for e in run.dev.examples], {e.seed: e.predictions[name] for e in self.seeds}
+            content = {"gold": gold, "predictions": predictions, "task": run.task.to_json()}
+            write_json(folder / "predictions.json", content)
             if is_multitask:
-                write_json(folder / "results.json", summary["tasks"][task.run.data.name])
+                write_json(folder / "results.json", summary["tasks"][name])
+        write_report(out, summary)
         write_json(out / "results.json", summary)
-        write_report(out)
 
 
 def summarize_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.results import mean_std
+from polyseme.finetuning.resume import read_finished_results
+from polyseme.inference.prediction import predict
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
@@ -32,11 +34,12 @@ from polyseme.report.html import code, html_page, html_table
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.loop import setup_device
 from polyseme.train.optimizer import ScheduleConfig
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.warm_start import init_from_model
-from polyseme.weights.folder import read_model_config
+from polyseme.weights.folder import load_model, read_model_config
 
 PRESETS = {"tiny": recipes.tiny, "lecture": recipes.lecture, "paper": recipes.paper}
 VOCAB_SIZES = {"tiny": 4_000, "lecture": 60_003, "paper": 30_000}
@@ -185,16 +188,16 @@ def finetune_lm(
 
 def prepare_target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str]) -> Path:
     """Prepare a corpus with one document per text, unless it exists; return its folder."""
+    text_path = out.with_name(f"{out.name}.jsonl")
     if not (out / "manifest.json").exists():
-        text_path = out.with_name(f"{out.name}.jsonl")
         write_text(text_path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
         prepare([text_path], tokenizer, out, PrepareConfig(clean="none", dedup="none", num_workers=1))
-        text_path.unlink()
+    text_path.unlink(missing_ok=True)
     return out
 
 
 def _pretrain_stage(run_folder: Path, recipe: Recipe, corpus: Path, init_from: Path | None = None) -> None:
-    if not (run_folder / "results.json").exists():
+    if not all((run_folder / name).exists() for name in ("results.json", "report.html")):
         initial_model = init_from_model(init_from, recipe, corpus) if init_from else None
         resume = (run_folder / "recipe.json").exists()
         pretrain(recipe, corpus, run_folder, resume=resume, initial_model=initial_model)
@@ -205,27 +208,38 @@ def finetune_classifier(
     train: Sequence[TextExample],
     dev: Sequence[TextExample],
     settings: FinetuneConfig,
-    out: Path | None = None,
+    out: Path,
     seeds: Sequence[int] = (0,),
     from_scratch: bool = False,
 ) -> dict[str, list[dict[str, float]]]:
-    """Run the third stage; return the metrics per seed by direction, and of the ensemble `both` if there are two."""
-    predictions: dict[str, dict[int, list[Classification]]] = {direction: {} for direction in folders}
+    """Run the third stage; return the metrics per seed by direction, and of the ensemble `both` if there are two.
+
+    A finished classifier is not trained again. For the ensemble, the models of all seeds are kept.
+    """
     metrics: dict[str, list[dict[str, float]]] = {}
-    data = TaskData(ClassificationTask(), train, dev)
+    data, is_ensemble = TaskData(ClassificationTask(), train, dev), len(folders) > 1
+    options = RunOptions(len(seeds), seeds[0], from_scratch, keep_seeds=is_ensemble)
     for direction, folder in folders.items():
-        options = RunOptions(len(seeds), seeds[0], from_scratch, on_predictions=predictions[direction].__setitem__)
-        run = out / f"classifier-{direction}" if out else None
-        metrics[direction] = finetune(folder, data, run, settings, options)["seeds"]
-    if len(folders) > 1:
+        run_folder = out / f"classifier-{direction}"
+        results = read_finished_results(run_folder)
+        if results is None or [row["seed"] for row in results["seeds"]] != list(seeds):
+            results = finetune(folder, data, run_folder, settings, options)
+        metrics[direction] = results["seeds"]
+    if is_ensemble:
         task, gold = ClassificationTask.from_examples(train), [e.gold for e in dev]
         metrics["both"] = []
         for seed in seeds:
-            by_direction = [by_seed[seed] for by_seed in predictions.values()]
+            by_direction = [_predict_dev(out / f"classifier-{name}" / "seeds" / str(seed), dev) for name in folders]
             means = np.mean([[[*p.probabilities.values()] for p in each] for each in by_direction], axis=0)
             answers = [task.labels[i] for i in means.argmax(-1)]
             metrics["both"].append({"seed": seed, **task.score(gold, answers)})
     return metrics
+
+
+def _predict_dev(folder: Path, dev: Sequence[TextExample]) -> list[Classification]:
+    loaded = load_model(folder)
+    loaded.model.to(setup_device())
+    return predict(loaded, dev)
 
 
 def run_ulmfit(
@@ -238,24 +252,30 @@ def run_ulmfit(
     num_seeds: int = 1,
 ) -> dict[str, Any]:
     """Run the second and third stage on all examples; write the models, `results.json` and a report to `out`."""
-    settings = config.classifier_settings(len(train))
-    folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
-    for direction in folders:
-        shutil.rmtree(out / f"classifier-{direction}", ignore_errors=True)
-    metrics = finetune_classifier(folders, train, dev, settings, out, range(num_seeds))
-    results = {
-        "config": config.to_json(),
-        "train_examples": len(train),
-        "dev_examples": len(dev),
-        "rows": {
-            name: {metric: mean_std([seed[metric] for seed in seeds]) for metric in seeds[0] if metric != "seed"}
-            for name, seeds in metrics.items()
-        },
-        "seeds": metrics,
-    }
-    write_json(out / "results.json", results)
-    write_text(out / "report.html", build_page(results, []))
-    return results
+    if not (out / "results.json").exists():
+        folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
+        settings = config.classifier_settings(len(train))
+        metrics = finetune_classifier(folders, train, dev, settings, out, range(num_seeds))
+        results = {
+            "config": config.to_json(),
+            "train_examples": len(train),
+            "dev_examples": len(dev),
+            "rows": {
+                name: {metric: mean_std([seed[metric] for seed in seeds]) for metric in seeds[0] if metric != "seed"}
+                for name, seeds in metrics.items()
+            },
+            "seeds": metrics,
+        }
+        write_text(out / "report.html", build_page(results, []))
+        write_json(out / "results.json", results)
+    for folder in list_seed_models(out):
+        shutil.rmtree(folder)
+    return dict(read_json(out / "results.json"))
+
+
+def list_seed_models(out: Path) -> list[Path]:
+    """Return the folders of the models that only an ensemble needs; a finished run has none."""
+    return list(out.glob("classifier-*/seeds"))
 
 
 def low_shot_curve(
@@ -286,7 +306,8 @@ def low_shot_curve(
             folders = full_text_folders
             if row == SUPERVISED:
                 folders = finetune_lm(config, sample_folder, pretrained, [e.text for e in sample])
-            metrics = finetune_classifier(folders, sample, dev, settings, None, [seed], from_scratch=row == SCRATCH)
+            run_folder = sample_folder / row.replace(" ", "-")
+            metrics = finetune_classifier(folders, sample, dev, settings, run_folder, [seed], row == SCRATCH)
             direction = list(metrics)[-1]  # `both` if there are two
             points.append({"size": size, "seed": seed, "row": row, "direction": direction, **metrics[direction][0]})
             write_json(path, points)

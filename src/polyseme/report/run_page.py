@@ -47,9 +47,12 @@ def read_log(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def write_report(run: Path) -> Path:
-    """Write `report.html` of a pre-training or fine-tuning run from the files of the run folder."""
-    results = read_json(run / "results.json")
+def write_report(run: Path, results: dict[str, Any] | None = None) -> Path:
+    """Write `report.html` of a pre-training or fine-tuning run from its results and the files of the run folder.
+
+    The results are those in `results.json` unless they are passed, before that file is written.
+    """
+    results = read_json(run / "results.json") if results is None else results
     is_pretraining = (run / "recipe.json").exists()
     text = _pretraining_page(run, results) if is_pretraining else _finetuning_page(run, results)
     write_text(run / "report.html", text)

@@ -18,6 +18,7 @@ from tokenizers.normalizers import BertNormalizer
 from polyseme.corpus.sources.midi import EVENTS
 from polyseme.errors import ModelError
 from polyseme.io.atomic import write_text
+from polyseme.io.hashes import TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import write_json
 from polyseme.io.lines import replace_surrogates
 from polyseme.text import pipelines
@@ -111,6 +112,7 @@ class Tokenizer:
         path = Path(path)
         if str(path) == "events" and not path.exists():
             return cls(pipelines.build_events())
+        check_hashes(path if path.is_dir() else path.parent, TOKENIZER_FILES if path.is_dir() else (path.name,))
         return cls(*load_files(path))
 
     @classmethod
@@ -118,8 +120,13 @@ class Tokenizer:
         """Import a published vocabulary: one file, or vocabulary and merges; the content tells the format."""
         return cls(*import_vocabulary(files, lowercase))
 
-    def save(self, folder: Path) -> None:
-        """Validate, then write the files that `transformers.AutoTokenizer` reads, with `vocab.txt` for WordPiece."""
+    def save(self, folder: Path | str) -> None:
+        """Write a tokenizer folder: the files that `transformers.AutoTokenizer` reads, and their hashes."""
+        self.save_files(Path(folder))
+        write_hashes(Path(folder))
+
+    def save_files(self, folder: Path) -> None:
+        """Validate, then write the files of the tokenizer into a larger folder, with `vocab.txt` for WordPiece."""
         self.validate()
         tokens = {f"{role}_token": token for role, token in self.special_tokens_map.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}

@@ -6,8 +6,8 @@ import platform
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
 from polyseme.families import Family, get_family
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import lock_folder
 from polyseme.nn.attention.relative import exclude_from_compile
@@ -38,6 +39,7 @@ from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimize
 from polyseme.train.ranks import broadcast_checkpoint, require_same_run, require_same_state
 from polyseme.train.recipe import Recipe
 from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, update_run_record
+from polyseme.train.signals import catch_signals
 from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
 from polyseme.weights.folder import check_tokenizer_compatible, save_model
@@ -114,6 +116,7 @@ def _pretrain(
             save_model(out / "model", state.model.finalize(), tokenizer, metadata, target_tokenizer, families)
         write_json(out / "results.json", results)
         write_report(out)
+        write_hashes(out)
     return results
 
 
@@ -167,7 +170,7 @@ class _Run:
         recipe, state = self.recipe, self.state
         log, last_time = RunLogger(self.out, state.start_step, state.rank), time.perf_counter()
         title, total_tokens = "pretrain", state.total_steps * recipe.batch_tokens
-        with _catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
+        with catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
             bar.add_completed(state.start_step * recipe.batch_tokens)
             for report in train(state, self.stream.steps(self.position, state.start_step)):
                 now = time.perf_counter()
@@ -354,24 +357,3 @@ def _memory_advice(recipe: Recipe) -> str:
         advice.append("set `gradient_checkpointing` to true")
     advice.append(f"lower `max_len` from {recipe.max_len} to {recipe.max_len // 2}, or choose a smaller model")
     return f"{advice[0]}{', or ' + advice[1] if len(advice) > 1 else ''}, and start in another folder"
-
-
-@contextmanager
-def _catch_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list; a second Ctrl-C interrupts at once."""
-    caught: list[int] = []
-
-    def note(signum: int, frame: Any) -> None:
-        if caught and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught.append(signum)
-
-    try:
-        previous_handlers = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may handle signals
-        previous_handlers = {}
-    try:
-        yield caught
-    finally:
-        for s, handler in previous_handlers.items():
-            signal.signal(s, handler)
