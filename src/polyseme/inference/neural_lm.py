@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +51,19 @@ class NeuralLM(LanguageModel):
     def max_len(self) -> int:
         """The longest text that the model reads, in tokens with special tokens."""
         return self._packed.max_len
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The number of tokens that the model reads at once; assign a smaller one if memory runs out."""
+        return self._packed.max_batch_tokens
+
+    @max_batch_tokens.setter
+    def max_batch_tokens(self, value: int) -> None:
+        self._packed = replace(self._packed, max_batch_tokens=value)
+
+    def _memory_advice(self) -> str:
+        limit = self.max_batch_tokens
+        return f"lower max_batch_tokens of the model from {limit} to {limit // 2}, or pass fewer or shorter texts"
 
     @property
     def bos_ids(self) -> list[int]:
