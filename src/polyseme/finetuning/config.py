@@ -84,6 +84,13 @@ class FinetuneConfig(Config):
             raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: fine-tuning supports adamw and muon")
         return self
 
+    def memory_advice(self) -> str:
+        """Say what to change if the run does not fit into memory."""
+        smaller = max(self.micro_batch_tokens // 2, 1)
+        length = f"from {self.max_len} to {self.max_len // 2}" if self.max_len else "to half of the model's"
+        advice = f"lower `micro_batch_tokens` from {self.micro_batch_tokens} to {smaller}, or `max_len` {length}"
+        return f"{advice}, and start in another folder"
+
     def total_steps(self, num_examples: int) -> int:
         """Return the number of steps for a training set of this size."""
         epoch_steps = math.ceil(self.epochs * math.ceil(num_examples / self.batch_size))

@@ -9,7 +9,7 @@ import time
 from contextlib import closing, nullcontext
 from typing import Any
 
-from polyseme.errors import Interrupted, ModelError
+from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
 from polyseme.finetuning.experiment import Experiment, RunOptions
 from polyseme.finetuning.results import ExperimentResults, SeedResult, evaluate_seed
 from polyseme.finetuning.resume import UnfinishedRun
@@ -42,7 +42,8 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
     for seed in range(options.first_seed, last_seed + 1):
         saved = run.load(f"seed-{seed}/result")
         if saved is None:
-            result, model = _run_seed(experiment, run, seed, options, is_last=seed == last_seed)
+            with convert_out_of_memory(experiment.config.memory_advice):
+                result, model = _run_seed(experiment, run, seed, options, is_last=seed == last_seed)
         else:
             logger.info("seed %d is finished", seed)
             result, model = SeedResult(**saved.state), None

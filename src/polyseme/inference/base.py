@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from polyseme.errors import UnsupportedError
+from polyseme.errors import UnsupportedError, convert_out_of_memory
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore
@@ -204,7 +204,7 @@ class LanguageModel(ABC):
         """
         self._require("generate")
         config = GenerationConfig.from_options(config, options)
-        return _map(lambda each: generate_texts(self._text_generator, each, config, prefix), prompts)
+        return _map(self._guard(lambda each: generate_texts(self._text_generator, each, config, prefix)), prompts)
 
     def stream(self, prompt: str, config: Options = None, *, prefix: str = "", **options: Any) -> Iterator[str]:
         """Generate one text as `generate` does, and yield it piece by piece.
@@ -228,7 +228,7 @@ class LanguageModel(ABC):
         """
         self._require("translate")
         config = GenerationConfig.from_options(config or GenerationConfig(0, num_beams=5), options)
-        return _map(lambda each: translate_texts(self._text_generator, each, config, split), texts)
+        return _map(self._guard(lambda each: translate_texts(self._text_generator, each, config, split)), texts)
 
     def embed(
         self, texts: Texts, layers: str | int = "last", granularity: Granularity = "text", truncate: bool = False
@@ -278,8 +278,14 @@ class LanguageModel(ABC):
     def _implementation(self, operation: str) -> Callable[..., Any]:
         """Return the method that implements an operation, or raise `UnsupportedError`."""
         self._require(operation)
-        method: Callable[..., Any] = getattr(self, f"_{operation}")
-        return method
+        return self._guard(getattr(self, f"_{operation}"))
+
+    def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with an error that says what to lower when memory runs out."""
+        return convert_out_of_memory(self._memory_advice)(function)
+
+    def _memory_advice(self) -> str:
+        return "pass fewer or shorter texts at once"
 
     def _require(self, operation: str) -> None:
         if operation not in self.capabilities:

@@ -53,6 +53,19 @@ class NeuralLM(LanguageModel):
         return self._packed.max_len
 
     @property
+    def max_batch_tokens(self) -> int:
+        """The number of tokens that the model reads at once; assign a smaller one if memory runs out."""
+        return self._packed.max_batch_tokens
+
+    @max_batch_tokens.setter
+    def max_batch_tokens(self, value: int) -> None:
+        self._packed = replace(self._packed, max_batch_tokens=value)
+
+    def _memory_advice(self) -> str:
+        limit = self.max_batch_tokens
+        return f"lower max_batch_tokens of the model from {limit} to {limit // 2}, or pass fewer or shorter texts"
+
+    @property
     def bos_ids(self) -> list[int]:
         """The token that a causal model reads before a text, if there is one."""
         return self._packed.bos_ids
