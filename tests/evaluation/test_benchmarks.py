@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -40,6 +41,7 @@ from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, save_model
+from tests.support.runs import folder_bytes, freeze_times, run_with_kills
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 QUICK = FinetuneConfig(epochs=2, batch_size=16, optimizer=OptimizerConfig(lr=3e-3), truncate=True)
@@ -326,7 +328,7 @@ def test_benchmark_resumes_and_shows_published_rows(folder, tmp_path, monkeypatc
     lines = (tmp_path / "out/submission/MNLI-mm.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 13 and lines[1].split("\t")[1] in GLUE["MNLI"][2]
     assert (tmp_path / "out/submission/STS-B.tsv").is_file() and not (tmp_path / "out/submission/SST-2.tsv").exists()
-    with pytest.raises(PolysemeError, match="with other settings"):
+    with pytest.raises(PolysemeError, match="with other settings: seeds was 1, now 2"):
         run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 2)
     shutil.rmtree(tmp_path / "glue/RTE")
     shutil.rmtree(tmp_path / "out")
@@ -373,3 +375,14 @@ def test_truncated_words_count_as_wrong(folder, tmp_path):
     results = finetune(folder, TaskData(TaggingTask(), data, data), None, QUICK.replace(steps=1, max_len=12))
     assert results["num_truncated"] == {"train": 8, "dev": 8}
     assert results["mean"]["accuracy"] <= 10 / 40 and TaggingTask.from_examples(data).labels == ("O", "B-X")
+
+
+def test_killed_benchmark_ends_with_the_same_bytes(folder, glue, tmp_path, monkeypatch):
+    freeze_times(monkeypatch)
+    for name in ("STS-B", "WNLI"):
+        shutil.rmtree(glue / name)
+    run = partial(run_benchmark, "glue", folder, glue, settings=QUICK.replace(steps=2), seeds=2)
+    whole = run(out=tmp_path / "whole")
+    assert run_with_kills(partial(run, out=tmp_path / "run"), growth=20) > 2
+    assert folder_bytes(tmp_path / "whole") == folder_bytes(tmp_path / "run")
+    assert run(out=tmp_path / "run") == whole

@@ -2,6 +2,8 @@
 
 import json
 import random
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.warm_start import init_from_model
 from polyseme.weights.folder import load_model, save_model
+from tests.support.runs import folder_bytes, freeze_times, run_with_kills
 
 WORDS = ["the", "a", "red", "blue", "cat", "dog", "bird", "house", "tree", "sea", "man", "child", "walks", "runs",
          "sees", "eats", "often", "never", "good", "great", "bad", "awful"]  # fmt: skip
@@ -224,3 +227,34 @@ def test_classifier_of_long_texts_in_chunks(direction, tmp_path):
     for i in range(8):
         alone = predict(folder, examples[i : i + 1])[0]
         assert alone.probabilities == pytest.approx(together[i].probabilities, abs=1e-5)
+
+
+def without_pretraining_times(folder):
+    """The contents of a folder except the times of its pre-training stages."""
+    names = ("log.jsonl", "results.json", "report.html", "polyseme.json", "state.json")
+    return {
+        name: content
+        for name, content in folder_bytes(folder).items()
+        if "tensorboard" not in name and not (name.startswith("run/target-") and name.endswith(names))
+    }
+
+
+@pytest.mark.parametrize("is_curve", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_killed_run_ends_with_the_same_bytes(files, tmp_path, monkeypatch, is_curve):
+    freeze_times(monkeypatch)
+    config = ulmfit.UlmfitConfig("tiny", "both", 330, "2steps", target_epochs=0.1)
+    config = config.replace(classifier=config.classifier.replace(epochs=0.6, unfreeze_every=0.1, batch_size=10))
+    pretrained = ulmfit.pretrain_general_lm(config, tmp_path / "general", [str(files / "general.txt")], None, [])
+    examples = [ClassificationTask.read(files / f"{name}.tsv") for name in ("train", "dev")]
+
+    def run(folder):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)  # results contain paths
+        if is_curve:
+            return ulmfit.low_shot_curve(config, Path("run"), pretrained, *examples, [12])
+        return ulmfit.run_ulmfit(config, Path("run"), pretrained, *examples, num_seeds=2)
+
+    whole = run(tmp_path / "whole")
+    assert run_with_kills(partial(run, tmp_path / "killed"), growth=30) > 2
+    assert without_pretraining_times(tmp_path / "whole") == without_pretraining_times(tmp_path / "killed")
+    assert run(tmp_path / "killed") == whole
