@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from polyseme.errors import UnsupportedError
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
-from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
 from polyseme.text.tokenizer import Tokenizer
 
@@ -190,7 +190,8 @@ class LanguageModel(ABC):
         """
         self._require("generate")
         config = GenerationConfig.from_options(config, options)
-        return _map(lambda each: generate_texts(self._text_generator, each, config, prefix), prompts)
+        texts = _map(lambda each: generate_texts(self._text_generator, each, config, prefix), prompts)
+        return check_answers(texts, self.path)
 
     def stream(self, prompt: str, config: Options = None, *, prefix: str = "", **options: Any) -> Iterator[str]:
         """Generate one text as `generate` does, and yield it piece by piece.
@@ -214,7 +215,8 @@ class LanguageModel(ABC):
         """
         self._require("translate")
         config = GenerationConfig.from_options(config or GenerationConfig(0, num_beams=5), options)
-        return _map(lambda each: translate_texts(self._text_generator, each, config, split), texts)
+        translations = _map(lambda each: translate_texts(self._text_generator, each, config, split), texts)
+        return check_answers(translations, self.path)
 
     def embed(
         self, texts: Texts, layers: str | int = "last", granularity: Granularity = "text", truncate: bool = False
@@ -262,10 +264,10 @@ class LanguageModel(ABC):
         raise NotImplementedError
 
     def _implementation(self, operation: str) -> Callable[..., Any]:
-        """Return the method that implements an operation, or raise `UnsupportedError`."""
+        """Return the method that implements an operation, with a check of its answers, or raise `UnsupportedError`."""
         self._require(operation)
         method: Callable[..., Any] = getattr(self, f"_{operation}")
-        return method
+        return lambda *args, **options: check_answers(method(*args, **options), self.path)
 
     def _require(self, operation: str) -> None:
         if operation not in self.capabilities:
