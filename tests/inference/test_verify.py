@@ -38,7 +38,7 @@ def hashed_files(folder: Path) -> list[Path]:
 def folder(request, project, tmp_path, run_cli):
     target = tmp_path / "copy"
     if request.param == "n-grams":
-        polyseme.pretrain("ngram", project / "corpus-bert", target, order=2)
+        polyseme.pretrain("ngram-3", project / "corpus-bert", target, order=2)
     elif request.param == "features":
         files = {split: project / f"classification-{split}.tsv" for split in ("train", "dev")}
         features = [str(project / "run-bert/model")]

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from polyseme.errors import UnsupportedError, convert_out_of_memory
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
-from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
 from polyseme.text.tokenizer import Tokenizer
 
@@ -276,13 +276,18 @@ class LanguageModel(ABC):
         raise NotImplementedError
 
     def _implementation(self, operation: str) -> Callable[..., Any]:
-        """Return the method that implements an operation, or raise `UnsupportedError`."""
+        """Return the method that implements an operation, with a check of its answers, or raise `UnsupportedError`."""
         self._require(operation)
         return self._guard(getattr(self, f"_{operation}"))
 
     def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with an error that says what to lower when memory runs out."""
-        return convert_out_of_memory(self._memory_advice)(function)
+        """Return the function with a check of its answers, and an error that says what to lower if memory runs out."""
+
+        @convert_out_of_memory(self._memory_advice)
+        def guarded(*args: Any, **options: Any) -> Any:
+            return check_answers(function(*args, **options), self.path)
+
+        return guarded
 
     def _memory_advice(self) -> str:
         return "pass fewer or shorter texts at once"

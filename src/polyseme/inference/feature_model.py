@@ -13,6 +13,7 @@ from polyseme.errors import ModelError, UnsupportedError
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features, hash_model_files
 from polyseme.inference.prediction import predict_encoded
+from polyseme.inference.results import check_answers
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.io.atomic import write_tensors
 from polyseme.io.hashes import check_hashes, hashed_directory
@@ -167,7 +168,7 @@ class FeatureModel(LanguageModel):
     def predict_examples(self, examples: Sequence[Any], use_labels: bool = False) -> list[Any]:
         """Return one prediction for each example of the task."""
         (encoded,) = self.reader.encode(self.task, (examples,), use_labels)
-        return predict_encoded(self.model, self.task, examples, encoded)
+        return check_answers(predict_encoded(self.model, self.task, examples, encoded), self.path)
 
     def evaluate(self, examples: Sequence[Any], extra_metrics: MetricsFn | None = None) -> dict[str, float]:
         """Return the metrics of the task on labeled examples."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.inference.results import check_answers
 from polyseme.nn.model import Model
 from polyseme.nn.packing import map_batches
 from polyseme.tasks import load_task, task_from_json
@@ -34,7 +35,8 @@ def predict(folder: ModelFolder, examples: Sequence[Any], task: TaskConfig | Non
     Options are those of `encode_examples`.
     """
     task = task or load_task(folder.metadata, folder.model.config)
-    return predict_encoded(folder.model, task, examples, encode_examples(folder, task, examples, **options))
+    predictions = predict_encoded(folder.model, task, examples, encode_examples(folder, task, examples, **options))
+    return check_answers(predictions, folder.path)
 
 
 def encode_examples(

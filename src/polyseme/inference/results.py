@@ -2,8 +2,36 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import numpy as np
+
+from polyseme.errors import ModelError
 from polyseme.report.notebook import NotebookResult
+
+T = TypeVar("T")
+
+
+def check_answers(answers: T, source: object) -> T:
+    """Return the answers of a model; raise `ModelError` if one of their numbers is NaN."""
+    if _contains_nan(answers):
+        problem = "its weights are too large for their precision, or damaged"
+        raise ModelError(f"{source} answers with numbers that are not defined (NaN): {problem}")
+    return answers
+
+
+def _contains_nan(value: Any) -> bool:
+    if isinstance(value, float):
+        return value != value
+    if value is None or isinstance(value, str | int):
+        return False
+    if isinstance(value, np.ndarray):
+        with np.errstate(all="ignore"):  # a sum is the fastest pass; it is also NaN for two infinities
+            return value.dtype.kind == "f" and bool(np.isnan(value.sum()) and np.isnan(value).any())
+    inner = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, list | tuple | dict):
+        inner = getattr(value, "__dict__", {}).values()
+    return any(map(_contains_nan, inner))
 
 
 @dataclass(frozen=True)

@@ -193,8 +193,9 @@ def _find_problem(name: str, array: np.ndarray, vocab_size: int, num_ngrams: int
         return f"it has the id {array.max()}, but the vocabulary has {vocab_size} entries"
     if name == "child_offsets" and (array[[0, -1]].tolist() != [0, num_ngrams] or (array[1:] < array[:-1]).any()):
         return "its offsets are not ascending from 0 to the number of words"
-    if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
-        return f"{np.count_nonzero(~np.isfinite(array)):,} of its {len(array):,} values are NaN or infinite"
+    with np.errstate(invalid="ignore"):
+        if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
+            return f"{np.count_nonzero(~np.isfinite(array)):,} of its {len(array):,} values are NaN or infinite"
     return ""
 
 

@@ -31,6 +31,7 @@ from polyseme.io.atomic import (
     write_text,
 )
 from polyseme.io.json import read_json, write_json
+from polyseme.weights.finite import check_finite
 
 logger = logging.getLogger(__name__)
 STEP_PATTERN = re.compile(r"step-(\d+)")
@@ -85,6 +86,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             tensors = {Path(name).stem: load_file(path / name) for name in manifest["sha256"]}
         except SafetensorError as error:
             raise ModelError(f"{path} was not written by Polyseme: {error}") from None
+        check_finite(tensors.get("model", {}), path)
         return Checkpoint(manifest["step"], tensors, manifest["state"])
     return None
 

@@ -102,13 +102,14 @@ def load_model(
     check_memory(sum(shape.numel() for shape in shapes.values()))
     extra = folder / "polyseme.safetensors"
     state = _load_tensors(extra) if extra.exists() else {}
+    check_finite(state, extra)
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
             shape = tuple(tensor.shape)
             raise ModelError(f"{extra}: tensor {name!r} of shape {shape} does not match the config in polyseme.json")
     published = {name: t for file in list_weight_files(folder) for name, t in _load_tensors(file).items()}
+    check_finite({name: t for name, t in published.items() if not name.endswith(family.ignored_weights)}, folder)
     state |= from_published(family, config, {n: s for n, s in shapes.items() if n not in state}, published, str(folder))
-    check_finite(state, folder)
     if heads is not None:
         kept_prefixes = tuple(f"heads.{name}." for name, head in config.heads.items() if heads.get(name) == head)
         config = config.replace(heads=heads)
