@@ -147,7 +147,7 @@ def iter_lines(path: Path, encoding: str = "utf-8", keep_blank: bool = False) ->
         pieces.append(block)
         if "\n" in block and not block.isspace():
             text = "".join(pieces)
-            end = text.rfind("\n", 0, None if keep_blank else len(text.rstrip("\r\n")))
+            end = text.rfind("\n", 0, len(text) - 1 if keep_blank else len(text.rstrip("\r\n")))
             if end >= 0:
                 is_empty = False
                 yield from _split_lines(text[:end])
