@@ -154,13 +154,12 @@ class TextTask(SequenceTask):
             optional += ("pair",)
 
         def build(location: str, values: dict[str, Any]) -> TextExample:
-            if "pair" in optional and values.get("pair") in ("", None):
-                values = {role: value for role, value in values.items() if role != "pair"}
-            roles = [role for role in ("text", "pair") if role in values]
-            text, *pair = (rows.parse_text(values[role], location, names[role]) for role in roles)
+            text, pair = rows.parse_text(values["text"], location, names["text"]), None
+            if "pair" in values and (values["pair"] not in ("", None) or "pair" not in optional):
+                pair = rows.parse_text(values["pair"], location, names["pair"])
             label = rows.parse_label(values.get("label"), location, names["label"], needs_labels)
             cls.check_label(label, location)
-            return TextExample(location, text, pair[0] if pair else None, label)
+            return TextExample(location, text, pair, label)
 
         return rows.RowFormat(names, optional, build)
 

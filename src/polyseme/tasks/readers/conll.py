@@ -35,8 +35,10 @@ def iter_sentences(path: Path, encoding: str, needs_labels: bool) -> Iterator[Ro
                 tags.add(cells[-1])
 
     def is_word(line: str) -> bool:
+        if not line.startswith("#"):
+            return True
         cells = _split(line)
-        return not line.startswith("#") or (len(cells) == width and (width == 1 or cells[-1] in tags))
+        return len(cells) == width and (width == 1 or cells[-1] in tags)
 
     for numbered_lines in split_sentences(iter_lines(path, encoding), "-DOCSTART-"):
         if sentence := [(number, _split(line)) for number, line in numbered_lines if is_word(line)]:

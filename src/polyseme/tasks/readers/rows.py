@@ -147,7 +147,7 @@ def iter_lines(path: Path, encoding: str = "utf-8", keep_blank: bool = False) ->
         pieces.append(block)
         if "\n" in block and not block.isspace():
             text = "".join(pieces)
-            end = text.rfind("\n", 0, None if keep_blank else len(text.rstrip("\r\n")))
+            end = text.rfind("\n", 0, len(text) - 1 if keep_blank else len(text.rstrip("\r\n")))
             if end >= 0:
                 is_empty = False
                 yield from _split_lines(text[:end])
@@ -237,10 +237,12 @@ def iter_table(path: Path, lines: Iterable[str], has_header: bool, row_format: R
         else:
             raise DataError(f"{path}: without a header, {role} is a column number from 1 to {len(first)}, not {name!r}")
 
+    prefix = f"{path}:"
+
     def read(row: NumberedRow | DataError) -> Any:
         if isinstance(row, DataError):
             raise row
-        location, cells = f"{path}:{row[0]}", row[1]
+        location, cells = f"{prefix}{row[0]}", row[1]
         if len(cells) != len(first):
             raise DataError(f"{location}: {len(cells)} columns, but the first line has {len(first)}")
         return row_format.build(location, {role: cells[index] for role, index in indices.items()})
@@ -256,7 +258,8 @@ def iter_json_lines(
     def read(location: str, line: str) -> Any:
         return build(parse_json_object(line, location), location)
 
-    return (partial(read, f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
+    prefix = f"{path}:"
+    return (partial(read, f"{prefix}{number}", line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def from_record(record: dict[str, Any], location: str, row_format: RowFormat) -> Any:
