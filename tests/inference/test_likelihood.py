@@ -107,7 +107,7 @@ def test_spans_divide_a_text(family, ours):
 
 def test_many_texts_are_scored_in_windows(ours, monkeypatch):
     expected = ours["bert"].score(TEXTS)
-    monkeypatch.setattr(likelihood, "TEXTS_PER_BATCH", 2)
+    monkeypatch.setattr(likelihood, "TEXTS_PER_WINDOW", 2)
     for score, other in zip(ours["bert"].score(TEXTS), expected, strict=True):
         assert score.log_prob == pytest.approx(other.log_prob, abs=1e-5)
 

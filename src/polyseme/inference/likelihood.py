@@ -5,8 +5,9 @@ read and not predicted, and the end of the text is neither predicted nor counted
 (GPT, 2018) does not predict its first token, which is then not counted.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,10 +21,11 @@ from polyseme.inference.results import TextScore
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.objectives.packing import local_positions
 from polyseme.text.cached_encoder import concat_ranges
+from polyseme.train.loop import prefetch
 
 PLLMetric = Literal["original", "within_word_l2r"]
 PLL_METRICS = ("original", "within_word_l2r")
-TEXTS_PER_BATCH = 8192  # bounds the memory of masked copies
+TEXTS_PER_WINDOW = 8192  # bounds the memory of masked copies
 
 
 Spans = Sequence[tuple[int, int]] | None  # the characters of each text that are scored, given the rest; None: all
@@ -79,11 +81,10 @@ def score_masked(
         inputs = Inputs(copies.tokens, copies.layout, copies.segments)
         return packed.token_log_probs("masked", inputs, copies.rows, copies.targets)
 
-    def score_batch(batch: Sequence[str], batch_spans: Spans) -> list[TextScore]:
-        encoded = TokenizedTexts.build(packed, batch, template, batch_spans, pll_metric == "within_word_l2r")
-        return _score_copies(packed, encoded, mask_id, log_probs)
+    def build(window: Sequence[str], window_spans: Spans) -> TokenizedTexts:
+        return TokenizedTexts.build(packed, window, template, window_spans, pll_metric == "within_word_l2r")
 
-    return _map_windows(score_batch, texts, spans)
+    return _score_windows(packed, map_windows(build, texts, spans), mask_id, log_probs)
 
 
 def score_span_corruption(
@@ -99,11 +100,10 @@ def score_span_corruption(
         inputs = Inputs(prompt.repeat(num_copies), layout, source=EncoderInput(copies.tokens, copies.layout))
         return packed.token_log_probs("next", inputs, layout.last_indices, copies.targets)
 
-    def score_batch(batch: Sequence[str], batch_spans: Spans) -> list[TextScore]:
-        encoded = TokenizedTexts.build(packed, batch, InputTemplate([], list(source_suffix)), batch_spans)
-        return _score_copies(packed, encoded, sentinel, log_probs)
+    def build(window: Sequence[str], window_spans: Spans) -> TokenizedTexts:
+        return TokenizedTexts.build(packed, window, InputTemplate([], list(source_suffix)), window_spans)
 
-    return _map_windows(score_batch, texts, spans)
+    return _score_windows(packed, map_windows(build, texts, spans), sentinel, log_probs)
 
 
 def encode_texts(packed: PackedModel, texts: Sequence[str]) -> list[np.ndarray]:
@@ -216,32 +216,34 @@ class TokenizedTexts:
         )
 
 
-def _score_copies(
+def map_windows(
+    build: Callable[[Sequence[str], Spans], TokenizedTexts], texts: Sequence[str], spans: Spans
+) -> Iterator[TokenizedTexts]:
+    """Tokenize `TEXTS_PER_WINDOW` texts at a time."""
+    for start in range(0, len(texts), TEXTS_PER_WINDOW):
+        part = slice(start, start + TEXTS_PER_WINDOW)
+        yield build(texts[part], None if spans is None else spans[part])
+
+
+def _score_windows(
     packed: PackedModel,
-    encoded: TokenizedTexts,
+    windows: Iterator[TokenizedTexts],
     mask_id: int,
     log_probs: Callable[[MaskedCopies], Tensor],
 ) -> list[TextScore]:
     """Run the model over all masked copies and sum the log-probabilities of each text."""
-
-    def build(index: np.ndarray) -> MaskedCopies:
-        return encoded.masked_copies(index, mask_id)
-
-    copy_lengths = encoded.lengths[encoded.text_of_copy]
-    batches = device_batches(build, copy_lengths, packed.max_batch_tokens, packed.device)
-    copy_scores = np.empty(len(copy_lengths))
-    for index, values in to_host_async((index, log_probs(copies)) for index, copies in batches):
-        copy_scores[index] = values
-    num_tokens = np.bincount(encoded.text_of_copy)
-    sums = np.add.reduceat(copy_scores, np.cumsum(num_tokens) - num_tokens)
-    return list(map(TextScore, sums.tolist(), num_tokens.tolist(), encoded.num_characters.tolist()))
-
-
-def _map_windows(
-    score_batch: Callable[[Sequence[str], Spans], list[TextScore]], texts: Sequence[str], spans: Spans
-) -> list[TextScore]:
-    windows = [slice(start, start + TEXTS_PER_BATCH) for start in range(0, len(texts), TEXTS_PER_BATCH)]
-    return [score for part in windows for score in score_batch(texts[part], None if spans is None else spans[part])]
+    scores: list[TextScore] = []
+    for encoded in prefetch(windows) if packed.device.type == "cuda" else windows:
+        copy_lengths = encoded.lengths[encoded.text_of_copy]
+        build = partial(encoded.masked_copies, mask_id=mask_id)
+        batches = device_batches(build, copy_lengths, packed.max_batch_tokens, packed.device)
+        copy_scores = np.empty(len(copy_lengths))
+        for index, values in to_host_async((index, log_probs(copies)) for index, copies in batches):
+            copy_scores[index] = values
+        num_tokens = np.bincount(encoded.text_of_copy)
+        sums = np.add.reduceat(copy_scores, np.cumsum(num_tokens) - num_tokens)
+        scores += map(TextScore, sums.tolist(), num_tokens.tolist(), encoded.num_characters.tolist())
+    return scores
 
 
 def _tokens_left_in_word(packed: PackedModel, text: str) -> np.ndarray:
