@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.writers import Inputs
 
-MAX_SECONDS = 15  # on a busy machine; no bad input may keep a command busy
+MAX_SECONDS = 60  # on a busy machine; no bad input may keep a command busy
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.harness import run_with_fault
-from tests.faults.test_kills import start
+from tests.faults.test_interrupted import start
 from tests.faults.writers import WRITERS, Inputs
 from tests.support.commands import cli
 
@@ -29,16 +29,18 @@ FOLDERS = {
 
 
 @pytest.fixture(scope="session")
-def folders(inputs: Inputs, tmp_path_factory) -> dict[str, Path]:
-    """A folder of each kind."""
-    writers = {writer.name: writer for writer in WRITERS}
-    parent = tmp_path_factory.mktemp("flips")
-    folders = {}
-    for number, (kind, name) in enumerate(FOLDERS.items()):
-        folders[kind] = start(writers[name], inputs, parent / str(number))
-        result, _ = run_with_fault(writers[name].args(inputs, folders[kind]), folders[kind].parent)
+def build_folder(inputs: Inputs, tmp_path_factory):
+    """Write a folder of a kind."""
+    writers, parent = {writer.name: writer for writer in WRITERS}, tmp_path_factory.mktemp("flips")
+
+    def build(kind: str) -> Path:
+        writer = writers[FOLDERS[kind]]
+        out = start(writer, inputs, parent / kind)
+        result, _ = run_with_fault(writer.args(inputs, out), out.parent)
         assert result.status == 0, result.err
-    return folders
+        return out
+
+    return build
 
 
 def check_flips(folder: Path, num_flips: int) -> int:
@@ -58,7 +60,8 @@ def check_flips(folder: Path, num_flips: int) -> int:
             if result.status != 2 or "Traceback" in result.err or len(result.err.splitlines()) != 1:
                 missed.append(f"{file.relative_to(folder)} bit {bit}: status {result.status} {result.err[-300:]}")
         file.unlink()
-        if cli("verify", folder).status != 2:
+        is_foreign = file.name == "SHA256SUMS" and (folder / "tokenizer.json").exists()  # as from another tool
+        if cli("verify", folder).status != 2 and not is_foreign:
             missed.append(f"{file.relative_to(folder)} is missing")
         file.write_bytes(content)
     assert not missed, "\n".join(missed)
@@ -66,21 +69,18 @@ def check_flips(folder: Path, num_flips: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("kind", ["tokenizer", "corpus", "task run"])
-def test_flipped_bits(kind, folders, tmp_path):
-    shutil.copytree(folders[kind], tmp_path / "copy")
-    assert check_flips(tmp_path / "copy", 1)
+@pytest.mark.parametrize("name", ["tok-bert", "corpus-bert", "run-bert", "run-classification"])
+def test_flipped_bits(name, project, tmp_path):
+    assert check_flips(shutil.copytree(project / name, tmp_path / name), 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_many_flipped_bits(kind, folders, tmp_path):
-    shutil.copytree(folders[kind], tmp_path / "copy")
-    assert check_flips(tmp_path / "copy", FLIPS)
+def test_many_flipped_bits(kind, build_folder):
+    assert check_flips(build_folder(kind), FLIPS)
 
 
 @pytest.mark.slow
 def test_flipped_bits_in_every_family(tiny_folders, tmp_path):
     for family, folder in tiny_folders.items():
-        shutil.copytree(folder, tmp_path / family)
-        assert check_flips(tmp_path / family, 2)
+        assert check_flips(shutil.copytree(folder, tmp_path / family), 2)

@@ -38,7 +38,6 @@ class Writer:
     resume: tuple[str, ...] = ()
     suffix: str = ""  # of the output file
     before: Callable[[Inputs, Path], Sequence[object]] | None = None  # a command that must run first
-    is_quick: bool = False  # part of the suite, not only of its long version
 
 
 def _finetune(*options: object, task: str = "classification") -> Callable[[Inputs, Path], Sequence[object]]:
@@ -112,15 +111,15 @@ _ARPA = "\\data\\\nngram 1=4\nngram 2=1\n\n\\1-grams:\n-1.0\t<unk>\n-99\t<s>\t-0
 WRITERS = [
     Writer("tokenizer train", lambda i, out: ("tokenizer", "train", i.project / "text.txt", "--vocab-size", 300, "--out", out)),
     Writer("tokenizer import", lambda i, out: ("tokenizer", "import", i.project / "tok-bert/vocab.txt", "--out", out)),
-    Writer("prepare", _prepare, is_quick=True),
+    Writer("prepare", _prepare),
     Writer("prepare --append", lambda i, out: _prepare(i, out, "b", "--append"), before=_prepare),
     Writer("pairs", _pairs),
     Writer("describe", lambda i, out: ("describe", i.project / "corpus-bert", "--out", out), suffix=".html"),
-    Writer("pretrain bert", _pretrain("bert"), ("--resume",), is_quick=True),
+    Writer("pretrain bert", _pretrain("bert"), ("--resume",)),
     Writer("pretrain gpt2", _pretrain("gpt2"), ("--resume",)),
     Writer("pretrain ngram", lambda i, out: ("pretrain", "ngram-5", "--corpus", i.project / "corpus-gpt2", "--out", out), ("--resume",)),
     Writer("distill", lambda i, out: ("distill", i.project / "run-bert/model", "--corpus", i.project / "corpus-bert", "--out", out, "--budget", "4steps", "--set", "save_every=1", "--set", "batch_tokens=512", "--set", "micro_batch_tokens=256"), ("--resume",)),
-    Writer("finetune", _finetune("--seeds", 2), is_quick=True),
+    Writer("finetune", _finetune("--seeds", 2)),
     Writer("finetune --keep", _finetune("--seeds", 2, "--keep-seeds", "--keep-checkpoints", 2, "--set", "patience=1")),
     Writer("finetune --grid", _finetune("--grid", "lr=1e-3,1e-4")),
     Writer("finetune tagging", _finetune("--seeds", 2, "--baselines", task="tagging")),
