@@ -1,4 +1,4 @@
-"""Commands that are killed, or find the disk full, at any file operation or time: repeated, they end with the same files.
+"""Commands that are killed, or find the disk full, at any file operation or time and repeated write the same files.
 
 The long version (`-m slow`) covers every command that writes.
 """
