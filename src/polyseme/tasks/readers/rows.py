@@ -17,6 +17,7 @@ from typing import Any, Self
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, data_suffix, read_decompressed
 from polyseme.io.json import parse_json_object
+from polyseme.io.lines import detect_wide_encoding, wide_encoding_error
 from polyseme.io.tables import NumberedRow, read_csv_rows, read_tsv_rows
 
 logger = logging.getLogger(__name__)
@@ -126,9 +127,11 @@ def _get_example(example: Any) -> Any:
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     """Read the lines of a text file without their ends; an empty file is an error."""
-    content = b"".join(read_decompressed(path))
+    content, is_utf8 = b"".join(read_decompressed(path)), encoding.lower() in ("utf-8", "utf8")
+    if is_utf8 and (wide_encoding := detect_wide_encoding(content)):
+        raise wide_encoding_error(f"{path}:1", wide_encoding)
     try:
-        text = content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+        text = content.decode("utf-8-sig" if is_utf8 else encoding)
     except LookupError:
         raise ConfigError(f"there is no encoding {encoding!r}") from None
     except UnicodeDecodeError as error:
