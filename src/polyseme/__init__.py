@@ -78,7 +78,7 @@ def prepare(
 
     `sources` are files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, or `python-docs`
     or `gettext`; each may end in options such as `::lang=de,weight=2`. Options: `key`, `split`, `lang`, `format`,
-    `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `append`, `num_workers`, `dask_address`.
+    `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `allow_large`, `append`, `num_workers`, `dask_address`.
 
     >>> corpus = polyseme.prepare("text", tokenizer, out="corpus")
     >>> corpus.num_tokens > 1000

@@ -32,6 +32,7 @@ def prepare(
     dedup: Annotated[str, Option(help="Deduplication: near (includes exact), exact, or none.")] = "near",
     dedup_threshold: Annotated[float, Option(help=THRESHOLD_HELP)] = 0.8,
     skip_bad: options.SkipBadOption = False,
+    allow_large: options.AllowLargeOption = False,
     num_workers: Annotated[int | None, Option(help="Worker processes; default: one per core.", min=1)] = None,
     dask_address: Annotated[str, Option(help="Address of a Dask scheduler whose workers to use.")] = "",
 ) -> None:
@@ -41,7 +42,7 @@ def prepare(
     corpus = polyseme.prepare(
         source, polyseme.Tokenizer.load(tokenizer), out, key=key, split=split, lang=lang, format=format, clean=clean,
         dedup=dedup, dedup_threshold=dedup_threshold, skip_bad=skip_bad, append=append, num_workers=num_workers,
-        dask_address=dask_address,
+        allow_large=allow_large, dask_address=dask_address,
     )  # fmt: skip
     _print_removed(out, corpus)
 

@@ -29,6 +29,9 @@ PairColumnOption = Annotated[str, Option(help="Column or key of the second text.
 LabelColumnOption = Annotated[str, Option(help="Column or key of the label.")]
 HeaderOption = Annotated[bool, Option(help="Whether TSV has a header; without one, columns are numbers from 1.")]
 SkipBadOption = Annotated[bool, Option(help="Skip bad rows and count them.")]
+AllowLargeOption = Annotated[
+    bool, Option("--allow-large", help="Read compressed files that expand more than a thousandfold.")
+]
 
 # Sources of text.
 SourceArgument = Annotated[list[str], Argument(help=SOURCES_HELP)]

@@ -90,7 +90,7 @@ class Tokenizer:
 
         The vocabulary has at most `vocab_size` entries; the same text gives the same one. `lowercase` is on for
         WordPiece by default (as BERT's first model) and off for the other kinds. Further options are those of the
-        sources: `key`, `split`, `format`, `lang`, `skip_bad`, `sample_characters`.
+        sources: `key`, `split`, `format`, `lang`, `skip_bad`, `allow_large`, `sample_characters`.
 
         >>> tokenizer = polyseme.Tokenizer.train("wordpiece", ["the cat sat", "the dog sat"] * 50, vocab_size=60)
         >>> tokenizer.convert_ids_to_tokens(tokenizer.encode("the cat"))

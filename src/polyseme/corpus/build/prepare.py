@@ -46,6 +46,7 @@ class PrepareConfig(Config):
     dedup: str = "near"  # "near" (includes exact), "exact" or "none"
     dedup_threshold: float = 0.8  # minimum Jaccard similarity of near duplicates
     skip_bad: bool = False  # skip and count bad rows
+    allow_large: bool = False  # read compressed files that expand more than a thousandfold
     append: bool = False  # add to a finished corpus
     num_workers: int | None = None  # worker processes; by default one per core
     dask_address: str = ""  # of a dask scheduler whose workers to use
@@ -79,7 +80,7 @@ def prepare(
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
         reader = open_sources(
             sources, config.key, config.split, config.skip_bad, lang=config.lang, format=config.format,
-            spool_dir=work_dir, exclude_dir=out,
+            allow_large=config.allow_large, spool_dir=work_dir, exclude_dir=out,
         )  # fmt: skip
         _check_first_document(reader, tokenizer)  # before anything is written: most bad input shows here
         plan = _build_plan(reader, tokenizer, config, _hash_key(out, reader, base_manifest if config.append else None))

@@ -18,6 +18,7 @@ from typing import Any, Self
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, data_suffix, read_decompressed
 from polyseme.io.json import parse_json_object
+from polyseme.io.lines import detect_wide_encoding, wide_encoding_error
 from polyseme.io.tables import NumberedRow, read_csv_rows, read_tsv_rows
 
 logger = logging.getLogger(__name__)
@@ -164,12 +165,15 @@ def _split_lines(text: str) -> list[str]:
 
 def _decode_blocks(path: Path, encoding: str) -> Iterator[str]:
     """Yield the decoded content of a file in blocks; an error names the line and byte that are not text."""
+    is_utf8 = encoding.lower() in ("utf-8", "utf8")
     try:
-        decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)()
+        decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)()
     except LookupError:
         raise ConfigError(f"there is no encoding {encoding!r}") from None
     num_bytes = num_lines = 0
     for block in chain(read_decompressed(path), [None]):
+        if is_utf8 and not num_bytes and block and (wide_encoding := detect_wide_encoding(block)):
+            raise wide_encoding_error(f"{path}:1", wide_encoding)
         num_bytes += len(block or b"")
         try:
             text = decoder.decode(block or b"", final=block is None)
