@@ -12,6 +12,7 @@ from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.ngram_lm import NgramLM
 from polyseme.inference.prediction import select_task
 from polyseme.inference.word_vectors import WordVectors
+from polyseme.io.atomic import restore_directory
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.tasks.base import TaskConfig
@@ -46,6 +47,7 @@ def load(
             raise ConfigError("device, precision and task apply to a folder, and this model is loaded already")
         return model
     path = Path(model)
+    restore_directory(path)
     if path.is_file():
         loaded: LanguageModel = WordVectors.load(path)
     elif is_ngram(path):

@@ -103,7 +103,8 @@ def _collective() -> Iterator[None]:
         reason = ""
         with suppress(RuntimeError):
             reason = _wait_for_failure()
-        raise LostRankError(reason or f"lost contact with another rank: {_shorten(error)}") from None
+        lost = f"lost contact with another rank ({_shorten(error)}): see what it printed, and resume the run"
+        raise LostRankError(reason or lost) from None
 
 
 def _wait_for_failure() -> str:
