@@ -144,7 +144,7 @@ def test_signal_saves_the_seed_and_the_same_call_resumes(folders, tmp_path, monk
         stop_after(patch, 6, lambda: os.kill(os.getpid(), signum))
         with pytest.raises(Interrupted, match="interrupted at step 3; the run is saved"):
             run(out=tmp_path / "run")
-    assert (tmp_path / "run/unfinished/seed-0/result/step-4").is_dir()
+    assert (tmp_path / "run/unfinished/seed-0/result/step-0").is_dir()
     assert not (tmp_path / "run/results.json").exists()
     run(out=tmp_path / "run")
     assert "seed 0 is finished\nseed 1 continues after step 3\n" in capsys.readouterr().err

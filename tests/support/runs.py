@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import traceback
@@ -136,3 +137,4 @@ def freeze_times(monkeypatch: pytest.MonkeyPatch, save_seconds: float = -1.0) ->
     monkeypatch.setattr("polyseme.finetuning.results.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     monkeypatch.setattr("polyseme.finetuning.results.model_latency_ms", lambda *args: 1.0)
     monkeypatch.setattr("polyseme.finetuning.runner.SAVE_SECONDS", save_seconds)
+    monkeypatch.setattr("polyseme.finetuning.runner.MAX_SAVE_SHARE", math.inf)

@@ -21,7 +21,8 @@ from polyseme.train.loop import setup_device
 from polyseme.train.signals import catch_signals
 
 logger = logging.getLogger(__name__)
-SAVE_SECONDS = 30.0  # between checkpoints of a seed
+SAVE_SECONDS = 60.0  # at least, between checkpoints of a seed
+MAX_SAVE_SHARE = 0.02  # of the time, that checkpoints of a large model may take
 
 
 def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptions = RunOptions()) -> dict[str, Any]:
@@ -40,22 +41,21 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
     best, best_model = None, None
     last_seed = options.first_seed + options.seeds - 1
     for seed in range(options.first_seed, last_seed + 1):
-        saved = run.load(f"seed-{seed}/result")
-        if saved is None:
-            with convert_out_of_memory(experiment.config.memory_advice):
-                result, model = _run_seed(experiment, run, seed, options, is_last=seed == last_seed)
-        else:
+        started, model = time.perf_counter(), None
+        if (saved := run.load(f"seed-{seed}/result")) is not None:
             logger.info("seed %d is finished", seed)
-            result, model = SeedResult(**saved.state), None
+            result = SeedResult(**saved.state)
+        else:
+            with convert_out_of_memory(experiment.config.memory_advice):
+                result, model = _run_seed(experiment, run, seed, options)
         results.append(result)
-        worse: SeedResult | None = result
-        if best is None or result.selection_score(experiment) > best.selection_score(experiment):
-            worse, best, best_model = best, result, model
-        if worse is not None and seed != last_seed:
-            run.remove(f"seed-{worse.seed}/model")
+        is_best = best is None or result.selection_score(experiment) > best.selection_score(experiment)
+        if model is not None and (seed < last_seed or time.perf_counter() - started > SAVE_SECONDS):
+            _save_seed(run, result, model if is_best else None, best)
+        if is_best:
+            best, best_model = result, model
     assert best is not None
-    if best_model is None:
-        best_model = _load_model(experiment, run, best.seed)
+    best_model = best_model or _load_model(experiment, run, best.seed)
     run_results = ExperimentResults(experiment, results)
     summary = run_results.summarize(best.seed, best_model, has_folder=run.out is not None)
     if run.out is not None:
@@ -65,41 +65,45 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
     return summary
 
 
-def _run_seed(
-    experiment: Experiment, run: UnfinishedRun, seed: int, options: RunOptions, is_last: bool
-) -> tuple[SeedResult, Model]:
-    """Train and evaluate a seed, and save it; not if it is the last one and quick, since the run is about to end."""
-    started = time.perf_counter()
+def _run_seed(experiment: Experiment, run: UnfinishedRun, seed: int, options: RunOptions) -> tuple[SeedResult, Model]:
+    """Train and evaluate a seed."""
     training = _train_seed(experiment, run, seed, options.keep_checkpoints)
-    model = training.model
-    result = evaluate_seed(experiment, seed, model, training.log, training.cost)
+    result = evaluate_seed(experiment, seed, training.model, training.log, training.cost)
     if run.out is not None and options.keep_seeds:
         run.start()
-        experiment.save(run.out / "seeds" / str(seed), model, result.metadata | _seed_info(experiment, seed))
-    if not is_last or time.perf_counter() - started > SAVE_SECONDS:
-        run.save(f"seed-{seed}/model", Checkpoint(training.step, {"model": model.state_dict()}, {}))
-        run.save(f"seed-{seed}/result", Checkpoint(training.step, {}, result.to_json()))
-        run.remove(f"seed-{seed}/training")
-    return result, model
+        metadata = result.metadata | _seed_info(experiment, seed)
+        experiment.save(run.out / "seeds" / str(seed), training.model, metadata)
+    return result, training.model
+
+
+def _save_seed(run: UnfinishedRun, result: SeedResult, model: Model | None, previous_best: SeedResult | None) -> None:
+    """Save a finished seed and, if it is the best so far, its model instead of that of the previous best."""
+    if model is not None:
+        run.save(f"seed-{result.seed}/model", Checkpoint(result.seed, {"model": model.state_dict()}, {}))
+    run.save(f"seed-{result.seed}/result", Checkpoint(result.seed, {}, result.to_json()))
+    run.remove(f"seed-{result.seed}/training")
+    if model is not None and previous_best is not None:
+        run.remove(f"seed-{previous_best.seed}/model")
 
 
 def _train_seed(experiment: Experiment, run: UnfinishedRun, seed: int, keep_checkpoints: int) -> SeedTraining:
-    """Train a seed from its last checkpoint; save one every `SAVE_SECONDS`, and at a signal before `Interrupted`."""
+    """Train a seed from its last checkpoint; save one now and then, and at a signal before `Interrupted`."""
     training, name = SeedTraining(experiment, seed), f"seed-{seed}/training"
     if (checkpoint := run.load(name)) is not None:
         logger.info("seed %d continues after step %d", seed, checkpoint.step)
         training.restore(checkpoint)
     keeper = CheckpointKeeper(experiment, run, seed, keep_checkpoints, training.step)
-    saved_at = time.perf_counter()
+    next_save = time.perf_counter() + SAVE_SECONDS
     with catch_signals() if run.out is not None else nullcontext([]) as caught, closing(training.steps()) as steps:
         for report in steps:
             if training.is_epoch_end or report.step == training.state.total_steps:
                 keeper.add(report.step, training.model)
             if caught:
                 break
-            if time.perf_counter() - saved_at > SAVE_SECONDS:
+            if (started := time.perf_counter()) > next_save:
                 run.save(name, training.checkpoint())
-                saved_at = time.perf_counter()
+                now = time.perf_counter()
+                next_save = now + max(SAVE_SECONDS, (now - started) / MAX_SAVE_SHARE)
     if caught:
         run.save(name, training.checkpoint())
         raise Interrupted(caught[0], training.step)
