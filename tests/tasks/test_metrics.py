@@ -142,7 +142,7 @@ def test_translation_metrics_of_windows_are_those_of_sacrebleu():
     sacrebleu = pytest.importorskip("sacrebleu.metrics")
     draw = random.Random(3)
     sources, references, hypotheses = (
-        [" ".join(draw.choices(["the", "old", "cat", "sees", "a", "dog"], k=draw.randint(0, 50))) for _ in range(40)]
+        [" ".join(draw.choices(["the", "old", "cat", "dog"], k=draw.randint(0, 50))) for _ in range(40)]
         for _ in range(3)
     )
     statistics = {}
