@@ -11,7 +11,7 @@ from polyseme.io.hashes import HASHES_FILE, TOKENIZER_FILES, check_hashes, write
 from polyseme.io.json import format_json, read_json_object
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.train.checkpoint import find_damage
+from polyseme.train.checkpoint import find_damage, list_checkpoints
 from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
 from polyseme.weights.folder import load_model
 
@@ -101,18 +101,29 @@ def _verify_tokenizer(path: Path) -> bool:
 
 def _verify_run(path: Path) -> bool:
     """Check the files of a run, the models inside it, and its checkpoints, which have hashes of their own."""
-    has_hashes = check_hashes(path)
-    for checkpoint in sorted(path.rglob("checkpoints/step-*/")):
-        _verify_checkpoint(checkpoint)
-    for latest in path.rglob("checkpoints/LATEST"):
-        if not any(latest.read_bytes() == f"{step.name}\n".encode() for step in latest.parent.glob("step-*")):
-            raise ModelError(f"{latest} does not name one of the checkpoints")
+    if not check_hashes(path):
+        raise ModelError(f"{path / HASHES_FILE} is missing: restore it, or write it again with `update`")
+    _verify_unfinished_run(path, is_finished=True)
+    return True
+
+
+def _verify_unfinished_run(path: Path, is_finished: bool = False) -> bool:
+    folders = sorted(path.rglob("checkpoints/step-*/"))
+    for folder in folders:
+        _verify_checkpoint(folder)
+    for checkpoints in {folder.parent for folder in folders}:
+        names = [f"{step.name}\n" for step in list_checkpoints(checkpoints)][: 1 if is_finished else None]
+        latest = checkpoints / "LATEST"
+        if not latest.is_file() or latest.read_text(errors="replace") not in names:
+            raise ModelError(f"{latest} does not name the newest checkpoint")
+    for file in sorted(path.rglob(HASHES_FILE)):
+        check_hashes(file.parent)
     for file in sorted(path.rglob("polyseme.json")):
         _verify_model(file.parent)
     for name in ("recipe.json", "results.json"):
         if (path / name).exists():
             read_json_object(path / name)
-    return has_hashes
+    return False
 
 
 def _verify_checkpoint(path: Path) -> None:
@@ -134,6 +145,6 @@ _CHECKS = {
     "model": _verify_model,
     "tokenizer": _verify_tokenizer,
     "run": _verify_run,
-    "unfinished run": _verify_run,
+    "unfinished run": _verify_unfinished_run,
     "word vectors": _verify_vectors,
 }
