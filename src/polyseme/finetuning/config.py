@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
+from polyseme.io.limits import MAX_EPOCHS, MAX_STEPS
 from polyseme.nn.layers.frozen_features import JoinPosition
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
@@ -80,6 +81,8 @@ class FinetuneConfig(Config):
             raise ConfigError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
         self.check_range(0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every")
         self.check_range(0, math.inf, "chunk_size", "grad_tokens", "patience", "min_steps", "sampling_alpha")
+        self.check_range(0, MAX_EPOCHS, "epochs")
+        self.check_range(0, MAX_STEPS, "steps", "min_steps")
         if self.optimizer.name not in ("adamw", "muon"):
             raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: fine-tuning supports adamw and muon")
         return self

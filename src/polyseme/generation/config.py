@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError, suggest
+from polyseme.io.limits import MAX_SEQUENCES
 
 _SAMPLING = ("temperature", "top_k", "top_p")
 
@@ -62,6 +63,7 @@ class GenerationConfig(Config):
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "num_return_sequences")
         self.check_range(0, math.inf, "max_new_tokens", "num_beams")
+        self.check_range(0, MAX_SEQUENCES, "num_return_sequences", "num_beams")
         _ = self.sampling  # checks its ranges
         if self.num_beams:
             self._check_unused(

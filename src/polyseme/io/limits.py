@@ -23,3 +23,12 @@ MAX_HEADER_BYTES = 100 << 20  # of a safetensors file, as in the reference imple
 # Tokenizers
 MAX_VOCAB_SIZE = 10_000_000
 MAX_PATTERN_SECONDS = 5.0  # time for a probe text, if a tokenizer has a regular expression of its own
+
+# Training and decoding
+MAX_BATCH_TOKENS = 1 << 30  # of a step
+MAX_MICRO_BATCH_TOKENS = 1 << 26  # computed at once
+MAX_EPOCHS = 10**6
+MAX_SEQUENCES = 10**5  # beams, or texts generated from one prompt
+MAX_STEPS = 10**10
+MAX_TOKENS = 10**16
+MAX_MINUTES = 10**7  # 19 years

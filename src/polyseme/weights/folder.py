@@ -246,6 +246,10 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
     """Check that the tokenizer fits the model: its vocabulary size and special ids."""
     if tokenizer.vocab_size > vocab_size:
         raise ModelError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, but the model has {vocab_size}")
+    try:
+        tokenizer.check_ids(vocab_size)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
     hf_config = read_json_object(folder / "config.json")
     for role in ("pad", "bos", "eos", "cls", "sep"):
         config_id, tokenizer_id = hf_config.get(f"{role}_token_id"), getattr(tokenizer.special_token_ids, role)
