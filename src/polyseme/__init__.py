@@ -156,7 +156,7 @@ def finetune(
     files of `train` and `dev` examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON) or plain values; or a data set of
     `list_datasets()`, with its folder as `data`. Several tasks share one trunk: `task={"sentiment": "classification",
     "ner": "tagging"}`, with `train`, `dev` and `data` by the same names. `grid={"lr": [1e-5, 3e-5]}` runs every
-    combination and keeps the best on the dev examples.
+    combination and keeps the best on the dev examples. If `out` has an unfinished run, the same call resumes it.
 
     Without a model (None), a small network is trained over frozen features: `features` (folders of models),
     `word_vectors`, `network`, `layers`, `join_at`, `freeze_word_embeddings`, `cache_dir`. More options: `from_scratch`,

@@ -150,7 +150,10 @@ def benchmark(
     skip_bad: options.SkipBadOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Fine-tune and evaluate on every data set of a benchmark, next to published results."""
+    """Fine-tune and evaluate on every data set of a benchmark, next to published results.
+
+    The same command resumes a run that was interrupted.
+    """
     from polyseme.cli.output import apply_overrides
     from polyseme.evaluation.benchmarks import benchmark_table, run_benchmark
     from polyseme.finetuning.config import FinetuneConfig

@@ -41,7 +41,7 @@ def finetune(
     model: Annotated[Path | None, Argument(help="Folder of a pre-trained model; none with frozen features.")] = None,
     *,
     task: TaskOption,
-    out: Annotated[Path, Option(help="Run folder to write.")],
+    out: Annotated[Path, Option(help="Run folder to write, or of an interrupted run to resume.")],
     train: TrainOption = [],
     dev: Annotated[list[Path], Option(help="Dev examples for evaluation.")] = [],
     data: Annotated[list[Path], Option(help="Folder of a named data set, as distributed.")] = [],
@@ -72,7 +72,10 @@ def finetune(
     network: NetworkOption = "auto",
     cache_dir: Annotated[Path | None, Option(help="Cache of features; default: features next to --out.")] = None,
 ) -> None:
-    """Fine-tune a model on labeled examples, or train a network over frozen features, and evaluate it."""
+    """Fine-tune a model on labeled examples, or train a network over frozen features, and evaluate it.
+
+    The same command resumes a run that was interrupted.
+    """
     import polyseme
 
     folders = [path for path in features if path != "none"]

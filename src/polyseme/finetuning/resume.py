@@ -7,7 +7,7 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -148,14 +148,11 @@ def describe_run(
 def hash_examples(examples: Sequence[Any]) -> str:
     """Return a short hash of the contents of examples, wherever they were read."""
     digest = hashlib.sha256()
-    for example in examples:
-        digest.update(repr(_content_getter(type(example))(example)).encode("utf-8", "surrogatepass"))
+    for example_type, group in groupby(examples, type):
+        content = attrgetter("__class__", *(f.name for f in fields(example_type) if f.name != "location"))
+        for example in group:
+            digest.update(repr(content(example)).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:16]
-
-
-@cache
-def _content_getter(example_type: type) -> Callable[[Any], tuple[Any, ...]]:
-    return attrgetter("__class__", *(f.name for f in fields(example_type) if f.name != "location"))
 
 
 def describe_environment() -> dict[str, Any]:

@@ -6,7 +6,7 @@ It drives single tasks, several tasks over one trunk, networks over frozen featu
 import logging
 import shutil
 import time
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
@@ -44,16 +44,16 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
         started, model = time.perf_counter(), None
         if (saved := run.load(f"seed-{seed}/result")) is not None:
             logger.info("seed %d is finished", seed)
-            result = SeedResult(**saved.state)
+            seed_result = SeedResult(**saved.state)
         else:
             with convert_out_of_memory(experiment.config.memory_advice):
-                result, model = _run_seed(experiment, run, seed, options)
-        results.append(result)
-        is_best = best is None or result.selection_score(experiment) > best.selection_score(experiment)
+                seed_result, model = _run_seed(experiment, run, seed, options)
+        results.append(seed_result)
+        is_best = best is None or seed_result.selection_score(experiment) > best.selection_score(experiment)
         if model is not None and (seed < last_seed or time.perf_counter() - started > SAVE_SECONDS):
-            _save_seed(run, result, model if is_best else None, best)
+            _save_seed(run, seed_result, model if is_best else None, best)
         if is_best:
-            best, best_model = result, model
+            best, best_model = seed_result, model
     assert best is not None
     best_model = best_model or _load_model(experiment, run, best.seed)
     run_results = ExperimentResults(experiment, results)
@@ -68,20 +68,23 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
 def _run_seed(experiment: Experiment, run: UnfinishedRun, seed: int, options: RunOptions) -> tuple[SeedResult, Model]:
     """Train and evaluate a seed."""
     training = _train_seed(experiment, run, seed, options.keep_checkpoints)
-    result = evaluate_seed(experiment, seed, training.model, training.log, training.cost)
+    seed_result = evaluate_seed(experiment, seed, training.model, training.log, training.cost)
     if run.out is not None and options.keep_seeds:
         run.start()
-        metadata = result.metadata | _seed_info(experiment, seed)
+        metadata = seed_result.metadata | _seed_info(experiment, seed)
         experiment.save(run.out / "seeds" / str(seed), training.model, metadata)
-    return result, training.model
+    return seed_result, training.model
 
 
-def _save_seed(run: UnfinishedRun, result: SeedResult, model: Model | None, previous_best: SeedResult | None) -> None:
+def _save_seed(
+    run: UnfinishedRun, seed_result: SeedResult, model: Model | None, previous_best: SeedResult | None
+) -> None:
     """Save a finished seed and, if it is the best so far, its model instead of that of the previous best."""
+    seed = seed_result.seed
     if model is not None:
-        run.save(f"seed-{result.seed}/model", Checkpoint(result.seed, {"model": model.state_dict()}, {}))
-    run.save(f"seed-{result.seed}/result", Checkpoint(result.seed, {}, result.to_json()))
-    run.remove(f"seed-{result.seed}/training")
+        run.save(f"seed-{seed}/model", Checkpoint(seed, {"model": model.state_dict()}, {}))
+    run.save(f"seed-{seed}/result", Checkpoint(seed, {}, seed_result.to_json()))
+    run.remove(f"seed-{seed}/training")
     if model is not None and previous_best is not None:
         run.remove(f"seed-{previous_best.seed}/model")
 
@@ -94,7 +97,8 @@ def _train_seed(experiment: Experiment, run: UnfinishedRun, seed: int, keep_chec
         training.restore(checkpoint)
     keeper = CheckpointKeeper(experiment, run, seed, keep_checkpoints, training.step)
     next_save = time.perf_counter() + SAVE_SECONDS
-    with catch_signals() if run.out is not None else nullcontext([]) as caught, closing(training.steps()) as steps:
+    signals: AbstractContextManager[list[int]] = nullcontext([]) if run.out is None else catch_signals()
+    with signals as caught, closing(training.steps()) as steps:
         for report in steps:
             if training.is_epoch_end or report.step == training.state.total_steps:
                 keeper.add(report.step, training.model)

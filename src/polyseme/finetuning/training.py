@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class SeedTraining:
         """The tokens, operations and seconds so far."""
         return self._cost | {"seconds": self._cost["seconds"] + time.perf_counter() - self._started}
 
-    def steps(self) -> Iterator[StepReport]:
+    def steps(self) -> Generator[StepReport, None, None]:
         """Train to the end, or with patience to the best epoch; yield a report after each step."""
         experiment, state = self.experiment, self.state
         terms = {run.task.codec.head_name for run in experiment.runs}
