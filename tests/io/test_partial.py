@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,34 @@ def test_a_kill_while_the_parts_are_renamed(tmp_path, monkeypatch):
     run(open_two(True))
     assert (out.read_bytes(), second.read_bytes()) == (b"aaA", b"bbB")
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_kill_while_the_parts_are_removed(tmp_path, monkeypatch):
+    out = tmp_path / "a.txt"
+    parts = [part_path(out, name) for name in ("x", "y")]
+
+    def install():
+        if all(part.exists() for part in parts):
+            out.write_bytes(b"".join(part.read_bytes() for part in parts))
+
+    def run(resume):
+        with PartialOutput(out, parts, install, dict, resume) as output:
+            for _ in range(output.num_windows, 2):
+                output.append([b"x", b"y"], 1)
+                output.checkpoint()
+            output.finish([b"", b""])
+
+    def kill(path, missing_ok=False):
+        unlink(path, missing_ok)
+        raise KeyboardInterrupt
+
+    unlink = Path.unlink
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", kill)
+        run(resume=False)
+    assert out.read_bytes() == b"xxyy" and len(list(tmp_path.iterdir())) == 3
+    run(resume=True)
+    assert out.read_bytes() == b"xxyy" and list(tmp_path.iterdir()) == [out]
 
 
 def test_a_single_window_leaves_nothing(tmp_path):

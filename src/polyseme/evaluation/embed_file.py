@@ -54,6 +54,8 @@ def embed_file(
         return {name: vectors_shape if name == "vectors" else (source.total + 1,) for name in names}
 
     def install() -> None:
+        if not all(path.exists() for path in parts.values()):  # the output was complete before
+            return
         dtypes = {"vectors": np.dtype(output.summary["dtype"]), "starts": np.dtype(np.int64)}
         write_npz(out, {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()})
 

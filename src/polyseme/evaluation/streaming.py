@@ -30,12 +30,13 @@ class Source(Generic[T]):
     """
 
     def __init__(self, path: Path | None, read: Callable[[bool], Iterable[T]]):
-        self.path = path
+        self.path: Path | None = path
+        self._read = read
         if path is None or not (path.is_file() or path.is_dir()):
             examples = list(read(True))
-            self.path, self.total, self._read = None, len(examples), lambda _: examples
+            self.path, self._read, self.total = None, lambda _: examples, len(examples)
         else:
-            self.total, self._read = sum(1 for _ in read(True)), read
+            self.total = sum(1 for _ in read(True))
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._read(False))

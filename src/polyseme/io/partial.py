@@ -32,7 +32,8 @@ class PartialOutput:
     """The parts of an output until it is complete; use it as a context manager.
 
     `append` adds a window to each part, `checkpoint` makes all windows so far survive a kill or a power failure, and
-    `finish` calls `install`, which turns the parts into the output. `settings` returns what the content depends on: a
+    `finish` calls `install`, which turns the parts into the output; a run that is killed then calls it again when it is
+    resumed, when parts may be gone. `settings` returns what the content depends on: a
     run is resumed only with the same. `summary` holds small JSON values that are saved with the windows.
     """
 
@@ -83,7 +84,7 @@ class PartialOutput:
                     self._write_state()
             self._close()
             self.install()
-            for path in (self.state_path, *self.parts):
+            for path in (*self.parts, self.state_path):
                 path.unlink(missing_ok=True)
             fsync_path(self.out.parent)
 
