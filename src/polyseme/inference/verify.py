@@ -9,6 +9,7 @@ from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.io.hashes import HASHES_FILE, TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import format_json, read_json_object
+from polyseme.io.lock import lock_folder
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.checkpoint import find_damage, list_checkpoints
@@ -45,14 +46,15 @@ def verify(folder: str | Path, update: bool = False) -> VerifiedFolder:
         return VerifiedFolder(path, kind, _CHECKS[kind](path))
     if kind not in ("model", "tokenizer", "run"):
         raise ConfigError(f"{path} is of kind {kind}: `update` applies to the folder of a model, tokenizer or run")
-    hashes_path = path / HASHES_FILE
-    previous = hashes_path.read_bytes() if hashes_path.is_file() else None
-    write_hashes(path)
-    try:
-        return VerifiedFolder(path, kind, _CHECKS[kind](path))
-    except BaseException:
-        hashes_path.unlink() if previous is None else hashes_path.write_bytes(previous)
-        raise
+    with lock_folder(path, "verify"):
+        hashes_path = path / HASHES_FILE
+        previous = hashes_path.read_bytes() if hashes_path.is_file() else None
+        write_hashes(path)
+        try:
+            return VerifiedFolder(path, kind, _CHECKS[kind](path))
+        except BaseException:
+            hashes_path.unlink() if previous is None else hashes_path.write_bytes(previous)
+            raise
 
 
 def _detect_kind(path: Path) -> str:
