@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError, suggest
-from polyseme.io.limits import MAX_SEQUENCES
+from polyseme.io.limits import MAX_INTEGER, MAX_SEQUENCES, MIN_INTEGER
 
 _SAMPLING = ("temperature", "top_k", "top_p")
 
@@ -30,6 +30,7 @@ class SamplingConfig(Config):
 
     def __post_init__(self) -> None:
         self.check_range(0, math.inf, "temperature", "top_k")
+        self.check_range(MIN_INTEGER, MAX_INTEGER, "seed")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}, expected a probability above 0 and at most 1")
         if not 0 < self.repetition_penalty < math.inf:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import ModelError, suggest
+from polyseme.errors import ConfigError, ModelError, suggest
 from polyseme.families import FAMILIES, Family, get_family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import restore_directory, sha256, write_tensors
@@ -160,8 +160,11 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
         hint = suggest(str(architecture), family.architectures)
         raise ModelError(f"{folder}/config.json: architecture {architecture!r} is not supported; {hint}")
     tensor_names = {family.upgrade_name(tensor) for file in list_weight_files(folder) for tensor in _tensor_names(file)}
-    parsed = family.from_hf_config({**hf_config, "tensors": sorted(tensor_names)})
-    trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # checks the type of each value
+    try:
+        parsed = family.from_hf_config({**hf_config, "tensors": sorted(tensor_names)})
+        trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # checks the type of each value
+    except ConfigError as error:
+        raise ModelError(f"{folder}/config.json: {error}") from None
     pretraining = family.pretraining_heads(trunk_config)
     heads_config = {
         head: pretraining.get(head) or family.task_head(head, _read_labels(hf_config, head), trunk_config)
@@ -274,6 +277,10 @@ def list_weight_files(folder: Path) -> list[Path]:
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ModelError(f"{index}: weight_map is not an object of tensor names and file names")
         names = sorted(set(weight_map.values()))
+        if not names or not all(name.endswith(".safetensors") for name in names):
+            raise ModelError(
+                f"{index} must list files in the safetensors format, it lists {', '.join(names) or 'none'}"
+            )
         if escaping := [name for name in names if Path(name).name != name]:
             raise ModelError(f"{index} refers to a file outside its folder: {escaping[0]!r}")
         return [folder / name for name in names]
