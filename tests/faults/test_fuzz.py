@@ -33,7 +33,7 @@ from polyseme.train.recipe import Recipe
 from polyseme.word_vectors.files import read_vectors
 from tests.corpus.samples import FILES
 
-QUICK, LONG = 12, 1_000  # cases of each target
+QUICK, LONG = 12, 1_500  # cases of each target
 VERSIONS = [pytest.param(QUICK, id="quick"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 SETTINGS = settings(
     deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck), print_blob=False
@@ -309,7 +309,7 @@ def test_results(file, num_cases, project, tmp_path):
 
 CONFIGS: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {
     "recipe": (
-        lambda value: Recipe.from_json(value).check().model_config(320).check(),
+        lambda value: Recipe.from_json(value).check().model_config(320),
         lambda: polyseme.recipes.RECIPES["bert-tiny"]().to_json(),
     ),
     "finetuning": (FinetuneConfig.from_json, lambda: FinetuneConfig().to_json()),

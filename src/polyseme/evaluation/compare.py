@@ -4,10 +4,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
+from polyseme.config import parse_value
 from polyseme.errors import ConfigError, DataError, UnsupportedError, require_package
 from polyseme.io.atomic import atomic_write
 from polyseme.io.json import read_json
@@ -61,23 +62,33 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
     if not isinstance(results, dict) or "primary_metric" not in results or "seeds" not in results:
         raise DataError(f"{folder}/results.json is not of a fine-tuning run")
     predictions = read_json(folder / "predictions.json") if (folder / "predictions.json").is_file() else {}
+    try:
+        values = _run_values(results, predictions)
+        task_config = task_from_json(predictions["task"], tasks) if "task" in predictions else None
+        hints = get_type_hints(FinetuneRun)
+        parsed = {name: parse_value(hints[name], value, name) for name, value in values.items()}
+    except (ConfigError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{folder}: results.json or predictions.json is damaged ({error})") from None
+    return FinetuneRun(folder, task_config=task_config, **parsed)
+
+
+def _run_values(results: dict[str, Any], predictions: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `FinetuneRun` that its files hold."""
     marks = (" (from scratch)" if results.get("from_scratch") else "", " (frozen)" if results.get("features") else "")
-    return FinetuneRun(
-        folder,
-        results["model"] + "".join(marks),
-        results.get("data") or results["task"],
-        results["primary_metric"],
-        tuple(metrics[results["primary_metric"]] for metrics in results["seeds"]),
-        results.get("parameters", 0),
-        results.get("seconds", 0.0),
-        tuple(results.get("failed_seeds", ())),
-        _to_hashable(predictions.get("gold", [])),
-        tuple(map(_to_hashable, predictions.get("predictions", {}).values())),
-        task_from_json(predictions["task"], tasks) if "task" in predictions else None,
-        tuple(results.get("chosen_on_dev", ())),
-        results.get("examples_per_second"),
-        results.get("ms_per_text"),
-    )
+    return {
+        "model": results["model"] + "".join(marks),
+        "task": results.get("data") or results["task"],
+        "metric": results["primary_metric"],
+        "seed_scores": tuple(metrics[results["primary_metric"]] for metrics in results["seeds"]),
+        "num_parameters": results.get("parameters", 0),
+        "train_seconds": results.get("seconds", 0.0),
+        "failed_seeds": tuple(results.get("failed_seeds", ())),
+        "gold": _to_hashable(predictions.get("gold", [])),
+        "predictions": tuple(map(_to_hashable, predictions.get("predictions", {}).values())),
+        "dev_choices": tuple(results.get("chosen_on_dev", ())),
+        "examples_per_second": results.get("examples_per_second"),
+        "latency_ms": results.get("ms_per_text"),
+    }
 
 
 def read_runs(folders: Sequence[Path]) -> list[FinetuneRun]:
