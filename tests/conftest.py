@@ -10,9 +10,13 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(  # children of the tests import `sitecustomize.py` there
+    [os.path.join(os.path.dirname(__file__), "support", "no_network"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 import gc
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,7 @@ from tests.support import commands
 from tests.support.project import Project, build_project
 from tests.support.text import documents, write_glue
 
+runpy.run_path(str(Path(__file__).parent / "support/no_network/sitecustomize.py"))
 torch.set_num_threads(1)
 log_to_stderr()  # as every command does, so that no test depends on an earlier command
 # Tests do not survive a power failure, so syncing only costs time. `tests/io/test_atomic_writes.py` checks the calls.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from polyseme.inference.neural_lm import NeuralLM
     from polyseme.inference.ngram_lm import NgramLM
     from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
+    from polyseme.inference.verify import VerifiedFolder, verify
     from polyseme.inference.word_vectors import WordVectors
     from polyseme.report.results import EvaluationResult, FinetuneResult, PretrainResult
     from polyseme.text.tokenizer import Tokenizer
@@ -49,6 +50,7 @@ _MODULES = {
     "inference.neural_lm": ("NeuralLM",),
     "inference.ngram_lm": ("NgramLM",),
     "inference.results": ("ChoiceResult", "EncodedText", "LastWordScore", "MaskPrediction", "TextScore"),
+    "inference.verify": ("VerifiedFolder", "verify"),
     "inference.word_vectors": ("WordVectors",),
     "report.results": ("EvaluationResult", "FinetuneResult", "PretrainResult"),
     "text.tokenizer": ("Tokenizer",),
@@ -76,7 +78,7 @@ def prepare(
 
     `sources` are files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, or `python-docs`
     or `gettext`; each may end in options such as `::lang=de,weight=2`. Options: `key`, `split`, `lang`, `format`,
-    `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `append`, `num_workers`, `dask_address`.
+    `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `allow_large`, `append`, `num_workers`, `dask_address`.
 
     >>> corpus = polyseme.prepare("text", tokenizer, out="corpus")
     >>> corpus.num_tokens > 1000
@@ -200,12 +202,14 @@ def predict(
     task: str = "",
     ensemble: bool = False,
     truncate: bool | None = None,
+    resume: bool = False,
     **options: Any,
 ) -> list[Any]:
     """Predict examples, a file or plain values, in their order; the options are those of `evaluate`.
 
     `out` is a file to write: .jsonl, .tsv, .conll, .json for SQuAD's script, .props for srl-eval. For a data set of
-    GLUE or SuperGLUE it is a submission for the test examples.
+    GLUE or SuperGLUE it is a submission for the test examples. `resume` continues an interrupted run with the same
+    `out`, model, data and options, and returns the predictions that were missing.
 
     >>> len(polyseme.predict("task/model", "dev.tsv", out="predictions.jsonl"))
     8
@@ -214,7 +218,7 @@ def predict(
     from polyseme.finetuning.api import read_options
 
     path = None if out is None else Path(out)
-    return run(model, data, path, task, ensemble, truncate, read_options(options))
+    return run(model, data, path, task, ensemble, truncate, read_options(options), resume)
 
 
 def compare(runs: Sequence[str | Path], *, out: str | Path | None = None, num_resamples: int = 1000) -> Comparison:

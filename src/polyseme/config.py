@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
 from polyseme.errors import ConfigError, suggest
+from polyseme.io.json import parse_strict
+from polyseme.io.limits import MAX_INTEGER, MIN_INTEGER
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 
@@ -85,7 +87,7 @@ class Config:
         if rest:
             inner = getattr(self, name)
             if isinstance(inner, dict):
-                value = parse_value(typing.get_args(hints[name])[1], _parse_text(text), path)
+                value = parse_value(typing.get_args(hints[name])[1], _parse_text(text, path), path)
                 return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Config):
                 raise ConfigError(f"{name!r} in {type(self).__name__} has no fields, so {path!r} does not exist")
@@ -93,7 +95,7 @@ class Config:
                 return self.replace(**{name: inner.with_override(rest, text)})
             except ConfigError as error:
                 raise ConfigError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
-        return self.replace(**{name: parse_value(hints[name], _parse_text(text), path, self.config_types)})
+        return self.replace(**{name: parse_value(hints[name], _parse_text(text, path), path, self.config_types)})
 
 
 def override_config(config: ConfigT, overrides: Mapping[str, Any], prefix: str = "") -> ConfigT:
@@ -105,7 +107,11 @@ def override_config(config: ConfigT, overrides: Mapping[str, Any], prefix: str =
         elif isinstance(value, Config):
             config = config.replace(**{path: value})
         else:
-            config = config.with_override(path, json.dumps(value))
+            try:
+                text = json.dumps(value)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ConfigError(f"{path} is not a plain value ({error})") from None
+            config = config.with_override(path, text)
     return config
 
 
@@ -170,14 +176,14 @@ def parse_value(hint: Any, value: Any, location: str, config_types: Sequence[typ
         if origin is typing.Literal and value in args:
             return value
         if member is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return float(_check_number(value, location))
         if member in (int, str, bool) and type(value) is member:
-            return value
+            return _check_number(value, location) if member is int else value
     possible = _possible_types(hint, config_types)
     if possible and isinstance(value, dict):
         types_by_name = {t.__name__: t for t in possible}
         kind = value.get("kind", possible[0].__name__)  # a field of one type has no kind
-        if kind not in types_by_name:
+        if not isinstance(kind, str) or kind not in types_by_name:
             raise ConfigError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
         return types_by_name[kind].from_json(value, location, config_types)
     raise ConfigError(f"{location} is {value!r}, expected {_describe_type(hint)}")
@@ -190,8 +196,18 @@ def _describe_type(hint: Any) -> str:
     return " or ".join(map(_describe_type, members)) if members != (hint,) else getattr(hint, "__name__", str(hint))
 
 
-def _parse_text(text: str) -> Any:
+def _check_number(value: float, location: str) -> float:
+    if isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
+        raise ConfigError(f"{location} is an integer of {value.bit_length()} bits, expected at most 64")
+    if not math.isfinite(value):
+        raise ConfigError(f"{location} is {value}, expected a finite number")
+    return value
+
+
+def _parse_text(text: str, location: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_strict(text)
     except json.JSONDecodeError:
         return text
+    except ValueError as error:
+        raise ConfigError(f"{location}: {error}") from None

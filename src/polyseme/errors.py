@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+MAX_MESSAGE_CHARS = 1000  # a longer message, such as one that quotes a long value, is cut in the middle
+
 
 class PolysemeError(Exception):
     """Base class of all errors that a user can fix.
@@ -16,7 +18,10 @@ class PolysemeError(Exception):
     """
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        message = " ".join(message.split())
+        if len(message) > MAX_MESSAGE_CHARS:
+            message = f"{message[: MAX_MESSAGE_CHARS // 2]} … {message[-MAX_MESSAGE_CHARS // 2 :]}"
+        super().__init__(message)
 
 
 class ConfigError(PolysemeError, ValueError):
@@ -48,9 +53,8 @@ class Interrupted(PolysemeError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error of Python or torch is about memory; torch need not be imported."""
-    text = str(error)
-    is_cpu_error = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_cpu_error
+    is_torch_error = isinstance(error, RuntimeError) and re.search(r"DefaultCPUAllocator|out of memory", str(error))
+    return isinstance(error, MemoryError) or bool(is_torch_error)
 
 
 @contextmanager
@@ -61,7 +65,7 @@ def convert_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        device = "GPU " if type(error).__name__ == "OutOfMemoryError" else ""
+        device = "GPU " if "CUDA" in str(error) else ""
         size = re.search(r"(?:allocate|need) ([\d.]+ ?[KMGT]?i?B|\d+ bytes)", str(error))
         request = f" (it needed {size[1]} more)" if size else ""
         raise PolysemeError(f"out of {device}memory{request}: {advice()}") from error

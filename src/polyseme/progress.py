@@ -4,8 +4,9 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,23 @@ class Progress:
         self.completed += amount
         self.resumed += amount
 
+    @contextmanager
+    def window(self, amount: float) -> Iterator[None]:
+        """Complete some work in the context; the bars that it opens show as a fraction of that work."""
+        start = self.completed
+        token = _parent.set(lambda fraction: self.advance(max(start + fraction * amount - self.completed, 0)))
+        try:
+            yield
+        finally:
+            _parent.reset(token)
+        self.advance(start + amount - self.completed)
+
+    def finish(self) -> None:
+        """Show that all is complete, if the progress has been logged before."""
+        if self.last_logged > self.start:
+            self.last_logged = -math.inf
+            self.advance(0)
+
     def close(self) -> None:
         """Stop the progress bar."""
         if self._bar is not None:
@@ -69,10 +87,31 @@ class Progress:
         return ", ".join([*parts, note] if note else parts)
 
 
+class _NestedProgress(Progress):
+    """A bar inside a window of another one: it shows nothing but advances that one."""
+
+    def __init__(self, title: str, total: float | None, unit: str, show_fraction: Callable[[float], None]):
+        super().__init__(title, total, unit, show=False)
+        self.show_fraction = show_fraction
+
+    def advance(self, amount: float, note: str = "") -> None:
+        self.completed += amount
+        if self.total:
+            self.show_fraction(min(self.completed / self.total, 1.0))
+
+
+_parent: ContextVar[Callable[[float], None] | None] = ContextVar("parent_progress", default=None)
+
+
 @contextmanager
 def progress(title: str, total: float | None, unit: str, show: bool = True) -> Iterator[Progress]:
     """Show a progress bar while the context is open."""
-    bar = Progress(title, total, unit, show)
+    show_fraction = _parent.get()
+    bar = (
+        Progress(title, total, unit, show)
+        if show_fraction is None
+        else _NestedProgress(title, total, unit, show_fraction)
+    )
     try:
         yield bar
     finally:

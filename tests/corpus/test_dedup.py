@@ -183,7 +183,7 @@ def test_word_hashes_are_equal_for_equal_words():
     signs = "abcAB ,.-é\u0301ßक\u093fท漢🙂\u200d\u200f\ud800\n"
     for _ in range(50):
         text = "".join(rng.choice(signs) for _ in range(300))
-        hashes, _ = minhash._hash_words(text)
+        hashes, _ = minhash._hash_words(text, b"")
         words = split_words(text)
         assert len(hashes) == len(words) > len(set(words))
         assert len(set(zip(words, hashes.tolist()))) == len(set(words)) == len(set(hashes.tolist()))

@@ -112,7 +112,8 @@ def test_invalid_bytes_cost_one_line(tmp_path: Path) -> None:
         "line 4",
     ]
     utf16 = "one\ntwo\n".encode("utf-16")
-    assert read_texts(path, utf16) == ["!line 1: byte 0 is not UTF-8 text, it looks like UTF-16"]
+    advice = "it looks like UTF-16LE: convert it with iconv -f UTF-16LE -t UTF-8"
+    assert read_texts(path, utf16) == [f"!line 1: byte 0 is not UTF-8 text, {advice}"]
     assert read_texts(path, b"\xef\xbb\xbf") == ["!is empty"]
 
 
@@ -158,7 +159,9 @@ def test_splits_do_not_depend_on_read_block_size(tmp_path: Path, monkeypatch: py
         seen = set()
         for size in (1, 2, 3, 7, 39, 40):
             monkeypatch.setattr(
-                lines, "read_decompressed", lambda path, n=size: (content[i : i + n] for i in range(0, len(content), n))
+                lines,
+                "read_decompressed",
+                lambda path, _, n=size: (content[i : i + n] for i in range(0, len(content), n)),
             )
             seen.add(tuple(map(repr, read_items(path, content, split=split))))
         assert len(seen) == 1 and "DataError" in str(seen)

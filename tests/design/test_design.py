@@ -18,7 +18,8 @@ MAX_FILE_LINES = 500
 # Each package may import those on the lines above its own.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "progress", "logs"),
-    ("config", "io"),
+    ("io",),
+    ("config",),
     ("report", "rng"),
     ("nn",),
     ("families", "corpus.sources"),

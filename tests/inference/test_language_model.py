@@ -116,26 +116,27 @@ def test_score_of_a_masked_model(ours, theirs, tokenizers):
 
 PAIRED = [
     f for f in FAMILIES if isinstance(FAMILIES[f].model_config().trunk, EncoderDecoderConfig)
-]  # no text alone is scored
+]  # no text alone is scored, except by T5, which fills sentinels
 TABLES = [f for f in FAMILIES if isinstance(FAMILIES[f].model_config().trunk, StaticEmbeddingTrunkConfig)]  # no text is
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in (*PAIRED, *TABLES)])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f == "t5" or f not in (*PAIRED, *TABLES)])
 def test_scores_do_not_depend_on_company(family, ours, tiny_folders):
     together = ours[family].score(TEXTS)
     small = NeuralLM(load_model(tiny_folders[family]), "cpu", max_batch_tokens=16)
     for text, score, other in zip(TEXTS, together, small.score(TEXTS)):
         (alone,) = ours[family].score([text])
         assert alone.num_tokens == score.num_tokens == other.num_tokens
-        assert alone.log_prob == pytest.approx(score.log_prob, abs=1e-4)
-        assert other.log_prob == pytest.approx(score.log_prob, abs=1e-4)
+        assert alone.log_prob == pytest.approx(score.log_prob, abs=1e-5 * score.num_tokens)
+        assert other.log_prob == pytest.approx(score.log_prob, abs=1e-5 * score.num_tokens)
     assert ours[family].score([]) == []
 
 
 @pytest.mark.parametrize("family", PAIRED)
 def test_what_makes_no_sense_of_two_texts_is_told(family, ours):
-    with pytest.raises(PolysemeError, match=r"cannot score texts: it is a .* which supports encode, generate"):
-        ours[family].score(TEXTS)
+    if family != "t5":
+        with pytest.raises(PolysemeError, match=r"cannot score texts: it is a .* which supports encode, generate"):
+            ours[family].score(TEXTS)
     with pytest.raises(PolysemeError, match="cannot rank choices"):
         ours[family].rank_choices("the", ["cat", "dog"])
     with pytest.raises(PolysemeError, match="cannot fill masks"):

@@ -108,11 +108,12 @@ def test_scores_of_a_small_file(tmp_path):
     NgramFolder(tmp_path, ngrams, tokenizer).save(tmp_path / "model")
     model = NgramLM(NgramFolder.load(tmp_path / "model"))
     (score, unknown, with_marker) = model.score(["the cat", "the dog", "the </s> cat"])
-    assert math.isclose(score.log_prob / math.log(10), -0.2 - 0.1 - 0.4, rel_tol=1e-6)
-    assert score.num_tokens == 3
-    # "dog" is unknown, after a context without 3-grams for it; then EOS after <unk>, which has no back-off
-    assert math.isclose(unknown.log_prob / math.log(10), -0.2 + (-0.15 - 0.1 - 0.9) - 1, rel_tol=1e-6)
-    assert with_marker.num_tokens == 4, "</s> in a text is an ordinary word"
+    assert math.isclose(score.log_prob / math.log(10), -0.2 - 0.1, rel_tol=1e-6)
+    assert (score.num_tokens, score.num_characters) == (2, 7)
+    # "dog" is unknown, after a context without 3-grams for it
+    assert math.isclose(unknown.log_prob / math.log(10), -0.2 + (-0.15 - 0.1 - 0.9), rel_tol=1e-6)
+    assert with_marker.num_tokens == 3, "</s> in a text is an ordinary word"
+    assert model.score("the cat", spans=(4, 7)).log_prob == pytest.approx(-0.1 * math.log(10))
     assert model.encode("the </s> cat").tokens == ["<s>", "the", "<unk>", "cat", "</s>"]
 
 

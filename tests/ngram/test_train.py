@@ -27,6 +27,7 @@ from polyseme.ngram.trie import NgramVocab
 from polyseme.recipes import get_recipe, get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from tests.ngram.reference import ReferenceKneserNey
+from tests.support.folders import copy_unhashed
 from tests.support.stored_corpus import store
 from tests.support.text import ADJECTIVES, ANIMALS, PLACES, VERBS
 from tests.support.toy_ngram import next_token_probs
@@ -66,7 +67,13 @@ def run(corpus, tmp_path_factory, run_cli):
 
 def test_run_folder(run, corpus):
     out, stdout = run
-    assert {path.name for path in out.iterdir()} == {"model", "recipe.json", "report.html", "results.json"}
+    assert {path.name for path in out.iterdir()} == {
+        "model",
+        "recipe.json",
+        "report.html",
+        "results.json",
+        "SHA256SUMS",
+    }
     results = read_json(out / "results.json")
     assert results["ngrams"][0] == 150 - 3 and len(results["ngrams"]) == 3
     assert results["valid"]["perplexity"] == pytest.approx(math.exp(results["valid"]["next"]))
@@ -77,7 +84,7 @@ def test_run_folder(run, corpus):
 
 
 def test_held_out_perplexity_equals_the_reference(run, corpus):
-    """The loss over ids equals the score of the held-out texts and the reference."""
+    """The loss over ids equals the reference; the score of the held-out texts lacks the end and counts words only."""
     out, _ = run
     train_corpus, valid_corpus = corpus.split(0.01)
     model = polyseme.load(out / "model")
@@ -85,15 +92,17 @@ def test_held_out_perplexity_equals_the_reference(run, corpus):
     reference = ReferenceKneserNey(
         sentences_of(train_corpus), 3, vocab.bos_id, vocab.eos_id, np.flatnonzero(vocab.is_predicted)
     )
-    logs, events = 0.0, 0
+    logs, events, words = 0.0, 0, 0
     for sentence in sentences_of(valid_corpus):
         text = [vocab.bos_id, *sentence, vocab.eos_id]
-        logs += sum(math.log(reference.prob(text[i], text[:i])) for i in range(1, len(text)))
+        token_logs = [math.log(reference.prob(text[i], text[:i])) for i in range(1, len(text))]
+        logs += sum(token_logs)
         events += len(text) - 1
+        words += len(sentence)
     assert read_json(out / "results.json")["valid"]["next"] == pytest.approx(-logs / events, rel=1e-5)
     scores = model.score([" ".join(texts(400)[i] for i in np.flatnonzero(valid_mask(400, 4)))])
-    assert scores[0].num_tokens == events
-    assert scores[0].log_prob == pytest.approx(logs, rel=1e-5)
+    assert scores[0].num_tokens == words
+    assert scores[0].log_prob == pytest.approx(logs - token_logs[-1], rel=1e-5)
 
 
 def valid_mask(num_documents: int, num_valid: int) -> np.ndarray:
@@ -145,9 +154,10 @@ def test_generate(run, cli, run_cli, tmp_path):
     assert wide.score >= likeliest.score
     assert "".join(model.stream("It lives")) == likeliest.text == "".join(model.stream("It", prefix=" lives"))
     whole, before = model.score(["it lives" + likeliest.text, "it lives"])
-    end = np.array([model.ngrams.vocab.bos_id, *model.tokenizer.encode("it lives"), model.ngrams.vocab.eos_id])
-    before = before.log_prob - math.log(10) * model.ngrams.log10_probs(end)[-1]
-    assert likeliest.score == pytest.approx(whole.log_prob - before, abs=1e-5)
+    sentence = model.tokenizer.encode("it lives" + likeliest.text)
+    end = np.array([model.ngrams.vocab.bos_id, *sentence, model.ngrams.vocab.eos_id])
+    generated = whole.log_prob - before.log_prob + math.log(10) * model.ngrams.log10_probs(end)[-1]
+    assert likeliest.score == pytest.approx(generated, abs=1e-5)
     assert model.generate("A cat. It lives") == [likeliest], "a previous sentence has no effect"
     (short,) = model.generate("It lives", GenerationConfig(1))
     assert len(short.tokens) == 1 and not short.is_finished
@@ -234,7 +244,15 @@ DAMAGE = {
     "another type": (_damage("3.logp.npy", lambda p: np.save(p, np.load(p).astype(int))), "3.logp.npy is damaged"),
     "begins do not fit": (
         _damage("3.child_offsets.npy", lambda p: np.save(p, np.load(p) + np.uint32(1))),
-        "does not match the number of words",
+        "its offsets are not ascending",
+    ),
+    "a number that is not finite": (
+        _damage("2.logp.npy", lambda p: np.save(p, np.append(np.load(p)[:-1], np.float32("nan")))),
+        "1 of its",
+    ),
+    "a word outside the vocabulary": (
+        _damage("2.words.npy", lambda p: np.save(p, np.append(np.load(p)[:-1], np.uint16(60_000)))),
+        "it has the id 60000",
     ),
     "a pickle": (_damage("3.words.npy", lambda p: np.save(p, np.array([{}], object))), "3.words.npy is damaged"),
     "a strange order": (
@@ -251,7 +269,7 @@ DAMAGE = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damaged_folders_raise(case, run, tmp_path, cli):
     damage, message = DAMAGE[case]
-    shutil.copytree(run[0] / "model", tmp_path / "model")
+    copy_unhashed(run[0] / "model", tmp_path / "model")
     damage(tmp_path / "model")
     (tmp_path / "x").write_text("a\n")
     completed = cli("score", tmp_path / "model", "--data", tmp_path / "x")
@@ -264,7 +282,7 @@ def test_verify_detects_a_changed_number(run, tmp_path, cli):
     array[3] -= 1
     np.save(tmp_path / "model" / "2.logp.npy", array)
     completed = cli("verify", tmp_path / "model")
-    assert completed.status == 2 and "2.logp.npy is not what was saved" in completed.err
+    assert completed.status == 2 and "2.logp.npy was changed" in completed.err
 
 
 def test_killed_run_leaves_no_partial_output(corpus, tmp_path):

@@ -17,6 +17,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published
 from polyseme.weights.folder import load_model, save_model
 from tests.support import cases
+from tests.support.folders import remove_polyseme_files
 from tests.support.hf_models import convert_model, randomize
 
 transformers = pytest.importorskip("transformers")
@@ -194,6 +195,6 @@ def test_banded_folder_is_rejected_by_transformers(tmp_path):
     assert reloaded.config == model_config and all(
         torch.equal(t, reloaded.state_dict()[n]) for n, t in model.state_dict().items()
     )
-    (tmp_path / "m/polyseme.json").unlink()
+    remove_polyseme_files(tmp_path / "m")
     with pytest.raises(PolysemeError, match="model_type 'gpt3' is not supported"):
         load_model(tmp_path / "m")

@@ -14,6 +14,7 @@ from polyseme.objectives.losses import compute_losses
 from polyseme.weights.convert import from_published
 from polyseme.weights.folder import load_model, save_model
 from tests.support import hf_models
+from tests.support.folders import remove_polyseme_files
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -164,7 +165,7 @@ def test_files_with_all_tied_names_load(tiny_folders, tmp_path):
     """Older files contain the token embeddings again for both stacks and the output."""
     folder = load_model(tiny_folders["t5"])
     save_model(tmp_path / "model", folder.model, folder.tokenizer)
-    (tmp_path / "model/polyseme.json").unlink()
+    remove_polyseme_files(tmp_path / "model")
     path = tmp_path / "model/model.safetensors"
     tensors = load_file(path)
     from safetensors.torch import save_file

@@ -7,11 +7,12 @@ import torch
 
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.inference.verify import verify
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.weights.convert import from_published
-from polyseme.weights.folder import load_model, save_model, verify_model
+from polyseme.weights.folder import load_model, save_model
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -126,7 +127,7 @@ def round_trip(model, tokenizer, folder, metadata=None):
     assert reloaded.model.config == model.config and not reloaded.newly_initialized
     before, after = model.state_dict(), reloaded.model.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before)
-    verify_model(folder)
+    verify(folder)
     return reloaded
 
 

@@ -206,7 +206,7 @@ def test_files_that_cannot_be_read(tmp_path):
         path = write(tmp_path / f"t.tsv{ending}", TABLE * 50)
         path.write_bytes(path.read_bytes()[:-20])
         with pytest.raises(PolysemeError, match=r"is truncated"):
-            ClassificationTask.read(path)
+            ClassificationTask.read(path, Columns(text="sentence"))
         path.write_bytes(b"text\tlabel\na\tb\n")
         with pytest.raises(PolysemeError, match=re.escape(f"is not a valid {ending} file")):
             ClassificationTask.read(path)

@@ -1,5 +1,6 @@
 """Metrics computed by hand and by seqeval, and baselines on data that they can solve."""
 
+import json
 import random
 import sys
 
@@ -10,6 +11,7 @@ from polyseme.errors import PolysemeError
 from polyseme.nn.heads.tag_schemes import extract_entities
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.metrics.standard import classification_metrics, regression_metrics, tagging_metrics
+from polyseme.tasks.metrics.translation import add_statistics, score_translations, translation_metrics
 from polyseme.tasks.regression import RegressionTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
@@ -134,3 +136,23 @@ def test_linear_baselines_learn_surface_features():
         for a, _ in samples
     ]
     assert baseline_metrics(TaggingTask, "linear", tags[:200], tags[200:])["f1"] > 0.95
+
+
+def test_translation_metrics_of_windows_are_those_of_sacrebleu():
+    sacrebleu = pytest.importorskip("sacrebleu.metrics")
+    draw = random.Random(3)
+    sources, references, hypotheses = (
+        [" ".join(draw.choices(["the", "old", "cat", "dog"], k=draw.randint(0, 50))) for _ in range(40)]
+        for _ in range(3)
+    )
+    statistics = {}
+    for a, b in ((0, 1), (1, 13), (13, 40)):
+        add_statistics(statistics, hypotheses[a:b], references[a:b], sources[a:b])
+    metrics = translation_metrics(json.loads(json.dumps(statistics)))
+    assert metrics == score_translations(hypotheses, references, sources)
+    for name, metric in (("bleu", sacrebleu.BLEU()), ("chrf", sacrebleu.CHRF())):
+        assert metrics[name] == metric.corpus_score(hypotheses, [references]).score
+        assert metrics[f"{name}_signature"] == str(metric.get_signature())
+    index = [i for i, source in enumerate(sources) if 10 < len(source.split()) <= 15]
+    expected = sacrebleu.BLEU().corpus_score([hypotheses[i] for i in index], [[references[i] for i in index]]).score
+    assert metrics["by_length"][1] == {"words": "11 to 15", "texts": len(index), "bleu": expected}

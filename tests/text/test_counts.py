@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, trainers
 
 from polyseme.errors import PolysemeError
+from polyseme.io.limits import MAX_WORD_CHARS
 from polyseme.text.counts import TextGroup, WordCounts
 from polyseme.text.pipelines import TOKENIZER_KINDS, build_untrained
 from polyseme.text.tokenizer import Tokenizer
@@ -47,6 +48,19 @@ def test_counts_equal_those_of_pretokens(kind: str, lowercase: bool) -> None:
     if kind == "unigram":  # a metaspace written in the text is not a word
         word_counts.pop("▁"), expected.pop("▁")
     assert word_counts == dict(expected)
+
+
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+def test_long_words_are_counted_in_parts(kind: str) -> None:
+    long_word, end = "ab" * MAX_WORD_CHARS, "c" * (MAX_WORD_CHARS // 2)
+    word_counts = count_words(kind, [f"short {long_word}{end} short", long_word]).smoothed_counts()
+    assert sum(count for word, count in word_counts.items() if word.strip("Ġ▁") == "short") == 2
+    if kind in ("wordpiece", "bpe", "byte-bpe-roberta"):
+        assert max(map(len, word_counts)) == MAX_WORD_CHARS
+        num_letters = sum(len(word.strip("Ġ")) * count for word, count in word_counts.items())
+        assert num_letters == 2 * len("short") + 2 * len(long_word) + len(end)
+    else:
+        assert {long_word, long_word + end} <= {word.strip("▁") for word in word_counts}
 
 
 def test_counts_do_not_depend_on_batches(monkeypatch: pytest.MonkeyPatch) -> None:

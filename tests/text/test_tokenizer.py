@@ -77,7 +77,7 @@ def test_invalid_training_options_raise(kind: str) -> None:
 
 
 def test_save_and_load_round_trip(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    tokenizer.save(tmp_path)
+    tokenizer.save_files(tmp_path)
     reloaded = Tokenizer.load(tmp_path)
     assert (reloaded.hash, reloaded.special_token_ids, reloaded.lowercase) == (
         tokenizer.hash,
@@ -213,7 +213,7 @@ def test_invalid_folders_raise(wordpiece: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(PolysemeError, match=r"is not a valid tokenizer\.json"):
         Tokenizer.load(tmp_path)
-    wordpiece.save(tmp_path)
+    wordpiece.save_files(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"mask_token": "<gone>"}')
     with pytest.raises(PolysemeError, match="mask token '<gone>' is not in its vocabulary"):
         Tokenizer.load(tmp_path)

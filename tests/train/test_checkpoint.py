@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
+from polyseme.train import pretrain as module
 from polyseme.train.checkpoint import Checkpoint, average_checkpoints, load_checkpoint, save_checkpoint
+from tests.support.runs import Killed, tiny_recipe
 
 
 def checkpoint(step):
@@ -105,3 +107,73 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     save_checkpoint(tmp_path, changed, keep_checkpoints=1)
     assert torch.equal(load_checkpoint(tmp_path).tensors["model"]["a"], torch.zeros(3))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-3"]
+
+
+# ------------------------------------------------------------------------------------------------ in a run
+
+
+@pytest.fixture
+def stopped_run(project, tmp_path, monkeypatch):
+    """Return a function that starts a run, which is killed after some steps; a checkpoint is saved every 2."""
+
+    def start(num_steps):
+        real = module.train
+
+        def train(state, batches):
+            for report in real(state, batches):
+                if report.step == num_steps:
+                    raise Killed
+                yield report
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(module, "train", train)
+            module.pretrain(tiny_recipe("bert"), project / "corpus-bert", tmp_path / "run")
+        return tmp_path / "run"
+
+    return start
+
+
+def resume(project, run):
+    return module.pretrain(tiny_recipe("bert"), project / "corpus-bert", run, resume=True)
+
+
+def test_a_run_never_starts_over_silently(project, stopped_run):
+    run = stopped_run(6)
+    for path in run.glob("checkpoints/step-*"):
+        (path / "model.safetensors").write_bytes(b"damaged")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(PolysemeError, match=r"step-4: model.safetensors does not match its hash; step-2: .*: restore"):
+        resume(project, run)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(PolysemeError, match=r"trained up to step 5 .* its checkpoints are missing: restore"):
+        resume(project, run)
+    assert all(path.read_bytes() == content for path, content in before.items() if path.exists())
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(project, stopped_run):
+    run = stopped_run(2)
+    assert not list(run.glob("checkpoints/*")) and (run / "log.jsonl").read_text()
+    (run / "checkpoints").mkdir(exist_ok=True)  # as when the kill is during the first checkpoint
+    assert resume(project, run)["steps"] == 9
+    (run / "log.jsonl").write_text('5\n{"step": "x"}\n\xff{"step": 1}\n{"step": 2}\n', encoding="latin-1")
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(PolysemeError, match=r"trained up to step 2 .* its checkpoints are missing"):
+        resume(project, run)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"recipe": 1}', "null"])
+def test_a_damaged_recipe_gives_one_line(project, stopped_run, content):
+    run = stopped_run(1)
+    (run / "recipe.json").write_text(content)
+    with pytest.raises(PolysemeError, match=r"recipe.json is not"):
+        resume(project, run)
+
+
+def test_a_checkpoint_of_another_model_gives_one_line(project, stopped_run):
+    run = stopped_run(3)
+    saved = load_checkpoint(run / "checkpoints")
+    shutil.rmtree(run / "checkpoints")
+    model = {name: tensor[:-1] for name, tensor in saved.tensors["model"].items()}
+    save_checkpoint(run / "checkpoints", Checkpoint(2, saved.tensors | {"model": model}, saved.state), 1)
+    with pytest.raises(PolysemeError, match="the checkpoint of step 2 is of another model: Error"):
+        resume(project, run)

@@ -18,6 +18,7 @@ from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain
 from polyseme.weights.folder import load_model, read_model_config, save_model
+from tests.support.folders import remove_polyseme_files
 
 LENGTH = 48
 
@@ -127,7 +128,7 @@ def test_both_places_are_one_family(tmp_path):
         assert ModelConfig.from_json(spec.to_json()) == spec
         model = spec.build(seed=0)
         save_model(tmp_path / positions, model, Tokenizer.load("events"))
-        (tmp_path / positions / "polyseme.json").unlink()
+        remove_polyseme_files(tmp_path / positions)
         assert read_model_config(tmp_path / positions)[0] == spec
         again = load_model(tmp_path / positions).model.state_dict()
         assert all(torch.equal(t, again[name]) for name, t in model.state_dict().items())

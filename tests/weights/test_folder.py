@@ -10,8 +10,10 @@ from safetensors.torch import load_file, save_file
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.families.family import FIXED_LABELS
+from polyseme.inference.verify import verify
 from polyseme.nn.model import ModelConfig
-from polyseme.weights.folder import load_model, read_model_config, save_model, verify_model
+from polyseme.weights.folder import load_model, read_model_config, save_model
+from tests.support.folders import copy_unhashed
 from tests.support.hf_models import (
     ENCODER_DECODERS,
     assert_same_outputs,
@@ -137,7 +139,7 @@ def test_folders_of_transformers_load(family, name, sharded, tiny_folders, tmp_p
     has_pooler = any(n.startswith("trunk.pooler.") for n in folder.model.state_dict())
     assert bool(folder.newly_initialized) == (has_pooler and not any("pooler" in n for n in hf_model.state_dict()))
     assert_same_outputs(folder.model, hf_model)
-    verify_model(tmp_path)
+    verify(tmp_path)
     save_model(tmp_path / "ours", folder.model, folder.tokenizer)
     reloaded, problems = load_hf_model(getattr(transformers, name), tmp_path / "ours")
     assert not problems.get("missing_keys") and not problems.get("mismatched_keys")
@@ -297,7 +299,7 @@ REQUIRED_CASES = [(f, n) for f, names in REQUIRED_TENSORS.items() for n in names
 
 @pytest.fixture
 def copy_folder(tiny_folders, tmp_path):
-    return lambda family: shutil.copytree(tiny_folders[family], tmp_path / family)
+    return lambda family: copy_unhashed(tiny_folders[family], tmp_path / family)
 
 
 @pytest.mark.parametrize("family,name", REQUIRED_CASES)

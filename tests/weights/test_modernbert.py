@@ -1,7 +1,6 @@
 """Folders of ModernBERT: current and legacy configs, unsupported settings, byte-level vocabularies."""
 
 import json
-import shutil
 
 import pytest
 
@@ -11,6 +10,7 @@ from polyseme.nn.model import ModelConfig
 from polyseme.text.pipelines import BERT_SPECIALS, build_bpe, set_pair_template
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import load_model
+from tests.support.folders import copy_unhashed
 from tests.support.hf_models import assert_same_outputs, build_hf_model, load_hf_model, round_trip, save_hf_model
 
 transformers = pytest.importorskip("transformers")
@@ -55,7 +55,7 @@ def test_legacy_config_keys_are_read(tiny_folders, tmp_path):
     ({"classifier_activation": "relu"}, "classifier_activation"), ({"model_type": "modern"}, "modernbert"),
 ], ids=str)  # fmt: skip
 def test_unsupported_settings_are_rejected(changes, message, tiny_folders, tmp_path):
-    folder = shutil.copytree(tiny_folders["modernbert"], tmp_path / "modernbert")
+    folder = copy_unhashed(tiny_folders["modernbert"], tmp_path / "modernbert")
     (folder / "polyseme.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))

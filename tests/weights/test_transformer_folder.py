@@ -8,12 +8,13 @@ from safetensors.torch import load_file
 from polyseme.families import FAMILIES
 from polyseme.nn.model import ModelConfig
 from polyseme.weights.folder import load_model, save_model
+from tests.support.folders import remove_polyseme_files
 
 
 def test_folder_loads_without_polyseme_json(tiny_folders, tmp_path):
     folder = load_model(tiny_folders["transformer"])
     save_model(tmp_path / "model", folder.model, folder.tokenizer)
-    (tmp_path / "model/polyseme.json").unlink()
+    remove_polyseme_files(tmp_path / "model")
     config = json.loads((tmp_path / "model/config.json").read_text())
     assert config["model_type"] == "transformer" and config["architectures"] == ["Translation"]
     assert set(load_file(tmp_path / "model/model.safetensors")) == set(folder.model.state_dict())

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_table
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -32,6 +32,7 @@ def prepare(
     dedup: Annotated[str, Option(help="Deduplication: near (includes exact), exact, or none.")] = "near",
     dedup_threshold: Annotated[float, Option(help=THRESHOLD_HELP)] = 0.8,
     skip_bad: options.SkipBadOption = False,
+    allow_large: options.AllowLargeOption = False,
     num_workers: Annotated[int | None, Option(help="Worker processes; default: one per core.", min=1)] = None,
     dask_address: Annotated[str, Option(help="Address of a Dask scheduler whose workers to use.")] = "",
 ) -> None:
@@ -41,7 +42,7 @@ def prepare(
     corpus = polyseme.prepare(
         source, polyseme.Tokenizer.load(tokenizer), out, key=key, split=split, lang=lang, format=format, clean=clean,
         dedup=dedup, dedup_threshold=dedup_threshold, skip_bad=skip_bad, append=append, num_workers=num_workers,
-        dask_address=dask_address,
+        allow_large=allow_large, dask_address=dask_address,
     )  # fmt: skip
     _print_removed(out, corpus)
 
@@ -120,17 +121,15 @@ def describe(
     print(f"{out}: all statistics")
 
 
-def verify(folder: Annotated[Path, Argument(help="Corpus folder or model folder.")]) -> None:
-    """Check every hash of a corpus, or every tensor of a model."""
-    if (folder / "manifest.json").exists() or (folder / ".work").is_dir():
-        from polyseme.corpus.store import verify_corpus
+def verify(
+    folder: Annotated[Path, Argument(help="Folder of a corpus, model, tokenizer or run.")],
+    update: Annotated[bool, Option("--update", help="Accept changed files: write their hashes again.")] = False,
+) -> None:
+    """Check every file of a folder: hashes, missing and added files, structure, and that weights are finite."""
+    import polyseme
 
-        verify_corpus(folder)
-    elif (folder / "config.json").exists():
-        from polyseme.ngram.model import is_ngram, verify_ngrams
-        from polyseme.weights.folder import verify_model
-
-        verify_ngrams(folder) if is_ngram(folder) else verify_model(folder)
+    verified = polyseme.verify(folder, update)
+    if verified.has_hashes:
+        print(f"{folder}: whole ({verified.kind})")
     else:
-        raise DataError(f"{folder} is neither a corpus (manifest.json) nor a model (config.json)")
-    print(f"{folder}: whole")
+        print(f"{folder}: readable, but it contains no hashes: only the structure of the {verified.kind} was checked")

@@ -14,6 +14,7 @@ ModelsArgument = Annotated[
 ]
 EnsembleOption = Annotated[bool, Option(help="Average the probabilities of several models.")]
 TruncateOption = Annotated[bool | None, Option(help="Truncate long texts; default: as in fine-tuning.")]
+PLL_HELP = "Score of a sentence by a masked model: original, or within_word_l2r (mask the rest of a word too)."
 TASK_HELP = "One task of a model for several; or the format of --data, if the model does not record its task; "
 
 
@@ -29,9 +30,21 @@ def evaluate(
     skip_bad: options.SkipBadOption = False,
     as_json: options.JsonOption = False,
     ensemble: EnsembleOption = False,
+    pll_metric: Annotated[str | None, Option(help=PLL_HELP)] = None,
+    normalization: Annotated[
+        str, Option(help="Score of a minimal pair's sentence: none, or length (per token).")
+    ] = "none",
 ) -> None:
-    """Evaluate a fine-tuned model, or an ensemble, on labeled examples: metrics, size and speed."""
+    """Evaluate a fine-tuned model, or an ensemble, on labeled examples: metrics, size and speed.
+
+    With the task blimp or minimal-pairs, evaluate language models of any kind on pairs of sentences.
+    """
     import polyseme
+    from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS
+
+    if task in MINIMAL_PAIR_TASKS:
+        _evaluate_minimal_pairs(models, data, task, pll_metric, normalization, skip_bad, as_json)
+        return
     from polyseme.report.run_page import dev_selection_note
 
     evaluation = polyseme.evaluate(
@@ -52,6 +65,20 @@ def evaluate(
         print(f"{name}: {value:.4f}")
 
 
+def _evaluate_minimal_pairs(
+    models: list[Path], data: Path, task: str, pll_metric: str | None, normalization: str, skip_bad: bool, as_json: bool
+) -> None:
+    from dataclasses import asdict
+
+    from polyseme.evaluation.minimal_pairs import minimal_pairs_table, run_minimal_pairs
+
+    results = run_minimal_pairs(models, data, pll_metric, normalization, skip_bad)
+    if as_json:
+        print_json([asdict(result) for result in results])
+    else:
+        print_table(*minimal_pairs_table(task, results))
+
+
 def predict(
     models: ModelsArgument,
     data: Annotated[Path, Option(help="Examples, labeled or not: a file, or the folder of a named data set.")],
@@ -66,15 +93,15 @@ def predict(
     ] = "",
     skip_bad: options.SkipBadOption = False,
     ensemble: EnsembleOption = False,
+    resume: options.ResumeOutputOption = False,
 ) -> None:
     """Predict each example, with probabilities where the task has them, in the order of the input."""
-    import polyseme
+    from polyseme.evaluation.api import load_predictor, predict_file
+    from polyseme.finetuning.api import ReadOptions
 
-    predictions = polyseme.predict(
-        models, data, out=out, task=task, ensemble=ensemble, truncate=truncate, text_column=text_column,
-        pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
-    )  # fmt: skip
-    print(f"{out}: {len(predictions)} predictions")
+    reading = ReadOptions(text_column, pair_column, label_column, header, skip_bad)
+    num_predictions = predict_file(load_predictor(models, task, ensemble, truncate), data, out, task, reading, resume)
+    print(f"{out}: {num_predictions} predictions")
 
 
 def compare(

@@ -26,7 +26,7 @@ from polyseme.cli import (
     ulmfit,
     vectors,
 )
-from polyseme.errors import ConfigError, Interrupted, PolysemeError
+from polyseme.errors import ConfigError, Interrupted, PolysemeError, convert_out_of_memory
 from polyseme.logs import log_to_stderr
 
 app = typer.Typer(
@@ -84,6 +84,7 @@ _FLAGS = {
     "choose another folder": "--out",
     "prepare it with the tokenizer of": "--tokenizer",
     "train a tokenizer of kind": "--kind",
+    "accept the folder as it is now": "polyseme verify --update",
 }
 
 
@@ -93,7 +94,8 @@ def main() -> None:
     try:
         for argument in sys.argv:
             _check_utf8(argument)
-        status = app(standalone_mode=False)
+        with convert_out_of_memory(lambda: "use a smaller model, or less data at once"):
+            status = app(standalone_mode=False)
         if status == 130:  # typer's status after Ctrl-C
             raise KeyboardInterrupt
     except ClickException as error:

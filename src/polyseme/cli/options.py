@@ -18,6 +18,7 @@ LinesOption = Annotated[Path, Option(help="Text file, one text per line.")]
 SetOption = Annotated[list[str], Option("--set", help="Override a setting: path=value, e.g. optimizer.lr=1e-4.")]
 BudgetOption = Annotated[str, Option(help="Training budget: 20m, 1h30m, 90s, 500steps or 1e9tokens.")]
 ResumeOption = Annotated[bool, Option(help="Resume the run in --out.")]
+ResumeOutputOption = Annotated[bool, Option("--resume", help="Resume an interrupted run with the same options.")]
 RunOption = Annotated[Path, Option(help="Run folder to write, or to resume.")]
 NumSeedsOption = Annotated[int, Option(help="Number of runs with different random seeds.", min=1)]
 LengthPenaltyOption = Annotated[float, Option(help="Divide the scores of the beam search by length to this power.")]
@@ -28,6 +29,9 @@ PairColumnOption = Annotated[str, Option(help="Column or key of the second text.
 LabelColumnOption = Annotated[str, Option(help="Column or key of the label.")]
 HeaderOption = Annotated[bool, Option(help="Whether TSV has a header; without one, columns are numbers from 1.")]
 SkipBadOption = Annotated[bool, Option(help="Skip bad rows and count them.")]
+AllowLargeOption = Annotated[
+    bool, Option("--allow-large", help="Read compressed files that expand more than a thousandfold.")
+]
 
 # Sources of text.
 SourceArgument = Annotated[list[str], Argument(help=SOURCES_HELP)]

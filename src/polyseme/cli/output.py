@@ -1,7 +1,7 @@
 """Print tables and JSON; read what several commands read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,17 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def read_texts(path: Path) -> list[str]:
     """Read one text per line; an empty line is an error, because each line gets one result."""
-    from polyseme.tasks.readers.rows import read_lines
+    return list(iter_texts(path))
 
-    lines = read_lines(path)
-    for number, line in enumerate(lines, start=1):
+
+def iter_texts(path: Path) -> Iterator[str]:
+    """Yield the texts of `read_texts`."""
+    from polyseme.tasks.readers.rows import iter_lines
+
+    for number, line in enumerate(iter_lines(path), start=1):
         if not line.strip():
             raise ConfigError(f"{path}, line {number} is empty: every line must contain a text")
-    return lines
+        yield line
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:

@@ -28,6 +28,7 @@ def overlap(
     key: options.KeyOption = "text",
     num_shown: Annotated[int, Option(help="Number of examples shown per set.", min=0)] = 3,
     skip_bad: options.SkipBadOption = False,
+    allow_large: options.AllowLargeOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Print the fraction of each evaluation set's word n-grams that occur in a corpus, and the worst examples."""
@@ -39,7 +40,8 @@ def overlap(
 
     opened = Corpus.open(corpus)
     names = (*evaluation_sets, *(more_evaluation_sets or ()))
-    sources = {name: open_sources([name], key=key, split="line", skip_bad=skip_bad) for name in names}
+    settings: dict[str, Any] = {"key": key, "split": "line", "skip_bad": skip_bad, "allow_large": allow_large}
+    sources = {name: open_sources([name], **settings) for name in names}
     locations: dict[str, list[str]] = {name: [] for name in sources}
 
     def texts(name: str, reader: "SourceReader") -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import print_json, print_table, read_texts
+from polyseme.cli.output import iter_texts, print_json, print_table
 from polyseme.errors import ConfigError
 
 LAYERS_HELP = "embeddings, last, second_to_last, sum_last_4, concat_last_4, sum_all, all, or a layer number."
@@ -89,23 +89,16 @@ def embed(
     granularity: Annotated[str, Option(help="One vector per token, word, or text (mean pooling).")] = "text",
     precision: Annotated[str, Option(help="float32, or bf16 on a GPU.")] = "float32",
     truncate: Annotated[bool, Option(help="Truncate texts that are longer than the model's maximum length.")] = False,
+    resume: options.ResumeOutputOption = False,
 ) -> None:
     """Write vectors to an .npz file: `vectors`, and for tokens or words `starts`, the first row of each text."""
-    import numpy as np
-
     import polyseme
-    from polyseme.io.atomic import atomic_write
+    from polyseme.evaluation.embed_file import embed_file
+    from polyseme.evaluation.streaming import Source
 
     if out.suffix != ".npz":
         raise ConfigError(f"--out {out} does not end in .npz")
-    vectors = polyseme.load(model, precision=precision).embed(read_texts(data), layers, granularity, truncate)  # type: ignore[arg-type]
-    arrays = {"vectors": vectors}
-    if isinstance(vectors, list):
-        arrays = {"vectors": np.concatenate(vectors), "starts": np.cumsum([0, *map(len, vectors)])}
-
-    def write(path: Path) -> None:
-        with open(path, "wb") as f:
-            np.savez(f, **arrays)
-
-    atomic_write(out, write)
-    print(f"{out}: " + ", ".join(f"{name} {np.shape(value)}" for name, value in arrays.items()))
+    language_model = polyseme.load(model, precision=precision)
+    source = Source(data, lambda _: iter_texts(data))
+    shapes = embed_file(language_model, source, out, layers, granularity, truncate, precision, resume)  # type: ignore[arg-type]
+    print(f"{out}: " + ", ".join(f"{name} {shape}" for name, shape in shapes.items()))

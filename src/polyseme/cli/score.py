@@ -1,24 +1,28 @@
 """`polyseme score`: score texts, last words, or the choices of questions."""
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import print_json, read_texts
+from polyseme.cli.output import iter_texts
 from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
+    from polyseme.evaluation.streaming import Source
     from polyseme.inference.base import LanguageModel
-    from polyseme.inference.results import ChoiceResult
+    from polyseme.inference.results import ChoiceResult, TextScore
     from polyseme.tasks.multiple_choice import ChoiceExample
 
 CHOICES_HELP = "Questions as JSON lines with text (or prompt), choices and, if known, label."
 LAST_WORDS_HELP = "LAMBADA: JSON lines with context and continuation (or text), or one text per line."
 NORMALIZATION_HELP = "Score of a choice: none (log-probability), length (per token), or unconditional (minus that "
 NORMALIZATION_HELP += "after --context)."
+_SUMMED = ("log_prob", "num_tokens", "num_characters")
 
 
 def score(
@@ -35,14 +39,18 @@ def score(
     context: Annotated[str, Option(help="Text before an unconditional answer.")] = "Answer: ",
     seed: Annotated[int, Option(help="Random seed of the shots.")] = 0,
     as_json: options.JsonLinesOption = False,
+    out: Annotated[Path | None, Option(help="Output file instead of standard output.")] = None,
+    resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Print the log-probability and perplexity of texts (pseudo-perplexity for a masked model), or answer questions.
+    """Print log-probability, perplexity and bits per character of texts (pseudo- for a masked model), or answers.
+
+    In every model the tokens of a text are counted; its start and end are not.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
     """
     import polyseme
-    from polyseme.tasks.multiple_choice import MultipleChoiceTask
+    from polyseme.evaluation.streaming import hash_path, open_text_output, run_windows
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
@@ -52,56 +60,133 @@ def score(
         raise ConfigError("--num-shots K and --examples FILE go together")
     language_model = polyseme.load(model)
     if data is not None:
-        _score_texts(language_model, data, as_json)
+        mode = _text_mode(language_model, data, as_json)
     elif last_words is not None:
-        _score_last_words(language_model, last_words, as_json)
-    elif choices is not None:
-        questions = MultipleChoiceTask.read(choices, needs_labels=False)
-        shots = _sample_shots(examples, num_shots, seed, questions) if examples else []
-        results = language_model.rank_choices(
-            [question.text for question in questions], [question.choices for question in questions], shots=shots,
-            template=template.replace("\\n", "\n"), normalization=normalization, context=context,
-        )  # fmt: skip
-        _print_choices(questions, results, len(shots), as_json)
-
-
-def _score_texts(language_model: "LanguageModel", data: Path, as_json: bool) -> None:
-    lines = read_texts(data)
-    scores = language_model.score(lines)
-    for line, s in zip(lines, scores):
-        if as_json:
-            row = {"log_prob": s.log_prob, "num_tokens": s.num_tokens, "perplexity": s.perplexity, "text": line}
-            print_json(row, indent=None)
-        else:
-            print(f"{s.log_prob:12.4f}  {s.num_tokens:5d} tokens  {s.perplexity:12.4f}  {line}")
-    total, tokens = sum(s.log_prob for s in scores), sum(s.num_tokens for s in scores)
-    if not as_json:
-        print(f"{total:12.4f}  {tokens:5d} tokens  {math.exp(-total / max(tokens, 1)):12.4f}  (all)")
-
-
-def _score_last_words(language_model: "LanguageModel", path: Path, as_json: bool) -> None:
-    """Print accuracy and perplexity of last words; as in LAMBADA, the perplexity of a word is over all its tokens."""
-    from polyseme.datasets.lambada import read_lambada
-
-    words = language_model.score_last_words(read_lambada(path))
-    summary = {
-        "texts": len(words),
-        "accuracy": sum(word.is_correct for word in words) / len(words),
-        "perplexity": math.exp(-sum(word.score.log_prob for word in words) / len(words)),
-        "num_truncated": sum(word.num_truncated > 0 for word in words),
-    }
-    if as_json:
-        print_json(summary, indent=None)
+        mode = _last_word_mode(language_model, last_words, as_json)
     else:
-        print("\n".join(f"{name}: {value:.4g}" for name, value in summary.items()))
+        assert choices is not None
+        ranking = {"template": template.replace("\\n", "\n"), "normalization": normalization, "context": context}
+        mode = _choice_mode(language_model, choices, (examples, num_shots, seed), ranking, as_json)
+
+    def settings() -> dict[str, Any]:
+        kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
+        shots = {"examples": examples and hash_path(examples), "num_shots": num_shots, "seed": seed}
+        ranking = {"template": template, "normalization": normalization, "context": context}
+        hashes = {"input": mode.source.hash, "model": hash_path(model)}
+        return {**hashes, "mode": kind, "json": as_json, **shots, **ranking}
+
+    output = open_text_output(out, lambda text: print(text, end="", flush=True), settings, resume)
+    run_windows(
+        mode.source, mode.source.windows(), output, lambda window, _, summary: [mode.score(window, summary).encode()],
+        lambda summary: [mode.format_footer(summary).encode()], "score",
+    )  # fmt: skip
+    if out is not None:
+        print(f"{out}: {mode.source.total} texts")
 
 
-def _sample_shots(path: Path, num_shots: int, seed: int, questions: "list[ChoiceExample]") -> list[tuple[str, str]]:
+class _Mode(NamedTuple):
+    """What is scored, how the lines of a window are computed, and the last line, from what `score` has summed up."""
+
+    source: "Source[Any]"
+    score: Callable[[list[Any], dict[str, Any]], str]
+    format_footer: Callable[[dict[str, Any]], str]
+
+
+def _text_mode(language_model: "LanguageModel", data: Path, as_json: bool) -> _Mode:
+    from polyseme.evaluation.streaming import Source
+    from polyseme.inference.results import TextScore
+
+    def score(window: list[str], summary: dict[str, Any]) -> str:
+        scores = language_model.score(window)
+        add_to(summary, **{name: sum(getattr(s, name) for s in scores) for name in _SUMMED})
+        return "".join(map(format_line, window, scores))
+
+    def format_line(line: str, s: "TextScore") -> str:
+        if as_json:
+            row = {"log_prob": s.log_prob, "num_tokens": s.num_tokens, "perplexity": s.perplexity}
+            return to_json_line({**row, "bits_per_character": s.bits_per_character, "text": line})
+        return _format_score(s, line)
+
+    def format_footer(summary: dict[str, Any]) -> str:
+        return "" if as_json else _format_score(TextScore(*(summary[name] for name in _SUMMED)), "(all)")
+
+    return _Mode(Source(data, lambda _: iter_texts(data)), score, format_footer)
+
+
+def _format_score(score: "TextScore", text: str) -> str:
+    columns = f"{score.log_prob:12.4f}  {score.num_tokens:5d} tokens  {score.perplexity:12.4f}"
+    return f"{columns}  {score.bits_per_character:8.4f} bits per character  {text}\n"
+
+
+def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) -> _Mode:
+    """Score last words: accuracy, and perplexity, as in LAMBADA of a word over all its tokens."""
+    from polyseme.datasets.lambada import iter_lambada
+    from polyseme.evaluation.streaming import Source
+
+    def score(window: list[tuple[str, str]], summary: dict[str, Any]) -> str:
+        words = language_model.score_last_words(window)
+        log_prob, num_truncated = sum(w.score.log_prob for w in words), sum(w.num_truncated > 0 for w in words)
+        num_correct = sum(word.is_correct for word in words)
+        add_to(summary, texts=len(words), correct=num_correct, log_prob=log_prob, truncated=num_truncated)
+        return ""
+
+    def format_footer(summary: dict[str, Any]) -> str:
+        num_texts = summary["texts"]
+        metrics = {
+            "texts": num_texts,
+            "accuracy": summary["correct"] / num_texts,
+            "perplexity": math.exp(-summary["log_prob"] / num_texts),
+            "num_truncated": summary["truncated"],
+        }
+        if as_json:
+            return to_json_line(metrics)
+        return "".join(f"{name}: {value:.4g}\n" for name, value in metrics.items())
+
+    return _Mode(Source(path, lambda _: iter_lambada(path)), score, format_footer)
+
+
+def _choice_mode(
+    language_model: "LanguageModel",
+    path: Path,
+    shot_options: tuple[Path | None, int, int],
+    ranking: dict[str, Any],
+    as_json: bool,
+) -> _Mode:
+    from polyseme.evaluation.streaming import Source
+    from polyseme.tasks.multiple_choice import MultipleChoiceTask
+
+    source: Source[ChoiceExample] = Source(path, lambda _: MultipleChoiceTask.iter_examples(path))
+    shots = _sample_shots(*shot_options, source)
+
+    def score(window: "list[ChoiceExample]", summary: dict[str, Any]) -> str:
+        prompts, choices = [question.text for question in window], [question.choices for question in window]
+        results = language_model.rank_choices(prompts, choices, shots=shots, **ranking)
+        is_correct = [str(r.best_index) == q.label for q, r in zip(window, results) if q.label is not None]
+        add_to(summary, questions=len(is_correct), correct=sum(is_correct))
+        return "".join(_format_choice(question, choice, as_json) for question, choice in zip(window, results))
+
+    def format_footer(summary: dict[str, Any]) -> str:
+        num_questions = summary["questions"]
+        if not num_questions:
+            return ""
+        accuracy = summary["correct"] / num_questions
+        if as_json:
+            return to_json_line({"accuracy": accuracy, "questions": num_questions, "num_shots": len(shots)})
+        return f"accuracy: {accuracy:.4f} ({num_questions} questions, {len(shots)} shots)\n"
+
+    return _Mode(source, score, format_footer)
+
+
+def _sample_shots(
+    path: Path | None, num_shots: int, seed: int, questions: "Source[ChoiceExample]"
+) -> list[tuple[str, str]]:
     """Sample questions with their answers, the same for every question, so that the model reads them once."""
     import random
 
     from polyseme.tasks.multiple_choice import MultipleChoiceTask
 
+    if path is None:
+        return []
     examples = MultipleChoiceTask.read(path)
     if num_shots > len(examples):
         raise ConfigError(f"{path} holds {len(examples)} examples, fewer than --num-shots {num_shots}")
@@ -112,28 +197,25 @@ def _sample_shots(path: Path, num_shots: int, seed: int, questions: "list[Choice
     return [(shot.text, shot.choices[int(shot.label or 0)]) for shot in shots]
 
 
-def _print_choices(
-    questions: "list[ChoiceExample]", results: "list[ChoiceResult]", num_shots: int, as_json: bool
-) -> None:
-    correct = []
-    for question, choice in zip(questions, results):
-        best = choice.best_index
-        if question.label is not None:
-            correct.append(str(best) == question.label)
-        if as_json:
-            row = {
-                "text": question.text, "choices": question.choices, "best_index": best,
-                "normalized_scores": choice.normalized_scores, "log_probs": [s.log_prob for s in choice.scores],
-                "num_tokens": [s.num_tokens for s in choice.scores],
-            }  # fmt: skip
-            print_json(row | ({} if question.label is None else {"label": int(question.label)}), indent=None)
-        else:
-            verdict = "" if question.label is None else "right  " if correct[-1] else "wrong  "
-            print(f"{choice.normalized_scores[best]:12.4f}  {verdict}{question.choices[best]}")
-    if not correct:
-        return
-    accuracy = sum(correct) / len(correct)
+def _format_choice(question: "ChoiceExample", choice: "ChoiceResult", as_json: bool) -> str:
+    best = choice.best_index
     if as_json:
-        print_json({"accuracy": accuracy, "questions": len(correct), "num_shots": num_shots}, indent=None)
-    else:
-        print(f"accuracy: {accuracy:.4f} ({len(correct)} questions, {num_shots} shots)")
+        row = {
+            "text": question.text, "choices": question.choices, "best_index": best,
+            "normalized_scores": choice.normalized_scores, "log_probs": [s.log_prob for s in choice.scores],
+            "num_tokens": [s.num_tokens for s in choice.scores],
+        }  # fmt: skip
+        return to_json_line(row | ({} if question.label is None else {"label": int(question.label)}))
+    verdict = "" if question.label is None else "right  " if str(best) == question.label else "wrong  "
+    return f"{choice.normalized_scores[best]:12.4f}  {verdict}{question.choices[best]}\n"
+
+
+def add_to(summary: dict[str, Any], **amounts: float) -> None:
+    """Add amounts to the sums of a summary."""
+    for name, amount in amounts.items():
+        summary[name] = summary.get(name, 0) + amount
+
+
+def to_json_line(value: dict[str, Any]) -> str:
+    """Return a JSON object on one line."""
+    return json.dumps(value, ensure_ascii=False) + "\n"

@@ -50,6 +50,7 @@ def train(
     format: options.FormatOption = "",
     lang: options.LangOption = "en",
     skip_bad: options.SkipBadOption = False,
+    allow_large: options.AllowLargeOption = False,
 ) -> None:
     """Train a tokenizer, check it, and save it in a folder that `transformers` can open."""
     from polyseme.corpus.sources.sources import open_sources
@@ -60,7 +61,7 @@ def train(
 
     ensure_new_directory(out)
     config = VocabularyConfig(kind, vocab_size, min_frequency, max_alphabet, num_sentinels)
-    reader = open_sources(source, key, split, skip_bad, lang=lang, format=format)
+    reader = open_sources(source, key, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
     counts = count_source_words(kind, reader, lowercase, sample_characters)
     _save(out, Tokenizer.from_counts(counts, config, smoothing))
     log_counts(counts, reader)  # at the end, so that a failed command prints one line
@@ -75,6 +76,7 @@ def inspect(
     format: options.FormatOption = "",
     lang: options.LangOption = "en",
     skip_bad: options.SkipBadOption = False,
+    allow_large: options.AllowLargeOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show the composition of a vocabulary and, on texts, token lengths and the rate of unknown tokens."""
@@ -87,7 +89,7 @@ def inspect(
     facts = describe_vocabulary(loaded)
     stats: dict[Any, TokenizationStats] = {}
     if text:
-        sources = open_sources(text, key, split, skip_bad, lang=lang, format=format)
+        sources = open_sources(text, key, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
         with progress("read", None, "characters") as bar:
 
             def texts() -> Iterator[tuple[tuple[str, str], str]]:

@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError
 
 PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
 LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source length."
@@ -27,49 +27,50 @@ def translate(
     lang: Annotated[str, Option(help="Language of the texts, for --split-sentences.")] = "en",
     report: Annotated[Path | None, Option(help="HTML page with metrics and examples.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print the metrics as JSON.")] = False,
+    resume: options.ResumeOutputOption = False,
 ) -> None:
     """Translate each line by beam search; with references, compute BLEU and chrF with sacrebleu."""
     import polyseme
     from polyseme.corpus.clean.sentences import split_sentences
+    from polyseme.evaluation import translate_file as files
+    from polyseme.evaluation.streaming import hash_path, open_text_output, run_windows
     from polyseme.io.atomic import write_text
-    from polyseme.tasks.metrics.translation import score_translations
+    from polyseme.tasks.metrics.translation import translation_metrics
 
     for path in (out, report):
-        if path is not None and path.exists():
+        if path is not None and path.exists() and not resume:
             raise ConfigError(f"{path} already exists: choose another name, or remove it first")
     if reference is None and (report is not None or as_json):
         raise ConfigError("--report and --json need --reference")
-    texts = _read_lines(data)
-    references = _read_lines(reference) if reference else None
-    if references is not None and len(references) != len(texts):
-        raise DataError(f"{data} has {len(texts)} lines, and {reference} has {len(references)}: they are not parallel")
+    source = files.read_text_pairs(data, reference)
     search = {"num_beams": num_beams, "length_penalty": length_penalty}
     config = polyseme.GenerationConfig(max_new_tokens, patience=patience, **search)  # type: ignore[arg-type]
     splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
-    translations = polyseme.load(model).translate(texts, config, split=splitter)
-    lines = [" ".join(translation.text.split()) for translation in translations]
-    if out is not None:
-        write_text(out, "".join(line + "\n" for line in lines))
-    elif references is None:
-        print("\n".join(lines))
-    if num_unfinished := sum(not translation.is_finished for translation in translations):
+    language_model = polyseme.load(model)
+
+    def settings() -> dict[str, Any]:
+        hashes = {"input": source.hash, "model": hash_path(model), "reference": reference and hash_path(reference)}
+        return {**hashes, **config.to_json(), "split_sentences": by_sentence, "lang": lang}
+
+    def compute(window: list[Any], start: int, summary: dict[str, Any]) -> list[bytes]:
+        lines = files.translate_window(language_model, config, splitter, window, summary)
+        return ["".join(line + "\n" for line in lines).encode()]
+
+    def write_report(summary: dict[str, Any]) -> list[bytes]:
+        if report is not None:  # before the output is complete: a run that is killed here can be resumed
+            metrics = translation_metrics(summary["statistics"]) | search
+            write_text(report, _render_page(model, metrics, summary["examples"]))
+        return [b""]
+
+    def show(text: str) -> None:
+        print(text if reference is None else "", end="", flush=True)
+
+    output = open_text_output(out, show, settings, resume)
+    summary = run_windows(source, source.windows(files.MAX_CHARACTERS), output, compute, write_report, "translate")
+    if num_unfinished := summary["num_unfinished"]:
         print(f"{num_unfinished:,} translations reached the maximum number of tokens", file=sys.stderr)
-    if references is not None:
-        metrics = score_translations(lines, references, texts) | search
-        if report is not None:
-            write_text(report, _render_page(model, metrics, list(zip(texts, references, lines))))
-        _print_metrics(metrics, as_json)
-
-
-def _read_lines(path: Path) -> list[str]:
-    """Read the lines of a file, including empty ones, so that translations stay parallel to them."""
-    from polyseme.io.compression import read_decompressed
-
-    try:
-        text = b"".join(read_decompressed(path)).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if reference is not None:
+        _print_metrics(translation_metrics(summary["statistics"]) | search, as_json)
 
 
 def _length_rows(metrics: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -85,7 +86,7 @@ def _print_metrics(metrics: dict[str, Any], as_json: bool) -> None:
     print_table(["words of the source", "texts", "BLEU"], _length_rows(metrics))
 
 
-def _render_page(model: Path, metrics: dict[str, Any], examples: list[tuple[str, str, str]]) -> str:
+def _render_page(model: Path, metrics: dict[str, Any], examples: list[list[str]]) -> str:
     """Return a page with the metrics, and the first translations next to their references."""
     from polyseme.report.html import code, html_page, html_table
 
@@ -95,7 +96,7 @@ def _render_page(model: Path, metrics: dict[str, Any], examples: list[tuple[str,
     sections = [
         ("Metrics", html_table(["metric", "value", "signature"], scores)),
         ("BLEU by length of the source", html_table(["words", "texts", "BLEU"], _length_rows(metrics))),
-        ("Translations", html_table(["source", "reference", "translation"], examples[:30])),
+        ("Translations", html_table(["source", "reference", "translation"], examples)),
         ("Search", code({key: metrics[key] for key in search_keys})),
     ]
     return html_page(f"Translations of {model.name}", f"{metrics['texts']:,} texts", sections)

@@ -11,7 +11,8 @@ import numpy as np
 
 from polyseme.errors import DataError
 from polyseme.io.atomic import sha256
-from polyseme.io.json import read_json
+from polyseme.io.hashes import TOKENIZER_FILES
+from polyseme.io.json import format_json, read_json
 from polyseme.text.cached_encoder import concat_ranges
 from polyseme.text.tokenizer import Tokenizer
 
@@ -190,6 +191,10 @@ def verify_corpus(folder: Path | str) -> None:
     folder = Path(folder)
     manifest = read_manifest(folder)
     check_hashes(folder, manifest)
+    for side in {Path(name).parent for name in manifest["tokenizer_files"]}:
+        added = {path.relative_to(folder).as_posix() for name in TOKENIZER_FILES for path in (folder / side).glob(name)}
+        if added := sorted(added - manifest["tokenizer_files"].keys()):
+            raise DataError(f"{folder / added[0]} was added: it is not in the manifest; remove it")
     if Tokenizer.load(folder / "tokenizer").hash != manifest["tokenizer_hash"]:
         raise DataError(f"{folder}/tokenizer is not the tokenizer that this corpus was encoded with")
 
@@ -205,7 +210,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{folder}/manifest.json is not the manifest of a corpus in format {FORMAT}")
-    if manifest.get("hash") != manifest_hash(manifest):
+    text = (folder / "manifest.json").read_text(encoding="utf-8")
+    if manifest.get("hash") != manifest_hash(manifest) or text != format_json(manifest):
         raise DataError(f"{folder}/manifest.json is damaged: its hash does not match its content")
     for name, facts in _listed_files(manifest).items():
         if not (folder / name).is_file():

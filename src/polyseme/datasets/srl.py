@@ -7,7 +7,13 @@ from pathlib import Path
 from polyseme.datasets.base import NamedDataset, find_compressed, split_files
 from polyseme.errors import DataError
 from polyseme.tasks.readers.rows import Columns, RowReader
-from polyseme.tasks.readers.srl import CONLL_2012_LAYOUT, iter_srl_rows, iter_srl_sentences, paste_columns
+from polyseme.tasks.readers.srl import (
+    CONLL_2012_LAYOUT,
+    find_conll_2005_layout,
+    iter_srl_rows,
+    iter_srl_sentences,
+    paste_columns,
+)
 from polyseme.tasks.semantic_roles import SemanticRolesTask
 
 
@@ -15,12 +21,14 @@ def _read_conll_2005(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Read the folder of a split with words and props, or the file pasted from them (train-set.gz)."""
     if not path.is_dir():
         pasted_file = path if path.is_file() else find_compressed(path.with_name(f"{path.name}-set"))
-        return iter_srl_rows(list(iter_srl_sentences(pasted_file)), needs_labels)
+        layout = find_conll_2005_layout(iter_srl_sentences(pasted_file))
+        return iter_srl_rows(iter_srl_sentences(pasted_file), needs_labels, layout)
     files = sorted((path / "words").glob("*.words*"))
     if not files:
         raise DataError(f"{path}/words holds no files of words (*.words or *.words.gz)")
     pairs = [(p, path / "props" / p.name.replace(".words", ".props")) for p in files]
-    return iter_srl_rows([rows for pair in pairs for rows in paste_columns(*pair)], needs_labels)
+    sentences = [rows for pair in pairs for rows in paste_columns(*pair)]
+    return iter_srl_rows(sentences, needs_labels, find_conll_2005_layout(sentences))
 
 
 def _read_conll_2012(path: Path, needs_labels: bool) -> Iterator[RowReader]:

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError
 from polyseme.evaluation.compare import FinetuneRun, paired_bootstrap, plot_comparison, read_runs
 from polyseme.evaluation.predict import find_models, predict_ensemble
-from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
+from polyseme.evaluation.streaming import Source, hash_path, run_windows
+from polyseme.evaluation.submission import SUBMISSION_FILES, submission_format
 from polyseme.finetuning.api import ReadOptions, find_task_type
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.load import load, load_neural
-from polyseme.inference.prediction import median_latency_ms, select_task
+from polyseme.inference.prediction import count_truncated, log_truncated, median_latency_ms, select_task
 from polyseme.inference.prediction import predict as predict_examples
+from polyseme.io.partial import PartialOutput, install_parts, part_path
 from polyseme.report.notebook import NotebookResult
 from polyseme.report.results import EvaluationResult
 from polyseme.tasks import load_task
@@ -35,7 +38,9 @@ class TaskPredictor:
     num_parameters: int
     predict: Callable[..., list[Any]]
     metadata: Sequence[dict[str, Any]]
+    paths: Sequence[Path]
     is_multitask: bool = False
+    truncate: bool | None = None
 
     @property
     def dataset(self) -> str:
@@ -55,8 +60,19 @@ class TaskPredictor:
         """Read a split of the data set of this name, or else the file or values of the task of this name."""
         if name in DATASETS:
             return DATASETS[name].read_split(data, split, options.skip_bad, needs_labels)
-        task = find_task_type(name) if name and not self.is_multitask else type(self.task)
-        return options.read(task, data, needs_labels)
+        return options.read(self._task_type(name), data, needs_labels)
+
+    def open(self, data: Any, name: str, options: ReadOptions) -> Source[Any]:
+        """Return unlabeled examples as `read` does, those of a file without holding them."""
+        path = Path(data) if isinstance(data, str | Path) else None
+        if path is None or name in DATASETS or options.strict:
+            examples = self.read(data, name, "test", options, needs_labels=False)
+            return Source(path, lambda _: examples)
+        read = partial(self._task_type(name).iter_examples, path, options.columns, skip_bad=options.skip_bad)
+        return Source(path, lambda is_first: read(log_skipped=is_first))
+
+    def _task_type(self, name: str) -> type[TaskConfig]:
+        return find_task_type(name) if name and not self.is_multitask else type(self.task)
 
 
 def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate: bool | None = None) -> TaskPredictor:
@@ -74,7 +90,7 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
                 raise ConfigError(f"{model.path} is trained over features, and `ensemble` is for fine-tuned models")
             modules = [model.model, *(encoder.model.trunk for encoder in model.reader.encoders)]
             num_parameters = sum(map(count_parameters, modules))
-            return TaskPredictor(model.task, num_parameters, model.predict_examples, [model.metadata])
+            return TaskPredictor(model.task, num_parameters, model.predict_examples, [model.metadata], [model.path])
     networks = [load_neural(model) for model in loaded]
     folders = [select_task(network.folder, task, network.tasks) for network in networks]
     task_config = load_task(folders[0].metadata, folders[0].model.config, networks[0].tasks)
@@ -86,7 +102,8 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
 
     num_parameters = sum(count_parameters(folder.model) for folder in folders)
     is_multitask = "tasks" in networks[0].folder.metadata
-    return TaskPredictor(task_config, num_parameters, predict_fn, [f.metadata for f in folders], is_multitask)
+    metadata, model_paths = [folder.metadata for folder in folders], [model.path for model in loaded]
+    return TaskPredictor(task_config, num_parameters, predict_fn, metadata, model_paths, is_multitask, truncate)
 
 
 def evaluate(
@@ -112,17 +129,63 @@ def evaluate(
 
 
 def predict(
-    models: Any, data: Any, out: Path | None, task: str, ensemble: bool, truncate: bool | None, options: ReadOptions
+    models: Any,
+    data: Any,
+    out: Path | None,
+    task: str,
+    ensemble: bool,
+    truncate: bool | None,
+    options: ReadOptions,
+    resume: bool = False,
 ) -> list[Any]:
     """Predict unlabeled examples and write the predictions; see `polyseme.predict`."""
+    if out is None and resume:
+        raise ConfigError("`resume` needs an output file: set `out`")
     predictor = load_predictor(models, task, ensemble, truncate)
-    examples = predictor.read(data, task, "test", options, needs_labels=False)
-    predictions = predictor.predict(examples)
-    if out is not None and task in SUBMISSION_FILES:
-        write_submission(out, task, predictions, examples)
-    elif out is not None:
-        predictor.task.write(out, examples, predictions)
+    if out is None:
+        predictions: list[Any] = predictor.predict(predictor.read(data, task, "test", options, needs_labels=False))
+        return predictions
+    predictions = []
+    predict_file(predictor, data, out, task, options, resume, predictions.extend)
     return predictions
+
+
+def predict_file(
+    predictor: TaskPredictor,
+    data: Any,
+    out: Path,
+    task: str,
+    options: ReadOptions,
+    resume: bool = False,
+    collect: Callable[[list[Any]], object] = lambda predictions: None,
+) -> int:
+    """Predict unlabeled examples and write the predictions without holding them; return their number.
+
+    `collect` is called with the predictions of each window. With `resume`, those that an interrupted run has written
+    are neither computed again nor collected.
+    """
+    source = predictor.open(data, task, options)
+    formats = {out: submission_format(task)} if task in SUBMISSION_FILES else predictor.task.output_formats(out, source)
+    targets = {part_path(file): file for file in formats}
+    group_key = next((each.group_key for each in formats.values() if each.group_key), None)
+
+    def settings() -> dict[str, Any]:
+        model_hashes = [hash_path(path) for path in predictor.paths]
+        truncation = {"task": task, "truncate": predictor.truncate}
+        return {"input": source.hash, "model": model_hashes, **truncation, **asdict(options)}
+
+    def compute(window: list[Any], start: int, summary: dict[str, Any]) -> list[bytes]:
+        with count_truncated(summary.setdefault("truncated", {})):
+            predictions = predictor.predict(window)
+        collect(predictions)
+        return [each.format_window(window, predictions, start).encode() for each in formats.values()]
+
+    output = PartialOutput(out, list(targets), partial(install_parts, targets), settings, resume)
+    footers = [each.footer.encode() for each in formats.values()]
+    windows = source.windows(group_key=group_key)
+    summary = run_windows(source, windows, output, compute, lambda _: footers, "predict", "examples")
+    log_truncated(summary.get("truncated", {}), source.total)
+    return source.total
 
 
 @dataclass(frozen=True)

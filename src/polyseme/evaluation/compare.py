@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from polyseme.errors import DataError, UnsupportedError, require_package
+from polyseme.errors import ConfigError, DataError, UnsupportedError, require_package
 from polyseme.io.atomic import atomic_write
 from polyseme.io.json import read_json
+from polyseme.io.limits import MAX_RESAMPLES
 from polyseme.tasks import task_from_json
 from polyseme.tasks.base import TaskConfig
 
@@ -103,6 +104,8 @@ def paired_bootstrap(a: FinetuneRun, b: FinetuneRun, num_resamples: int = 1000, 
         raise UnsupportedError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
     rng = np.random.default_rng(seed)
     observed = a.mean - b.mean
+    if not 1 <= num_resamples <= MAX_RESAMPLES:
+        raise ConfigError(f"`num_resamples` is {num_resamples}, expected 1 to {MAX_RESAMPLES:,}")
     differences = np.empty(num_resamples)
     for i in range(num_resamples):
         indices = rng.integers(len(a.gold), size=len(a.gold))

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.inference.prediction import encode_examples, eval_mode, predict, score_encoded
+from polyseme.inference.results import check_answers
 from polyseme.tasks import load_task
 from polyseme.tasks.base import MetricsFn, TaskConfig, require_gold
 from polyseme.tasks.encoded import EncodedExample
@@ -65,4 +66,4 @@ def predict_ensemble(
         for folder in folders:
             stack.enter_context(eval_mode(folder.model))
         mean_scores = first.average(scores, [folder.model for folder in folders], encoded)
-    return tasks[0], first.decode(zip(encoded, mean_scores), examples)
+    return tasks[0], check_answers(first.decode(zip(encoded, mean_scores), examples), "the ensemble")

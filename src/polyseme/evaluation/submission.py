@@ -9,6 +9,7 @@ from typing import Any
 
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import write_text
+from polyseme.tasks.formats import PredictionFormat
 
 _GLUE_FILES = (
     *("cola CoLA", "sst-2 SST-2", "mrpc MRPC", "sts-b STS-B", "qqp QQP", "mnli MNLI-m", "mnli-mm MNLI-mm"),
@@ -22,17 +23,37 @@ SUBMISSION_FILES = {
 
 
 def write_submission(path: Path, name: str, predictions: Sequence[Any], examples: Sequence[Any] = ()) -> None:
-    """Write labels as they were in training, and numbers of STS-B from 0 to 5; for SuperGLUE, JSON lines with ids."""
+    """Write all predictions in the format of `submission_format`."""
+    write_text(path, submission_format(name).format_file(examples, predictions))
+
+
+def submission_format(name: str) -> PredictionFormat:
+    """Return the format of a data set's submission.
+
+    Labels are written as they were in training, and numbers of STS-B from 0 to 5; for SuperGLUE, JSON lines with ids.
+    """
     if name not in SUBMISSION_FILES:
         known = suggest(name, SUBMISSION_FILES)
         raise ConfigError(f"{name} is not scored by the servers of GLUE and SuperGLUE; {known}")
     if name.startswith("superglue/"):
-        rows = [json.dumps(row, ensure_ascii=False) for row in _superglue_objects(name, predictions, examples)]
-    else:
-        values = [p.value for p in predictions]
-        cells = [f"{min(max(v, 0.0), 5.0):.3f}" if isinstance(v, float) else v for v in values]
-        rows = ["index\tprediction", *(f"{index}\t{cell}" for index, cell in enumerate(cells))]
-    write_text(path, "\n".join(rows) + "\n")
+
+        def format_objects(examples: Sequence[Any], predictions: Sequence[Any], start: int) -> Iterator[str]:
+            objects = _superglue_objects(name, predictions, examples)
+            return (json.dumps(row, ensure_ascii=False) + "\n" for row in objects)
+
+        is_nested = name == "superglue/multirc"
+        return PredictionFormat(format_objects, group_key=_passage_id if is_nested else None)
+    return PredictionFormat(_format_glue_rows, "index\tprediction\n")
+
+
+def _format_glue_rows(examples: Sequence[Any], predictions: Sequence[Any], start: int) -> Iterator[str]:
+    for index, value in enumerate((p.value for p in predictions), start):
+        cell = f"{min(max(value, 0.0), 5.0):.3f}" if isinstance(value, float) else value
+        yield f"{index}\t{cell}\n"
+
+
+def _passage_id(example: Any) -> str:
+    return str(example.id).partition("-")[0]
 
 
 def _superglue_objects(name: str, predictions: Sequence[Any], examples: Sequence[Any]) -> Iterator[dict[str, Any]]:

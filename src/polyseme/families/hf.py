@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
-from polyseme.errors import ModelError
+from polyseme.errors import ModelError, PolysemeError
 from polyseme.nn.model import ModelConfig, build_meta
+from polyseme.nn.sizes import check_sizes
 from polyseme.nn.trunks.base import TrunkConfig
 
 # where a Transformer's config has the value of an argument of `trunk_config`, if not under the argument's name
@@ -130,8 +131,14 @@ class ConfigTable:
         for key in sizes:
             if type(hf_config[key]) is not int:
                 raise ModelError(f"config.json: {key} is {hf_config[key]!r}, expected an integer")
-        args = {row.arg: row.from_hf(hf_config[row.key]) for row in self.rows if row.arg and row.key in hf_config}
-        return self.trunk_config(**self.finish(hf_config, args) if self.finish else args)
+        check_sizes({row.key: hf_config.get(row.key) for row in self.rows}, "config.json")
+        try:
+            args = {row.arg: row.from_hf(hf_config[row.key]) for row in self.rows if row.arg and row.key in hf_config}
+            return self.trunk_config(**self.finish(hf_config, args) if self.finish else args)
+        except PolysemeError:
+            raise
+        except Exception as error:  # a value of the wrong type or outside its range
+            raise ModelError(f"config.json does not describe a {self.model_type} model ({error})") from error
 
 
 @dataclass(frozen=True)

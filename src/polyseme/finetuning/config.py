@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
+from polyseme.io.limits import MAX_EPOCHS, MAX_STEPS
 from polyseme.nn.layers.frozen_features import JoinPosition
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
@@ -80,9 +81,18 @@ class FinetuneConfig(Config):
             raise ConfigError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
         self.check_range(0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every")
         self.check_range(0, math.inf, "chunk_size", "grad_tokens", "patience", "min_steps", "sampling_alpha")
+        self.check_range(0, MAX_EPOCHS, "epochs")
+        self.check_range(0, MAX_STEPS, "steps", "min_steps")
         if self.optimizer.name not in ("adamw", "muon"):
             raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: fine-tuning supports adamw and muon")
         return self
+
+    def memory_advice(self) -> str:
+        """Say what to change if the run does not fit into memory."""
+        smaller = max(self.micro_batch_tokens // 2, 1)
+        length = f"from {self.max_len} to {self.max_len // 2}" if self.max_len else "to half of the model's"
+        advice = f"lower `micro_batch_tokens` from {self.micro_batch_tokens} to {smaller}, or `max_len` {length}"
+        return f"{advice}, and start in another folder"
 
     def total_steps(self, num_examples: int) -> int:
         """Return the number of steps for a training set of this size."""

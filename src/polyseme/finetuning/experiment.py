@@ -17,6 +17,7 @@ from torch import Tensor
 from polyseme.errors import ConfigError, suggest
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.prediction import predict_encoded
+from polyseme.io.limits import MAX_SEEDS
 from polyseme.nn.model import Model
 from polyseme.nn.packing import token_budget_batches
 from polyseme.nn.trunks.base import TrunkConfig
@@ -69,8 +70,8 @@ class RunOptions:
     on_start: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ConfigError(f"seeds is {self.seeds}, expected 1 or more")
+        if not 1 <= self.seeds <= MAX_SEEDS:
+            raise ConfigError(f"seeds is {self.seeds}, expected 1 to {MAX_SEEDS:,}")
 
 
 @dataclass(frozen=True, eq=False)

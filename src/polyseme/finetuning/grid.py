@@ -14,6 +14,7 @@ from polyseme.errors import ConfigError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.resume import UnfinishedRun, read_finished_results
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.report.run_page import write_report
 
@@ -107,6 +108,7 @@ def _run_points(run_point: RunPoint, run: UnfinishedRun, grid_points: Sequence[G
         if worse_name:
             for subfolder in ("model", "seeds"):
                 shutil.rmtree(out / "grid" / worse_name / subfolder, ignore_errors=True)
+            write_hashes(out / "grid" / worse_name)
     write_json(out / "grid.json", {"best": best_name, "runs": rows})
     return best_name
 

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import platform
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import groupby
@@ -18,7 +17,8 @@ from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.inference.feature_extraction import hash_model_files
-from polyseme.io.atomic import is_occupied, is_temporary, remove_leftovers
+from polyseme.io.atomic import is_occupied, is_temporary, remove_directory, remove_leftovers
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
@@ -83,14 +83,15 @@ class UnfinishedRun:
 
     def remove(self, name: str) -> None:
         """Remove the checkpoint of this name."""
-        if self.out is not None:
-            shutil.rmtree(self.out / "unfinished" / name, ignore_errors=True)
+        if self.out is not None and (self.out / "unfinished" / name).exists():
+            remove_directory(self.out / "unfinished" / name)
 
     def finish(self) -> None:
-        """Remove the checkpoints, then the record: the run is finished."""
+        """Remove the checkpoints, write the hashes, then remove the record: the run is finished."""
         if self.out is not None:
             self.remove("")
             remove_leftovers(self.out)
+            write_hashes(self.out)
             (self.out / RECORD_NAME).unlink(missing_ok=True)
 
 

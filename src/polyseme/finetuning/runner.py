@@ -9,7 +9,7 @@ import time
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
-from polyseme.errors import Interrupted, ModelError
+from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
 from polyseme.finetuning.experiment import Experiment, RunOptions
 from polyseme.finetuning.results import ExperimentResults, SeedResult, evaluate_seed
 from polyseme.finetuning.resume import UnfinishedRun
@@ -46,7 +46,8 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
             logger.info("seed %d is finished", seed)
             seed_result = SeedResult(**saved.state)
         else:
-            seed_result, model = _run_seed(experiment, run, seed, options)
+            with convert_out_of_memory(experiment.config.memory_advice):
+                seed_result, model = _run_seed(experiment, run, seed, options)
         results.append(seed_result)
         is_best = best is None or seed_result.selection_score(experiment) > best.selection_score(experiment)
         if model is not None and (seed < last_seed or time.perf_counter() - started > SAVE_SECONDS):

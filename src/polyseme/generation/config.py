@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError, suggest
+from polyseme.io.limits import MAX_INTEGER, MAX_SEQUENCES, MIN_INTEGER
 
 _SAMPLING = ("temperature", "top_k", "top_p")
 
@@ -29,6 +30,7 @@ class SamplingConfig(Config):
 
     def __post_init__(self) -> None:
         self.check_range(0, math.inf, "temperature", "top_k")
+        self.check_range(MIN_INTEGER, MAX_INTEGER, "seed")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}, expected a probability above 0 and at most 1")
         if not 0 < self.repetition_penalty < math.inf:
@@ -62,6 +64,7 @@ class GenerationConfig(Config):
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "num_return_sequences")
         self.check_range(0, math.inf, "max_new_tokens", "num_beams")
+        self.check_range(0, MAX_SEQUENCES, "num_return_sequences", "num_beams")
         _ = self.sampling  # checks its ranges
         if self.num_beams:
             self._check_unused(

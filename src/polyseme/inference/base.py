@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from polyseme.errors import UnsupportedError
+from polyseme.errors import UnsupportedError, convert_out_of_memory
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
-from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
 from polyseme.text.tokenizer import Tokenizer
 
@@ -110,19 +110,33 @@ class LanguageModel(ABC):
         return _map_pairs(self._implementation("next_sentence"), first, second)
 
     @overload
-    def score(self, texts: str) -> TextScore: ...  # type: ignore[overload-overlap]
+    def score(self, texts: str, pll_metric: str | None = None, spans: Any = None) -> TextScore: ...  # type: ignore[overload-overlap]
     @overload
-    def score(self, texts: Sequence[str]) -> list[TextScore]: ...
-    def score(self, texts: Texts) -> Any:
+    def score(self, texts: Sequence[str], pll_metric: str | None = None, spans: Any = None) -> list[TextScore]: ...
+    def score(self, texts: Texts, pll_metric: str | None = None, spans: Any = None) -> Any:
         """Compute the log-probability of each text.
 
         A causal model predicts every token from those before it, a masked model from all others (pseudo-log-likelihood,
-        Salazar et al. 2020). The score of a bidirectional language model is the mean of its two directions.
+        Salazar et al. 2020), T5 a token in the place of a sentinel. The score of a bidirectional language model is the
+        mean of its two directions. In all models, the tokens of the text are counted: a start token is read and not
+        predicted, and the end of the text is not predicted. `pll_metric`, for a masked model, is `original`, or
+        `within_word_l2r` to mask the later tokens of a word too (Kauf and Ivanova 2023). `spans` has the first and the
+        last character (exclusive) of the part of each text that is scored, with the rest as context.
 
         >>> model.score("the cat sat").num_tokens
         3
         """
-        return _map(self._implementation("score"), texts)
+        spans = [spans] if isinstance(texts, str) and spans is not None else spans
+        return _map(partial(self._implementation("score"), pll_metric=pll_metric, spans=spans), texts)
+
+    @property
+    def has_pll_metric(self) -> bool:
+        """Whether the score of a text is a pseudo-log-likelihood."""
+        return False
+
+    def _reject_pll_metric(self, pll_metric: str | None) -> None:
+        if pll_metric is not None:
+            raise UnsupportedError(f"pll_metric is for masked models, and {self.path} is {self.description}")
 
     @overload
     def score_last_words(self, texts: tuple[str, str]) -> LastWordScore: ...
@@ -190,7 +204,7 @@ class LanguageModel(ABC):
         """
         self._require("generate")
         config = GenerationConfig.from_options(config, options)
-        return _map(lambda each: generate_texts(self._text_generator, each, config, prefix), prompts)
+        return _map(self._guard(lambda each: generate_texts(self._text_generator, each, config, prefix)), prompts)
 
     def stream(self, prompt: str, config: Options = None, *, prefix: str = "", **options: Any) -> Iterator[str]:
         """Generate one text as `generate` does, and yield it piece by piece.
@@ -214,7 +228,7 @@ class LanguageModel(ABC):
         """
         self._require("translate")
         config = GenerationConfig.from_options(config or GenerationConfig(0, num_beams=5), options)
-        return _map(lambda each: translate_texts(self._text_generator, each, config, split), texts)
+        return _map(self._guard(lambda each: translate_texts(self._text_generator, each, config, split)), texts)
 
     def embed(
         self, texts: Texts, layers: str | int = "last", granularity: Granularity = "text", truncate: bool = False
@@ -262,10 +276,21 @@ class LanguageModel(ABC):
         raise NotImplementedError
 
     def _implementation(self, operation: str) -> Callable[..., Any]:
-        """Return the method that implements an operation, or raise `UnsupportedError`."""
+        """Return the method that implements an operation, with a check of its answers, or raise `UnsupportedError`."""
         self._require(operation)
-        method: Callable[..., Any] = getattr(self, f"_{operation}")
-        return method
+        return self._guard(getattr(self, f"_{operation}"))
+
+    def _guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with a check of its answers, and an error that says what to lower if memory runs out."""
+
+        @convert_out_of_memory(self._memory_advice)
+        def guarded(*args: Any, **options: Any) -> Any:
+            return check_answers(function(*args, **options), self.path)
+
+        return guarded
+
+    def _memory_advice(self) -> str:
+        return "pass fewer or shorter texts at once"
 
     def _require(self, operation: str) -> None:
         if operation not in self.capabilities:

@@ -13,9 +13,11 @@ from polyseme.errors import ModelError, UnsupportedError
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features, hash_model_files
 from polyseme.inference.prediction import predict_encoded
+from polyseme.inference.results import check_answers
 from polyseme.inference.word_vectors import WordVectors
-from polyseme.io.atomic import atomic_directory, write_tensors
-from polyseme.io.json import read_json, write_json
+from polyseme.io.atomic import write_tensors
+from polyseme.io.hashes import check_hashes, hashed_directory
+from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.nn.layers.char_cnn import words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore
 from polyseme.nn.model import Model, ModelConfig
@@ -23,6 +25,7 @@ from polyseme.tasks import load_task
 from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.finite import check_finite
 
 FEATURE_FAMILY = "features"  # the family in the config of such a model, which is no architecture
 MAX_CONTEXT_WORDS = 400  # of a window of a long text, as in Seo et al. 2017
@@ -118,32 +121,27 @@ class FeatureModel(LanguageModel):
         self.model, self.task, self.reader, self.metadata = model, task, reader, metadata
 
     @classmethod
-    def load(cls, path: str | Path, cache_dir: Path | None = None, tasks: Iterable[type[TaskConfig]] = ()) -> Self:
+    def load(
+        cls,
+        path: str | Path,
+        cache_dir: Path | None = None,
+        tasks: Iterable[type[TaskConfig]] = (),
+        verify: bool = False,
+    ) -> Self:
         """Load a folder and the models that its features come from, which must not have changed."""
         path = Path(path)
-        content = read_json(path / "polyseme.json")
+        check_hashes(path, with_large_weights=verify)
+        content = read_json_object(path / "polyseme.json")
         config, metadata = ModelConfig.from_json(content.get("config"), "config"), content.get("metadata", {})
-        recorded = metadata.get("features", {})
-        sources = recorded.get("sources", [])
-        reader = FeatureReader(
-            tuple(FeatureEncoder.load(source["model"]) for source in sources),
-            tuple(source["layers"] for source in sources),
-            {word: i for i, word in enumerate(read_json(path / "words.json"), 1)},
-            cache_dir,
-            metadata.get("settings", {}).get("max_len") or MAX_CONTEXT_WORDS,
-            WordVectors.load(recorded["words"]["vectors"]) if "words" in recorded else None,
-        )
-        current = [*reader.provenance["sources"], reader.provenance.get("words", {})]
-        for now, then in zip(current, [*sources, recorded.get("words", {})]):
-            if now.get("hash") != then.get("hash"):
-                source_path = now.get("model") or now["vectors"]
-                raise ModelError(f"{source_path} is not the model that {path} was trained over: its hash differs")
+        reader = _read_sources(path, metadata, cache_dir)
         model = config.build(0)
         try:
-            model.load_state_dict(load_file(path / "model.safetensors"))
+            state = load_file(path / "model.safetensors")
+            model.load_state_dict(state)
         except Exception as error:
             reason = str(error).splitlines()[0][:80]
             raise ModelError(f"{path}/model.safetensors does not fit its config ({reason})") from None
+        check_finite(state, path / "model.safetensors")
         return cls(path, model.eval(), load_task(metadata, config, tasks), reader, metadata)
 
     @staticmethod
@@ -152,8 +150,8 @@ class FeatureModel(LanguageModel):
         config_path = path / "polyseme.json"
         if not config_path.is_file() or (path / "config.json").exists():
             return False
-        content = read_json(config_path)
-        return isinstance(content, dict) and content.get("config", {}).get("family") == FEATURE_FAMILY
+        config = read_json_object(config_path).get("config")
+        return isinstance(config, dict) and config.get("family") == FEATURE_FAMILY
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -170,7 +168,7 @@ class FeatureModel(LanguageModel):
     def predict_examples(self, examples: Sequence[Any], use_labels: bool = False) -> list[Any]:
         """Return one prediction for each example of the task."""
         (encoded,) = self.reader.encode(self.task, (examples,), use_labels)
-        return predict_encoded(self.model, self.task, examples, encoded)
+        return check_answers(predict_encoded(self.model, self.task, examples, encoded), self.path)
 
     def evaluate(self, examples: Sequence[Any], extra_metrics: MetricsFn | None = None) -> dict[str, float]:
         """Return the metrics of the task on labeled examples."""
@@ -180,10 +178,34 @@ class FeatureModel(LanguageModel):
         return self.predict_examples(self.task.read(examples, needs_labels=False))
 
 
+def _read_sources(path: Path, metadata: Any, cache_dir: Path | None) -> FeatureReader:
+    """Load the encoders and word vectors that a folder names, which must not have changed since."""
+    words = read_json(path / "words.json")
+    try:
+        recorded, max_len = metadata["features"], metadata.get("settings", {}).get("max_len") or MAX_CONTEXT_WORDS
+        sources, vectors = recorded["sources"], recorded.get("words")
+        models, layers = [Path(source["model"]) for source in sources], tuple(source["layers"] for source in sources)
+        vectors_path = None if vectors is None else Path(vectors["vectors"])
+        vocabulary = {word: i for i, word in enumerate(words, 1)}
+        if type(max_len) is not int or not all(isinstance(word, str) for word in vocabulary):
+            raise TypeError("max_len is not a number, or a word is not a string")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path} does not say which features it was trained over ({error})") from None
+    encoders = tuple(FeatureEncoder.load(model) for model in models)
+    pretrained = None if vectors_path is None else WordVectors.load(vectors_path)
+    reader = FeatureReader(encoders, layers, vocabulary, cache_dir, max_len, pretrained)
+    current = [*reader.provenance["sources"], reader.provenance.get("words", {})]
+    for now, then in zip(current, [*sources, vectors or {}]):
+        if now.get("hash") != then.get("hash"):
+            source_path = now.get("model") or now["vectors"]
+            raise ModelError(f"{source_path} is not the model that {path} was trained over: its hash differs")
+    return reader
+
+
 def save_feature_model(path: Path, model: Model, reader: FeatureReader, metadata: dict[str, Any]) -> None:
     """Write the folder of a task model: its weights, its words, and the encoders that it reads."""
     content = {"format": 1, "config": model.config.to_json(), "metadata": metadata | {"features": reader.provenance}}
-    with atomic_directory(path) as folder:
+    with hashed_directory(path) as folder:
         write_tensors(folder / "model.safetensors", model.state_dict())
         write_json(folder / "words.json", list(reader.vocabulary))
         write_json(folder / "polyseme.json", content)

@@ -12,6 +12,7 @@ from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.ngram_lm import NgramLM
 from polyseme.inference.prediction import select_task
 from polyseme.inference.word_vectors import WordVectors
+from polyseme.io.atomic import restore_directory
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.tasks.base import TaskConfig
@@ -26,12 +27,14 @@ def load(
     precision: str = "float32",
     task: str = "",
     tasks: Sequence[type[TaskConfig]] = (),
+    verify: bool = False,
 ) -> LanguageModel:
     """Load a model folder that Polyseme or `transformers` wrote, or a file of word vectors.
 
     Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), or `WordVectors`. On a
     GPU, the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for
-    several. `tasks` are classes of tasks of your own. A loaded model is returned unchanged.
+    several. `tasks` are classes of tasks of your own. The recorded hashes of all files are checked; those of weights
+    over 4 MB only with `verify`, since it takes longer than loading. A loaded model is returned unchanged.
 
     >>> model = polyseme.load("run/model")
     >>> model.capabilities
@@ -44,14 +47,15 @@ def load(
             raise ConfigError("device, precision and task apply to a folder, and this model is loaded already")
         return model
     path = Path(model)
+    restore_directory(path)
     if path.is_file():
         loaded: LanguageModel = WordVectors.load(path)
     elif is_ngram(path):
-        loaded = NgramLM(NgramFolder.load(path))
+        loaded = NgramLM(NgramFolder.load(path, verify))
     elif FeatureModel.is_folder(path):
-        loaded = FeatureModel.load(path, tasks=tasks)
+        loaded = FeatureModel.load(path, tasks=tasks, verify=verify)
     else:
-        return _load_neural(path, device, precision, task, tasks)
+        return _load_neural(path, device, precision, task, tasks, verify)
     if task or precision != "float32":
         raise ConfigError(f"{path} is {loaded.description}: precision and task do not apply")
     return loaded
@@ -66,11 +70,11 @@ def load_neural(model: str | Path | LanguageModel, device: str | None = None) ->
 
 
 def _load_neural(
-    path: Path, device: str | None, precision: str, task: str, tasks: Sequence[type[TaskConfig]]
+    path: Path, device: str | None, precision: str, task: str, tasks: Sequence[type[TaskConfig]], verify: bool
 ) -> LanguageModel:
     if not (path / "config.json").exists() and (path / "model" / "config.json").exists():
         raise ModelError(f"{path} is a run folder; its model is {path / 'model'}")
-    folder = load_model(path)
+    folder = load_model(path, verify=verify)
     if task:
         folder = select_task(folder, task, tasks)
     network = NeuralLM(folder, device, tasks=tasks)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,7 @@ from polyseme.errors import DataError
 from polyseme.families import FAMILIES
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
-from polyseme.inference import scoring
+from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.embedding import embed_texts
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
@@ -52,6 +53,19 @@ class NeuralLM(LanguageModel):
         return self._packed.max_len
 
     @property
+    def max_batch_tokens(self) -> int:
+        """The number of tokens that the model reads at once; assign a smaller one if memory runs out."""
+        return self._packed.max_batch_tokens
+
+    @max_batch_tokens.setter
+    def max_batch_tokens(self, value: int) -> None:
+        self._packed = replace(self._packed, max_batch_tokens=value)
+
+    def _memory_advice(self) -> str:
+        limit = self.max_batch_tokens
+        return f"lower max_batch_tokens of the model from {limit} to {limit // 2}, or pass fewer or shorter texts"
+
+    @property
     def bos_ids(self) -> list[int]:
         """The token that a causal model reads before a text, if there is one."""
         return self._packed.bos_ids
@@ -64,6 +78,16 @@ class NeuralLM(LanguageModel):
     def is_masked_lm(self) -> bool:
         """Whether the model fills gaps in a text rather than continues it."""
         return "masked" in self.model.heads and "next" not in self.model.heads
+
+    @property
+    def has_pll_metric(self) -> bool:
+        """Whether the score of a text is a pseudo-log-likelihood."""
+        return "masked" in self.model.heads and not {"next", "previous"} & set(self.model.heads)
+
+    @property
+    def _fills_sentinels(self) -> bool:
+        """Whether the model generates what a sentinel in its source stands for (T5)."""
+        return self.is_seq2seq and bool(generation_head(self.model)) and bool(self.tokenizer.sentinel_ids)
 
     @property
     def description(self) -> str:
@@ -80,7 +104,7 @@ class NeuralLM(LanguageModel):
             "encode": True,
             "fill": "masked" in heads,
             "next_sentence": "pair" in heads,
-            "score": is_lm or "previous" in heads or "masked" in heads,
+            "score": is_lm or "previous" in heads or "masked" in heads or self._fills_sentinels,
             "score_last_words": is_lm or self.is_masked_lm,
             "rank_choices": is_lm or self.is_masked_lm,
             "generate": bool(generation_head(self.model)),
@@ -118,13 +142,17 @@ class NeuralLM(LanguageModel):
         return float(logits.float().softmax(-1)[0, 0])
 
     @torch.inference_mode()
-    def _score(self, texts: Sequence[str]) -> list[TextScore]:
+    def _score(self, texts: Sequence[str], pll_metric: str | None, spans: likelihood.Spans) -> list[TextScore]:
+        if self.has_pll_metric:
+            return likelihood.score_masked(self._packed, texts, pll_metric or "original", spans)
+        self._reject_pll_metric(pll_metric)
+        if self._fills_sentinels:
+            special_ids = self._text_generator.start_ids, self._text_generator.source_suffix
+            return likelihood.score_span_corruption(self._packed, texts, spans, *special_ids)
         heads = [head for head in ("next", "previous") if head in self.model.heads]
-        if not heads:
-            return scoring.score_masked(self._packed, texts)
-        directions = [scoring.score_causal(self._packed, texts, head) for head in heads]
+        directions = [likelihood.score_causal(self._packed, texts, head, spans) for head in heads]
         return [
-            TextScore(math.fsum(score.log_prob for score in scores) / len(scores), scores[0].num_tokens)
+            replace(scores[0], log_prob=math.fsum(score.log_prob for score in scores) / len(scores))
             for scores in zip(*directions)
         ]
 

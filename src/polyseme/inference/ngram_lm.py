@@ -43,16 +43,36 @@ class NgramLM(LanguageModel):
         names[vocab.eos_id : vocab.eos_id + 1] = [eos_name]
         return EncodedText([names[i] for i in ids], ids, [0] * len(ids), [1] * len(ids))
 
-    def _score(self, texts: Sequence[str]) -> list[TextScore]:
-        """Texts are split into sentences as a corpus is; the end of a sentence counts as a token."""
+    def _score(
+        self, texts: Sequence[str], pll_metric: str | None, spans: Sequence[tuple[int, int]] | None
+    ) -> list[TextScore]:
+        """Texts are split into sentences as a corpus is.
+
+        As in every model, the tokens of the text are counted and the end of the text is not predicted. Ends of
+        sentences inside the text are predicted, as part of it.
+        """
+        self._reject_pll_metric(pll_metric)
+        if spans is not None:
+            return [self._score_span(text, *span) for text, span in zip(texts, spans)]
+        vocab = self.ngrams.vocab
         scores: list[TextScore] = []
         for first in range(0, len(texts), _TEXTS_PER_BATCH):
-            stream, lengths = self._encode_streams(texts[first : first + _TEXTS_PER_BATCH])
+            batch = texts[first : first + _TEXTS_PER_BATCH]
+            stream, lengths = self._encode_streams(batch)
             log_probs = np.log(10) * self.ngrams.log10_probs(stream)
-            starts = np.cumsum(lengths) - lengths
-            token_counts = np.add.reduceat(stream != self.ngrams.vocab.bos_id, starts)
-            scores += map(TextScore, np.add.reduceat(log_probs, starts).tolist(), token_counts.tolist())
+            ends = np.cumsum(lengths)
+            log_probs[ends - 1] = 0.0  # of the end of a text
+            starts = ends - lengths
+            token_counts = np.add.reduceat((stream != vocab.bos_id) & (stream != vocab.eos_id), starts, dtype=np.int64)
+            sums = np.add.reduceat(log_probs, starts)
+            scores += map(TextScore, sums.tolist(), token_counts.tolist(), map(len, batch))
         return scores
+
+    def _score_span(self, text: str, start: int, end: int) -> TextScore:
+        """Score a part of a text after what precedes it, as the difference of two beginnings of the text."""
+        whole = self._score([text[:end]], None, None)[0]
+        context = self._score([text[:start]], None, None)[0] if text[:start].strip() else TextScore(0.0, 0)
+        return TextScore(whole.log_prob - context.log_prob, whole.num_tokens - context.num_tokens, end - start)
 
     @cached_property
     def _text_generator(self) -> TextGenerator:

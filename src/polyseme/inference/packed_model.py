@@ -5,9 +5,9 @@ On a GPU, a thread packs the next batches while one is computed, and results are
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import prefetch
 
+T = TypeVar("T")
 MAX_BATCH_TOKENS = {"cuda": 65536, "cpu": 2048}
 MAX_COPIES_IN_FLIGHT = 3
 ROWS_PER_SOFTMAX = 1024  # bounds the memory of [rows, vocabulary]
@@ -43,22 +44,33 @@ def packed_batches(
     The last batch, whose copy to the host nothing hides, thus has the fewest results.
     """
     lengths = np.array([len(row) for row in ids], dtype=np.int64)
-    is_cuda = device.type == "cuda"
 
     def concat(rows: Sequence[np.ndarray], index: np.ndarray) -> Tensor:
         return torch.from_numpy(np.concatenate([rows[i] for i in index]).astype(np.int64, copy=False))
 
-    def host_batches() -> Iterator[PackedBatch]:
-        for index in reversed(list(token_budget_batches(lengths, max_batch_tokens))):
-            segment_ids = None if segments is None else concat(segments, index)
-            inputs = Inputs(concat(ids, index), PackedLayout.from_lengths(lengths[index]), segment_ids)
-            yield PackedBatch(index, tree_map(inputs, Tensor.pin_memory) if is_cuda else inputs)
+    def build(index: np.ndarray) -> Inputs:
+        segment_ids = None if segments is None else concat(segments, index)
+        return Inputs(concat(ids, index), PackedLayout.from_lengths(lengths[index]), segment_ids)
 
-    total = int(lengths.sum())
+    for index, inputs in device_batches(build, lengths, max_batch_tokens, device):
+        yield PackedBatch(index, inputs)
+
+
+def device_batches(
+    build: Callable[[np.ndarray], T], lengths: np.ndarray, max_batch_tokens: int, device: torch.device
+) -> Iterator[tuple[np.ndarray, T]]:
+    """Build batches of sequences of these lengths from their indices, shortest first, and copy them to a device."""
+    is_cuda, total = device.type == "cuda", int(lengths.sum())
+
+    def host_batches() -> Iterator[tuple[np.ndarray, T]]:
+        for index in reversed(list(token_budget_batches(lengths, max_batch_tokens))):
+            batch = build(index)
+            yield index, tree_map(batch, Tensor.pin_memory) if is_cuda else batch
+
     with progress("read", total, "tokens", show=total > 20 * max_batch_tokens) as bar:
-        for index, inputs in prefetch(host_batches()) if is_cuda else host_batches():
-            yield PackedBatch(index, inputs.to(device))
-            bar.advance(inputs.layout.num_tokens)
+        for index, batch in prefetch(host_batches()) if is_cuda else host_batches():
+            yield index, tree_map(batch, lambda tensor: tensor.to(device, non_blocking=True))
+            bar.advance(int(lengths[index].sum()))
 
 
 def mean_pool(hidden: Tensor, layout: PackedLayout) -> Tensor:
@@ -146,7 +158,7 @@ class PackedModel:
 
         The query stream of a masked head (XLNet) does not see the tokens that it predicts.
         """
-        layout, rows = inputs.layout, rows.to(self.device)
+        layout, rows = inputs.layout, rows.to(self.device, non_blocking=True)
         if head == "masked" and self.model.config.trunk.has_query_stream:
             order = torch.full_like(inputs.tokens, -1).index_fill(0, rows, 0)
             counts = np.histogram(rows.cpu().numpy(), layout.cu_seqlens.cpu().numpy())[0]
@@ -156,6 +168,11 @@ class PackedModel:
         hidden = self.model.trunk(inputs).hidden
         for chunk in rows.split(ROWS_PER_SOFTMAX):
             yield self.model.predict(head, hidden, layout, chunk).float().log_softmax(-1)
+
+    def token_log_probs(self, head: str, inputs: Inputs, rows: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-probability of the target token at each row, float64 [rows]."""
+        chunks = zip(self.log_probs(head, inputs, rows), targets.split(ROWS_PER_SOFTMAX))
+        return torch.cat([chunk.gather(1, chunk_ids[:, None])[:, 0].double() for chunk, chunk_ids in chunks])
 
     def score_positions(
         self,

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.inference.results import check_answers
 from polyseme.nn.model import Model
 from polyseme.nn.packing import map_batches
 from polyseme.tasks import load_task, task_from_json
@@ -23,6 +25,7 @@ from polyseme.weights.folder import ModelFolder
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_TOKENS = 16384
+TruncationCounts = dict[str, tuple[int, int]]  # model -> number of truncated examples, max_len
 LATENCY_SAMPLES = 8  # number of examples that are predicted one by one
 
 
@@ -32,7 +35,8 @@ def predict(folder: ModelFolder, examples: Sequence[Any], task: TaskConfig | Non
     Options are those of `encode_examples`.
     """
     task = task or load_task(folder.metadata, folder.model.config)
-    return predict_encoded(folder.model, task, examples, encode_examples(folder, task, examples, **options))
+    predictions = predict_encoded(folder.model, task, examples, encode_examples(folder, task, examples, **options))
+    return check_answers(predictions, folder.path)
 
 
 def encode_examples(
@@ -54,18 +58,42 @@ def encode_examples(
         raise ConfigError(f"max_len {max_len} is longer than the model reads ({limit})")
     truncate = settings.get("truncate", False) if truncate is None else truncate
     encoded = task.codec.encode(examples, folder.tokenizer, max_len, truncate, use_labels)
-    return _log_truncated(encoded, len(examples), max_len)
+    return _count_truncated(encoded, len(examples), f"{folder.path}", max_len)
 
 
-def _log_truncated(encoded: Iterable[EncodedExample], total: int, max_len: int) -> Iterator[EncodedExample]:
+_truncation_counts: ContextVar[TruncationCounts | None] = ContextVar("truncation_counts", default=None)
+
+
+def _count_truncated(
+    encoded: Iterable[EncodedExample], total: int, model: str, max_len: int
+) -> Iterator[EncodedExample]:
     truncated = set()
     for each in encoded:
         if each.is_truncated:
             truncated.add(each.example_index)
         yield each
-    if truncated:
-        share = f"{len(truncated) / total:.1%}"
-        logger.warning(f"{len(truncated)} of {total} examples ({share}) are truncated (max_len {max_len})")
+    counts = _truncation_counts.get()
+    if counts is None:
+        log_truncated({model: (len(truncated), max_len)}, total)
+    else:
+        counts[model] = counts.get(model, (0, 0))[0] + len(truncated), max_len
+
+
+@contextmanager
+def count_truncated(counts: TruncationCounts) -> Iterator[None]:
+    """Count truncated examples in the context instead of logging a warning for each call."""
+    token = _truncation_counts.set(counts)
+    try:
+        yield
+    finally:
+        _truncation_counts.reset(token)
+
+
+def log_truncated(counts: TruncationCounts, total: int) -> None:
+    """Log how many examples each model truncates."""
+    for number, max_len in counts.values():
+        if number:
+            logger.warning(f"{number} of {total} examples ({number / total:.1%}) are truncated (max_len {max_len})")
 
 
 def predict_encoded(

@@ -1,10 +1,9 @@
-"""Log-probabilities of texts, last words, and answers to prompts, by a causal or a masked language model.
+"""Log-probabilities of last words and of answers to prompts, by a causal or a masked language model.
 
 A causal model reads what prompts have in common once: first the examples that precede all of them, then each prompt,
 then its answers, each with the memory of the step before.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,46 +21,11 @@ from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout, map_batches
 from polyseme.nn.trunks.base import TrunkOutput
-from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 
 TEXT_FIELD, ANSWER_FIELD = "{text}", "{answer}"
 GAP_PATTERN = r"_{2,}|(?<!\w)_(?!\w)|@placeholder"  # how data sets write a gap, besides the mask token
 NORMALIZATIONS = ("none", "length", "unconditional")
-
-
-def score_causal(packed: PackedModel, texts: Sequence[str], head: str) -> list[TextScore]:
-    """Score each text by predicting every token from those before it, or with the head `previous` from those after."""
-    is_backward = head == "previous"
-    sequences = []
-    for text in texts:
-        ids = packed.encode_sequence(text)[0]
-        row = np.array([*ids, *packed.eos_ids] if is_backward else [*packed.bos_ids, *ids])
-        packed.check_length(len(row) - 1, text)
-        if len(row) < 2:
-            raise DataError(f"{text!r} is a single token, and there is no token before it to predict it from")
-        sequences.append(row)
-    # the last token (backward: the first) predicts nothing, so it is not read
-    inputs, targets = [row[:-1] for row in sequences], [row[1:] for row in sequences]
-    if is_backward:
-        inputs, targets = targets, inputs
-    positions = [np.arange(len(row)) for row in inputs]
-    return [score for score, _ in packed.score_positions(head, inputs, positions, targets)]
-
-
-def score_masked(packed: PackedModel, texts: Sequence[str]) -> list[TextScore]:
-    """Score each text by masking one token at a time (pseudo-log-likelihood; Salazar et al. 2020, §2)."""
-    num_prefix = packed.tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
-    num_special = packed.tokenizer.num_special_tokens_to_add()
-    scores = []
-    with progress("score", len(texts), "texts", show=len(texts) > 20) as bar:
-        for text in texts:
-            ids, segments = packed.encode_sequence(text)
-            positions = num_prefix + np.arange(len(ids) - num_special)
-            span_scores = score_masked_spans(packed, [MaskedSpan(ids, segments, i) for i in positions[:, None]])
-            scores.append(TextScore(math.fsum(score.log_prob for score, _ in span_scores), len(positions)))
-            bar.advance(1)
-    return scores
 
 
 def score_last_words(packed: PackedModel, texts: Sequence[tuple[str, str]]) -> list[LastWordScore]:

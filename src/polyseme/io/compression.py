@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from polyseme.errors import DataError, require_package
+from polyseme.io.limits import MAX_EXPANSION, MIN_CHECKED_BYTES
 
 COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 _BLOCK_SIZE = 1 << 20
@@ -34,8 +35,29 @@ class CorruptFileError(DataError):
     """A compressed file that is damaged or truncated."""
 
 
-def read_decompressed(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed content in blocks of at most a megabyte; `CorruptFileError` comes after all valid data."""
+def read_decompressed(path: Path, allow_large: bool = False) -> Iterator[bytes]:
+    """Yield the decompressed content in blocks of at most a megabyte; `CorruptFileError` comes after all valid data.
+
+    A file that expands more than `MAX_EXPANSION` times is an error unless `allow_large`.
+    """
+    is_compressed, num_bytes = path.suffix.lower() in COMPRESSED_SUFFIXES, 0
+    for block in _read_blocks(path):
+        num_bytes += len(block)
+        if is_compressed and not allow_large:
+            check_expansion(str(path), path, num_bytes)
+        yield block
+
+
+def check_expansion(name: str, path: Path, num_bytes: int) -> None:
+    """Raise `DataError` if `num_bytes` bytes of content are too many for the size of a file (a decompression bomb)."""
+    if num_bytes > MIN_CHECKED_BYTES and num_bytes > MAX_EXPANSION * (size := path.stat().st_size):
+        problem = (
+            f"{name} expands more than {MAX_EXPANSION:,} times, from {size:,} bytes to over {num_bytes >> 20:,} MB"
+        )
+        raise DataError(f"{problem}: if it is not a decompression bomb, decompress it first or set `allow_large`")
+
+
+def _read_blocks(path: Path) -> Iterator[bytes]:
     suffix = path.suffix.lower()
     try:
         if suffix == ".zst":

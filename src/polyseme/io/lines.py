@@ -13,6 +13,13 @@ from polyseme.io.limits import MAX_ROW_BYTES
 T = TypeVar("T")
 
 _LINE_CHUNK_BYTES = 1 << 20  # part of a long line of plain text that is decoded at once
+_SAMPLE_BYTES = 1 << 12  # in which the encoding is detected
+_BYTE_ORDER_MARKS = {  # in this order: the mark of UTF-32LE begins with that of UTF-16LE
+    b"\xff\xfe\x00\x00": "UTF-32LE", b"\x00\x00\xfe\xff": "UTF-32BE", b"\xff\xfe": "UTF-16LE", b"\xfe\xff": "UTF-16BE",
+}  # fmt: skip
+_NUL_PLACES = {  # of the four bytes of one or two characters below U+0100
+    "UTF-16LE": (0, 1, 0, 1), "UTF-16BE": (1, 0, 1, 0), "UTF-32LE": (0, 1, 1, 1), "UTF-32BE": (1, 1, 1, 0),
+}  # fmt: skip
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -36,19 +43,46 @@ def bad_input(message: str) -> DataError:
     return DataError(make_printable(message))
 
 
-def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> Iterator[tuple[int, str] | DataError]:
+def detect_wide_encoding(raw: bytes) -> str:
+    """Return the encoding of text in UTF-16 or UTF-32, by its byte-order mark or its NUL bytes; empty for other text.
+
+    Where most characters are below U+0100, the NUL bytes are at every other place, or at three of four.
+    """
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if raw.startswith(mark):
+            return encoding
+    sample = raw[: len(raw) // 4 * 4][:_SAMPLE_BYTES]
+    if sample.count(0) < len(sample) / 4 or not sample:
+        return ""
+    is_nul = [4 * sample[start::4].count(0) > len(sample) / 2 for start in range(4)]  # most of the bytes
+    is_text = [4 * sample[start::4].count(0) < len(sample) / 10 for start in range(4)]
+    for encoding, places in _NUL_PLACES.items():
+        if all(is_nul[i] if place else is_text[i] for i, place in enumerate(places)):
+            return encoding
+    return ""
+
+
+def wide_encoding_error(location: str, encoding: str) -> DataError:
+    """Return the error for text in UTF-16 or UTF-32."""
+    problem = f"{location}: byte 0 is not UTF-8 text, it looks like {encoding}"
+    return bad_input(f"{problem}: convert it with iconv -f {encoding} -t UTF-8")
+
+
+def read_line_chunks(
+    path: Path, name: str, split_long_lines: bool = False, allow_large: bool = False
+) -> Iterator[tuple[int, str] | DataError]:
     """Yield chunks of whole lines of a UTF-8 file, each with the number of its first line. Lines end in `\\n`.
 
     Yields an error for a line that is too long or not UTF-8, and at the end of a truncated compressed file; the lines
     around it are still read. With `split_long_lines` no line is too long: a long line is yielded in several chunks, and
-    only the last one ends in `\\n`.
+    only the last one ends in `\\n`. For `allow_large` see `read_decompressed`.
     """
     line_number, offset, is_empty, is_skipping = 1, 0, True, False
     max_line_bytes = _LINE_CHUNK_BYTES if split_long_lines else MAX_ROW_BYTES
     try:
-        for raw, is_continued in _read_byte_chunks(path, max_line_bytes, split_long_lines):
-            if not offset and raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-                yield bad_input(f"{name} line 1: byte 0 is not UTF-8 text, it looks like UTF-16")
+        for raw, is_continued in _read_byte_chunks(path, max_line_bytes, split_long_lines, allow_large):
+            if not offset and (encoding := detect_wide_encoding(raw)):
+                yield wide_encoding_error(f"{name} line 1", encoding)
                 return
             if is_continued and not split_long_lines:
                 if not is_skipping:
@@ -74,9 +108,9 @@ def read_line_chunks(path: Path, name: str, split_long_lines: bool = False) -> I
             yield bad_input(f"{name} is empty")
 
 
-def read_lines(path: Path, name: str) -> Iterator[tuple[int, str] | DataError]:
+def read_lines(path: Path, name: str, allow_large: bool = False) -> Iterator[tuple[int, str] | DataError]:
     """Yield numbered lines without line ends, and an error for each line that cannot be read."""
-    for chunk in read_line_chunks(path, name):
+    for chunk in read_line_chunks(path, name, allow_large=allow_large):
         if isinstance(chunk, DataError):
             yield chunk
         else:
@@ -104,7 +138,9 @@ def read_small_file(path: Path, name: str) -> bytes:
     return bytes(content)
 
 
-def _read_byte_chunks(path: Path, max_line_bytes: int, split_long_lines: bool) -> Iterator[tuple[bytes, bool]]:
+def _read_byte_chunks(
+    path: Path, max_line_bytes: int, split_long_lines: bool, allow_large: bool
+) -> Iterator[tuple[bytes, bool]]:
     """Yield (bytes, is_continued): whole lines with False, and the pieces of a longer line before its last with True.
 
     A line is split if it is longer than `max_line_bytes`; where does not depend on the blocks the file is read in. With
@@ -113,7 +149,7 @@ def _read_byte_chunks(path: Path, max_line_bytes: int, split_long_lines: bool) -
     buffers: list[bytes] = []
     size = 0
     try:
-        for block in read_decompressed(path):
+        for block in read_decompressed(path, allow_large):
             end = block.rfind(b"\n") + 1
             buffers.append(block[:end] if end else block)
             size += len(buffers[-1])

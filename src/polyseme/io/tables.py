@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import DataError, PolysemeError, require_package, suggest
-from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, read_decompressed
+from polyseme.io.compression import COMPRESSED_SUFFIXES, CorruptFileError, check_expansion, read_decompressed
 from polyseme.io.limits import MAX_ROW_BYTES
 from polyseme.io.lines import bad_input
 
@@ -132,9 +132,9 @@ def missing_column(location: str, noun: str, key: str, names: Collection[str]) -
     return bad_input(f"{location}: no {noun} {key!r}{listing}; {suggest(key, shown)}")
 
 
-def read_parquet_rows(path: Path, name: str, key: str) -> Iterator[list[str] | str]:
+def read_parquet_rows(path: Path, name: str, key: str, allow_large: bool = False) -> Iterator[list[str] | str]:
     """Yield the texts of each row in the columns of `key`, or an error message; raise `CorruptFileError` if damaged."""
-    for columns in _read_batches(path, name, key):
+    for columns in _read_batches(path, name, key, allow_large):
         for values in zip(*columns):
             if None in values:
                 yield "the text is null"
@@ -145,7 +145,7 @@ def read_parquet_rows(path: Path, name: str, key: str) -> Iterator[list[str] | s
                 yield f"byte {error.start} of the text is not UTF-8"
 
 
-def _read_batches(path: Path, name: str, key: str) -> Iterator[list[list[Any]]]:
+def _read_batches(path: Path, name: str, key: str, allow_large: bool) -> Iterator[list[list[Any]]]:
     """Yield the columns of `key` for a batch of rows at a time. Arrow's errors become `CorruptFileError`."""
     pa = require_package("pyarrow", "reading Parquet files")
     text_types = [pa.string(), pa.large_string(), pa.string_view()]
@@ -155,7 +155,7 @@ def _read_batches(path: Path, name: str, key: str) -> Iterator[list[list[Any]]]:
         with ExitStack() as stack:
             if path.suffix.lower() in COMPRESSED_SUFFIXES:  # Parquet needs random access
                 copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="polyseme-"))
-                for block in read_decompressed(path):
+                for block in read_decompressed(path, allow_large):
                     copy.write(block)
                 copy.flush()
                 path = Path(copy.name)
@@ -172,8 +172,13 @@ def _read_batches(path: Path, name: str, key: str) -> Iterator[list[list[Any]]]:
                 value_type = getattr(column_type, "value_type", None)  # of a dictionary
                 if column_type not in text_types and value_type not in text_types:
                     raise bad_input(f"{name}: column {column!r} holds {column_type}, not text")
+            num_bytes = 0
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
-                yield [_to_bytes(pa, batch.column(column)) for column in columns]
+                values = [_to_bytes(pa, batch.column(column)) for column in columns]
+                num_bytes += sum(len(value) for column_values in values for value in column_values if value)
+                if not allow_large:
+                    check_expansion(name, path, num_bytes)
+                yield values
     except PolysemeError:
         raise
     except OSError as error:

@@ -18,6 +18,7 @@ from polyseme.text.pipelines import build_whitespace
 from polyseme.text.tokenizer import Tokenizer
 
 BOS, EOS, UNK = "<s>", "</s>", "<unk>"
+MAX_LOG10 = 1e30  # of a probability or back-off in a file: they are stored in float32
 _BLOCK_SIZE = 1 << 16  # n-grams formatted at once
 
 
@@ -194,7 +195,7 @@ def _read_section(
             log_prob, *backoffs = map(float, (fields[0], *fields[order + 1 :]))
         except ValueError:
             raise lines.error(f"has an invalid number: {line[:60]!r}") from None
-        if not (-math.inf < log_prob <= 0 and all(map(math.isfinite, backoffs))):
+        if not (-MAX_LOG10 < log_prob <= 0 and all(abs(backoff) < MAX_LOG10 for backoff in backoffs)):
             raise lines.error(f"has an invalid log10 probability or back-off: {line[:60]!r}")
         values += (log_prob, *(backoffs or [math.nan]))
     if (num_rows := len(values) // 2) != (size := sizes[order - 1]):

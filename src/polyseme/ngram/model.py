@@ -1,17 +1,16 @@
 """The model folder of n-grams.
 
 `config.json` has `model_type: ngram` and the order, the arrays of each level are `.npy` files, and `polyseme.json` has
-their hashes and the metadata, as in every model folder.
+the metadata, as in every model folder.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from polyseme.errors import ModelError
-from polyseme.io.atomic import atomic_directory, sha256
-from polyseme.io.json import read_json, write_json
+from polyseme.errors import DataError, ModelError
+from polyseme.io.hashes import check_hashes, hashed_directory
+from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.ngram.trie import MAX_ORDER, NgramTrie, NgramVocab
 from polyseme.text.tokenizer import Tokenizer
 
@@ -29,10 +28,11 @@ class NgramFolder:
     language: str = "en"
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Open the folder and check its config against the tokenizer."""
+    def load(cls, folder: str | Path, verify: bool = False) -> Self:
+        """Open the folder and check its config against the tokenizer, and its hashes: of large arrays if `verify`."""
         folder = Path(folder)
-        config = read_json(folder / "config.json")
+        check_hashes(folder, with_large_weights=verify)
+        config = read_json_object(folder / "config.json")
         order, language = config.get("order"), config.get("language", "en")
         if type(order) is not int or not 1 <= order <= MAX_ORDER:
             raise ModelError(f"{folder}/config.json: order is {order!r}, expected a number from 1 to {MAX_ORDER}")
@@ -48,12 +48,11 @@ class NgramFolder:
     def save(self, folder: Path, metadata: dict[str, Any] | None = None) -> None:
         """Write the folder atomically."""
         config = {"model_type": FAMILY, "order": self.ngrams.order, **_vocab_config(self.ngrams.vocab)}
-        with atomic_directory(folder) as staging:
+        with hashed_directory(folder) as staging:
             self.ngrams.save(staging)
-            self.tokenizer.save(staging)
+            self.tokenizer.save_files(staging)
             write_json(staging / "config.json", config | {"language": self.language})
-            hashes = {path.name: sha256(path) for path in sorted(staging.glob("*.npy"))}
-            write_json(staging / "polyseme.json", {"format": FORMAT, "sha256": hashes, "metadata": metadata or {}})
+            write_json(staging / "polyseme.json", {"format": FORMAT, "metadata": metadata or {}})
 
 
 def _vocab_config(vocab: NgramVocab) -> dict[str, int]:
@@ -63,15 +62,7 @@ def _vocab_config(vocab: NgramVocab) -> dict[str, int]:
 def is_ngram(folder: Path) -> bool:
     """Whether a folder holds an n-gram model, by its config."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_json(folder / "config.json")
+    except DataError:
         return False
     return isinstance(config, dict) and config.get("model_type") == FAMILY
-
-
-def verify_ngrams(folder: Path) -> None:
-    """Open the folder and compare the hashes of its arrays with those in `polyseme.json`."""
-    NgramFolder.load(folder)
-    for name, expected in read_json(folder / "polyseme.json").get("sha256", {}).items():
-        if not (folder / name).is_file() or sha256(folder / name) != expected:
-            raise ModelError(f"{folder / name} is not what was saved: its hash differs from the one in polyseme.json")

@@ -14,7 +14,8 @@ import numpy as np
 from polyseme.config import Config
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import ConfigError
-from polyseme.io.atomic import atomic_directory, ensure_new_directory
+from polyseme.io.atomic import ensure_new_directory
+from polyseme.io.hashes import hashed_directory
 from polyseme.io.json import write_json
 from polyseme.io.lock import locks_folder
 from polyseme.ngram.count import count_ngrams, sentence_streams
@@ -60,7 +61,7 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
     vocab = NgramVocab.from_tokenizer(tokenizer)
     train_corpus, valid_corpus = corpus.split(recipe.valid_fraction)
     train_corpus = train_corpus.resample_by_weight()
-    with atomic_directory(out) as folder:
+    with hashed_directory(out) as folder:
         work_dir = folder / ".work"
         work_dir.mkdir()
         with progress("count", train_corpus.num_tokens, "tokens") as bar:

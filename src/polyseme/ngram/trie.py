@@ -154,9 +154,8 @@ class NgramTrie:
                 if array.shape != (length,) or array.dtype.kind != ("f" if name in ("logp", "backoff") else "u"):
                     problem = f"its shape is {array.shape} and its type {array.dtype}, expected {length} values"
                     raise ModelError(f"{folder / f'{n}.{name}.npy'} is damaged: {problem}")
-            if n > 1 and arrays["child_offsets"][[0, -1]].tolist() != [0, num_ngrams]:
-                path = folder / f"{n}.child_offsets.npy"
-                raise ModelError(f"{path} is damaged: it does not match the number of words")
+                if problem := _find_problem(name, array, vocab.size, num_ngrams):
+                    raise ModelError(f"{folder / f'{n}.{name}.npy'} is damaged: {problem}")
             levels.append(TrieLevel(**arrays))
             num_contexts = num_ngrams
         return cls(vocab, levels)
@@ -186,6 +185,18 @@ class NgramSession:
     def should_compact(self, num_rows: int, num_alive: int) -> bool:
         """Return whether to drop finished sequences; here it costs nothing."""
         return num_alive < num_rows
+
+
+def _find_problem(name: str, array: np.ndarray, vocab_size: int, num_ngrams: int) -> str:
+    """Return what is wrong with the values of an array of a level; an empty string if nothing is."""
+    if name == "words" and len(array) and int(array.max()) >= vocab_size:
+        return f"it has the id {array.max()}, but the vocabulary has {vocab_size} entries"
+    if name == "child_offsets" and (array[[0, -1]].tolist() != [0, num_ngrams] or (array[1:] < array[:-1]).any()):
+        return "its offsets are not ascending from 0 to the number of words"
+    with np.errstate(invalid="ignore"):
+        if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
+            return f"{np.count_nonzero(~np.isfinite(array)):,} of its {len(array):,} values are NaN or infinite"
+    return ""
 
 
 def _array_names(order: int, max_order: int) -> tuple[str, ...]:

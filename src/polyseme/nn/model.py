@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyseme.config import Config
-from polyseme.errors import UnsupportedError
+from polyseme.errors import ConfigError, PolysemeError, UnsupportedError
 from polyseme.nn.heads.base import IGNORE_INDEX, HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
@@ -29,6 +29,7 @@ from polyseme.nn.heads.word_vectors import (
 from polyseme.nn.layers.adaptive import AdaptiveSoftmaxHeadConfig
 from polyseme.nn.layers.embeddings import SparseRowGrad
 from polyseme.nn.packing import PackedLayout
+from polyseme.nn.sizes import check_memory, check_sizes
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.feature_network import FeatureNetworkConfig
@@ -64,6 +65,7 @@ class ModelConfig(Config):
 
     def build(self, seed: int | None = None) -> Model:
         """Create the module, with weights drawn from `seed` (or torch's default generator)."""
+        check_memory(sum(parameter.numel() for parameter in build_meta(self).parameters()))
         model = Model(self)
         model.initialize(None if seed is None else torch.Generator().manual_seed(seed))
         return model
@@ -79,9 +81,15 @@ class _SkipInit(TorchFunctionMode):
 
 
 def build_meta(config: ModelConfig) -> Model:
-    """Create the module on the meta device: names and shapes without values."""
-    with torch.device("meta"), _SkipInit():
-        return Model(config)
+    """Create the module on the meta device: names and shapes without values. Raise `ConfigError` if there is none."""
+    check_sizes(config.to_json())
+    try:
+        with torch.device("meta"), _SkipInit():
+            return Model(config)
+    except PolysemeError:
+        raise
+    except Exception as error:  # nothing but the config matters here
+        raise ConfigError(f"no {config.family} model can be built from its config ({error})") from error
 
 
 class Model(nn.Module):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyseme.errors import ConfigError, suggest
-from polyseme.io.json import read_json
+from polyseme.io.json import read_json_object
 from polyseme.ngram.train import NgramRecipe
 from polyseme.recipes import encoder_decoders as s2s
 from polyseme.recipes import encoders as enc
@@ -49,8 +49,8 @@ def get_recipe(name: str) -> Recipe | NgramRecipe:
         return RECIPES[name]() if name in RECIPES else NGRAM_RECIPES[name]()
     path = Path(name)
     if path.suffix == ".json" or path.exists():
-        contents = read_json(path)
-        contents = contents["recipe"] if isinstance(contents, dict) and "recipe" in contents else contents
+        contents = read_json_object(path)
+        contents = contents.get("recipe", contents)
         is_ngram = isinstance(contents, dict) and contents.get("kind") == NgramRecipe.__name__
         return NgramRecipe.from_json(contents) if is_ngram else Recipe.from_json(contents)
     raise ConfigError(f"there is no recipe {name!r}; {suggest(name, [*RECIPES, *NGRAM_RECIPES])}")

@@ -4,7 +4,6 @@
 is one file: a frozen dataclass that derives from `TaskConfig`, with an `Example` and a `Prediction` of its own.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -27,7 +26,8 @@ from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
-from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, read_lines, read_rows
+from polyseme.tasks.formats import PredictionFormat, json_lines_format
+from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, iter_lines, iter_valid_rows, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 
 Metrics = dict[str, float]
@@ -113,6 +113,13 @@ class TaskConfig(Config, Codec):
         return [cls.from_value(value, f"example {i}", needs_labels) for i, value in enumerate(source, 1)]
 
     @classmethod
+    def iter_examples(
+        cls, path: Path, columns: Columns = Columns(), *, skip_bad: bool = False, log_skipped: bool = True
+    ) -> Iterator[Any]:
+        """Yield the unlabeled examples of a file without holding all of them; labels that are present do not matter."""
+        return iter_valid_rows(path, cls.iter_rows(path, columns, needs_labels=False), skip_bad, log_skipped)
+
+    @classmethod
     def collect(cls, path: Path, rows: Iterable[RowReader], skip_bad: bool = False, strict: bool = False) -> list[Any]:
         """Read every row; a task whose labels can be malformed repairs them here."""
         return read_rows(path, rows, skip_bad)
@@ -126,7 +133,7 @@ class TaskConfig(Config, Codec):
     def iter_json_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Yield the rows of a file of JSON lines, which `from_record` parses."""
         build = partial(cls.from_record, columns=columns, needs_labels=needs_labels)
-        return iter_json_lines(path, read_lines(path, columns.encoding), build)
+        return iter_json_lines(path, iter_lines(path, columns.encoding), build)
 
     @classmethod
     def from_value(cls, value: Any, location: str, needs_labels: bool = False) -> Any:
@@ -311,22 +318,27 @@ class TaskConfig(Config, Codec):
 
     def write(self, path: Path, examples: Sequence[Any], predictions: Sequence[Any]) -> None:
         """Write predictions in the order of the examples, in a format that can be read as examples."""
+        for file, file_format in self.output_formats(path, examples).items():
+            write_text(file, file_format.format_file(examples, predictions))
+
+    def output_formats(self, path: Path, examples: Iterable[Any]) -> dict[Path, PredictionFormat]:
+        """Return the files that predictions are written to, and the format of each, by the suffix of `path`.
+
+        A format may depend on all examples, which are read once more for that.
+        """
         if path.suffix not in self.output_suffixes:
             known = ", ".join(self.output_suffixes)
             raise ConfigError(f"{path}: predictions of {self.task_type} are written as {known}, not {path.suffix!r}")
-        if path.suffix == ".jsonl":
-            pairs = zip(examples, predictions, strict=True)
-            lines = [json.dumps(self.to_record(e, p), ensure_ascii=False) + "\n" for e, p in pairs]
-            write_text(path, "".join(lines))
-        else:
-            self.write_as(path, examples, predictions)
+        return (
+            {path: json_lines_format(self.to_record)} if path.suffix == ".jsonl" else self.other_formats(path, examples)
+        )
 
     @abstractmethod
     def to_record(self, example: Any, prediction: Any) -> dict[str, Any]:
         """Return an example and its prediction as a JSON object."""
 
-    def write_as(self, path: Path, examples: Sequence[Any], predictions: Sequence[Any]) -> None:
-        """Write another format than JSON lines, by the file's suffix."""
+    def other_formats(self, path: Path, examples: Iterable[Any]) -> dict[Path, PredictionFormat]:
+        """Return the files of a format that is not JSON lines, as `output_formats` does."""
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------- frozen features, text

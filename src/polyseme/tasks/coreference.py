@@ -15,7 +15,6 @@ import torch
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.families.family import Family
-from polyseme.io.atomic import write_text
 from polyseme.nn.heads import coreference as head_columns
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.coreference import FIRST_TOKEN, LAST_TOKEN, SENTENCE_END, CoreferenceHead, CoreferenceHeadConfig
@@ -25,6 +24,7 @@ from polyseme.objectives.batch import Batch
 from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import no_mentions, string_match
 from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, encode_words
+from polyseme.tasks.formats import PredictionFormat, row_format
 from polyseme.tasks.metrics.coreference import coreference_metrics
 from polyseme.tasks.readers.conll2012 import Clusters, DocumentExample, format_conll, iter_documents, make_document
 from polyseme.tasks.readers.rows import Columns, RowReader
@@ -192,9 +192,8 @@ class CoreferenceTask(TaskConfig):
     def to_record(self, example: DocumentExample, prediction: CoreferenceClusters) -> dict[str, Any]:
         return {"id": example.id, "words": example.words, "clusters": prediction.clusters}
 
-    def write_as(self, path: Path, examples: Examples, predictions: Sequence[CoreferenceClusters]) -> None:
-        pairs = zip(examples, predictions, strict=True)
-        write_text(path, "".join(format_conll(e.document, p.clusters) for e, p in pairs))
+    def other_formats(self, path: Path, examples: Iterable[DocumentExample]) -> dict[Path, PredictionFormat]:
+        return {path: row_format(lambda example, prediction: format_conll(example.document, prediction.clusters))}
 
     def word_sequences(self, example: DocumentExample) -> list[tuple[Words, ...]]:
         ends = np.unique(self.word_rows(example)[:, SENTENCE_END]) + 1

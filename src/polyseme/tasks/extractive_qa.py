@@ -12,13 +12,13 @@ from typing import Any, Self
 import numpy as np
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.io.json import write_json
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks import windows
 from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words, require_gold
 from polyseme.tasks.baselines.texts import first_words, sliding_window
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, IdsAndSegments, RowScores, separator_id
+from polyseme.tasks.formats import PredictionFormat, json_object_format
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
 from polyseme.tasks.readers.rows import WORD_PATTERN, Columns, RowReader, parse_text, split_words
 from polyseme.tasks.readers.squad import QuestionExample, iter_questions
@@ -215,11 +215,12 @@ class ExtractiveQATask(TaskConfig):
     def to_record(self, example: QuestionExample, prediction: SpanAnswer) -> dict[str, Any]:
         return {"id": example.id, "question": example.question, **asdict(prediction)}
 
-    def write_as(self, path: Path, examples: Sequence[QuestionExample], predictions: Sequence[SpanAnswer]) -> None:
-        """Write what SQuAD's script reads, with the scores of "no answer" in a second file."""
-        pairs = list(zip(examples, predictions, strict=True))
-        write_json(path.with_suffix(".null_odds.json"), {e.id: p.null_score_diff for e, p in pairs})
-        write_json(path, {e.id: p.text for e, p in pairs})
+    def other_formats(self, path: Path, examples: Iterable[QuestionExample]) -> dict[Path, PredictionFormat]:
+        """Return what SQuAD's script reads, with the scores of "no answer" in a second file."""
+        return {
+            path.with_suffix(".null_odds.json"): json_object_format(lambda e, p: (e.id, p.null_score_diff)),
+            path: json_object_format(lambda e, p: (e.id, p.text)),
+        }
 
     def word_sequences(self, example: QuestionExample) -> list[tuple[Words, ...]]:
         texts = split_words(example.context), split_words(example.question)

@@ -1,15 +1,16 @@
 """Semantic roles: the arguments of a predicate, as tags of the words of its sentence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polyseme.errors import DataError
-from polyseme.io.atomic import write_text
 from polyseme.tasks.encoded import EncodedExample, IdsAndSegments, add_special_tokens, encode_words, separator_id
+from polyseme.tasks.formats import PredictionFormat
 from polyseme.tasks.metrics.srl import format_props, srl_scores
 from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, Columns, RowReader, data_suffix
 from polyseme.tasks.readers.srl import PredicateExample, iter_predicates
@@ -87,6 +88,10 @@ class SemanticRolesTask(WordTask):
         record = super().to_record(example, prediction)
         return record | ({"predicate": example.predicate[0]} if example.predicate else {})
 
-    def write_as(self, path: Path, examples: Sequence[PredicateExample], predictions: Sequence[Tagging]) -> None:
-        """Write columns as srl-eval reads them (.props), or with the words in front (.conll)."""
-        write_text(path, format_props(examples, [p.tags for p in predictions], path.suffix == ".conll"))
+    def other_formats(self, path: Path, examples: Iterable[PredicateExample]) -> dict[Path, PredictionFormat]:
+        """Return columns as srl-eval reads them (.props), or with the words in front (.conll)."""
+
+        def format_sentences(examples: Sequence[Any], predictions: Sequence[Any], start: int) -> Iterator[str]:
+            return format_props(examples, [p.tags for p in predictions], path.suffix == ".conll")
+
+        return {path: PredictionFormat(format_sentences, separator="\n", group_key=attrgetter("location"))}

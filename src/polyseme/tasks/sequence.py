@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import Example, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, RowScores, add_special_tokens, truncate_longest
+from polyseme.tasks.formats import PredictionFormat, row_format
 from polyseme.tasks.readers import rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextToText
@@ -154,13 +154,12 @@ class TextTask(SequenceTask):
             optional += ("pair",)
 
         def build(location: str, values: dict[str, Any]) -> TextExample:
-            if "pair" in optional and values.get("pair") in ("", None):
-                values = {role: value for role, value in values.items() if role != "pair"}
-            roles = [role for role in ("text", "pair") if role in values]
-            text, *pair = (rows.parse_text(values[role], location, names[role]) for role in roles)
+            text, pair = rows.parse_text(values["text"], location, names["text"]), None
+            if "pair" in values and (values["pair"] not in ("", None) or "pair" not in optional):
+                pair = rows.parse_text(values["pair"], location, names["pair"])
             label = rows.parse_label(values.get("label"), location, names["label"], needs_labels)
             cls.check_label(label, location)
-            return TextExample(location, text, pair[0] if pair else None, label)
+            return TextExample(location, text, pair, label)
 
         return rows.RowFormat(names, optional, build)
 
@@ -182,11 +181,14 @@ class TextTask(SequenceTask):
         probabilities = getattr(prediction, "probabilities", {})
         return texts | {"label": prediction.value} | ({"probabilities": probabilities} if probabilities else {})
 
-    def write_as(self, path: Path, examples: Sequence[TextExample], predictions: Sequence[Any]) -> None:
+    def other_formats(self, path: Path, examples: Iterable[TextExample]) -> dict[Path, PredictionFormat]:
+        """Return a table, which has a column of second texts if there are any."""
         has_pairs = any(e.pair is not None for e in examples)
-        table = [["text", *["pair"] * has_pairs, "label", *(f"p({label})" for label in self.output_labels)]]
-        for example, prediction in zip(examples, predictions, strict=True):
+        header = ["text", *["pair"] * has_pairs, "label", *(f"p({label})" for label in self.output_labels)]
+
+        def format_row(example: TextExample, prediction: Any) -> str:
             texts = [example.text, *[example.pair or ""] * has_pairs]
             shares = [f"{share:.6g}" for share in getattr(prediction, "probabilities", {}).values()]
-            table.append([*map(rows.flatten_cell, texts), str(prediction.value), *shares])
-        write_text(path, "".join("\t".join(row) + "\n" for row in table))
+            return "\t".join([*map(rows.flatten_cell, texts), str(prediction.value), *shares]) + "\n"
+
+        return {path: row_format(format_row, "\t".join(header) + "\n")}

@@ -11,7 +11,6 @@ import numpy as np
 
 from polyseme.errors import DataError
 from polyseme.families.family import Family
-from polyseme.io.atomic import write_text
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.crf import CRFConfig
@@ -21,6 +20,7 @@ from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
 from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, RowScores, Target, encode_words, softmax
+from polyseme.tasks.formats import PredictionFormat, row_format
 from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.conll import TaggingExample, iter_sentences
@@ -166,7 +166,7 @@ class TaggingTask(WordTask):
         """Read JSON lines with `words` and `tags`, or columns with the word first and its tag last."""
         if rows.data_suffix(path) in rows.JSON_LINES_SUFFIXES:
             return cls.iter_json_rows(path, columns, needs_labels)
-        return iter_sentences(path, rows.read_lines(path, columns.encoding), needs_labels)
+        return iter_sentences(path, columns.encoding, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:
@@ -176,10 +176,12 @@ class TaggingTask(WordTask):
     def parse_value(cls, value: Any, location: str) -> TaggingExample:
         return TaggingExample(location, parse_words(value, location))
 
-    def write_as(self, path: Path, examples: Sequence[TaggingExample], predictions: Sequence[Tagging]) -> None:
-        sentences = [zip(e.words, p.tags) for e, p in zip(examples, predictions, strict=True)]
-        lines = ["".join(f"{rows.flatten_cell(word)}\t{tag}\n" for word, tag in sentence) for sentence in sentences]
-        write_text(path, "\n".join(lines))
+    def other_formats(self, path: Path, examples: Iterable[TaggingExample]) -> dict[Path, PredictionFormat]:
+        def format_sentence(example: TaggingExample, prediction: Tagging) -> str:
+            pairs = zip(example.words, prediction.tags)
+            return "".join(f"{rows.flatten_cell(word)}\t{tag}\n" for word, tag in pairs)
+
+        return {path: row_format(format_sentence, separator="\n")}
 
 
 def place_words(

@@ -1,7 +1,7 @@
 """Fast encoding of corpora: each distinct word goes through the tokenizer once and is then looked up in a cache.
 
 BERT's and GPT-2's tokenizers split a text into words first and never look across these splits. This module splits text
-in numpy at places where the tokenizer is certain to split too, and identifies each unit (usually a word) by a hash.
+in numpy at places where the tokenizer is certain to split too, and looks up each unit (usually a word) by its text.
 Only units that are not in the cache go through the tokenizer. The ids are the same; encoding is ten times as fast.
 """
 
@@ -10,32 +10,19 @@ import json
 import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
+from polyseme.text.unit_cache import EncodedTexts, UnitCache, Units, load_units
+
 T = TypeVar("T")
 BATCH_CHARS = 1 << 18  # characters per batch: the arrays stay in the processor's cache
-MAX_CACHED_CHARS = 48  # longer units are rare and not cached
-_HASH_BASE = 0xD6E8FEB86659FD93  # odd, so it has an inverse modulo 2^64
 _SEPARATORS = (32, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)
 UNICODE_SPACES = (*_SEPARATORS, *range(9, 14), 0x85, 0x2028, 0x2029)
 _OTHER, _SPACE, _ISOLATED, _LETTER, _PUNCTUATION, _QUOTE = range(6)
-
-
-class EncodedTexts(NamedTuple):
-    """Ids of many texts, concatenated, without special tokens."""
-
-    ids: np.ndarray  # int32 [T]
-    lengths: np.ndarray  # int64 [number of texts]
-    word_starts: np.ndarray  # bool [T]; True for the first token of each word and of each text
-
-    @property
-    def offsets(self) -> np.ndarray:
-        """Index of the first id of each text."""
-        return np.cumsum(self.lengths) - self.lengths
 
 
 def encode_uncached(backend: Backend, texts: Sequence[str], is_word_start: np.ndarray | None) -> EncodedTexts:
@@ -111,82 +98,13 @@ def _unit_starts(classes: np.ndarray, rule: str) -> np.ndarray:
     return is_start
 
 
-@lru_cache(maxsize=8)
-def _hash_powers(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first 2^bits powers of the hash base and of its inverse."""
-
-    def powers_of(base: int) -> np.ndarray:
-        factors = np.full(1 << bits, base, np.uint64)
-        factors[0] = 1
-        return np.multiply.accumulate(factors)
-
-    return powers_of(_HASH_BASE), powers_of(pow(_HASH_BASE, -1, 1 << 64))
-
-
-def hash_spans(values: np.ndarray, starts: np.ndarray | slice, stops: np.ndarray | slice) -> np.ndarray:
-    """Return the polynomial hash of each span, not mixed: Σ value · power, divided by the power at its start."""
-    factors, inverses = _hash_powers(max(len(values) - 1, BATCH_CHARS - 1).bit_length())
-    prefix_sums = np.zeros(len(values) + 1, np.uint64)
-    np.cumsum(values * factors[: len(values)], out=prefix_sums[1:])
-    return np.asarray((prefix_sums[stops] - prefix_sums[starts]) * inverses[starts])
-
-
-class _UnitCache:
-    """Open-addressing hash table of 2^bits slots from units to their ids, which are stored concatenated."""
-
-    def __init__(self, bits: int):
-        self.bits, self.num_units, self.num_ids = bits, 0, 0
-        self.keys = np.zeros(1 << bits, np.uint64)
-        self.unit_indices = np.zeros(1 << bits, np.int32)  # the unit in each slot
-        self.offsets = np.zeros(1 << bits - 1, np.int64)  # start of each unit in `ids`
-        self.lengths = np.zeros(1 << bits - 1, np.int64)
-        self.ids = np.zeros(1 << bits, np.int32)
-        self.word_starts = np.zeros(1 << bits, bool)
-
-    def find(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the index of each unit, -1 if it is not in the table."""
-        slots = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
-        slot_keys = self.keys[slots]
-        unit_indices = np.where(slot_keys == hashes, self.unit_indices[slots], -1)
-        unresolved = np.flatnonzero((slot_keys != hashes) & (slot_keys != 0))
-        while unresolved.size:
-            slots[unresolved] = slots[unresolved] + 1 & self.keys.size - 1
-            slot_keys = self.keys[slots[unresolved]]
-            is_match = slot_keys == hashes[unresolved]
-            unit_indices[unresolved[is_match]] = self.unit_indices[slots[unresolved[is_match]]]
-            unresolved = unresolved[~is_match & (slot_keys != 0)]
-        return unit_indices
-
-    def fits(self, encoded: EncodedTexts) -> bool:
-        """Return whether there is room for these units."""
-        num_units, num_ids = self.num_units + len(encoded.lengths), self.num_ids + len(encoded.ids)
-        return num_units <= len(self.offsets) and num_ids <= len(self.ids)
-
-    def add(self, hashes: np.ndarray, encoded: EncodedTexts) -> None:
-        """Add units; their hashes must be distinct and not in the table."""
-        unit_indices = np.arange(self.num_units, self.num_units + len(hashes))
-        new_ids = slice(self.num_ids, self.num_ids + len(encoded.ids))
-        self.offsets[unit_indices] = self.num_ids + encoded.offsets
-        self.lengths[unit_indices] = encoded.lengths
-        self.ids[new_ids], self.word_starts[new_ids] = encoded.ids, encoded.word_starts
-        self.num_units, self.num_ids = self.num_units + len(hashes), new_ids.stop
-        slots = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
-        unplaced = np.arange(len(hashes))
-        while unplaced.size:
-            free = unplaced[self.keys[slots[unplaced]] == 0]
-            self.keys[slots[free]] = hashes[free]  # if several want one slot, the last one gets it
-            self.unit_indices[slots[free]] = unit_indices[free]
-            unplaced = unplaced[self.unit_indices[slots[unplaced]] != unit_indices[unplaced]]
-            slots[unplaced] = slots[unplaced] + 1 & self.keys.size - 1
-
-
 class CachedEncoder:
     """Encoder of texts with a bounded cache of units, which is cleared when it is full."""
 
     def __init__(self, backend: Backend, rule: str, is_word_start: np.ndarray | None, bits: int = 20):
         self.backend, self.rule, self.is_word_start, self.bits = backend, rule, is_word_start, bits
         self.lowercase = bool(getattr(backend.normalizer, "lowercase", backend.normalizer is not None))
-        self.cache = _UnitCache(bits)
+        self.cache = UnitCache(bits)
         self.lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
@@ -203,47 +121,58 @@ class CachedEncoder:
         ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
         if not text:
             return EncodedTexts(np.zeros(0, np.int32), np.zeros(len(texts), np.int64), np.zeros(0, bool))
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        classes = _char_classes(self.rule)[codes]
+        raw = text.encode()
+        classes = self._classify(text, raw)
         is_start = _unit_starts(classes, self.rule)
         is_start[0] = True
-        is_start[ends[:-1][ends[:-1] < len(codes)]] = True
+        is_start[ends[:-1][ends[:-1] < len(classes)]] = True
         starts = np.flatnonzero(is_start)
-        stops = np.append(starts[1:], len(codes))
+        stops = np.append(starts[1:], len(classes))
         if self.rule != "gpt2":  # white space is not encoded
             is_token = classes[starts] != _SPACE
             starts, stops = starts[is_token], stops[is_token]
-        hashes = _hash_units(codes, starts, stops)
-        long_units = np.flatnonzero(stops - starts > MAX_CACHED_CHARS)
-        # Cached hashes are odd, so distinct even ones match nothing.
-        hashes[long_units] = 2 + 2 * long_units.astype(np.uint64)
-        ids, word_starts, ids_per_unit = self._look_up(text, hashes, starts, stops)
+        byte_starts, byte_stops = starts, stops
+        if len(raw) > len(text):
+            is_char_start = np.frombuffer(raw, np.int8) >= -0x40  # not 0b10xxxxxx
+            char_offsets = np.append(np.flatnonzero(is_char_start), len(raw))
+            byte_starts, byte_stops = char_offsets[starts], char_offsets[stops]
+        units = load_units(raw + bytes(8), byte_starts, byte_stops - byte_starts)
+        ids, word_starts, ids_per_unit = self._look_up(text, units, starts, stops)
         id_offsets = np.concatenate([[0], np.cumsum(ids_per_unit)])
         text_offsets = id_offsets[np.searchsorted(starts, np.concatenate([[0], ends]))]
         lengths = np.diff(text_offsets)
         word_starts[text_offsets[:-1][lengths > 0]] = True
         return EncodedTexts(ids, lengths, word_starts)
 
+    def _classify(self, text: str, raw: bytes) -> np.ndarray:
+        """Return the class of each character, uint8."""
+        classes = _char_classes(self.rule)
+        if len(raw) == len(text):
+            return np.frombuffer(raw.translate(classes[:256].tobytes()), np.uint8)
+        return classes.take(np.frombuffer(text.encode("utf-32-le"), np.uint32))
+
     def _look_up(
-        self, text: str, hashes: np.ndarray, starts: np.ndarray, stops: np.ndarray
+        self, text: str, units: Units, starts: np.ndarray, stops: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the concatenated ids and word starts of all units, and the number of ids of each unit."""
         cache = self.cache
-        unit_indices = cache.find(hashes)
-        offsets, ids_per_unit = cache.offsets[unit_indices], cache.lengths[unit_indices]
-        missing = np.flatnonzero(unit_indices < 0)
+        unit_numbers = cache.find(units)
+        offsets, ids_per_unit = cache.offsets[unit_numbers], cache.lengths[unit_numbers]
+        missing = np.flatnonzero(unit_numbers == 0)
         if not missing.size:
             index = concat_ranges(offsets, ids_per_unit)
             return cache.ids[index], cache.word_starts[index], ids_per_unit
-        new_hashes, first_missing, new_indices = np.unique(hashes[missing], return_index=True, return_inverse=True)
-        unit_starts, unit_stops = starts[missing[first_missing]], stops[missing[first_missing]]
-        encoded = self._encode_units([text[a:b] for a, b in zip(unit_starts.tolist(), unit_stops.tolist())])
+        missing_texts = [text[a:b] for a, b in zip(starts[missing].tolist(), stops[missing].tolist())]
+        index_by_text = {unit: i for i, unit in enumerate(dict.fromkeys(missing_texts))}
+        new_indices = np.fromiter(map(index_by_text.__getitem__, missing_texts), np.int64, len(missing))
+        encoded = self._encode_units(list(index_by_text))
         ids_per_unit[missing] = encoded.lengths[new_indices]
         offsets[missing] = cache.num_ids + encoded.offsets[new_indices]
         index = concat_ranges(offsets, ids_per_unit)
         ids = np.append(cache.ids[: cache.num_ids], encoded.ids)[index]
         word_starts = np.append(cache.word_starts[: cache.num_ids], encoded.word_starts)[index]
-        self._cache_units(new_hashes, encoded, unit_stops - unit_starts)
+        first_missing = np.unique(new_indices, return_index=True)[1]
+        self._cache_units(units.take(missing[first_missing]), encoded)
         return ids, word_starts, ids_per_unit
 
     def _encode_units(self, texts: Sequence[str]) -> EncodedTexts:
@@ -275,16 +204,16 @@ class CachedEncoder:
         word = word.lower() if self.lowercase else word
         return "Ġ" + word if len(word) < len(text) else word
 
-    def _cache_units(self, hashes: np.ndarray, encoded: EncodedTexts, unit_chars: np.ndarray) -> None:
-        is_short = unit_chars <= MAX_CACHED_CHARS
+    def _cache_units(self, units: Units, encoded: EncodedTexts) -> None:
+        is_short = units.is_short
         if not is_short.all():
             id_mask = np.repeat(is_short, encoded.lengths)
-            hashes = hashes[is_short]
+            units = units.take(np.flatnonzero(is_short))
             encoded = EncodedTexts(encoded.ids[id_mask], encoded.lengths[is_short], encoded.word_starts[id_mask])
         if not self.cache.fits(encoded):
-            self.cache = _UnitCache(self.bits)
+            self.cache = UnitCache(self.bits)
         if self.cache.fits(encoded):
-            self.cache.add(hashes, encoded)
+            self.cache.add(units, encoded)
 
 
 def batch_by_length(values: Iterable[T], max_length: int, length: Callable[[T], int]) -> Iterator[list[T]]:
@@ -298,15 +227,6 @@ def batch_by_length(values: Iterable[T], max_length: int, length: Callable[[T], 
             batch, total = [], 0
     if batch:
         yield batch
-
-
-def _hash_units(codes: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Hash each unit: a polynomial of its code points, then mixed. Hashes are odd; 0 marks an empty slot."""
-    state = hash_spans(codes + np.uint32(1), starts, stops)
-    for _ in range(2):
-        state ^= state >> np.uint64(32)
-        state *= np.uint64(_HASH_BASE)
-    return state ^ state >> np.uint64(32) | np.uint64(1)
 
 
 def _concat_ints(lists: Iterable[Iterable[Any]], lengths: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Word counts for tokenizer training, by source and language, in bounded memory and time.
 
-Three measures bound the counts: large sources are sampled, rare words are dropped from a full table, and the total is
-scaled down. None of them applies to a small corpus, and all are deterministic: the same text gives the same counts.
+Four measures bound the counts: large sources are sampled, rare words are dropped from a full table, long words are
+split, and the total is scaled down. None of them applies to a small corpus of ordinary words, and all are
+deterministic: the same text gives the same counts.
 """
 
 import heapq
@@ -20,11 +21,12 @@ from tokenizers import Tokenizer, models, trainers
 
 from polyseme.corpus.sources.sources import SourceReader, open_sources
 from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.io.limits import MAX_WORD_CHARS
 from polyseme.io.lines import replace_surrogates
 from polyseme.progress import progress
 from polyseme.text.cached_encoder import UNICODE_SPACES
 from polyseme.text.pipelines import TOKENIZER_KINDS, build_untrained
-from polyseme.text.trainers import MAX_WORDS
+from polyseme.text.trainers import BYTE_BPE_SPECIALS, MAX_WORDS
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +196,8 @@ class WordCounts:
         trainer = trainers.WordLevelTrainer(vocab_size=0, show_progress=False)
         self._counter.train_from_iterator(self._join_units(texts), trainer)
         word_counts: dict[str, int] = json.loads(trainer.__getstate__())["WordLevelTrainer"]["words"]
+        if self.kind in ("wordpiece", *BYTE_BPE_SPECIALS):  # of the other trainers none is slow on long words
+            _split_long_words(word_counts)
         return word_counts
 
     def _join_units(self, units: list[str]) -> Iterator[str]:
@@ -233,7 +237,7 @@ def count_words(
     """Count the words of sources (a path, or a list of `Path`), or of an iterable of texts.
 
     After `sample_characters` characters half of the documents are read, after as many again a quarter, and so on. Other
-    options are those of `open_sources`: `key`, `split`, `format`, `lang`, `skip_bad`.
+    options are those of `open_sources`: `key`, `split`, `format`, `lang`, `skip_bad`, `allow_large`.
     """
     if isinstance(sources, str | Path):
         sources, are_paths = [sources], True
@@ -283,6 +287,15 @@ def _split_at_spaces(text: str) -> list[str]:
     return text.replace("\n", " ").split(" ")
 
 
+def _split_long_words(word_counts: dict[str, int]) -> None:
+    """Replace each word of more than `MAX_WORD_CHARS` characters by its parts: trainers need quadratic time for it."""
+    for word in [word for word in word_counts if len(word) > MAX_WORD_CHARS]:
+        count = word_counts.pop(word)
+        for start in range(0, len(word), MAX_WORD_CHARS):
+            part = word[start : start + MAX_WORD_CHARS]
+            word_counts[part] = word_counts.get(part, 0) + count
+
+
 def _splitmix64(number: int) -> int:
     """Hash a number to 64 bits (splitmix64)."""
     mask = (1 << 64) - 1
@@ -293,5 +306,9 @@ def _splitmix64(number: int) -> int:
 
 
 def _hash_order(word: str) -> tuple[int, str]:
-    """Sort key that orders words by hash, independent of their letters."""
+    """Sort key that orders words by hash, independent of their letters.
+
+    It decides between words of equal count only: who chooses words for their hash gains no more than by writing each
+    of them once more.
+    """
     return zlib.crc32(word.encode()), word

@@ -1,6 +1,5 @@
 """Import of published vocabularies; the format is detected from the content of a file."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from polyseme.errors import ConfigError, ModelError
 from polyseme.io.compression import read_decompressed
-from polyseme.io.json import read_json
+from polyseme.io.json import parse_strict, read_json_object
 from polyseme.text import pipelines
+from polyseme.text.patterns import check_patterns, is_panic
 from polyseme.text.pipelines import BERT_SPECIALS, END_OF_TEXT, END_OF_WORD_SUFFIX, ROBERTA_SPECIALS
 from polyseme.text.sentencepiece_model import build_tokenizer, parse_model
 
@@ -36,7 +36,7 @@ def load_files(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
-            config |= read_json(folder / name)
+            config |= read_json_object(folder / name)
     if files[0].suffix == ".txt":
         return _read_wordpiece(files[0], config.get("do_lower_case")), config
     if files[0].suffix == ".json" and len(files) == 1:
@@ -63,7 +63,7 @@ def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> t
     formats = set(path_by_format)
     if formats == {"a BPE vocabulary", "BPE merges"}:
         merges_path = path_by_format["BPE merges"]
-        vocab = json.loads(contents[path_by_format["a BPE vocabulary"]])
+        vocab = parse_strict(contents[path_by_format["a BPE vocabulary"]].decode())
         return _read_bpe(vocab, merges_path, contents[merges_path], lowercase), {}
     if formats in ({"a BPE vocabulary"}, {"BPE merges"}):
         missing_file = "the merges (merges.txt)" if "a BPE vocabulary" in formats else "the vocabulary (vocab.json)"
@@ -85,9 +85,13 @@ def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> t
 def _read_tokenizer(path: Path) -> Tokenizer:
     """Read a `tokenizer.json`; raise `ModelError` if it is not one."""
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # `tokenizers` raises nothing narrower
+        tokenizer = Tokenizer.from_file(str(path))
+    except BaseException as error:  # `tokenizers` raises nothing narrower
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise ModelError(f"{path} is not a valid tokenizer.json: {error}") from None
+    check_patterns(tokenizer, path)
+    return tokenizer
 
 
 def _read_wordpiece(path: Path, lowercase: bool | None) -> Tokenizer:
@@ -141,7 +145,7 @@ def _detect_format(content: bytes) -> str | None:
     """Return the format of a vocabulary file, or None if it is unknown."""
     if content.lstrip()[:1] == b"{":
         try:
-            value = json.loads(content)
+            value = parse_strict(content.decode())
         except ValueError:
             return None
         if isinstance(value.get("model"), dict):

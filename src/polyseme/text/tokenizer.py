@@ -18,12 +18,14 @@ from tokenizers.normalizers import BertNormalizer
 from polyseme.corpus.sources.midi import EVENTS
 from polyseme.errors import ModelError
 from polyseme.io.atomic import write_text
+from polyseme.io.hashes import TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import write_json
 from polyseme.io.lines import replace_surrogates
 from polyseme.text import pipelines
 from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
 from polyseme.text.counts import SMOOTHING, WordCounts, count_words
 from polyseme.text.importers import import_vocabulary, load_files
+from polyseme.text.patterns import is_panic
 from polyseme.text.trainers import MAX_ALPHABET, VocabularyConfig, train_vocabulary
 from polyseme.text.validation import validate_tokenizer
 
@@ -69,8 +71,11 @@ class Tokenizer:
         self.special_tokens_map = _find_special_tokens(backend, self.config)
         ids = {role: backend.token_to_id(token) for role, token in self.special_tokens_map.items()}
         self.special_token_ids = SpecialTokenIds(**ids)
-        self._single_template = _extract_template(backend.encode("a"))
-        self._pair_template = _extract_template(backend.encode("a", "a"))
+        try:
+            self._single_template = _extract_template(backend.encode("a"))
+            self._pair_template = _extract_template(backend.encode("a", "a"))
+        except BaseException as error:
+            raise _convert_error(error, "a") from None
 
     @classmethod
     def train(
@@ -89,7 +94,7 @@ class Tokenizer:
 
         The vocabulary has at most `vocab_size` entries; the same text gives the same one. `lowercase` is on for
         WordPiece by default (as BERT's first model) and off for the other kinds. Further options are those of the
-        sources: `key`, `split`, `format`, `lang`, `skip_bad`, `sample_characters`.
+        sources: `key`, `split`, `format`, `lang`, `skip_bad`, `allow_large`, `sample_characters`.
 
         >>> tokenizer = polyseme.Tokenizer.train("wordpiece", ["the cat sat", "the dog sat"] * 50, vocab_size=60)
         >>> tokenizer.convert_ids_to_tokens(tokenizer.encode("the cat"))
@@ -111,6 +116,7 @@ class Tokenizer:
         path = Path(path)
         if str(path) == "events" and not path.exists():
             return cls(pipelines.build_events())
+        check_hashes(path if path.is_dir() else path.parent, TOKENIZER_FILES if path.is_dir() else (path.name,))
         return cls(*load_files(path))
 
     @classmethod
@@ -118,8 +124,13 @@ class Tokenizer:
         """Import a published vocabulary: one file, or vocabulary and merges; the content tells the format."""
         return cls(*import_vocabulary(files, lowercase))
 
-    def save(self, folder: Path) -> None:
-        """Validate, then write the files that `transformers.AutoTokenizer` reads, with `vocab.txt` for WordPiece."""
+    def save(self, folder: Path | str) -> None:
+        """Write a tokenizer folder: the files that `transformers.AutoTokenizer` reads, and their hashes."""
+        self.save_files(Path(folder))
+        write_hashes(Path(folder))
+
+    def save_files(self, folder: Path) -> None:
+        """Validate, then write the files of the tokenizer into a larger folder, with `vocab.txt` for WordPiece."""
         self.validate()
         tokens = {f"{role}_token": token for role, token in self.special_tokens_map.items()}
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -215,6 +226,8 @@ class Tokenizer:
             encodings = encode(list(texts))
         except TypeError:
             encodings = encode(list(map(replace_surrogates, texts)))
+        except BaseException as error:
+            raise _convert_error(error, texts[0]) from None
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -237,6 +250,11 @@ class Tokenizer:
                 end += 1
             offsets[i] = start, end
         return ids, offsets
+
+    def word_ids(self, text: str) -> np.ndarray:
+        """Return the index of the word of each token, where words are what the pre-tokenizer splits a text into."""
+        words = self._encode_text(text).word_ids
+        return np.array([-1 - i if word is None else word for i, word in enumerate(words)], dtype=np.int64)
 
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Encode words and return the ids and, for each id, the index of its word.
@@ -304,6 +322,17 @@ class Tokenizer:
         """Return the vocabulary entry of each id; an empty string for an unused id."""
         return [self.backend.id_to_token(int(i)) or "" for i in ids]
 
+    def check_ids(self, num_ids: int) -> None:
+        """Raise `ModelError` if two entries share an id, or an id is not below `num_ids`."""
+        if self.vocab_size <= num_ids and "" not in self.vocabulary:
+            return  # n entries with the ids 0 to n - 1
+        token_by_id: dict[int, str] = {}
+        for token, token_id in self.backend.get_vocab().items():
+            if token_id >= num_ids:
+                raise ModelError(f"the tokenizer's entry {token!r} has id {token_id}, but ids must be below {num_ids}")
+            if (other := token_by_id.setdefault(token_id, token)) != token:
+                raise ModelError(f"the tokenizer's entries {other!r} and {token!r} have the same id {token_id}")
+
     def validate(self, sample: Sequence[str] | None = None) -> None:
         """Check what all models rely on, and the rate of unknown tokens in a sample; raise `ModelError`."""
         validate_tokenizer(self, sample)
@@ -318,6 +347,8 @@ class Tokenizer:
             return self.backend.encode(text, add_special_tokens=False)
         except TypeError:  # raised by `tokenizers` for a lone surrogate
             return self.backend.encode(replace_surrogates(text), add_special_tokens=False)
+        except BaseException as error:
+            raise _convert_error(error, text) from None
 
     @cached_property
     def _plain_backend(self) -> Backend:
@@ -339,6 +370,13 @@ class Tokenizer:
         return np.array([not piece.startswith(prefix) for piece in self.vocabulary])
 
 
+def _convert_error(error: BaseException, text: str) -> BaseException:
+    """Return the error to raise: a `ModelError` for a failure of `tokenizers`, else the error itself."""
+    if not is_panic(error) and type(error) is not Exception:  # `tokenizers` raises nothing narrower
+        return error
+    return ModelError(f"the tokenizer cannot encode a text ({error}): {text[:60]!r}")
+
+
 def _is_combined(character: str) -> bool:
     """Whether an uncovered character was merged into the one before it, rather than removed."""
     return unicodedata.category(character)[0] not in "CZ" and character != "\ufffd"
@@ -351,6 +389,8 @@ def _find_special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, 
         configured = config.get(f"{role}_token")
         if isinstance(configured, dict):  # a serialized AddedToken
             configured = configured.get("content")
+        if configured and not isinstance(configured, str):
+            raise ModelError(f"the tokenizer's {role} token is {configured!r}, expected a string")
         candidates = [configured] if configured else default_tokens
         tokens = [token for token in candidates if backend.token_to_id(token) is not None]
         if configured and not tokens:

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from polyseme.config import check_in_range
 from polyseme.errors import ConfigError, DataError, require_package
+from polyseme.io.limits import MAX_VOCAB_SIZE
 from polyseme.text import pipelines
 from polyseme.text.pipelines import ALBERT_SPECIALS, BERT_SPECIALS, ROBERTA_SPECIALS, T5_SPECIALS, WORD_SPECIALS
 from polyseme.text.sentencepiece_model import parse_model
@@ -45,6 +47,8 @@ class VocabularyConfig:
         if self.vocab_size is None and self.kind not in ("characters", "words", "whitespace"):
             raise ConfigError(f"vocab_size is missing: the maximum number of entries in a {self.kind} vocabulary")
         size = self.size
+        for name in ("vocab_size", "min_frequency", "max_alphabet", "num_sentinels"):
+            check_in_range(name, getattr(self, name) or 0, 0, MAX_VOCAB_SIZE)
         if self.num_sentinels and size <= 0:
             raise ConfigError(f"vocab_size is {self.vocab_size}, too small for {self.num_sentinels} sentinel tokens")
         specials = BYTE_BPE_SPECIALS.get(self.kind, ())

@@ -19,6 +19,7 @@ _MODEL_ROLES = ("pad", "unk", "cls", "sep", "mask")
 
 def validate_tokenizer(tokenizer: Tokenizer, sample: Sequence[str] | None = None) -> None:
     """Check special tokens, pair template, round trip and offsets, and the rate of unknown tokens in a sample."""
+    tokenizer.check_ids(tokenizer.vocab_size)
     _check_special_tokens(tokenizer)
     text = probe_text(tokenizer)
     _check_template(tokenizer, text)

@@ -31,6 +31,7 @@ from polyseme.io.atomic import (
     write_text,
 )
 from polyseme.io.json import read_json, write_json
+from polyseme.weights.finite import check_finite
 
 logger = logging.getLogger(__name__)
 STEP_PATTERN = re.compile(r"step-(\d+)")
@@ -65,7 +66,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_checkpoints: int)
     if damage := find_damage(target):
         raise ModelError(f"{target} was written but does not read back ({damage}): is the disk failing?")
     write_text(folder / "LATEST", target.name + "\n")
-    older = [path for path in _list_checkpoints(folder) if _step_number(path) < checkpoint.step]
+    older = [path for path in list_checkpoints(folder) if _step_number(path) < checkpoint.step]
     for old in [path for path in older if _is_intact(path)][keep_checkpoints - 1 :]:
         remove_directory(old)
     return target
@@ -85,6 +86,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
             tensors = {Path(name).stem: load_file(path / name) for name in manifest["sha256"]}
         except SafetensorError as error:
             raise ModelError(f"{path} was not written by Polyseme: {error}") from None
+        check_finite(tensors.get("model", {}), path)
         return Checkpoint(manifest["step"], tensors, manifest["state"])
     return None
 
@@ -135,7 +137,7 @@ def _skip_damaged(folder: Path) -> Iterator[Path]:
     if latest and not (STEP_PATTERN.fullmatch(latest) and (folder / latest).is_dir()):
         damages.append(f"LATEST names {latest!r}, which is missing")
         logger.warning("%s: %s", folder, damages[-1])
-    for path in _list_checkpoints(folder):
+    for path in list_checkpoints(folder):
         if damage := find_damage(path):
             damages.append(f"{path.name}: {damage}")
             logger.warning("skipping the checkpoint %s, which is damaged: %s", path, damage)
@@ -148,7 +150,7 @@ def _skip_damaged(folder: Path) -> Iterator[Path]:
         )
 
 
-def _list_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint folders, newest first."""
     paths = [p for p in folder.glob("step-*") if STEP_PATTERN.fullmatch(p.name)]
     return sorted(paths, key=_step_number, reverse=True)

@@ -7,6 +7,7 @@ fails because another rank has gone raises a `PolysemeError` with that reason.
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +24,8 @@ ResultT = TypeVar("ResultT")
 TIMEOUT_VARIABLE = "POLYSEME_RANK_TIMEOUT"  # environment variable: seconds that a rank waits for the others
 DEFAULT_TIMEOUT = 600.0  # compilation, and rank 0 while it verifies the corpus, may take minutes
 AGREEMENT_SECONDS = 60.0  # in which every rank has to start
-_FAILURE_KEY = "polyseme/failure"
+REASON_SECONDS = 3.0  # in which a rank that fails says why, and the others read it
+_FAILURE_KEY, _LEAVERS_KEY = "polyseme/failure", "polyseme/leavers"
 _agreement_numbers = itertools.count()
 
 
@@ -68,13 +70,28 @@ def share_failure() -> Iterator[None]:
     """Tell the other ranks why this one failed, if the block fails."""
     try:
         yield
-    except (Interrupted, LostRankError):  # which all ranks raise
+    except Interrupted:  # which all ranks raise
         raise
     except BaseException as error:
         if dist.is_initialized():
             with suppress(RuntimeError):  # the store may be gone too
-                _store().compare_set(_FAILURE_KEY, "", _describe_failure(error, dist.get_rank()))
+                if not isinstance(error, LostRankError):
+                    _store().compare_set(_FAILURE_KEY, "", _describe_failure(error, dist.get_rank()))
+                _leave()
         raise
+
+
+def _leave() -> None:
+    """Note that this rank has failed. If it hosts the store, wait until the others have read why."""
+    store, num_others = _store(), dist.get_world_size() - 1
+    if dist.get_rank():
+        store.add(_LEAVERS_KEY, 1)
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if dist.get_backend() == "gloo":
+            dist.destroy_process_group()  # which ends the operations in which the others wait
+        end_time = time.monotonic() + REASON_SECONDS
+        while store.add(_LEAVERS_KEY, 0) < num_others and time.monotonic() < end_time:
+            time.sleep(0.05)
 
 
 @contextmanager
@@ -85,13 +102,14 @@ def _collective() -> Iterator[None]:
     except RuntimeError as error:  # of gloo, NCCL or the store
         reason = ""
         with suppress(RuntimeError):
-            reason = _wait_for_failure(3.0)
-        raise LostRankError(reason or f"lost contact with another rank: {_shorten(error)}") from None
+            reason = _wait_for_failure()
+        lost = f"lost contact with another rank ({_shorten(error)}): see what it printed, and resume the run"
+        raise LostRankError(reason or lost) from None
 
 
-def _wait_for_failure(seconds: float) -> str:
+def _wait_for_failure() -> str:
     """Return the reason that another rank gave, for which it may need a moment; empty if there is none."""
-    end_time = time.monotonic() + seconds
+    end_time = time.monotonic() + REASON_SECONDS
     while not _store().check([_FAILURE_KEY]):
         if time.monotonic() > end_time:
             return ""
@@ -105,7 +123,8 @@ def _describe_failure(error: BaseException, rank: int) -> str:
 
 
 def _shorten(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    """Return the first sentence of a message, without the line of code that some start with."""
+    return re.sub(r"^\[\S+:\d+\] ", "", " ".join(str(error).split())).split(". ")[0][:200]
 
 
 def _store() -> Any:

@@ -140,7 +140,7 @@ def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) 
         for step, (micro_batches, position) in zip(numbers, prefetch(batches)):
             # dropout depends on (seed, step, rank) only, so that a resumed run continues exactly
             for generator in generators:
-                generator.manual_seed((state.seed << 40) + (step << 12) + state.rank)
+                generator.manual_seed(((state.seed << 40) + (step << 12) + state.rank) % 2**64)
             terms = tuple(micro_batches[0].counts())
             counts = {name: sum(b.counts()[name] for b in micro_batches) for name in terms}
             counts |= {" tokens": sum(b.num_tokens for b in micro_batches)}

@@ -20,6 +20,7 @@ from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
 from polyseme.families import Family, get_family
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import lock_folder
 from polyseme.nn.attention.relative import exclude_from_compile
@@ -115,6 +116,7 @@ def _pretrain(
             save_model(out / "model", state.model.finalize(), tokenizer, metadata, target_tokenizer, families)
         write_json(out / "results.json", results)
         write_report(out)
+        write_hashes(out)
     return results
 
 

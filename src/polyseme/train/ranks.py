@@ -76,7 +76,7 @@ def hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 from polyseme.config import Config, parse_value
 from polyseme.errors import ConfigError, suggest
 from polyseme.families import Family, get_family
+from polyseme.io.limits import MAX_BATCH_TOKENS, MAX_MICRO_BATCH_TOKENS, MAX_MINUTES, MAX_STEPS, MAX_TOKENS
 from polyseme.nn.model import ModelConfig, build_meta
+from polyseme.nn.sizes import check_sizes
 from polyseme.objectives.base import Objective
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
@@ -37,7 +39,9 @@ class BudgetConfig(Config):
     minutes: float = 0.0
 
     def __post_init__(self) -> None:
-        self.check_range(0, math.inf, "steps", "tokens", "minutes")
+        self.check_range(0, MAX_STEPS, "steps")
+        self.check_range(0, MAX_TOKENS, "tokens")
+        self.check_range(0, MAX_MINUTES, "minutes")
 
     def with_override(self, path: str, text: str) -> Self:
         """Set one limit; it replaces the others, so that the latest setting counts."""
@@ -57,15 +61,15 @@ class BudgetConfig(Config):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `20m`, `1h30m`, `90s`, `500steps` or `1e9tokens`."""
-        if match := re.fullmatch(r"([\d.e]+)(steps|tokens)", text):
-            number, unit = match.groups()
-            with suppress(ValueError, OverflowError):
-                return cls(**{unit: int(float(number))})
-        match = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text)
-        with suppress(ValueError):
-            hours, minutes, seconds = (float(part or 0) for part in (match.groups() if match else (0, 0, 0)))
-            if total_minutes := 60 * hours + minutes + seconds / 60:
-                return cls(minutes=total_minutes)
+        values: dict[str, Any] = {}
+        with suppress(ValueError, OverflowError):
+            if match := re.fullmatch(r"([\d.e]+)(steps|tokens)", text):
+                values[match[2]] = int(float(match[1]))
+            elif match := re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text):
+                hours, minutes, seconds = (float(part or 0) for part in match.groups())
+                values["minutes"] = 60 * hours + minutes + seconds / 60
+        if values.get("minutes") != 0 and values:
+            return cls(**values)
         raise ConfigError(f"a budget is a time such as 20m, 1h30m or 90s, or 500steps or 1e9tokens, not {text!r}")
 
 
@@ -112,6 +116,7 @@ class Recipe(Config):
         family = get_family(self.family, families)
         arguments = get_type_hints(family.trunk_config)
         del arguments["return"]
+        check_sizes(self.model, "model")
         changes: dict[str, Any] = {"vocab_size": vocab_size}
         if target_vocab_size:
             if "target_vocab_size" not in arguments:
@@ -150,6 +155,8 @@ class Recipe(Config):
         self.check_range(1, math.inf, "eval_every", "save_every", "log_every", "keep_checkpoints")
         self.check_range(0, math.inf, "num_averaged", "batch_warmup_steps")
         self.check_range(0, 1, "valid_fraction")
+        self.check_range(0, MAX_BATCH_TOKENS, "batch_tokens", "eval_tokens", "max_len", "batch_warmup_steps")
+        self.check_range(0, MAX_MICRO_BATCH_TOKENS, "micro_batch_tokens")
         if self.micro_batch_tokens < self.max_len:
             raise ConfigError(f"micro_batch_tokens {self.micro_batch_tokens} is smaller than max_len {self.max_len}")
         if self.batch_tokens % self.micro_batch_tokens:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from polyseme.errors import ModelError, require_package, suggest
 from polyseme.families import FAMILIES
-from polyseme.io.atomic import atomic_directory
+from polyseme.io.hashes import check_hashes, hashed_directory
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.layers.char_cnn import NUM_CHARACTERS, CharCNNConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
+from polyseme.weights.finite import check_finite
 
 OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
 VOCAB_SIZE = 1  # the format has no vocabulary; tokens are characters
@@ -41,14 +42,16 @@ def is_elmo_folder(folder: Path) -> bool:
     return (folder / OPTIONS_FILE).is_file() and not (folder / "config.json").exists()
 
 
-def read_elmo(folder: Path | str) -> Model:
-    """Load a model from a folder with `options.json` and one HDF5 file of weights, strictly."""
+def read_elmo(folder: Path | str, verify: bool = False) -> Model:
+    """Load a model from a folder with `options.json` and one HDF5 file of weights, strictly; hash it if `verify`."""
     folder = Path(folder)
+    check_hashes(folder, with_large_weights=verify)
     trunk_config = _read_trunk_config(folder / OPTIONS_FILE)
     files = sorted([*folder.glob("*weights*.hdf5"), *folder.glob("*weights*.h5")])
     if len(files) != 1:
         raise ModelError(f"{folder} has {len(files)} files *weights*.hdf5, expected 1")
     tensors = _read_tensors(files[0])
+    check_finite({name: torch.from_numpy(array) for name, array in tensors.items()}, files[0])
     model = ModelConfig("elmo", trunk_config).build(0)
     state = model.state_dict()
     for names, published, op in _iter_weight_maps(trunk_config):
@@ -80,7 +83,7 @@ def write_elmo(folder: Path | str, model: Model) -> None:
         raise ModelError(f"the model is {model.config.family}; only ELMo can be saved with {OPTIONS_FILE}")
     h5py = require_package("h5py", "ELMo's published format", "'polyseme[elmo]'")
     state = {name: t.detach().cpu().float() for name, t in model.state_dict().items()}
-    with atomic_directory(Path(folder)) as temporary:
+    with hashed_directory(Path(folder)) as temporary:
         write_json(temporary / OPTIONS_FILE, _build_options(model.config))
         with h5py.File(temporary / WEIGHTS_FILE, "w") as file:
             for names, published, op in _iter_weight_maps(trunk_config):

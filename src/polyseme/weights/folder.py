@@ -1,7 +1,8 @@
 """Model folder: the layout of `transformers` plus `polyseme.json`.
 
 `config.json`, `model.safetensors` and the tokenizer files are those of `transformers`; heads that it lacks are in
-`polyseme.safetensors`. Weights are safetensors only; pickles are rejected, since loading one runs its code.
+`polyseme.safetensors`. Weights are safetensors only; pickles are rejected, since loading one runs its code. The hashes
+of all files are in `SHA256SUMS` and checked when the folder is loaded.
 """
 
 import hashlib
@@ -16,16 +17,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import ModelError, suggest
+from polyseme.errors import ConfigError, ModelError, suggest
 from polyseme.families import FAMILIES, Family, get_family
 from polyseme.families.family import FIXED_LABELS
-from polyseme.io.atomic import atomic_directory, restore_directory, sha256, write_tensors
-from polyseme.io.json import read_json, write_json
+from polyseme.io.atomic import restore_directory, sha256, write_tensors
+from polyseme.io.hashes import check_hashes, hashed_directory
+from polyseme.io.json import read_json_object, write_json
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
+from polyseme.nn.sizes import check_memory
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
+from polyseme.weights.finite import check_finite
 
 FORMAT_VERSION = 1
 TARGET_TOKENIZER_DIR = "target"
@@ -62,41 +66,49 @@ def save_model(
     published, unpublished = to_published(family, model.config.replace(heads=heads), state)
     if architecture is not None and not family.architectures[architecture]:
         published = {name.removeprefix(family.base_model_prefix): t for name, t in published.items()}
-    with atomic_directory(path) as folder:
+    with hashed_directory(path) as folder:
         write_tensors(folder / "model.safetensors", published)
         if unpublished:
             write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(unpublished)})
         write_json(folder / "config.json", _build_hf_config(family, model.config, architecture, tokenizer))
-        tokenizer.save(folder)
+        tokenizer.save_files(folder)
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
-            target_tokenizer.save(folder / TARGET_TOKENIZER_DIR)
-        record: dict[str, Any] = {"format": FORMAT_VERSION, "config": model.config.to_json()}
-        record["sha256"] = {p.name: sha256(p) for p in sorted(folder.glob("*.safetensors"))}
-        write_json(folder / "polyseme.json", record | {"metadata": metadata or {}})
+            target_tokenizer.save_files(folder / TARGET_TOKENIZER_DIR)
+        record = {"format": FORMAT_VERSION, "config": model.config.to_json(), "metadata": metadata or {}}
+        write_json(folder / "polyseme.json", record)
 
 
 def load_model(
-    path: str | Path, heads: dict[str, HeadConfig] | None = None, seed: int = 0, families: Sequence[Family] = ()
+    path: str | Path,
+    heads: dict[str, HeadConfig] | None = None,
+    seed: int = 0,
+    families: Sequence[Family] = (),
+    verify: bool = False,
 ) -> ModelFolder:
     """Load a folder written by Polyseme or `transformers`, strictly. `heads` replaces the heads by new ones.
 
-    The weights of a head with the same name and config are kept, so that a model can be trained further on a task.
+    The weights of a head with the same name and config are kept, so that a model can be trained further on a task. The
+    hashes of all files are checked; those of large weights only with `verify`, since it takes longer than loading.
     """
     folder = Path(path)
     restore_directory(folder)
     if not folder.is_dir():
         raise ModelError(f"there is no model folder at {folder}")
+    check_hashes(folder, with_large_weights=verify)
     config, metadata = read_model_config(folder, families)
     family = get_family(config.family, families)
     shapes = {name: t.shape for name, t in build_meta(config).state_dict().items()}
+    check_memory(sum(shape.numel() for shape in shapes.values()))
     extra = folder / "polyseme.safetensors"
     state = _load_tensors(extra) if extra.exists() else {}
+    check_finite(state, extra)
     for name, tensor in state.items():
         if shapes.get(name) != tensor.shape:
             shape = tuple(tensor.shape)
             raise ModelError(f"{extra}: tensor {name!r} of shape {shape} does not match the config in polyseme.json")
     published = {name: t for file in list_weight_files(folder) for name, t in _load_tensors(file).items()}
+    check_finite({name: t for name, t in published.items() if not name.endswith(family.ignored_weights)}, folder)
     state |= from_published(family, config, {n: s for n, s in shapes.items() if n not in state}, published, str(folder))
     if heads is not None:
         kept_prefixes = tuple(f"heads.{name}." for name, head in config.heads.items() if heads.get(name) == head)
@@ -123,28 +135,36 @@ def load_model(
 
 def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[ModelConfig, dict[str, Any]]:
     """Read the config of a model from `polyseme.json` or, if there is none, from `config.json`."""
-    hf_config = _read_json_object(folder / "config.json")
+    hf_config = read_json_object(folder / "config.json")
     if (folder / "polyseme.json").exists():
-        record = _read_json_object(folder / "polyseme.json")
+        record = read_json_object(folder / "polyseme.json")
         config_types = [config_type for family in families for config_type in family.config_types]
         config = ModelConfig.from_json(record.get("config"), "config", config_types)
         known = [*FAMILIES, *(family.name for family in families)]
         if config.family not in known:
             raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, known)}")
-        return config, record.get("metadata", {})
+        metadata = record.get("metadata", {})
+        if not isinstance(metadata, dict):
+            raise ModelError(f"{folder}/polyseme.json: metadata is {metadata!r}, expected an object")
+        return config, metadata
     families_by_type = {family.model_type or family.name: family for family in (*FAMILIES.values(), *families)}
-    if (model_type := hf_config.get("model_type", "")) not in families_by_type:
+    model_type = hf_config.get("model_type", "")
+    if not isinstance(model_type, str) or model_type not in families_by_type:
         hint = suggest(str(model_type), families_by_type)
         raise ModelError(f"{folder}/config.json: model_type {model_type!r} is not supported; {hint}")
     family = families_by_type[model_type]
     base_architecture = next(name for name, heads in family.architectures.items() if not heads)
-    architecture = (hf_config.get("architectures") or [None])[0] or base_architecture
-    if architecture not in family.architectures:
+    architectures = hf_config.get("architectures") or [None]
+    architecture = (architectures[0] if isinstance(architectures, list) else architectures) or base_architecture
+    if not isinstance(architecture, str) or architecture not in family.architectures:
         hint = suggest(str(architecture), family.architectures)
         raise ModelError(f"{folder}/config.json: architecture {architecture!r} is not supported; {hint}")
     tensor_names = {family.upgrade_name(tensor) for file in list_weight_files(folder) for tensor in _tensor_names(file)}
-    parsed = family.from_hf_config({**hf_config, "tensors": sorted(tensor_names)})
-    trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # checks the type of each value
+    try:
+        parsed = family.from_hf_config({**hf_config, "tensors": sorted(tensor_names)})
+        trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # checks the type of each value
+    except ConfigError as error:
+        raise ModelError(f"{folder}/config.json: {error}") from None
     pretraining = family.pretraining_heads(trunk_config)
     heads_config = {
         head: pretraining.get(head) or family.task_head(head, _read_labels(hf_config, head), trunk_config)
@@ -156,15 +176,6 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
         if head in pretraining and needed_names and needed_names <= tensor_names:
             heads_config[head] = pretraining[head]
     return ModelConfig(family.name, trunk_config, heads_config), {}
-
-
-def verify_model(folder: Path) -> None:
-    """Load a model folder strictly, and compare the hashes of its weights with those in `polyseme.json`."""
-    load_model(folder)
-    record = read_json(folder / "polyseme.json") if (folder / "polyseme.json").exists() else {}
-    for name, expected in record.get("sha256", {}).items():
-        if sha256(folder / name) != expected:
-            raise ModelError(f"{folder / name} was modified: its hash differs from the one in polyseme.json")
 
 
 def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer, family: Family) -> None:
@@ -221,7 +232,11 @@ def _read_labels(hf_config: dict[str, Any], head: str) -> tuple[str, ...]:
     if head in FIXED_LABELS:
         return FIXED_LABELS[head]
     id2label = hf_config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    labels = tuple(id2label[i] for i in sorted(id2label, key=int))
+    if not isinstance(id2label, dict) or sorted(id2label) != sorted(map(str, range(len(id2label)))):
+        raise ModelError(f"config.json: the keys of id2label are not the numbers from 0 on: {id2label!r}")
+    labels = tuple(id2label[str(i)] for i in range(len(id2label)))
+    if not all(isinstance(label, str) for label in labels):
+        raise ModelError(f"config.json: id2label has a label that is not a string: {id2label!r}")
     problem_type = hf_config.get("problem_type") or ("regression" if len(labels) == 1 else "")
     if head == "tag" or problem_type != "regression":
         return labels
@@ -234,20 +249,17 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
     """Check that the tokenizer fits the model: its vocabulary size and special ids."""
     if tokenizer.vocab_size > vocab_size:
         raise ModelError(f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, but the model has {vocab_size}")
-    hf_config = read_json(folder / "config.json")
+    try:
+        tokenizer.check_ids(vocab_size)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+    hf_config = read_json_object(folder / "config.json")
     for role in ("pad", "bos", "eos", "cls", "sep"):
         config_id, tokenizer_id = hf_config.get(f"{role}_token_id"), getattr(tokenizer.special_token_ids, role)
         if config_id is not None and tokenizer_id is not None and config_id != tokenizer_id:
             raise ModelError(
                 f"{folder}: config.json has {role}_token_id {config_id}, but the tokenizer's is {tokenizer_id}"
             )
-
-
-def _read_json_object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return value
 
 
 def hash_weights(folder: Path) -> str:
@@ -261,7 +273,14 @@ def list_weight_files(folder: Path) -> list[Path]:
     if single.exists():
         return [single]
     if index.exists():
-        names = sorted(set(_read_json_object(index).get("weight_map", {}).values()))
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelError(f"{index}: weight_map is not an object of tensor names and file names")
+        names = sorted(set(weight_map.values()))
+        if not names or not all(name.endswith(".safetensors") for name in names):
+            raise ModelError(
+                f"{index} must list files in the safetensors format, it lists {', '.join(names) or 'none'}"
+            )
         if escaping := [name for name in names if Path(name).name != name]:
             raise ModelError(f"{index} refers to a file outside its folder: {escaping[0]!r}")
         return [folder / name for name in names]

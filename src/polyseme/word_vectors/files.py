@@ -56,17 +56,29 @@ def read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
         first_line = buffer[: max(buffer.find(b"\n"), 0) or min(len(buffer), 1 << 16)]
         header, start = first_line.split(), len(first_line) + 1
-        has_header = len(header) == 2 and all(part.isdigit() for part in header)
+        has_header = len(header) == 2 and all(part.isdigit() and len(part) < 19 for part in header)
         num_words, dim = map(int, header) if has_header else (None, len(header) - 1)
         if dim < 1:
             raise DataError(f"{path} line 1 has no vector: {_format_excerpt(first_line)}")
+        if dim > len(buffer):
+            raise DataError(f"{path} line 1 declares {dim:,} dimensions, but the file has {len(buffer):,} bytes")
         if num_words is not None and _is_binary(buffer, start, dim):
             words, vectors = _read_binary(path, buffer, start, num_words, dim)
         else:
             words, vectors = _read_text(path, buffer, start if has_header else 0, num_words, dim)
+    _check_finite(path, words, vectors)
     first_index = {word: i for i, word in reversed(list(enumerate(words)))}
     rows = sorted(first_index.values())
     return [words[i] for i in rows], vectors if len(rows) == len(words) else vectors[rows]
+
+
+def _check_finite(path: Path, words: Sequence[str], vectors: np.ndarray) -> None:
+    with np.errstate(invalid="ignore"):
+        is_finite = np.isfinite(vectors.sum(dtype=np.float64))
+    if not is_finite:
+        is_bad = ~np.isfinite(vectors).all(axis=1)
+        word = words[int(is_bad.argmax())]
+        raise DataError(f"{path}: the vectors of {is_bad.sum():,} words are NaN or infinite, such as {word!r}")
 
 
 def _is_binary(buffer: mmap.mmap, offset: int, dim: int) -> bool:

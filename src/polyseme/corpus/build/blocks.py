@@ -89,6 +89,7 @@ class WorkerConfig:
     cleaning: CleaningConfig
     tokenizer_json: str = ""
     boilerplate_hashes: bytes = b""  # sorted uint64 line hashes
+    hash_key: bytes = b""  # of line hashes and signatures
     needs_signatures: bool = True  # compute MinHash signatures for near duplicates
     is_filtered: bool = False  # removed documents have been taken out of the blocks already
 
@@ -96,12 +97,12 @@ class WorkerConfig:
     def key(self) -> str:
         """Hash of all settings."""
         parts = (str(self.cleaning), self.tokenizer_json, str(self.needs_signatures), str(self.is_filtered))
-        return hashlib.sha256("\0".join(parts).encode() + self.boilerplate_hashes).hexdigest()
+        return hashlib.sha256("\0".join(parts).encode() + self.hash_key + self.boilerplate_hashes).hexdigest()
 
     @cached_property
     def cleaner(self) -> Cleaner:
         """Cleaner with these settings."""
-        return Cleaner(self.cleaning, np.frombuffer(self.boilerplate_hashes, np.uint64))
+        return Cleaner(self.cleaning, np.frombuffer(self.boilerplate_hashes, np.uint64), self.hash_key)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -142,7 +143,7 @@ class TokenizedBlock(NamedTuple):
 def hash_lines(config: WorkerConfig, block: DocumentBlock) -> LineHashes:
     """Hash the lines of each document, after the cleaning steps that precede boilerplate removal."""
     texts = [config.cleaner.transform(text) for text in block.texts]
-    text_hashes = [hash_distinct_lines(text) for text in texts]
+    text_hashes = [hash_distinct_lines(text, config.hash_key) for text in texts]
     num_lines = np.fromiter(map(len, text_hashes), np.int64, len(text_hashes))
     return LineHashes(np.concatenate([np.zeros(0, np.uint64), *text_hashes]), num_lines, hash_texts(texts))
 
@@ -154,7 +155,7 @@ def fingerprint(config: WorkerConfig, block: DocumentBlock) -> Fingerprints:
     passed_cleaning = np.array([text is not None for text in cleaned_texts], bool)
     texts = [text or "" for text in cleaned_texts]
     if config.needs_signatures:
-        return Fingerprints(passed_cleaning, *minhash_signatures(texts), stats.by_step)
+        return Fingerprints(passed_cleaning, *minhash_signatures(texts, config.hash_key), stats.by_step)
     return Fingerprints(passed_cleaning, hash_texts(texts), np.zeros((len(texts), 0), np.uint16), stats.by_step)
 
 

@@ -105,7 +105,7 @@ def prepare_parallel(
 
 
 def _save_tokenizer(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
-    tokenizer.save(folder / name)
+    tokenizer.save_files(folder / name)
     return sorted(f"{name}/{path.name}" for path in (folder / name).glob("[!.]*"))
 
 
@@ -129,7 +129,7 @@ class _PairFilter:
         """Return the indices of the usable pairs; lengths are in tokens."""
         indices = []
         for i, (pair, a, b) in enumerate(zip(pairs, source_lengths.tolist(), target_lengths.tolist())):
-            digest = blake2b(f"{pair.source}\0{pair.target}".encode("utf-8", "replace"), digest_size=8).digest()
+            digest = blake2b(f"{pair.source}\0{pair.target}".encode("utf-8", "replace"), digest_size=16).digest()
             reason = ""
             if not a or not b:
                 reason = "empty"

@@ -4,6 +4,7 @@ A killed preparation can be resumed at any point, with any number of workers, an
 The stages and their markers are in `stages`.
 """
 
+import hashlib
 import logging
 import os
 import shutil
@@ -45,6 +46,7 @@ class PrepareConfig(Config):
     dedup: str = "near"  # "near" (includes exact), "exact" or "none"
     dedup_threshold: float = 0.8  # minimum Jaccard similarity of near duplicates
     skip_bad: bool = False  # skip and count bad rows
+    allow_large: bool = False  # read compressed files that expand more than a thousandfold
     append: bool = False  # add to a finished corpus
     num_workers: int | None = None  # worker processes; by default one per core
     dask_address: str = ""  # of a dask scheduler whose workers to use
@@ -78,10 +80,10 @@ def prepare(
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
         reader = open_sources(
             sources, config.key, config.split, config.skip_bad, lang=config.lang, format=config.format,
-            spool_dir=work_dir, exclude_dir=out,
+            allow_large=config.allow_large, spool_dir=work_dir, exclude_dir=out,
         )  # fmt: skip
         _check_first_document(reader, tokenizer)  # before anything is written: most bad input shows here
-        plan = _build_plan(reader, tokenizer, config)
+        plan = _build_plan(reader, tokenizer, config, _hash_key(out, reader, base_manifest if config.append else None))
         if base_manifest and is_up_to_date(out, base_manifest, plan, config.append):
             logger.info(f"{out} is already prepared from the same sources")
             remove_unlisted(out)
@@ -103,7 +105,8 @@ def prepare(
 
 def _run_stages(preparation: Preparation, config: PrepareConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """Count lines, find duplicates and write shards, as the config requires; return the manifest."""
-    worker_config = WorkerConfig(config.cleaning, needs_signatures=config.dedup == "near")
+    hash_key = bytes.fromhex(preparation.plan["hash_key"])
+    worker_config = WorkerConfig(config.cleaning, needs_signatures=config.dedup == "near", hash_key=hash_key)
     if config.cleaning.boilerplate:
         hashes = preparation.find_boilerplate(worker_config)
         worker_config = replace(worker_config, boilerplate_hashes=hashes.tobytes())
@@ -124,7 +127,20 @@ def _check_first_document(reader: SourceReader, tokenizer: Tokenizer) -> None:
         raise DataError(f"{first_document.source} is text, but the tokenizer encodes only the events of MIDI files")
 
 
-def _build_plan(reader: SourceReader, tokenizer: Tokenizer, config: PrepareConfig) -> dict[str, Any]:
+def _hash_key(out: Path, reader: SourceReader, base_manifest: dict[str, Any] | None) -> str:
+    """Return the key of line hashes and signatures: 16 bytes of a hash of all input, or the key of `base_manifest`.
+
+    So the same input gives the same corpus, but an author of a part of the input cannot know the key.
+    """
+    if base_manifest is None:
+        contents = [file.get("sha256") or file["version"] for file in reader.file_facts]
+        return hashlib.sha256("\n".join(contents).encode()).hexdigest()[:32]
+    if "hash_key" not in base_manifest:
+        raise DataError(f"{out} holds a corpus of an earlier version without a hash key: prepare it again")
+    return str(base_manifest["hash_key"])
+
+
+def _build_plan(reader: SourceReader, tokenizer: Tokenizer, config: PrepareConfig, hash_key: str) -> dict[str, Any]:
     """Collect everything that determines the corpus. Two runs with equal plans write the same bytes."""
     sources = []
     for source_index, source in enumerate(reader.sources):
@@ -134,6 +150,7 @@ def _build_plan(reader: SourceReader, tokenizer: Tokenizer, config: PrepareConfi
     return {
         "format": FORMAT,
         "settings": {"clean": str(config.cleaning)} | settings,
+        "hash_key": hash_key,
         "tokenizer_hash": tokenizer.hash,
         "vocab_size": tokenizer.vocab_size,
         "sources": sources,
@@ -240,7 +257,7 @@ def ensure_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, to
             if path.name != "stdin":
                 path.unlink()
     if not base:
-        tokenizer.save(out / "tokenizer")
+        tokenizer.save_files(out / "tokenizer")
     write_json(work_dir / "plan.json", plan | {"base": base_hash})
 
 

@@ -134,10 +134,13 @@ def merge_cleaning_stats(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Cleaner:
-    """Cleans documents one by one. Without `boilerplate_hashes` (of repeated lines) the boilerplate step is skipped."""
+    """Cleans documents one by one. Without `boilerplate_hashes` (of repeated lines) the boilerplate step is skipped.
 
-    def __init__(self, config: CleaningConfig, boilerplate_hashes: np.ndarray | None = None):
-        self.config = config
+    `hash_key` is the one that `boilerplate_hashes` were computed with.
+    """
+
+    def __init__(self, config: CleaningConfig, boilerplate_hashes: np.ndarray | None = None, hash_key: bytes = b""):
+        self.config, self._hash_key = config, hash_key
         self._boilerplate_hashes = np.empty(0, dtype=np.uint64) if boilerplate_hashes is None else boilerplate_hashes
         self._transforms: dict[str, Callable[[str], str]] = {}
         if config.nfc:
@@ -176,7 +179,7 @@ class Cleaner:
 
     def _strip_boilerplate(self, text: str) -> str:
         lines = text.split("\n")
-        line_numbers, hashes = _hash_lines(lines)
+        line_numbers, hashes = _hash_lines(lines, self._hash_key)
         boilerplate = set(np.array(line_numbers)[is_in_sorted(hashes, self._boilerplate_hashes)].tolist())
         return "\n".join(line for number, line in enumerate(lines) if number not in boilerplate)
 
@@ -201,20 +204,24 @@ def _strip_control(text: str, normalize: bool) -> str:
     return _normalize_nfc(new_text) if normalize else new_text  # what was separated may compose now
 
 
-def _hash_lines(lines: list[str]) -> tuple[list[int], np.ndarray]:
-    """Return the numbers of the lines that contain a word, and a hash of each line without surrounding white space."""
+def _hash_lines(lines: list[str], key: bytes) -> tuple[list[int], np.ndarray]:
+    """Return the numbers of the lines that contain a word, and a hash of each line without surrounding white space.
+
+    Eight bytes are too few against someone who searches for a line with the hash of any line of a large corpus, so the
+    hash is salted with a key (of up to 16 bytes) that `prepare` derives from all of its input.
+    """
     line_numbers, digests = [], []
     for number, line in enumerate(lines):
         line = line.strip()
         if line and (line[0].isalnum() or _WORD_CHAR.search(line)):
             line_numbers.append(number)
-            digests.append(blake2b(line.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+            digests.append(blake2b(line.encode("utf-8", "surrogatepass"), digest_size=8, salt=key).digest())
     return line_numbers, np.frombuffer(b"".join(digests), dtype="<u8")
 
 
-def hash_distinct_lines(text: str) -> np.ndarray:
+def hash_distinct_lines(text: str, key: bytes = b"") -> np.ndarray:
     """Return the sorted uint64 hashes of the distinct lines of a document that contain a word."""
-    return np.unique(_hash_lines(text.split("\n"))[1])
+    return np.unique(_hash_lines(text.split("\n"), key)[1])
 
 
 def find_repeated_lines(

@@ -3,18 +3,21 @@
 The share of equal numbers in two signatures estimates the Jaccard similarity of the shingles (MinHash, Broder 1997).
 Signatures use one permutation (Li, Owen, Zhang 2012): the hash of a shingle determines one of 128 bins, each bin keeps
 its smallest hash, and an empty bin copies that of another bin, chosen at random but fixed (Shrivastava 2017).
-Everything is vectorized over many documents; the signature of a document depends on its text alone.
+Everything is vectorized over many documents; the signature of a document depends on its text and a key alone.
+
+With a fixed hash anyone could write nonsense that has the signature of another document and so displace it. `prepare`
+derives the key from all of its input (decision 033), which nobody knows while writing a part of it.
 """
 
 import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
 from polyseme.rng import GOLDEN_GAMMA, splitmix64
-from polyseme.text.cached_encoder import hash_spans
+from polyseme.text.span_hash import SpanHasher
 
 SIGNATURE_SIZE = 128  # a power of two
 SHINGLE_WORDS = 5
@@ -34,11 +37,14 @@ SCRIPTS_WITHOUT_SPACES = (
 )
 
 
-def minhash_signatures(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a hash (uint64 [n, 2]) and a signature (uint16 [n, SIGNATURE_SIZE]; 0 only without words) of each text."""
+def minhash_signatures(texts: Sequence[str], key: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
+    """Return a hash (uint64 [n, 2]) and a signature (uint16 [n, SIGNATURE_SIZE]; 0 only without words) of each text.
+
+    Only signatures with the same key can be compared. The hash needs no key: it is cryptographic.
+    """
     signatures = np.zeros((len(texts), SIGNATURE_SIZE), dtype=np.uint16)
     for low, high in _batches(texts):
-        signatures[low:high] = _minhash_batch(texts[low:high])
+        signatures[low:high] = _minhash_batch(texts[low:high], key)
     return hash_texts(texts), signatures
 
 
@@ -59,6 +65,16 @@ def _code_point_table() -> np.ndarray:
     for low, high in SCRIPTS_WITHOUT_SPACES:
         table[low : high + 1] |= np.where(table[low : high + 1], np.uint32(_SINGLE_CHAR_WORD), np.uint32(0))
     return table
+
+
+@lru_cache(maxsize=2)
+def _keyed_char_values(key: bytes) -> tuple[SpanHasher, np.ndarray]:
+    """Return a hasher and the random value of each code point: odd for a word by itself, 0 for separators."""
+    hasher, table = SpanHasher(key), _code_point_table()
+    values = hasher.char_values[table & np.uint32(_SINGLE_CHAR_WORD - 1)] & ~np.uint64(1)
+    values |= table >= _SINGLE_CHAR_WORD
+    values[table == 0] = 0
+    return hasher, values
 
 
 @cache
@@ -85,12 +101,12 @@ def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         yield low, len(texts)
 
 
-def _minhash_batch(texts: Sequence[str]) -> np.ndarray:
+def _minhash_batch(texts: Sequence[str], key: bytes) -> np.ndarray:
     if len(texts) == 1:
-        words = np.concatenate([_hash_words(chunk)[0] for chunk in _split_chunks(texts[0])])
+        words = np.concatenate([_hash_words(chunk, key)[0] for chunk in _split_chunks(texts[0])])
         document_starts = np.array([0, len(words)])
     else:
-        words, starts = _hash_words("\n".join(texts))
+        words, starts = _hash_words("\n".join(texts), key)
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         document_starts = np.append(0, np.searchsorted(starts, np.cumsum(lengths + 1)))
     min_hashes = _min_shingle_hashes(words, document_starts)
@@ -114,15 +130,16 @@ def _split_chunks(text: str) -> Iterator[str]:
     yield text[low:]
 
 
-def _hash_words(text: str) -> tuple[np.ndarray, np.ndarray]:
+def _hash_words(text: str, key: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return the hash and the start of each word of a text. Separators after a word add 0 to its hash."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-    folded_codes = _code_point_table()[codes]
-    starts_word = folded_codes != 0
-    continues_word = starts_word & (folded_codes < _SINGLE_CHAR_WORD)
+    hasher, char_values = _keyed_char_values(key)
+    values = char_values[codes]
+    starts_word = values != 0
+    continues_word = starts_word & (values & np.uint64(1) == 0)
     starts_word[1:] &= ~(continues_word[1:] & continues_word[:-1])
     starts = np.flatnonzero(starts_word)
-    return splitmix64(hash_spans(folded_codes, starts, np.append(starts, len(codes))[1:])), starts
+    return splitmix64(hasher.hash_spans(values, starts, np.append(starts, len(codes))[1:])), starts
 
 
 def _min_shingle_hashes(word_hashes: np.ndarray, document_starts: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Contamination: how much of an evaluation set occurs in a corpus.
 
 Compares word n-grams, as was done with eight words for GPT-2 (Radford et al. 2019, §4), by 64-bit hashes. The
-probability of a false match between a million n-grams and a corpus of a billion is about 1 in 20,000.
+probability of a false match between a million n-grams and a corpus of a billion is about 1 in 20,000. The hashes are
+keyed with random bytes of the process, so nobody can write text that seems to contain an evaluation set.
 
 Tokens are decoded and split into words: runs of letters and digits, without case, accents and punctuation. The
 comparison therefore does not depend on how the tokenizer splits words, or on byte-level BPE having different tokens
@@ -10,6 +11,7 @@ for a word at the start of a text and after a space.
 
 import json
 import re
+import secrets
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,14 +25,16 @@ from polyseme.corpus.dedup.minhash import SCRIPTS_WITHOUT_SPACES
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError
 from polyseme.progress import progress
-from polyseme.rng import hash_combine, splitmix64
-from polyseme.text.cached_encoder import batch_by_length, hash_spans
+from polyseme.rng import splitmix64
+from polyseme.text.cached_encoder import batch_by_length
+from polyseme.text.span_hash import SpanHasher
 from polyseme.text.tokenizer import Tokenizer
 
 SLICE_TOKENS = 1 << 17  # tokens per slice, so that the arrays fit into the processor's cache
 BATCH_CHARS = 1 << 20  # characters of an evaluation set encoded at a time
 DOCUMENT_BREAK = "\U0010ffff"  # precedes each document; a Unicode noncharacter
 _REPLACEMENT_CHAR = 0xFFFD  # stands for unknown tokens and invalid bytes
+_HASHER = SpanHasher(secrets.token_bytes(16))
 # Character classes: between words, part of a word, a word by itself, ignored
 _SEPARATOR, _WORD, _SINGLE_CHAR_WORD, _IGNORED = range(4)
 
@@ -54,7 +58,7 @@ class HashedWords(NamedTuple):
         """Return for each n-gram its hash, whether it lies within one document, and whether it contains an unknown."""
         count = max(len(self.hashes) - n + 1, 0)
         num_unknown = np.concatenate([[0], np.cumsum(self.has_unknown)])
-        hashes = splitmix64(hash_spans(self.hashes, slice(count), slice(n, None)))
+        hashes = splitmix64(_HASHER.hash_spans(self.hashes, slice(count), slice(n, None)))
         return hashes, self.document_ids[:count] == self.document_ids[n - 1 :], num_unknown[n:] > num_unknown[:count]
 
 
@@ -76,7 +80,7 @@ def hash_words(text: str) -> HashedWords:
     edges = char_classes[first : first + 1], char_classes[-1:]
     touches_edges = bool((edges[0] != _SEPARATOR).any()), bool((edges[1] != _SEPARATOR).any())
     document_ids = np.searchsorted(breaks, starts) - first
-    hashes = splitmix64(hash_spans(values[codes], starts, np.append(starts, len(codes))[1:]))
+    hashes = splitmix64(_HASHER.hash_spans(values[codes], starts, np.append(starts, len(codes))[1:]))
     starts = starts if positions is None else positions[starts]
     return HashedWords(hashes, starts, document_ids, has_unknown, touches_edges)
 
@@ -100,7 +104,7 @@ def _character_classes() -> tuple[np.ndarray, np.ndarray]:
         part = classes[start : end + 1]
         part[(part == _WORD) | (start >= 0x20000)] = _SINGLE_CHAR_WORD
     classes[_REPLACEMENT_CHAR] = _WORD
-    values = hash_combine(np.zeros(1, np.uint64), bases)
+    values = _HASHER.char_values[bases]
     values[classes == _SEPARATOR] = 0
     return classes, values
 

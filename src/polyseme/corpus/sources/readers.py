@@ -40,6 +40,7 @@ class SourceFile:
     key: str = "text"
     split: str = "file"
     spooled_path: Path | None = None  # the copy of standard input, opened instead of `path`
+    allow_large: bool = False  # read compressed files that expand a thousandfold, too
 
     @property
     def name(self) -> str:
@@ -65,7 +66,7 @@ def detect_format(path: Path) -> str:
 
 def _read_text(file: SourceFile) -> Iterator[ReadResult]:
     builder = DocumentBuilder(file.name)
-    for chunk in read_line_chunks(file.local_path, file.name, split_long_lines=True):
+    for chunk in read_line_chunks(file.local_path, file.name, True, file.allow_large):
         if isinstance(chunk, DataError):
             yield from builder.finish()
             yield chunk
@@ -86,7 +87,7 @@ def _read_text(file: SourceFile) -> Iterator[ReadResult]:
 
 def _read_json_lines(file: SourceFile) -> Iterator[ReadResult]:
     is_first = True
-    for line in read_lines(file.local_path, file.name):
+    for line in read_lines(file.local_path, file.name, file.allow_large):
         if isinstance(line, tuple) and (not line[1] or line[1].isspace()):
             continue
         row = line if isinstance(line, DataError) else _parse_json_row(file, *line)
@@ -130,7 +131,7 @@ def _parse_json_row(file: SourceFile, number: int, line: str) -> ReadResult:
 
 def _read_table(file: SourceFile) -> Iterator[ReadResult]:
     """Read documents from columns of a CSV or TSV file. The first row is the header."""
-    lines = read_lines(file.local_path, file.name)
+    lines = read_lines(file.local_path, file.name, file.allow_large)
     rows = read_csv_rows(lines, f"{file.name} line ") if file.format == "csv" else read_tsv_rows(lines)
     width, columns = 0, list[int]()
     for row in rows:
@@ -155,7 +156,8 @@ def _read_parquet(file: SourceFile) -> Iterator[ReadResult]:
     """Read documents from text columns of a Parquet file."""
     row = 0
     try:
-        for row, texts in enumerate(read_parquet_rows(file.local_path, file.name, file.key), 1):
+        rows = read_parquet_rows(file.local_path, file.name, file.key, file.allow_large)
+        for row, texts in enumerate(rows, 1):
             if isinstance(texts, str):
                 yield bad_input(f"{file.name} row {row}: {texts}")
             else:
@@ -172,7 +174,7 @@ def _read_wiki(file: SourceFile) -> Iterator[ReadResult]:
         yield from _read_json_lines(file)
         return
     builder, open_line, is_broken = DocumentBuilder(file.name), 0, False
-    for numbered_line in read_lines(file.local_path, file.name):
+    for numbered_line in read_lines(file.local_path, file.name, file.allow_large):
         if isinstance(numbered_line, DataError):
             builder.clear()
             is_broken = True
@@ -199,8 +201,8 @@ def _read_wiki(file: SourceFile) -> Iterator[ReadResult]:
 class _DecompressedStream(io.RawIOBase):
     """Decompressed content of a file as a byte stream."""
 
-    def __init__(self, path: Path):
-        self.blocks, self.block = read_decompressed(path), memoryview(b"")
+    def __init__(self, path: Path, allow_large: bool):
+        self.blocks, self.block = read_decompressed(path, allow_large), memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -218,7 +220,7 @@ def _read_wet(file: SourceFile) -> Iterator[ReadResult]:
 
     Reports each bad record and goes on at the next `WARC/` line. warcio would stop or hide the error (decision 032).
     """
-    stream = io.BufferedReader(_DecompressedStream(file.local_path), 1 << 16)
+    stream = io.BufferedReader(_DecompressedStream(file.local_path, file.allow_large), 1 << 16)
     num_records, is_out_of_sync = 0, False
     pending: ReadResult | None = None  # the last record, held back until its end is verified
     error: DataError | None = None

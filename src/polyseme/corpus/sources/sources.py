@@ -187,13 +187,15 @@ def open_sources(
     *,
     lang: str = "en",
     format: str = "",
+    allow_large: bool = False,
     spool_dir: Path | None = None,
     exclude_dir: Path | None = None,
 ) -> SourceReader:
     """Find the files of all sources without reading them.
 
     `key`, `split`, `format` and `lang` are the defaults for sources that do not set them; `lang` does not select
-    among the languages of `gettext`. Standard input is copied to `spool_dir` (by default a temporary folder), because
+    among the languages of `gettext`. A compressed file that expands more than a thousandfold is an error unless
+    `allow_large`. Standard input is copied to `spool_dir` (by default a temporary folder), because
     it is read more than once. `exclude_dir` is skipped inside source folders, as are corpora.
     """
     defaults = _check_source(CorpusSource("", key=key, split=split, format=format))
@@ -212,6 +214,7 @@ def open_sources(
     reader = SourceReader(sources, [], skip_bad)
     for index, source in enumerate(sources):
         file = SourceFile(index, source.path, source.lang or lang, source.format or "text", source.key, source.split)
+        file = replace(file, allow_large=allow_large)
         if source.path == STDIN:
             if spool_dir is None:
                 reader.spool_dir = tempfile.TemporaryDirectory(prefix="polyseme-")

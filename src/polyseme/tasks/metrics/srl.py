@@ -1,7 +1,7 @@
 """Semantic roles: arguments as brackets (CoNLL-2005 and CoNLL-2012), and scores as srl-eval computes them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -66,12 +66,11 @@ def srl_scores(gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float
     return precision_recall_f1(pairs) | {"perfect": sum(a == b for a, b in pairs) / max(len(pairs), 1)}
 
 
-def format_props(examples: Sequence[Any], tags: Sequence[Sequence[str]], include_words: bool) -> str:
-    """Format columns: the words if `include_words`, the predicates, and the arguments of each.
+def format_props(examples: Sequence[Any], tags: Sequence[Sequence[str]], include_words: bool) -> Iterator[str]:
+    """Yield the columns of each sentence: the words if `include_words`, the predicates, and the arguments of each.
 
     Examples of one sentence are adjacent and have the same location; one without a predicate has no column.
     """
-    sentences = []
     for _, group in groupby(zip(examples, tags, strict=True), key=lambda pair: pair[0].location):
         pairs = list(group)
         columns = [(e.predicate, tags_to_brackets(word_tags)) for e, word_tags in pairs if e.predicate is not None]
@@ -80,5 +79,4 @@ def format_props(examples: Sequence[Any], tags: Sequence[Sequence[str]], include
         rows = [[names.get(i, "-"), *(cells[i] for _, cells in columns)] for i in range(len(words))]
         if include_words:
             rows = [[re.sub(r"\s", "\u00a0", word), *row] for word, row in zip(words, rows)]
-        sentences.append("".join("\t".join(row) + "\n" for row in rows))
-    return "\n".join(sentences)
+        yield "".join("\t".join(row) + "\n" for row in rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polyseme.errors import DataError
 from polyseme.tasks.base import Example, Words
-from polyseme.tasks.readers.rows import RowReader, split_sentences
+from polyseme.tasks.readers.rows import RowReader, iter_lines, split_sentences
 
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 
@@ -24,17 +24,23 @@ class TaggingExample(Example):
     id: str = ""
 
 
-def iter_sentences(path: Path, lines: list[str], needs_labels: bool) -> Iterator[RowReader]:
+def iter_sentences(path: Path, encoding: str, needs_labels: bool) -> Iterator[RowReader]:
     """Yield sentences between blank lines. A line that starts with # is a comment unless it fits as word and tag."""
-    plain = [_split(line) for line in lines if line.strip() and not line.startswith(("#", "-DOCSTART-"))]
-    width = len(plain[0]) if plain else 0
-    tags = {cells[-1] for cells in plain}
+    width, tags = 0, set[str]()
+    for line in iter_lines(path, encoding):
+        if line.strip() and not line.startswith(("#", "-DOCSTART-")):
+            cells = _split(line)
+            width = width or len(cells)
+            if width > 1:
+                tags.add(cells[-1])
 
     def is_word(line: str) -> bool:
+        if not line.startswith("#"):
+            return True
         cells = _split(line)
-        return not line.startswith("#") or (len(cells) == width and (width == 1 or cells[-1] in tags))
+        return len(cells) == width and (width == 1 or cells[-1] in tags)
 
-    for numbered_lines in split_sentences(lines, "-DOCSTART-"):
+    for numbered_lines in split_sentences(iter_lines(path, encoding), "-DOCSTART-"):
         if sentence := [(number, _split(line)) for number, line in numbered_lines if is_word(line)]:
             yield partial(_parse_sentence, path, sentence, width, needs_labels)
 

@@ -23,7 +23,7 @@ from polyseme.errors import DataError
 from polyseme.tasks.base import Example, Words
 from polyseme.tasks.metrics.coreference import Mention
 from polyseme.tasks.readers.conll import BRACKETS
-from polyseme.tasks.readers.rows import RowReader, read_lines
+from polyseme.tasks.readers.rows import RowReader, iter_lines
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def iter_documents(path: Path, needs_labels: bool) -> Iterator[RowReader]:
             yield from iter_documents(file, needs_labels)
         return
     header, start_line, rows = "", 0, list[_Row | None]()
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(iter_lines(path), 1):
         text = line.rstrip()
         if text.startswith("#begin document"):
             if start_line:

@@ -3,6 +3,7 @@
 A row that cannot be read is an error with file and line; `skip_bad` counts and skips such rows.
 """
 
+import codecs
 import json
 import logging
 import math
@@ -17,6 +18,7 @@ from typing import Any, Self
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.compression import COMPRESSED_SUFFIXES, data_suffix, read_decompressed
 from polyseme.io.json import parse_json_object
+from polyseme.io.lines import detect_wide_encoding, wide_encoding_error
 from polyseme.io.tables import NumberedRow, read_csv_rows, read_tsv_rows
 
 logger = logging.getLogger(__name__)
@@ -93,20 +95,27 @@ class JsonRow:
 
 def read_rows(path: Path, rows: Iterable[RowReader], skip_bad: bool = False) -> list[Any]:
     """Read every row; the first bad one is an error, or bad ones are counted and skipped."""
-    examples, errors = [], []
+    return list(iter_valid_rows(path, rows, skip_bad))
+
+
+def iter_valid_rows(path: Path, rows: Iterable[RowReader], skip_bad: bool, log_skipped: bool = True) -> Iterator[Any]:
+    """Yield the example of each row as `read_rows` reads it; with `log_skipped`, log the number of bad rows."""
+    num_examples, num_bad, first_error = 0, 0, None
     for read in rows:
         try:
-            examples.append(read())
+            example = read()
         except DataError as error:
             if not skip_bad:
                 raise
-            errors.append(error)
-    if errors:
-        total = len(errors) + len(examples)
-        logger.warning(f"{path}: skipped {len(errors)} bad of {total} rows, the first: {errors[0]}")
-    if not examples:
-        raise DataError(f"{path} holds no examples" + (f" but {len(errors)} bad rows" if errors else ""))
-    return examples
+            num_bad, first_error = num_bad + 1, first_error or error
+        else:
+            num_examples += 1
+            yield example
+    if num_bad and log_skipped:
+        total = num_bad + num_examples
+        logger.warning(f"{path}: skipped {num_bad} bad of {total} rows, the first: {first_error}")
+    if not num_examples:
+        raise DataError(f"{path} holds no examples" + (f" but {num_bad} bad rows" if num_bad else ""))
 
 
 def lazy_rows(to_examples: Callable[[Any], Iterable[Any]], row: Any) -> Iterator[RowReader]:
@@ -126,17 +135,54 @@ def _get_example(example: Any) -> Any:
 
 def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     """Read the lines of a text file without their ends; an empty file is an error."""
-    content = b"".join(read_decompressed(path))
+    return list(iter_lines(path, encoding))
+
+
+def iter_lines(path: Path, encoding: str = "utf-8", keep_blank: bool = False) -> Iterator[str]:
+    """Yield the lines of a text file without their ends, in bounded memory; an empty file is an error.
+
+    Blank lines at the end are dropped. With `keep_blank` they are lines like any other, and a file may be empty.
+    """
+    is_empty, pieces = True, list[str]()  # the last line so far, and blank lines that may be at the end
+    for block in _decode_blocks(path, encoding):
+        pieces.append(block)
+        if "\n" in block and not block.isspace():
+            text = "".join(pieces)
+            end = text.rfind("\n", 0, len(text) - 1 if keep_blank else len(text.rstrip("\r\n")))
+            if end >= 0:
+                is_empty = False
+                yield from _split_lines(text[:end])
+            pieces = [text[end + 1 :]]
+    text = "".join(pieces)
+    if not keep_blank and is_empty and not text.strip():
+        raise DataError(f"{path} is empty")
+    yield from _split_lines(text.removesuffix("\n") if keep_blank else text.rstrip("\r\n"))
+
+
+def _split_lines(text: str) -> list[str]:
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _decode_blocks(path: Path, encoding: str) -> Iterator[str]:
+    """Yield the decoded content of a file in blocks; an error names the line and byte that are not text."""
+    is_utf8 = encoding.lower() in ("utf-8", "utf8")
     try:
-        text = content.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+        decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)()
     except LookupError:
         raise ConfigError(f"there is no encoding {encoding!r}") from None
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}:{line}: not {encoding} text (byte {error.start} of the file)") from None
-    if not text.strip():
-        raise DataError(f"{path} is empty")
-    return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
+    num_bytes = num_lines = 0
+    for block in chain(read_decompressed(path), [None]):
+        if is_utf8 and not num_bytes and block and (wide_encoding := detect_wide_encoding(block)):
+            raise wide_encoding_error(f"{path}:1", wide_encoding)
+        num_bytes += len(block or b"")
+        try:
+            text = decoder.decode(block or b"", final=block is None)
+        except UnicodeDecodeError as error:
+            line = num_lines + error.object.count(b"\n", 0, error.start) + 1
+            position = num_bytes - len(error.object) + error.start
+            raise DataError(f"{path}:{line}: not {encoding} text (byte {position} of the file)") from None
+        num_lines += text.count("\n")
+        yield text
 
 
 def split_sentences(lines: Iterable[str], separators: str | tuple[str, ...] = ()) -> Iterator[list[tuple[int, str]]]:
@@ -158,11 +204,11 @@ def iter_table_or_json(path: Path, columns: Columns, task_type: str, row_format:
     """Yield the rows of a table (tabs or commas) or of JSON lines, by the file's suffix."""
     suffix = data_suffix(path)
     if suffix in JSON_LINES_SUFFIXES:
-        lines = read_lines(path, columns.encoding)
+        lines = iter_lines(path, columns.encoding)
         return iter_json_lines(path, lines, lambda record, location: from_record(record, location, row_format))
     if suffix not in TABLE_SUFFIXES:
         raise wrong_suffix(path, task_type, TABLE_SUFFIXES + JSON_LINES_SUFFIXES)
-    return iter_table(path, read_lines(path, columns.encoding), columns.has_header, row_format)
+    return iter_table(path, iter_lines(path, columns.encoding), columns.has_header, row_format)
 
 
 def wrong_suffix(path: Path, task_type: str, suffixes: Iterable[str]) -> DataError:
@@ -171,10 +217,12 @@ def wrong_suffix(path: Path, task_type: str, suffixes: Iterable[str]) -> DataErr
     return DataError(f"{path}: {task_type} reads {readable}, not {data_suffix(path)!r}")
 
 
-def iter_table(path: Path, lines: list[str], has_header: bool, row_format: RowFormat) -> Iterator[RowReader]:
+def iter_table(path: Path, lines: Iterable[str], has_header: bool, row_format: RowFormat) -> Iterator[RowReader]:
     """Yield the rows of tab-separated columns, where a quote is a character like any other, or of quoted CSV."""
-    is_csv = data_suffix(path) == ".csv" and "\t" not in lines[0]
-    numbered_lines = enumerate(lines, 1)
+    remaining = iter(lines)
+    top = next(remaining)
+    is_csv = data_suffix(path) == ".csv" and "\t" not in top
+    numbered_lines = enumerate(chain([top], remaining), 1)
     rows = read_csv_rows(numbered_lines, f"{path}:") if is_csv else read_tsv_rows(numbered_lines)
     header = next(rows)
     if isinstance(header, DataError):
@@ -193,10 +241,12 @@ def iter_table(path: Path, lines: list[str], has_header: bool, row_format: RowFo
         else:
             raise DataError(f"{path}: without a header, {role} is a column number from 1 to {len(first)}, not {name!r}")
 
+    prefix = f"{path}:"
+
     def read(row: NumberedRow | DataError) -> Any:
         if isinstance(row, DataError):
             raise row
-        location, cells = f"{path}:{row[0]}", row[1]
+        location, cells = f"{prefix}{row[0]}", row[1]
         if len(cells) != len(first):
             raise DataError(f"{location}: {len(cells)} columns, but the first line has {len(first)}")
         return row_format.build(location, {role: cells[index] for role, index in indices.items()})
@@ -204,13 +254,16 @@ def iter_table(path: Path, lines: list[str], has_header: bool, row_format: RowFo
     yield from (partial(read, row) for row in (rows if has_header else chain([header], rows)))
 
 
-def iter_json_lines(path: Path, lines: list[str], build: Callable[[dict[str, Any], str], Any]) -> Iterator[RowReader]:
+def iter_json_lines(
+    path: Path, lines: Iterable[str], build: Callable[[dict[str, Any], str], Any]
+) -> Iterator[RowReader]:
     """Yield the JSON objects of a file, one per line; `build` turns one and its location into an example."""
 
     def read(location: str, line: str) -> Any:
         return build(parse_json_object(line, location), location)
 
-    return (partial(read, f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
+    prefix = f"{path}:"
+    return (partial(read, f"{prefix}{number}", line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def from_record(record: dict[str, Any], location: str, row_format: RowFormat) -> Any:

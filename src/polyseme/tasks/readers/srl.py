@@ -8,7 +8,7 @@ predicate, coreference, between `#begin document` and `#end document`. A lemma a
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from polyseme.errors import DataError
 from polyseme.tasks.base import Example, Words
 from polyseme.tasks.metrics.srl import BRACKET_PATTERN, brackets_to_tags
 from polyseme.tasks.readers.conll import BRACKETS
-from polyseme.tasks.readers.rows import RowReader, lazy_rows, read_lines, split_sentences
+from polyseme.tasks.readers.rows import RowReader, iter_lines, lazy_rows, split_sentences
 
 LocatedRow = tuple[str, list[str]]  # location, cells
 
@@ -49,7 +49,7 @@ CONLL_2012_LAYOUT = ColumnLayout(3, 6, 7, 11, 1)
 
 def iter_srl_sentences(path: Path) -> Iterator[list[LocatedRow]]:
     """Yield the rows of each sentence of a file."""
-    for lines in split_sentences(read_lines(path), ("#begin document", "#end document")):
+    for lines in split_sentences(iter_lines(path), ("#begin document", "#end document")):
         yield [(f"{path}:{number}", line.split()) for number, line in lines]
 
 
@@ -69,17 +69,24 @@ def _count_leading_columns(rows: list[LocatedRow]) -> int:
 
 
 def iter_srl_rows(
-    sentences: list[list[LocatedRow]], needs_labels: bool, layout: ColumnLayout | None = None
+    sentences: Iterable[list[LocatedRow]], needs_labels: bool, layout: ColumnLayout
 ) -> Iterator[RowReader]:
-    """Yield readers of the predicates of sentences, by default in the columns of CoNLL-2005."""
-    if layout is None:
-        n = Counter(map(_count_leading_columns, sentences)).most_common(1)[0][0]
-        if n < 2:
-            raise DataError(f"{sentences[0][0][0]}: there are no columns of words and predicates before the arguments")
-        layout = ColumnLayout(0, n - 1, n - 1, n, 0)
+    """Yield readers of the predicates of sentences."""
     to_examples = partial(_predicate_examples, layout=layout, needs_labels=needs_labels)
     for rows in sentences:
         yield from lazy_rows(to_examples, rows)
+
+
+def find_conll_2005_layout(sentences: Iterable[list[LocatedRow]]) -> ColumnLayout:
+    """Return the layout of CoNLL-2005 with as many columns before the arguments as most sentences have."""
+    counts, location = Counter[int](), ""
+    for rows in sentences:
+        counts[_count_leading_columns(rows)] += 1
+        location = location or rows[0][0]
+    n = max(counts, key=counts.__getitem__, default=2)
+    if n < 2:
+        raise DataError(f"{location}: there are no columns of words and predicates before the arguments")
+    return ColumnLayout(0, n - 1, n - 1, n, 0)
 
 
 def _predicate_examples(rows: list[LocatedRow], layout: ColumnLayout, needs_labels: bool) -> Iterator[PredicateExample]:
@@ -117,6 +124,6 @@ def _unescape_word(word: str) -> str:
 
 def iter_predicates(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Yield readers of the predicates of a file of either kind."""
-    sentences = list(iter_srl_sentences(path))
-    is_conll_2012 = read_lines(path)[0].startswith("#begin document")
-    return iter_srl_rows(sentences, needs_labels, CONLL_2012_LAYOUT if is_conll_2012 else None)
+    is_conll_2012 = next(iter_lines(path)).startswith("#begin document")
+    layout = CONLL_2012_LAYOUT if is_conll_2012 else find_conll_2005_layout(iter_srl_sentences(path))
+    return iter_srl_rows(iter_srl_sentences(path), needs_labels, layout)

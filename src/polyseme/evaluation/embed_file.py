@@ -1,0 +1,79 @@
+"""Vectors of the texts of a file, written to an `.npz` file in bounded memory."""
+
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from polyseme.evaluation.streaming import MAX_CHARACTERS, Source, hash_path, run_windows
+from polyseme.inference.base import Granularity, LanguageModel
+from polyseme.io.atomic import atomic_write
+from polyseme.io.partial import PartialOutput, part_path
+
+Shape = tuple[int, ...]
+
+
+def embed_file(
+    model: LanguageModel,
+    source: Source[str],
+    out: Path,
+    layers: str | int = "last",
+    granularity: Granularity = "text",
+    truncate: bool = False,
+    precision: str = "float32",
+    resume: bool = False,
+) -> dict[str, Shape]:
+    """Write `vectors` and, for tokens or words, `starts`, the first row of each text; return their shapes.
+
+    `precision` is that of the model; a run is resumed with the same one.
+    """
+    names = ("vectors",) if granularity == "text" else ("vectors", "starts")
+    parts = {name: part_path(out, name) for name in names}
+
+    def settings() -> dict[str, Any]:
+        options = {"layers": layers, "granularity": granularity, "truncate": truncate, "precision": precision}
+        return {"input": source.hash, "model": hash_path(model.path), **options}
+
+    def compute(window: list[str], start: int, summary: dict[str, Any]) -> list[bytes]:
+        vectors = model.embed(window, layers, granularity, truncate)
+        rows = np.concatenate(vectors) if isinstance(vectors, list) else vectors
+        num_rows = summary.get("num_rows", 0)
+        summary.update(num_rows=num_rows + len(rows), row_shape=rows.shape[1:], dtype=rows.dtype.str)
+        chunks = [rows.tobytes()]
+        if isinstance(vectors, list):
+            starts = num_rows + np.cumsum([0, *map(len, vectors)])
+            chunks.append(starts[1 if start else 0 :].tobytes())
+        return chunks
+
+    def shapes() -> dict[str, Shape]:
+        vectors_shape = (output.summary["num_rows"], *output.summary["row_shape"])
+        return {name: vectors_shape if name == "vectors" else (source.total + 1,) for name in names}
+
+    def install() -> None:
+        if not all(path.exists() for path in parts.values()):  # the output was complete before
+            return
+        dtypes = {"vectors": np.dtype(output.summary["dtype"]), "starts": np.dtype(np.int64)}
+        write_npz(out, {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()})
+
+    output = PartialOutput(out, list(parts.values()), install, settings, resume)
+    max_characters = MAX_CHARACTERS if granularity == "text" else MAX_CHARACTERS // 8
+    run_windows(source, source.windows(max_characters), output, compute, lambda _: [b""] * len(parts), "embed")
+    return shapes()
+
+
+def write_npz(out: Path, arrays: Mapping[str, tuple[Path, np.dtype[Any], Shape]]) -> None:
+    """Write arrays, whose content is in files, as `np.savez` does."""
+
+    def write(temporary: Path) -> None:
+        with zipfile.ZipFile(temporary, "w") as archive:
+            for name, (path, dtype, shape) in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry, open(path, "rb") as content:
+                    descr = npy.dtype_to_descr(dtype)
+                    npy.write_array_header_1_0(entry, {"descr": descr, "fortran_order": False, "shape": shape})
+                    shutil.copyfileobj(content, entry, 1 << 20)
+
+    atomic_write(out, write)

@@ -1,0 +1,104 @@
+"""Accuracy on minimal pairs: how often a model gives the acceptable sentence the higher score.
+
+Sentences are scored as they are written, by `LanguageModel.score`: a model lowercases a sentence only if its tokenizer
+does, reads its own start token (and a masked model its end token), and predicts neither. Scores that differ by no more
+than `TIE_TOLERANCE` are a tie, which counts as half and is reported: a tokenizer may give both sentences the same ids.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from polyseme.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
+from polyseme.datasets.published import published_table
+from polyseme.errors import ConfigError, suggest
+from polyseme.inference.base import LanguageModel
+from polyseme.inference.load import load
+from polyseme.inference.results import TextScore
+from polyseme.report.notebook import NotebookResult
+
+MINIMAL_PAIR_TASKS = ("blimp", "minimal-pairs")
+NORMALIZATIONS = ("none", "length")
+NUM_BLIMP_PARADIGMS = 67
+TIE_TOLERANCE = 1e-5  # in nats
+
+
+@dataclass(frozen=True)
+class MinimalPairResult(NotebookResult):
+    """Accuracies of a model by paradigm and phenomenon, from 0 to 1; `accuracy` is the mean of the paradigms."""
+
+    model: str
+    accuracy: float
+    phenomena: dict[str, float]
+    paradigms: dict[str, float]
+    num_pairs: int
+    num_ties: int
+
+
+def aggregate(paradigms: Mapping[str, float], phenomenon_of: Mapping[str, str]) -> tuple[float, dict[str, float]]:
+    """Return the mean over paradigms, and the mean over the paradigms of each phenomenon, as in BLiMP's tables."""
+    groups: dict[str, list[float]] = {}
+    for paradigm, accuracy in paradigms.items():
+        if phenomenon_of.get(paradigm):
+            groups.setdefault(phenomenon_of[paradigm], []).append(accuracy)
+    return fmean(paradigms.values()), {name: fmean(groups[name]) for name in sorted(groups)}
+
+
+def evaluate_minimal_pairs(
+    model: LanguageModel, pairs: Sequence[MinimalPair], pll_metric: str | None = None, normalization: str = "none"
+) -> MinimalPairResult:
+    """Score both sentences of each pair. `normalization` `length` divides a score by the number of tokens.
+
+    `pll_metric` applies to models whose score is a pseudo-log-likelihood.
+    """
+    if normalization not in NORMALIZATIONS:
+        raise ConfigError(f"normalization is {normalization!r}; {suggest(normalization, NORMALIZATIONS)}")
+    metric = pll_metric if model.has_pll_metric else None
+    good, bad = ([pair.good for pair in pairs], [pair.bad for pair in pairs])
+    scores: list[TextScore] = [TextScore(0.0, 0)] * (2 * len(pairs))
+    has_span = [pair.spans is not None for pair in pairs] * 2
+    spans = [pair.spans[side] if pair.spans else (0, 0) for side in (0, 1) for pair in pairs]
+    for is_region in {*has_span}:
+        index = [i for i, value in enumerate(has_span) if value == is_region]
+        texts = [(good + bad)[i] for i in index]
+        selected = [spans[i] for i in index] if is_region else None
+        for i, score in zip(index, model.score(texts, pll_metric=metric, spans=selected)):
+            scores[i] = score
+    values = [s.log_prob / (s.num_tokens if normalization == "length" else 1) for s in scores]
+    differences = [a - b for a, b in zip(values, values[len(pairs) :])]
+    points = [0.5 if abs(d) <= TIE_TOLERANCE else float(d > 0) for d in differences]
+    by_paradigm: dict[str, list[float]] = {}
+    for pair, point in zip(pairs, points):
+        by_paradigm.setdefault(pair.paradigm, []).append(point)
+    paradigms = {name: fmean(by_paradigm[name]) for name in sorted(by_paradigm)}
+    accuracy, phenomena = aggregate(paradigms, {pair.paradigm: pair.phenomenon for pair in pairs})
+    return MinimalPairResult(str(model.path), accuracy, phenomena, paradigms, len(pairs), points.count(0.5))
+
+
+def run_minimal_pairs(
+    models: Iterable[Any],
+    data: Path,
+    pll_metric: str | None = None,
+    normalization: str = "none",
+    skip_bad: bool = False,
+) -> list[MinimalPairResult]:
+    """Evaluate models, loaded or as folders, on the pairs of a file or folder."""
+    pairs = read_minimal_pairs(data, skip_bad)
+    return [evaluate_minimal_pairs(load(model), pairs, pll_metric, normalization) for model in models]
+
+
+def minimal_pairs_table(task: str, results: Sequence[MinimalPairResult]) -> tuple[list[str], list[list[Any]]]:
+    """Return the header and rows of a table by phenomenon, in percent, for BLiMP next to published results."""
+    published = published_table("blimp").rows if task == "blimp" else ()
+    header = ["", *(result.model for result in results), *(row.system for row in published)]
+    names = ("accuracy", *dict.fromkeys(name for result in results for name in result.phenomena))
+    rows: list[list[Any]] = []
+    for name in names:
+        values = [result.accuracy if name == "accuracy" else result.phenomena.get(name) for result in results]
+        cells = ["" if value is None else f"{100 * value:.1f}" for value in values]
+        rows.append([name, *cells, *(f"{row.values[name]:.1f}" if name in row.values else "" for row in published)])
+    rows.append(["paradigms", *(str(len(result.paradigms)) for result in results), *[""] * len(published)])
+    rows.append(["ties", *(str(result.num_ties) for result in results), *[""] * len(published)])
+    return header, rows

@@ -1,0 +1,152 @@
+"""`verify`: check every file of a corpus, model, tokenizer or run folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyseme.corpus.store import WORK_DIR, verify_corpus
+from polyseme.errors import ConfigError, DataError, ModelError
+from polyseme.inference.feature_model import FeatureModel
+from polyseme.inference.word_vectors import WordVectors
+from polyseme.io.hashes import HASHES_FILE, TOKENIZER_FILES, check_hashes, write_hashes
+from polyseme.io.json import format_json, read_json_object
+from polyseme.io.lock import lock_folder
+from polyseme.ngram.model import NgramFolder, is_ngram
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.checkpoint import find_damage, list_checkpoints
+from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
+from polyseme.weights.folder import load_model
+
+
+@dataclass(frozen=True)
+class VerifiedFolder:
+    """A folder that is intact: what it holds, and whether its files were compared with recorded hashes.
+
+    Without hashes, as in folders made by other tools, only the structure was checked.
+    """
+
+    path: Path
+    kind: str  # corpus, model, tokenizer, run, unfinished run, or word vectors
+    has_hashes: bool
+
+
+def verify(folder: str | Path, update: bool = False) -> VerifiedFolder:
+    """Check every file of a folder that Polyseme wrote: hashes, missing and added files, structure, and finite weights.
+
+    A folder of a model or tokenizer by another tool has no hashes: only its structure is checked. `update` accepts the
+    files as they are now, for instance after `config.json` was edited: if they can be loaded, their hashes are written.
+
+    >>> polyseme.verify("run/model").has_hashes
+    True
+    """
+    path = Path(folder)
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    kind = _detect_kind(path)
+    if not update:
+        return VerifiedFolder(path, kind, _CHECKS[kind](path))
+    if kind not in ("model", "tokenizer", "run"):
+        raise ConfigError(f"{path} is of kind {kind}: `update` applies to the folder of a model, tokenizer or run")
+    with lock_folder(path, "verify"):
+        hashes_path = path / HASHES_FILE
+        previous = hashes_path.read_bytes() if hashes_path.is_file() else None
+        write_hashes(path)
+        try:
+            return VerifiedFolder(path, kind, _CHECKS[kind](path))
+        except BaseException:
+            hashes_path.unlink() if previous is None else hashes_path.write_bytes(previous)
+            raise
+
+
+def _detect_kind(path: Path) -> str:
+    """Return what a folder or file holds, by the names of its files."""
+    if path.is_file():
+        return "word vectors"
+    if (path / "manifest.json").exists() or (path / WORK_DIR).is_dir():
+        return "corpus"
+    if any((path / name).exists() for name in ("config.json", "polyseme.json", "options.json")):
+        return "model"
+    if any(file for pattern in TOKENIZER_FILES for file in path.glob(pattern)):
+        return "tokenizer"
+    if (path / "results.json").exists() or (path / "model").is_dir():
+        return "run"
+    if (path / "recipe.json").exists() or (path / "checkpoints").is_dir():
+        return "unfinished run"
+    kinds = "a corpus (manifest.json), a model (config.json), a tokenizer (tokenizer.json) nor a run (results.json)"
+    raise DataError(f"{path} is neither {kinds}")
+
+
+def _verify_corpus(path: Path) -> bool:
+    verify_corpus(path)
+    return True
+
+
+def _verify_model(path: Path) -> bool:
+    if is_elmo_folder(path):
+        read_elmo(path, verify=True)
+    elif is_ngram(path):
+        NgramFolder.load(path, verify=True)
+    elif FeatureModel.is_folder(path):
+        FeatureModel.load(path, verify=True)
+    else:
+        load_model(path, verify=True)
+    has_hashes = check_hashes(path, ())
+    if not has_hashes and (path / "polyseme.json").exists():
+        raise ModelError(f"{path / HASHES_FILE} is missing: restore it, or write it again with `update`")
+    return has_hashes
+
+
+def _verify_tokenizer(path: Path) -> bool:
+    has_hashes = check_hashes(path)
+    Tokenizer.load(path).validate()
+    return has_hashes
+
+
+def _verify_run(path: Path) -> bool:
+    """Check the files of a run, the models inside it, and its checkpoints, which have hashes of their own."""
+    if not check_hashes(path):
+        raise ModelError(f"{path / HASHES_FILE} is missing: restore it, or write it again with `update`")
+    _verify_unfinished_run(path, is_finished=True)
+    return True
+
+
+def _verify_unfinished_run(path: Path, is_finished: bool = False) -> bool:
+    folders = sorted(path.rglob("checkpoints/step-*/"))
+    for folder in folders:
+        _verify_checkpoint(folder)
+    for checkpoints in {folder.parent for folder in folders}:
+        names = [f"{step.name}\n" for step in list_checkpoints(checkpoints)][: 1 if is_finished else None]
+        latest = checkpoints / "LATEST"
+        if not latest.is_file() or latest.read_text(errors="replace") not in names:
+            raise ModelError(f"{latest} does not name the newest checkpoint")
+    for file in sorted(path.rglob(HASHES_FILE)):
+        check_hashes(file.parent)
+    for file in sorted(path.rglob("polyseme.json")):
+        _verify_model(file.parent)
+    for name in ("recipe.json", "results.json"):
+        if (path / name).exists():
+            read_json_object(path / name)
+    return False
+
+
+def _verify_checkpoint(path: Path) -> None:
+    state_path = path / "state.json"
+    damage = find_damage(path)
+    if not damage and state_path.read_text("utf-8") != format_json(read_json_object(state_path)):
+        damage = "state.json is not what was written"
+    if damage:
+        raise ModelError(f"{path} is damaged: {damage}")
+
+
+def _verify_vectors(path: Path) -> bool:
+    WordVectors.load(path)
+    return False
+
+
+_CHECKS = {
+    "corpus": _verify_corpus,
+    "model": _verify_model,
+    "tokenizer": _verify_tokenizer,
+    "run": _verify_run,
+    "unfinished run": _verify_unfinished_run,
+    "word vectors": _verify_vectors,
+}
