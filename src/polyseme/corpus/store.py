@@ -192,8 +192,8 @@ def verify_corpus(folder: Path | str) -> None:
     manifest = read_manifest(folder)
     check_hashes(folder, manifest)
     for side in {Path(name).parent for name in manifest["tokenizer_files"]}:
-        added = {path.relative_to(folder).as_posix() for name in TOKENIZER_FILES for path in (folder / side).glob(name)}
-        if added := sorted(added - manifest["tokenizer_files"].keys()):
+        names = {path.relative_to(folder).as_posix() for name in TOKENIZER_FILES for path in (folder / side).glob(name)}
+        if added := sorted(names - manifest["tokenizer_files"].keys()):
             raise DataError(f"{folder / added[0]} was added: it is not in the manifest; remove it")
     if Tokenizer.load(folder / "tokenizer").hash != manifest["tokenizer_hash"]:
         raise DataError(f"{folder}/tokenizer is not the tokenizer that this corpus was encoded with")
