@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import table
+from report import format_mean_std, table
 
 IS_CUDA = torch.cuda.is_available()
 SIZES = {
@@ -199,30 +199,45 @@ def run_worker(args: argparse.Namespace) -> None:
     print(json.dumps(row), flush=True)
 
 
+def arm_rows(rows: list[dict[str, Any]]) -> str:
+    """Return the table of arms, best BLiMP first."""
+    names = ["arm", "seed", "parameters", "steps", "tokens", "training", "BLiMP", "ties", "held-out bits per character"]
+    cells = [
+        (
+            row["arm"], row["seed"], f"{row['parameters'] / 1e6:.1f} M", f"{row['steps']:,}",
+            f"{row['tokens'] / 1e6:.0f} M", f"{row['train_seconds']:.0f} s", f"{100 * row['blimp']:.1f}", row["ties"],
+            f"{row['held_out_bits_per_character']:.3f}",
+        )
+        for row in sorted(rows, key=lambda row: -row["blimp"])
+    ]  # fmt: skip
+    if len(rows) > 1:
+        return table(names, cells)
+    phenomena = [(name, f"{100 * value:.1f}") for name, value in rows[0]["phenomena"].items()]
+    return table(names, cells) + "\n\n" + table(["phenomenon", "accuracy"], phenomena)
+
+
+def glue_rows(rows: list[dict[str, Any]]) -> str:
+    """Return the table of a summary by `glue.py`."""
+    return table(["task", "metric", "score"], [(r["task"], r["metric"], format_mean_std(r["rates"][0])) for r in rows])
+
+
+def scoring_rows(rows: list[dict[str, Any]]) -> str:
+    """Return the table of `scoring.py`."""
+    cells = [
+        (r["precision"], r["system"], f"{r['sentences_per_second']:,.0f}", f"{r['max_error_nats']:.1e}") for r in rows
+    ]
+    return table(["precision", "system", "sentences/s", "largest difference per token, nats"], cells)
+
+
 def page(ledger: Path) -> str:
     """Return the page of a ledger."""
     record = json.loads(ledger.read_text())
-    lines = [record["introduction"], ""]
-    for group in record["groups"]:
-        rows = [
-            (
-                row["arm"], row["seed"], f"{row['parameters'] / 1e6:.1f} M", f"{row['steps']:,}",
-                f"{row['tokens'] / 1e6:.0f} M", f"{row['train_seconds']:.0f} s", f"{100 * row['blimp']:.1f}",
-                f"{100 * row['blimp_within_word_l2r']:.1f}" if "blimp_within_word_l2r" in row else "",
-                f"{row['held_out_bits_per_character']:.3f}",
-            )
-            for row in sorted(group["rows"], key=lambda row: -row["blimp"])
-        ]  # fmt: skip
-        names = ["arm", "seed", "parameters", "steps", "tokens", "training", "BLiMP", "BLiMP, within-word l2r"]
-        lines += [
-            f"## {group['title']}",
-            "",
-            group["text"],
-            "",
-            table([*names, "held-out bits per character"], rows),
-            "",
-        ]
-    return "\n".join([*lines, record["conclusion"]]) + "\n"
+    tables = {"arms": arm_rows, "glue": glue_rows, "scoring": scoring_rows}
+    groups = [
+        f"## {group['title']}\n\n{group['text']}\n\n{tables[group['kind']](group['rows'])}"
+        for group in record["groups"]
+    ]
+    return "\n\n".join([record["introduction"], *groups, record["conclusion"]]) + "\n"
 
 
 def main() -> None:

@@ -178,16 +178,23 @@ def finetune(
 
 def evaluate(
     model: Any, data: Any, *, task: str = "", ensemble: bool = False, truncate: bool | None = None, **options: Any
-) -> EvaluationResult:
-    """Evaluate a fine-tuned model on labeled examples, a file or plain values.
+) -> Any:
+    """Evaluate a fine-tuned model on labeled examples, a file or plain values; returns an `EvaluationResult`.
 
     `task` selects one task of a model for several, or names a data set whose dev examples are in the folder `data`.
     With `ensemble`, the probabilities of a list of models, or of all that a run kept, are averaged. Options for files:
     `text_column`, `pair_column`, `label_column`, `header`, `skip_bad`, `strict`.
 
+    With the task `blimp` or `minimal-pairs`, `model` is a list of language models of any kind, `data` a folder or a
+    file of minimal pairs, and the results are a list. Options: `pll_metric`, `normalization`, `skip_bad`.
+
     >>> sorted(polyseme.evaluate("task/model", "dev.tsv").metrics)[:1]
     ['accuracy']
     """
+    from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS, run_minimal_pairs
+
+    if task in MINIMAL_PAIR_TASKS:
+        return run_minimal_pairs(model, Path(data), **options)
     from polyseme.evaluation.api import evaluate as run
     from polyseme.finetuning.api import read_options
 

@@ -70,9 +70,11 @@ def _evaluate_minimal_pairs(
 ) -> None:
     from dataclasses import asdict
 
-    from polyseme.evaluation.minimal_pairs import minimal_pairs_table, run_minimal_pairs
+    import polyseme
+    from polyseme.evaluation.minimal_pairs import minimal_pairs_table
 
-    results = run_minimal_pairs(models, data, pll_metric, normalization, skip_bad)
+    options = {"pll_metric": pll_metric, "normalization": normalization, "skip_bad": skip_bad}
+    results = polyseme.evaluate(models, data, task=task, **options)
     if as_json:
         print_json([asdict(result) for result in results])
     else:

@@ -56,13 +56,13 @@ def evaluate_minimal_pairs(
     if normalization not in NORMALIZATIONS:
         raise ConfigError(f"normalization is {normalization!r}; {suggest(normalization, NORMALIZATIONS)}")
     metric = pll_metric if model.has_pll_metric else None
-    good, bad = ([pair.good for pair in pairs], [pair.bad for pair in pairs])
+    all_texts = [pair.good for pair in pairs] + [pair.bad for pair in pairs]
     scores: list[TextScore] = [TextScore(0.0, 0)] * (2 * len(pairs))
     has_span = [pair.spans is not None for pair in pairs] * 2
     spans = [pair.spans[side] if pair.spans else (0, 0) for side in (0, 1) for pair in pairs]
     for is_region in {*has_span}:
         index = [i for i, value in enumerate(has_span) if value == is_region]
-        texts = [(good + bad)[i] for i in index]
+        texts = [all_texts[i] for i in index]
         selected = [spans[i] for i in index] if is_region else None
         for i, score in zip(index, model.score(texts, pll_metric=metric, spans=selected)):
             scores[i] = score

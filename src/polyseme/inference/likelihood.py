@@ -192,7 +192,7 @@ class TokenizedTexts:
         text_of_copy, position = np.repeat(np.arange(len(texts)), num_tokens), len(prefix) + local_positions(num_tokens)
         num_masked, num_characters = np.ones_like(position), np.array(list(map(len, texts)))
         if mask_rest_of_word:
-            num_masked = np.concatenate([_tokens_left_in_word(packed, text) for text in texts])
+            num_masked = np.concatenate(list(map(_count_left_in_word, packed.tokenizer.word_ids(texts))))
         if spans is not None:
             selected = np.concatenate([select_tokens(packed, text, span) for text, span in zip(texts, spans)])
             text_of_copy, position, num_masked = (each[selected] for each in (text_of_copy, position, num_masked))
@@ -246,10 +246,7 @@ def _score_windows(
     return scores
 
 
-def _tokens_left_in_word(packed: PackedModel, text: str) -> np.ndarray:
+def _count_left_in_word(word_ids: np.ndarray) -> np.ndarray:
     """Return for each token how many tokens of its word are left, itself included."""
-    words = packed.tokenizer.word_ids(text)
-    is_last = np.append(words[1:] != words[:-1], True)
-    last = np.flatnonzero(is_last)
-    index = np.arange(len(words))
+    last, index = np.flatnonzero(np.append(np.diff(word_ids) != 0, True)), np.arange(len(word_ids))
     return last[np.searchsorted(last, index)] - index + 1

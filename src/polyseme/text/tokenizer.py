@@ -251,10 +251,11 @@ class Tokenizer:
             offsets[i] = start, end
         return ids, offsets
 
-    def word_ids(self, text: str) -> np.ndarray:
-        """Return the index of the word of each token, where words are what the pre-tokenizer splits a text into."""
-        words = self._encode_text(text).word_ids
-        return np.array([-1 - i if word is None else word for i, word in enumerate(words)], dtype=np.int64)
+    def word_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the index of the word of each token of each text; words are what the pre-tokenizer splits."""
+        encodings = self.backend.encode_batch(list(map(replace_surrogates, texts)), add_special_tokens=False)
+        rows = ([-1 - i if word is None else word for i, word in enumerate(e.word_ids)] for e in encodings)
+        return [np.array(row, dtype=np.int64) for row in rows]
 
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """Encode words and return the ids and, for each id, the index of its word.

@@ -1,0 +1,179 @@
+"""Minimal pairs: reading, scoring, ties, aggregation, and the table next to published results."""
+
+import json
+
+import pytest
+
+import polyseme
+from polyseme.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
+from polyseme.datasets.published import published_table
+from polyseme.errors import ConfigError, DataError
+from polyseme.evaluation.minimal_pairs import aggregate, evaluate_minimal_pairs, minimal_pairs_table
+from polyseme.inference.base import LanguageModel
+from polyseme.inference.results import TextScore
+
+PAIRS = [
+    ("the cat sees the dog", "the cat see the dog", "agreement_1", "agreement"),
+    ("the dogs see a bird", "the dogs sees a bird", "agreement_1", "agreement"),
+    ("a bird sings", "a bird sing", "agreement_2", "agreement"),
+    ("the old dog", "old the dog", "order", "s-selection"),
+]
+
+
+class LengthModel(LanguageModel):
+    """A model that gives each character −1 and calls every word a token, to count by hand."""
+
+    capabilities = ("score",)
+    description, tokenizer = "a toy", None
+
+    def __init__(self, has_pll_metric=False):
+        super().__init__("toy")
+        self._has_pll_metric, self.metrics = has_pll_metric, []
+
+    @property
+    def has_pll_metric(self):
+        return self._has_pll_metric
+
+    def _score(self, texts, pll_metric, spans):
+        self.metrics.append(pll_metric)
+        parts = texts if spans is None else [text[start:end] for text, (start, end) in zip(texts, spans)]
+        return [TextScore(-float(len(part)), len(part.split()), len(part)) for part in parts]
+
+
+@pytest.fixture
+def blimp(tmp_path):
+    """A folder like BLiMP's: one file per paradigm below `data`."""
+    (tmp_path / "blimp/data").mkdir(parents=True)
+    for good, bad, paradigm, phenomenon in PAIRS:
+        row = {"sentence_good": good, "sentence_bad": bad, "UID": paradigm, "linguistics_term": phenomenon}
+        with (tmp_path / f"blimp/data/{paradigm}.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    return tmp_path / "blimp"
+
+
+def write_rows(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_accuracy_is_the_mean_of_paradigms_and_a_tie_counts_half(blimp):
+    pairs = read_minimal_pairs(blimp)
+    assert pairs[0] == MinimalPair(*PAIRS[0]) and len(pairs) == 4
+    # shorter is better here: "see" beats "sees" twice of three, and both orders of "the old dog" tie
+    result = evaluate_minimal_pairs(LengthModel(), pairs)
+    assert result.paradigms == {"agreement_1": 0.5, "agreement_2": 0.0, "order": 0.5}
+    assert result.accuracy == pytest.approx(1 / 3)
+    assert result.phenomena == {"agreement": 0.25, "argument_structure": 0.5}, "s-selection counts as in the paper"
+    assert (result.num_pairs, result.num_ties) == (4, 1)
+
+
+def test_normalization_by_length():
+    pair = MinimalPair("aa aa", "aaaa", "p")  # 5 characters in 2 tokens, and 4 in 1
+    assert evaluate_minimal_pairs(LengthModel(), [pair]).accuracy == 0.0
+    assert evaluate_minimal_pairs(LengthModel(), [pair], normalization="length").accuracy == 1.0
+    with pytest.raises(ConfigError, match="normalization is 'words'"):
+        evaluate_minimal_pairs(LengthModel(), [pair], normalization="words")
+
+
+def test_the_metric_is_passed_to_models_that_have_it():
+    masked, causal = LengthModel(True), LengthModel()
+    for model in (masked, causal):
+        evaluate_minimal_pairs(model, [MinimalPair("a", "b", "p")], "within_word_l2r")
+    assert (masked.metrics, causal.metrics) == (["within_word_l2r"], [None])
+
+
+def test_aggregation():
+    accuracy, phenomena = aggregate({"a": 1.0, "b": 0.5, "c": 0.0, "d": 0.5}, {"a": "x", "b": "x", "c": "y", "d": ""})
+    assert (accuracy, phenomena) == (0.5, {"x": 0.75, "y": 0.0})
+
+
+def test_templates_and_regions(tmp_path):
+    template = {"template": "The keys ___ here.", "good": "are", "bad": "is"}
+    regions = {"good": ["The keys", "are", "here."], "bad": ["The keys", "is", "here."], "region": 1}
+    pairs = read_minimal_pairs(write_rows(tmp_path / "agreement.jsonl", template, regions))
+    assert pairs[0] == MinimalPair("The keys are here.", "The keys is here.", "agreement")
+    assert pairs[1].good == pairs[0].good and pairs[1].spans == ((9, 12), (9, 11))
+    result = evaluate_minimal_pairs(LengthModel(), pairs)
+    assert result.accuracy == 0.0 and result.phenomena == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"good": "a"}, "no key 'bad'"),
+        ({"good": "a", "bad": " "}, "bad is ' '"),
+        ({"good": "a", "bad": "b", "template": "no gap"}, "template has 0 gaps"),
+        ({"good": ["a"], "bad": ["b"], "region": 1}, "region is 1, expected an index into good"),
+        ({"good": ["a", " "], "bad": ["a", "b"], "region": 1}, "critical region 1 of good is empty"),
+        ([1], "expected a JSON object"),
+    ],
+)
+def test_bad_rows(row, message, tmp_path):
+    write_rows(tmp_path / "pairs.jsonl", {"good": "a", "bad": "b"}, row)
+    with pytest.raises(DataError, match=f"pairs.jsonl:2.*{message}"):
+        read_minimal_pairs(tmp_path / "pairs.jsonl")
+    assert len(read_minimal_pairs(tmp_path / "pairs.jsonl", skip_bad=True)) == 1
+
+
+def test_empty_folders_and_missing_files(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no files of JSON lines"):
+        read_minimal_pairs(tmp_path / "empty")
+    with pytest.raises(polyseme.PolysemeError, match="nowhere"):
+        read_minimal_pairs(tmp_path / "nowhere.jsonl")
+
+
+def test_table_next_to_published_results(blimp):
+    result = evaluate_minimal_pairs(LengthModel(), read_minimal_pairs(blimp))
+    header, rows = minimal_pairs_table("blimp", [result])
+    assert header == ["", "toy", "5-gram", "LSTM", "Transformer-XL", "GPT-2 large", "RoBERTa-large", "human"]
+    assert rows[0] == ["accuracy", "33.3", "61.2", "69.8", "69.6", "83.0", "86.5", "88.6"]
+    assert rows[2] == ["argument_structure", "50.0", "71.9", "73.2", "72.2", "81.8", "", "90.0"]
+    assert rows[-1][:2] == ["ties", "1"]
+    assert minimal_pairs_table("minimal-pairs", [result])[0] == ["", "toy"]
+
+
+def test_published_means_of_phenomena_give_the_published_mean():
+    """The overall accuracy is the mean of 67 paradigms: of the phenomena, weighted by their number of paradigms."""
+    sizes = {
+        "anaphor_agreement": 2, "argument_structure": 9, "binding": 7, "control_raising": 5, "ellipsis": 2,
+        "determiner_noun_agreement": 8, "filler_gap_dependency": 7, "irregular_forms": 2, "island_effects": 8,
+        "npi_licensing": 7, "quantifiers": 4, "subject_verb_agreement": 6,
+    }  # fmt: skip
+    assert sum(sizes.values()) == 67
+    for row in published_table("blimp").rows:
+        if len(row.values) > 1:
+            mean = sum(row.values[name] * size for name, size in sizes.items()) / 67
+            assert mean == pytest.approx(row.values["accuracy"], abs=0.06), row.system
+
+
+def test_command(blimp, tiny_folders, run_cli, rejects, tmp_path):
+    models = [tiny_folders["bert"], tiny_folders["gpt2"]]
+    results = json.loads(run_cli("evaluate", *models, "--task", "blimp", "--data", blimp, "--json"))
+    assert [result["model"] for result in results] == list(map(str, models))
+    expected = polyseme.evaluate(models, blimp, task="blimp")
+    assert [result["accuracy"] for result in results] == [result.accuracy for result in expected]
+    table = run_cli("evaluate", models[0], "--task", "minimal-pairs", "--data", blimp / "data/order.jsonl")
+    assert "accuracy" in table and "human" not in table
+    rejects("evaluate", models[0], "--task", "blimp", "--data", blimp, "--pll-metric", "x", match="pll.metric is 'x'")
+
+
+def test_accuracy_of_a_masked_model_equals_a_loop_over_transformers(blimp, tiny_folders):
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    model = transformers.BertForPreTraining.from_pretrained(tiny_folders["bert"]).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_folders["bert"])
+
+    def pll(text):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"].repeat(64, 1)
+        positions = torch.arange(1, ids.shape[1] - 1)
+        copies, targets = ids[: len(positions)].clone(), ids[0, positions]
+        copies[torch.arange(len(positions)), positions] = tokenizer.mask_token_id
+        with torch.no_grad():
+            logits = model(copies).prediction_logits[torch.arange(len(positions)), positions]
+        return logits.double().log_softmax(-1).gather(1, targets[:, None]).sum().item()
+
+    expected = [float(pll(good) > pll(bad)) for good, bad, *_ in PAIRS]
+    result = evaluate_minimal_pairs(polyseme.load(tiny_folders["bert"], device="cpu"), read_minimal_pairs(blimp))
+    assert list(result.paradigms.values()) == [sum(expected[:2]) / 2, expected[2], expected[3]]
