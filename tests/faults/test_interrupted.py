@@ -5,6 +5,9 @@ The long version (`-m slow`) covers every command that writes.
 
 import random
 import re
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -168,3 +171,14 @@ def test_disk_full_from_many_operations_on(writer, inputs, complete, tmp_path):
 @EVERY_WRITER
 def test_many_files_that_are_cut_off(writer, inputs, complete, tmp_path):
     check_file_sizes(writer, inputs, complete, tmp_path, NUM_SIZES)
+
+
+def test_threads_do_not_print_after_an_error(project, tmp_path):
+    """In a process of its own, because threads that outlive the failed command must not print either."""
+    command = [sys.executable, "-m", "polyseme.cli.main", "pretrain", project / "bert.json", "--corpus",
+               project / "corpus-bert", "--out", tmp_path / "run"]  # fmt: skip
+    limited = f"ulimit -f 60; exec {shlex.join(map(str, command))}"  # in blocks of 1,024 bytes
+    process = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=120)
+    check_message(CommandResult(process.returncode, process.stdout, process.stderr))
+    assert len(process.stderr.splitlines()) == 1
+    assert not list((tmp_path / "run").rglob("step-*")) and not (tmp_path / "run/model").exists()

@@ -17,7 +17,7 @@ from polyseme.errors import PolysemeError
 from polyseme.tasks.classification import ClassificationTask
 from tests.corpus.samples import COMPRESSORS, FILES, build_catalog, build_parquet, mutate
 
-NUM_FILES, NUM_COMPRESSED_FILES = 10_000, 1_000
+NUM_FILES, NUM_COMPRESSED_FILES = 1_500, 300
 MAX_ITEMS = 10_000  # no file here has one item per byte
 
 
