@@ -10,9 +10,11 @@ import numpy as np
 
 from polyseme.errors import DataError, UnsupportedError, require_package
 from polyseme.io.atomic import atomic_write
-from polyseme.io.json import read_json
+from polyseme.io.json import has_shape, read_json
 from polyseme.tasks import task_from_json
 from polyseme.tasks.base import TaskConfig
+
+RESULTS_SHAPE = {"model": str, "primary_metric": str, "seeds": [dict]}
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,15 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
     if not (folder / "results.json").is_file():
         raise DataError(f"{folder} is not a finished run: there is no results.json")
     results = read_json(folder / "results.json")
-    if not isinstance(results, dict) or "primary_metric" not in results or "seeds" not in results:
+    if not has_shape(results, RESULTS_SHAPE) or not results["seeds"]:
         raise DataError(f"{folder}/results.json is not of a fine-tuning run")
+    if not all(has_shape(metrics, {results["primary_metric"]: float}) for metrics in results["seeds"]):
+        raise DataError(f"{folder}/results.json has no {results['primary_metric']!r} for a seed")
     predictions = read_json(folder / "predictions.json") if (folder / "predictions.json").is_file() else {}
+    if predictions and not has_shape(predictions, {"gold": list, "predictions": {str: list}}):
+        raise DataError(f"{folder}/predictions.json is not of a fine-tuning run")
     marks = (" (from scratch)" if results.get("from_scratch") else "", " (frozen)" if results.get("features") else "")
-    return FinetuneRun(
+    run = FinetuneRun(
         folder,
         results["model"] + "".join(marks),
         results.get("data") or results["task"],
@@ -69,7 +75,7 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
         tuple(metrics[results["primary_metric"]] for metrics in results["seeds"]),
         results.get("parameters", 0),
         results.get("seconds", 0.0),
-        tuple(results.get("failed_seeds", ())),
+        tuple(results.get("failed_seeds") or ()),
         _to_hashable(predictions.get("gold", [])),
         tuple(map(_to_hashable, predictions.get("predictions", {}).values())),
         task_from_json(predictions["task"], tasks) if "task" in predictions else None,
@@ -77,6 +83,11 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
         results.get("examples_per_second"),
         results.get("ms_per_text"),
     )
+    try:
+        _ = run.supports_bootstrap
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"{folder}/predictions.json does not fit its task ({error})") from None
+    return run
 
 
 def read_runs(folders: Sequence[Path]) -> list[FinetuneRun]:
