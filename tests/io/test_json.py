@@ -6,7 +6,7 @@ import pytest
 
 from polyseme.config import override_config
 from polyseme.errors import ConfigError, DataError
-from polyseme.io.json import parse_json, parse_strict, read_json, read_json_object
+from polyseme.io.json import has_shape, parse_json, parse_strict, read_json, read_json_object
 from polyseme.io.limits import MAX_JSON_DEPTH
 from polyseme.nn.sizes import check_memory, check_sizes
 from polyseme.train.recipe import BudgetConfig, Recipe
@@ -100,3 +100,10 @@ def test_sizes():
     check_memory(1000)
     with pytest.raises(ConfigError, match="10,000,000,000,000 parameters"):
         check_memory(10**13)
+
+
+def test_shapes():
+    shape = {"a": [int], "b": {str: float}}
+    assert has_shape({"a": [1, 2], "b": {"x": 1, "y": 0.5}, "c": None}, shape)
+    for value in ({"a": [1]}, {"a": [True], "b": {}}, {"a": 1, "b": {}}, {"a": [], "b": {"x": "1"}}, [], None):
+        assert not has_shape(value, shape)

@@ -12,12 +12,25 @@ import numpy as np
 from polyseme.errors import DataError
 from polyseme.io.atomic import sha256
 from polyseme.io.hashes import TOKENIZER_FILES
-from polyseme.io.json import format_json, read_json
+from polyseme.io.json import format_json, has_shape, read_json
 from polyseme.text.cached_encoder import concat_ranges
 from polyseme.text.tokenizer import Tokenizer
 
 FORMAT = 3
 SHARD_PARTS = ("tokens", "sentences", "documents", "words")
+_FILES_SHAPE = {str: {"bytes": int, "sha256": str}}
+MANIFEST_SHAPE = {
+    "vocab_size": int,
+    "tokenizer_hash": str,
+    "tokenizer_files": _FILES_SHAPE,
+    "shards": [{"files": _FILES_SHAPE}],
+    "sources": [{"weight": float, "counts": {str: int}}],
+    "counts": {str: int},
+    "settings": dict,
+    "removed": dict,
+    "languages": {str: dict},
+}
+_DEFAULTS: dict[str, Any] = {"counts": {}, "settings": {}, "removed": {}, "languages": {}}
 WORK_DIR = ".work"  # subfolder with the state of an unfinished preparation
 
 
@@ -213,6 +226,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     text = (folder / "manifest.json").read_text(encoding="utf-8")
     if manifest.get("hash") != manifest_hash(manifest) or text != format_json(manifest):
         raise DataError(f"{folder}/manifest.json is damaged: its hash does not match its content")
+    if not has_shape(_DEFAULTS | manifest, MANIFEST_SHAPE):
+        raise DataError(f"{folder}/manifest.json is not the manifest of a corpus: it lacks values or has wrong types")
     for name, facts in _listed_files(manifest).items():
         if not (folder / name).is_file():
             raise DataError(f"{folder}/{name} is missing; prepare the corpus again")

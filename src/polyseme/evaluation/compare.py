@@ -59,17 +59,18 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
     if not (folder / "results.json").is_file():
         raise DataError(f"{folder} is not a finished run: there is no results.json")
     results = read_json(folder / "results.json")
-    if not isinstance(results, dict) or "primary_metric" not in results or "seeds" not in results:
+    if not isinstance(results, dict) or "primary_metric" not in results or not results.get("seeds"):
         raise DataError(f"{folder}/results.json is not of a fine-tuning run")
     predictions = read_json(folder / "predictions.json") if (folder / "predictions.json").is_file() else {}
     try:
-        values = _run_values(results, predictions)
-        task_config = task_from_json(predictions["task"], tasks) if "task" in predictions else None
-        hints = get_type_hints(FinetuneRun)
+        hints, values = get_type_hints(FinetuneRun), _run_values(results, predictions)
         parsed = {name: parse_value(hints[name], value, name) for name, value in values.items()}
-    except (ConfigError, LookupError, TypeError, AttributeError) as error:
+        task_config = task_from_json(predictions["task"], tasks) if "task" in predictions else None
+        run = FinetuneRun(folder, task_config=task_config, **parsed)
+        _ = run.supports_bootstrap  # raises if the predictions are not those of the task
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{folder}: results.json or predictions.json is damaged ({error})") from None
-    return FinetuneRun(folder, task_config=task_config, **parsed)
+    return run
 
 
 def _run_values(results: dict[str, Any], predictions: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, DataError, ModelError, suggest
 from polyseme.inference.results import check_answers
 from polyseme.nn.model import Model
 from polyseme.nn.packing import map_batches
@@ -52,6 +52,8 @@ def encode_examples(
     `max_len` and `truncate` are those of fine-tuning unless they are set.
     """
     settings = folder.metadata.get("settings", {})
+    if not isinstance(settings, dict) or not isinstance(settings.get("max_len", 0), int):
+        raise ModelError(f"{folder.path}/polyseme.json: the settings are not those of fine-tuning")
     limit = folder.model.config.trunk.embeddings.max_len
     max_len = max_len or settings.get("max_len") or limit
     if max_len > limit:

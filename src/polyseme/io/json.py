@@ -84,6 +84,25 @@ def parse_json_object(text: str, location: str) -> dict[str, Any]:
     return parsed
 
 
+def has_shape(value: Any, shape: Any) -> bool:
+    """Return whether a parsed value has the types of `shape`.
+
+    A type stands for itself and `float` for any number, `[shape]` for a list, `{"key": shape}` for an object with at
+    least these keys, and `{str: shape}` for an object with any keys.
+    """
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(has_shape(inner, shape[0]) for inner in value)
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return False
+        if str in shape:
+            return all(has_shape(inner, shape[str]) for inner in value.values())
+        return all(key in value and has_shape(value[key], inner) for key, inner in shape.items())
+    return isinstance(value, int | float if shape is float else shape) and (
+        not isinstance(value, bool) or shape is bool
+    )
+
+
 def _check_depth(text: str | bytes, value: Any) -> None:
     """Raise `ValueError` if a parsed value is nested too deeply for code that walks it recursively."""
     brackets: tuple[Any, Any] = ("[", "{") if isinstance(text, str) else (b"[", b"{")

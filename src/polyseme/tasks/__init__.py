@@ -25,7 +25,7 @@ def task_from_json(value: Any, tasks: Iterable[type[TaskConfig]] = ()) -> TaskCo
     """Read a task from the JSON that `TaskConfig.to_json` wrote; users' own tasks are passed in `tasks`."""
     kind = value.get("kind") if isinstance(value, Mapping) else None
     known = {task.__name__: task for task in (*TASKS.values(), *tasks)}
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise ConfigError(f"there is no task {kind!r}; {suggest(str(kind), known)}")
     return known[kind].from_json(value, "task")
 
