@@ -212,7 +212,7 @@ def arm_rows(rows: list[dict[str, Any]]) -> str:
     ]  # fmt: skip
     if len(rows) > 1:
         return table(names, cells)
-    phenomena = [(name, f"{100 * value:.1f}") for name, value in rows[0]["phenomena"].items()]
+    phenomena = [(name.replace("_", " "), f"{100 * value:.1f}") for name, value in rows[0]["phenomena"].items()]
     return table(names, cells) + "\n\n" + table(["phenomenon", "accuracy"], phenomena)
 
 

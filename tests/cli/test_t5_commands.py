@@ -98,7 +98,9 @@ def test_incompatible_objectives(family, objective, match, made, rejects, tmp_pa
 def test_unsupported_commands(made, rejects, tmp_path):
     (tmp_path / "texts.txt").write_text("the cat\n")
     folder = made / "run/model"
-    rejects("score", folder, "--data", tmp_path / "texts.txt", match="cannot score texts: it is a t5 model")
+    rejects(
+        "score", folder, "--last-words", tmp_path / "texts.txt", match="cannot predict last words: it is a t5 model"
+    )
     rejects("fill", folder, "the [MASK]", match="cannot fill masks: it is a t5 model")
     rejects(
         "next", folder, "the cat", "the dog", match="cannot predict whether one text follows another: it is a t5 model"

@@ -1,6 +1,7 @@
 """Check the documentation: commands and examples run, tables are up to date, names and links exist."""
 
 import functools
+import json
 import os
 import re
 import shlex
@@ -112,6 +113,10 @@ def write_inputs(glue: Path) -> None:
         Path(name).write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")
     Path("lines.txt").write_text("\n".join(texts[:3]), encoding="utf-8")
     Path("new.tsv").write_text("text\n" + "\n".join(texts[:3]) + "\n", encoding="utf-8")
+    pair = {"good": "The cat sat.", "bad": "Cat the sat."}
+    Path("BLIMP").mkdir()
+    for file in (Path("agreement.jsonl"), Path("BLIMP", "order.jsonl")):
+        file.write_text(json.dumps(pair) + "\n", encoding="utf-8")
     Path("EN-WS-353-ALL.txt").write_text("cat\tdog\t8.5\nmat\ttable\t6\ncat\troof\t1\n", encoding="utf-8")
     for part, size in (("train", 240), ("test", 3)):
         english = [f"the {animals[i % 3]} sat on the {places[i % 8]} {i}" for i in range(size)]

@@ -73,10 +73,11 @@ def _evaluate_minimal_pairs(
     import polyseme
     from polyseme.evaluation.minimal_pairs import minimal_pairs_table
 
-    options = {"pll_metric": pll_metric, "normalization": normalization, "skip_bad": skip_bad}
-    results = polyseme.evaluate(models, data, task=task, **options)
+    results = polyseme.evaluate(
+        models, data, task=task, pll_metric=pll_metric, normalization=normalization, skip_bad=skip_bad
+    )
     if as_json:
-        print_json([asdict(result) for result in results])
+        print_json([asdict(summary) for summary in results])
     else:
         print_table(*minimal_pairs_table(task, results))
 

@@ -21,7 +21,6 @@ from polyseme.report.notebook import NotebookResult
 
 MINIMAL_PAIR_TASKS = ("blimp", "minimal-pairs")
 NORMALIZATIONS = ("none", "length")
-NUM_BLIMP_PARADIGMS = 67
 TIE_TOLERANCE = 1e-5  # in nats
 
 
@@ -92,13 +91,13 @@ def run_minimal_pairs(
 def minimal_pairs_table(task: str, results: Sequence[MinimalPairResult]) -> tuple[list[str], list[list[Any]]]:
     """Return the header and rows of a table by phenomenon, in percent, for BLiMP next to published results."""
     published = published_table("blimp").rows if task == "blimp" else ()
-    header = ["", *(result.model for result in results), *(row.system for row in published)]
-    names = ("accuracy", *dict.fromkeys(name for result in results for name in result.phenomena))
+    header = ["", *(summary.model for summary in results), *(row.system for row in published)]
+    names = ("accuracy", *dict.fromkeys(name for summary in results for name in summary.phenomena))
     rows: list[list[Any]] = []
     for name in names:
-        values = [result.accuracy if name == "accuracy" else result.phenomena.get(name) for result in results]
+        values = [summary.accuracy if name == "accuracy" else summary.phenomena.get(name) for summary in results]
         cells = ["" if value is None else f"{100 * value:.1f}" for value in values]
         rows.append([name, *cells, *(f"{row.values[name]:.1f}" if name in row.values else "" for row in published)])
-    rows.append(["paradigms", *(str(len(result.paradigms)) for result in results), *[""] * len(published)])
-    rows.append(["ties", *(str(result.num_ties) for result in results), *[""] * len(published)])
+    rows.append(["paradigms", *(str(len(summary.paradigms)) for summary in results), *[""] * len(published)])
+    rows.append(["ties", *(str(summary.num_ties) for summary in results), *[""] * len(published)])
     return header, rows
