@@ -90,7 +90,6 @@ def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
     from polyseme.finetuning.resume import first_difference
     from polyseme.io.atomic import is_occupied
     from polyseme.io.json import read_json
-    from polyseme.pipelines.ulmfit import list_seed_models
 
     path = out / "ulmfit.json"
     if path.exists() and (difference := first_difference(read_json(path), inputs)):
@@ -99,7 +98,7 @@ def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
         )
     if not path.exists() and is_occupied(out):
         raise ConfigError(f"{out} exists and holds no run of ulmfit: choose another --out")
-    if (out / "results.json").exists() and not is_curve and not list_seed_models(out):
+    if (out / "results.json").exists() and not is_curve:
         raise ConfigError(f"{out} already holds a finished run: choose another --out")
 
 

@@ -5,6 +5,7 @@ Each stage has a subfolder of the run folder. Running again continues with the s
 
 import itertools
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,7 @@ from polyseme.finetuning.results import mean_std
 from polyseme.finetuning.resume import read_finished_results
 from polyseme.inference.prediction import predict
 from polyseme.io.atomic import write_text
+from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report.charts import mean_std_chart
@@ -197,7 +199,7 @@ def prepare_target_corpus(out: Path, tokenizer: Tokenizer, texts: Iterable[str])
 
 
 def _pretrain_stage(run_folder: Path, recipe: Recipe, corpus: Path, init_from: Path | None = None) -> None:
-    if not all((run_folder / name).exists() for name in ("results.json", "report.html")):
+    if not all((run_folder / name).exists() for name in ("results.json", "report.html", HASHES_FILE)):
         initial_model = init_from_model(init_from, recipe, corpus) if init_from else None
         resume = (run_folder / "recipe.json").exists()
         pretrain(recipe, corpus, run_folder, resume=resume, initial_model=initial_model)
@@ -252,7 +254,8 @@ def run_ulmfit(
     num_seeds: int = 1,
 ) -> dict[str, Any]:
     """Run the second and third stage on all examples; write the models, `results.json` and a report to `out`."""
-    if not (out / "results.json").exists():
+    unfinished = out / "unfinished.json"  # the results, until the models that only the ensemble needs are removed
+    if not unfinished.exists():
         folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
         settings = config.classifier_settings(len(train))
         metrics = finetune_classifier(folders, train, dev, settings, out, range(num_seeds))
@@ -266,16 +269,14 @@ def run_ulmfit(
             },
             "seeds": metrics,
         }
-        write_text(out / "report.html", build_page(results, []))
-        write_json(out / "results.json", results)
-    for folder in list_seed_models(out):
-        shutil.rmtree(folder)
-    return dict(read_json(out / "results.json"))
-
-
-def list_seed_models(out: Path) -> list[Path]:
-    """Return the folders of the models that only an ensemble needs; a finished run has none."""
-    return list(out.glob("classifier-*/seeds"))
+        write_json(unfinished, results)
+    for classifier in out.glob("classifier-*"):
+        shutil.rmtree(classifier / "seeds", ignore_errors=True)
+        write_hashes(classifier)
+    results = dict(read_json(unfinished))
+    write_text(out / "report.html", build_page(results, []))
+    os.replace(unfinished, out / "results.json")
+    return results
 
 
 def low_shot_curve(
