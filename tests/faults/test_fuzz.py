@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import struct
@@ -78,7 +79,7 @@ def changed_json(draw: st.DrawFn, value: Any) -> Any:
         while isinstance(node, dict | list) and node and (parent is None or draw(st.integers(0, 4))):
             parent, key = node, draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
             node = node[key]
-        replacement = draw(st.sampled_from(NASTY))
+        replacement = copy.deepcopy(draw(st.sampled_from(NASTY)))
         if parent is None:
             return replacement
         match draw(st.integers(0, 3)):

@@ -55,7 +55,7 @@ def read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
         raise DataError(f"{path} is empty")
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
         first_line = buffer[: max(buffer.find(b"\n"), 0) or min(len(buffer), 1 << 16)]
-        header, start = first_line.split(), len(first_line) + 1
+        header, start = first_line.split(), min(len(first_line) + 1, len(buffer))
         has_header = len(header) == 2 and all(part.isdigit() and len(part) < 19 for part in header)
         num_words, dim = map(int, header) if has_header else (None, len(header) - 1)
         if dim < 1:
