@@ -114,6 +114,9 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(name, models, files, cli, 
     before = {path.name for path in files.iterdir()} - {name}
     assert re.sub(r"\d\.\d+", "", shown) == re.sub(r"\d\.\d+", "", whole)
     assert len(expected) == len(in_one_window)  # scores may differ in their last digits
+    assert re.findall(rb"\d+ tokens|\d+ questions|texts: \d+", expected) == re.findall(
+        rb"\d+ tokens|\d+ questions|texts: \d+", in_one_window
+    )
     for checkpoint in (1, 2):
         (files / name).unlink()
         with monkeypatch.context() as patch:
