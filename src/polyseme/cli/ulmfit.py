@@ -55,15 +55,16 @@ def ulmfit(
     columns = Columns(text_column, label=label_column, has_header=header)
     train_examples, dev_examples = (ClassificationTask.read(path, columns, skip_bad=skip_bad) for path in (train, dev))
     texts = [document.text for document in open_sources(unlabeled, "text", "line", skip_bad)] if unlabeled else []
+    stages.validate_sources(config, text, corpus, general_models)
     inputs = {
         "config": config.to_json(),
         "init_from": [*text, *map(str, [corpus] if corpus else []), *map(str, general_models)],
+        "init_from_hashes": stages.hash_sources(corpus, general_models),
         "train": sha256(train),
         "dev": sha256(dev),
         "unlabeled": hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest(),
     }
     _check_folder(out, inputs, is_curve=bool(sizes))
-    stages.validate_sources(config, text, corpus, general_models)
     stages.check_train_sizes(sizes, train_examples)
     write_json(out / "ulmfit.json", inputs)
     pretrained = stages.pretrain_general_lm(config, out, text, corpus, general_models)

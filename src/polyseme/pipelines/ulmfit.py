@@ -26,6 +26,7 @@ from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.results import mean_std
 from polyseme.finetuning.resume import read_finished_results
+from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.inference.prediction import predict
 from polyseme.io.atomic import write_text
 from polyseme.io.hashes import HASHES_FILE, write_hashes
@@ -118,6 +119,11 @@ def validate_sources(
         Corpus.open(corpus)
     else:
         open_sources(text, "text", "file", False)
+
+
+def hash_sources(corpus: Path | None, general_models: Sequence[Path]) -> list[str]:
+    """Return the hashes of the corpus or the models that the first stage starts from."""
+    return [Corpus.open(corpus).manifest_hash] if corpus else [hash_model_files(path) for path in general_models]
 
 
 def check_train_sizes(sizes: Sequence[int], train: Sequence[TextExample]) -> None:
