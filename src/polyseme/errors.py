@@ -1,7 +1,9 @@
 """The exceptions that Polyseme raises for problems that a user can fix."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -42,6 +44,27 @@ class Interrupted(PolysemeError):
 
     def __reduce__(self) -> tuple[type, tuple[int, int]]:
         return Interrupted, (self.signum, self.step)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error of Python or torch is about memory; torch need not be imported."""
+    text = str(error)
+    is_cpu_error = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_cpu_error
+
+
+@contextmanager
+def convert_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
+    """Convert the errors of Python and torch when memory runs out to one line, which says what to lower."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        device = "GPU " if type(error).__name__ == "OutOfMemoryError" else ""
+        size = re.search(r"(?:allocate|need) ([\d.]+ ?[KMGT]?i?B|\d+ bytes)", str(error))
+        request = f" (it needed {size[1]} more)" if size else ""
+        raise PolysemeError(f"out of {device}memory{request}: {advice()}") from error
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -49,11 +50,12 @@ def raise_killed(*_: Any, **__: Any) -> None:
 
 
 def test_concurrent_preparation_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
-    with prepare_module.exclusive_workdir(tmp_path / "out") as work:
+    with prepare_module.exclusive_workdir(tmp_path / "out") as work, ThreadPoolExecutor() as pool:
         (work / "shard-00000.json").write_text("{}")
-        with pytest.raises(PolysemeError, match="another preparation is running"):
-            make(files["a"], tmp_path / "out")
+        with pytest.raises(PolysemeError, match="out is being written by another thread"):
+            pool.submit(make, files["a"], tmp_path / "out").result()
         assert (work / "shard-00000.json").exists()
+    assert not (tmp_path / ".out.lock").exists()
 
 
 def test_kill_before_plan_is_written(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

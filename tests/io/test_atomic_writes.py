@@ -2,10 +2,16 @@
 
 import os
 import posix
+import re
+import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from polyseme.corpus.build import blocks
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
@@ -17,17 +23,23 @@ from tests.support.text import documents
 
 @pytest.fixture
 def events(monkeypatch):
-    """Record calls of `os.fsync`, which `conftest.py` disables for other tests, and `os.replace`, in order."""
+    """Record calls of `os.fsync`, which `conftest.py` disables for other tests, and `os.replace`, in order.
+
+    The parts of temporary names that differ from call to call are left out.
+    """
     calls = []
     real_replace = os.replace
 
+    def plain_name(path):
+        return re.sub(r"\.[0-9a-f]{8}-\d+-[0-9a-f]{8}\.(part|old)$", r".\1", Path(path).name)
+
     def fsync(descriptor):
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        calls.append(("fsync", path.name, path.stat().st_size if path.is_file() else None))
+        calls.append(("fsync", plain_name(path), path.stat().st_size if path.is_file() else None))
         posix.fsync(descriptor)
 
     def replace(source, target):
-        calls.append(("replace", Path(source).name, Path(target).name))
+        calls.append(("replace", plain_name(source), plain_name(target)))
         real_replace(source, target)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -104,3 +116,86 @@ def test_existing_output_is_not_overwritten(tmp_path):
     for check in (atomic.ensure_new_directory, atomic.ensure_new_file):
         with pytest.raises(ConfigError, match="file already exists"):
             check(tmp_path / "file")
+
+
+# ---------------------------------------------------------------------------------------------- killed processes
+
+HALT = """
+import os, sys
+from pathlib import Path
+from polyseme.io import atomic
+
+name, number = sys.argv[2], int(sys.argv[3])  # the process ends at this call of this function of `os`
+real, calls = getattr(os, name), []
+def halt(*args, **options):
+    calls.append(args)
+    if len(calls) == number:
+        os._exit(9)
+    return real(*args, **options)
+setattr(os, name, halt)
+with atomic.atomic_directory(Path(sys.argv[1])) as folder:
+    (folder / "a.txt").write_text("new")
+    atomic.write_text(folder / "b.txt", "new")
+"""
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("name, number", [
+    ("mkdir", 1), ("replace", 1), ("fsync", 3), ("replace", 2), ("replace", 3), ("rmdir", 1), ("fsync", 6),
+    ("fsync", 99),
+])  # fmt: skip
+def test_a_folder_survives_a_kill_at_any_call(tmp_path, name, number):
+    """The next process that opens it, or writes to it, has the old or the new folder, and removes what is left."""
+    out = tmp_path / "out"
+    old, new = {"a.txt": "old", "b.txt": "old"}, {"a.txt": "new", "b.txt": "new"}
+    out.mkdir()
+    for file, text in old.items():
+        (out / file).write_text(text)
+    ended = subprocess.run([sys.executable, "-S", "-c", HALT, out, name, str(number)], timeout=60, env=os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path)
+    })  # fmt: skip
+    assert ended.returncode == (0 if number == 99 else 9)
+    atomic.restore_directory(out)
+    assert contents(out) in (old, new)
+    with atomic.atomic_directory(out) as folder:
+        (folder / "c.txt").write_text("newest")
+    assert contents(tmp_path) == {"out/c.txt": "newest"} and not list(tmp_path.glob(".*"))
+
+
+def leftover(folder, host="", pid=None, age=0.0):
+    """Write a temporary as a process leaves it; by default one of this machine that has ended."""
+    if pid is None:
+        with subprocess.Popen(["true"]) as process:
+            pid = process.pid
+    path = folder / f".a.txt.{host or atomic._host_tag()}-{pid}-0123abcd.part"
+    path.write_text("half")
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def test_temporaries_of_dead_processes_are_removed(tmp_path):
+    running, other_machine = leftover(tmp_path, pid=os.getppid()), leftover(tmp_path, "0123abcd")
+    dead, long_ago = leftover(tmp_path), leftover(tmp_path, "4567abcd", age=2 * 24 * 3600)
+    assert not atomic.is_occupied(tmp_path) and all(map(atomic.is_temporary, (running, other_machine, dead, long_ago)))
+    atomic.write_text(tmp_path / "b.txt", "b")
+    assert running.exists() and other_machine.exists() and not dead.exists() and not long_ago.exists()
+    assert atomic.is_occupied(tmp_path) and not atomic.is_temporary(tmp_path / "b.txt")
+
+
+def test_two_writers_of_a_file_share_no_temporary(tmp_path):
+    def write(temporary):
+        atomic.write_text(tmp_path / "a.txt", "inner")
+        temporary.write_text("outer")
+
+    atomic.atomic_write(tmp_path / "a.txt", write)
+    assert contents(tmp_path) == {"a.txt": "outer"}
+
+
+def test_weights_have_the_permissions_of_other_files(tmp_path):
+    atomic.write_tensors(tmp_path / "a.safetensors", {"x": torch.ones(2)})
+    (tmp_path / "b").touch()
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a.safetensors", "b")]
+    assert modes[0] == modes[1]

@@ -15,7 +15,7 @@ from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
 from polyseme.train.budget import Deadline, count_fitting_steps
-from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.loop import TrainState, count_parameters, count_training_flops, prefetch, train
 from polyseme.train.optimizer import (
     OptimizerConfig,
@@ -302,48 +302,6 @@ def test_num_parameters():
     model = tiny("gpt2")
     block = 8 * 24 + 24 + 8 * 8 + 8 + 8 * 16 + 16 + 16 * 8 + 8 + 4 * 8
     assert count_parameters(model) == 11 * 8 + 16 * 8 + 2 * block + 2 * 8
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def checkpoint(step):
-    return Checkpoint(
-        step, {"model": {"a": torch.full((3,), float(step))}}, {"total_steps": 20, "position": {"epoch": 0}}
-    )
-
-
-def test_keep_and_latest(tmp_path):
-    for step in (8, 9, 10, 11):
-        save_checkpoint(tmp_path, checkpoint(step), keep_checkpoints=2)
-        assert (tmp_path / "LATEST").read_text().strip() == f"step-{step}"
-        assert load_checkpoint(tmp_path).step == step
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-10", "step-11"]
-    found = load_checkpoint(tmp_path)
-    assert found.state == checkpoint(11).state
-    assert torch.equal(found.tensors["model"]["a"], torch.full((3,), 11.0))
-
-
-def test_the_newest_whole_checkpoint_is_found(tmp_path):
-    assert load_checkpoint(tmp_path) is None
-    for step in (1, 2, 3):
-        save_checkpoint(tmp_path, checkpoint(step), keep_checkpoints=3)
-    (tmp_path / "step-3/state.json").write_text("{")
-    assert load_checkpoint(tmp_path).step == 2
-    weights = tmp_path / "step-2/model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    assert load_checkpoint(tmp_path).step == 1
-    (tmp_path / ".step-4.part").mkdir()
-    (tmp_path / "step-x").mkdir()
-    assert load_checkpoint(tmp_path).step == 1
-
-
-def test_saving_a_step_again_replaces_it(tmp_path):
-    save_checkpoint(tmp_path, checkpoint(3), keep_checkpoints=1)
-    changed = Checkpoint(3, {"model": {"a": torch.zeros(3)}}, {})
-    save_checkpoint(tmp_path, changed, keep_checkpoints=1)
-    assert torch.equal(load_checkpoint(tmp_path).tensors["model"]["a"], torch.zeros(3))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["LATEST", "step-3"]
 
 
 def test_without_a_compiler_one_line_and_eager(monkeypatch, capsys):

@@ -7,6 +7,7 @@ from typing import Annotated
 from typer import Argument, Option, Typer
 
 from polyseme.errors import UnsupportedError
+from polyseme.io.lock import locks_folder
 
 app = Typer(help="Export and import ARPA files of n-gram models.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -30,6 +31,7 @@ def export_arpa(
 
 
 @app.command("import")
+@locks_folder("arpa import")
 def import_arpa(
     file: Annotated[Path, Argument(help="ARPA file, plain or compressed (.gz .xz .bz2 .zst).")],
     out: Annotated[Path, Option(help="Output model folder.")],

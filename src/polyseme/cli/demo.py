@@ -6,8 +6,10 @@ from typing import Annotated
 from typer import Option
 
 from polyseme.errors import ConfigError
+from polyseme.io.lock import locks_folder
 
 
+@locks_folder("demo")
 def demo(
     out: Annotated[Path, Option(help="Output folder.")] = Path("runs/demo"),
     minutes: Annotated[float, Option(help="Minutes of pre-training.", min=0.01)] = 4.0,

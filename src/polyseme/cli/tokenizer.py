@@ -9,6 +9,7 @@ from typer import Argument, Option, Typer
 from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
 from polyseme.errors import DataError
+from polyseme.io.lock import locks_folder
 
 if TYPE_CHECKING:
     from polyseme.text.inspection import TokenizationStats
@@ -30,6 +31,7 @@ def group() -> None:
 
 
 @app.command()
+@locks_folder("tokenizer train")
 def train(
     source: options.SourceArgument,
     out: Annotated[Path, Option(help="Output folder.")],
@@ -108,6 +110,7 @@ def inspect(
 
 
 @app.command("import")
+@locks_folder("tokenizer import")
 def import_(
     file: Annotated[list[Path], Argument(help=VOCABULARY_HELP)],
     out: Annotated[Path, Option(help="Output folder.")],

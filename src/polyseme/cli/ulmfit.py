@@ -9,12 +9,14 @@ from typer import Option
 from polyseme.cli import options
 from polyseme.cli.output import apply_overrides, print_table
 from polyseme.errors import ConfigError
+from polyseme.io.lock import locks_folder
 
 UnlabeledOption = Annotated[list[str], Option(help="More texts of the task, one per line, for the second stage.")]
 TextOption = Annotated[list[str], Option(help=f"General text for the first stage. {options.SOURCES_HELP}")]
 ModelsOption = Annotated[list[Path], Option(help="Or trained general language models, one for each direction.")]
 
 
+@locks_folder("ulmfit")
 def ulmfit(
     train: Annotated[Path, Option(help="Training examples: TSV or JSON lines, plain or compressed.")],
     dev: Annotated[Path, Option(help="Dev examples for evaluation.")],

@@ -8,6 +8,7 @@ from typer import Argument, Option, Typer
 from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
 from polyseme.errors import DataError
+from polyseme.io.lock import locks_folder
 
 app = Typer(help="Export word vectors to a file, or import them.", rich_markup_mode=None)
 VectorsArgument = Annotated[
@@ -94,6 +95,7 @@ def export(
 
 
 @app.command("import")
+@locks_folder("vectors import")
 def import_(
     file: Annotated[Path, Argument(help="File in word2vec's text or binary format, or GloVe's text format.")],
     out: Annotated[Path, Option(help="Output model folder.")],

@@ -20,6 +20,7 @@ from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.inference.prediction import predict
 from polyseme.io.json import read_json, write_json
+from polyseme.io.lock import locks_folder
 from polyseme.weights.folder import load_model, read_model_config
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ BENCHMARKS = {
 }
 
 
+@locks_folder("benchmark")
 def run_benchmark(
     name: str,
     model: Path,

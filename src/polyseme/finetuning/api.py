@@ -14,6 +14,7 @@ from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune as finetune_model
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search, override
+from polyseme.io.lock import locks_folder
 from polyseme.report.results import FinetuneResult
 from polyseme.report.run_page import truncation_note
 from polyseme.tasks import TASKS
@@ -82,6 +83,7 @@ class FeatureOptions:
         return num_layers | {name: value for name, value in chosen.items() if value} | network
 
 
+@locks_folder("finetune")
 def finetune(
     model: Path | None, task: Any, out: Path, files: Mapping[str, Any], seeds: int, grid: Any, options: dict[str, Any]
 ) -> FinetuneResult:

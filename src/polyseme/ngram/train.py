@@ -16,6 +16,7 @@ from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import ConfigError
 from polyseme.io.atomic import atomic_directory, ensure_new_directory
 from polyseme.io.json import write_json
+from polyseme.io.lock import locks_folder
 from polyseme.ngram.count import count_ngrams, sentence_streams
 from polyseme.ngram.estimate import estimate_kneser_ney
 from polyseme.ngram.model import FAMILY, NgramFolder
@@ -48,6 +49,7 @@ class NgramRecipe(Config):
         return self
 
 
+@locks_folder("pretrain")
 def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, Any]:
     """Count, estimate and evaluate an n-gram model; write a run folder atomically and return its results."""
     start_time = time.perf_counter()

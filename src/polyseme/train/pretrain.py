@@ -7,8 +7,9 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import Interrupted
+from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
 from polyseme.families import Family, get_family
 from polyseme.io.json import read_json, write_json
+from polyseme.io.lock import lock_folder
 from polyseme.nn.attention.relative import exclude_from_compile
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN
 from polyseme.nn.model import Model, ModelConfig
@@ -33,8 +35,9 @@ from polyseme.train.budget import Deadline, plan_steps
 from polyseme.train.checkpoint import Checkpoint, average_checkpoints, load_checkpoint, save_checkpoint
 from polyseme.train.loop import StepReport, TrainState, count_parameters, count_training_flops, setup_device, train
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
+from polyseme.train.ranks import broadcast_checkpoint, require_same_run, require_same_state
 from polyseme.train.recipe import Recipe
-from polyseme.train.run_folder import RunLogger, open_run, update_run_record
+from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, update_run_record
 from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
 from polyseme.weights.folder import check_tokenizer_compatible, save_model
@@ -66,8 +69,26 @@ def pretrain(
     this; only the first writes.
     """
     start_time = time.perf_counter() if start_time is None else start_time
-    rank, world_size = distributed.init_process_group()
-    device, recipe = setup_device(), recipe.check()
+    distributed.init_process_group()
+    with ExitStack() as stack:
+        stack.enter_context(distributed.share_failure())
+        recipe, provenance = recipe.check(), initial_model.provenance if initial_model else {}
+        stack.enter_context(convert_out_of_memory(partial(_memory_advice, recipe)))
+        require_same_run(recipe, corpus_path, out, provenance, resume)
+        distributed.on_rank_zero(lambda: stack.enter_context(lock_folder(out, "pretrain")))
+        return _pretrain(recipe, corpus_path, out, resume, initial_model, start_time, families)
+
+
+def _pretrain(
+    recipe: Recipe,
+    corpus_path: Path,
+    out: Path,
+    resume: bool,
+    initial_model: InitialModel | None,
+    start_time: float,
+    families: Sequence[Family],
+) -> dict[str, Any]:
+    (rank, world_size), device = distributed.init_process_group(), setup_device()
     distributed.on_rank_zero(lambda: verify_corpus(corpus_path))
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     has_target_tokenizer = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
@@ -129,8 +150,10 @@ class _Run:
             changes = {"total_steps": total_steps} | ({"overheads": overheads} if overheads else {})
             record = distributed.on_rank_zero(lambda: update_run_record(self.out, record, **changes))
         state.total_steps = record["total_steps"]
-        if (checkpoint := load_checkpoint(self.out / "checkpoints")) is not None:
+        distributed.broadcast_weights(state.model)
+        if (checkpoint := broadcast_checkpoint(self._load_checkpoint, state.device)) is not None:
             self._restore(checkpoint)
+        require_same_state(state, self.position)
         end_time = start_time + recipe.budget.minutes * 60 - self.spent["seconds"]
         start_step = max(state.start_step, recipe.batch_warmup_steps)
         overheads = record.get("overheads", ())
@@ -222,13 +245,25 @@ class _Run:
                 keep_checkpoints = max(self.recipe.keep_checkpoints, self.recipe.num_averaged)
                 save_checkpoint(self.out / "checkpoints", Checkpoint(report.step, tensors, values), keep_checkpoints)
 
+    def _load_checkpoint(self) -> Checkpoint | None:
+        """Return the newest checkpoint; raise if there has been one, by what else is in the folder, but is no more."""
+        checkpoint, last_step = load_checkpoint(self.out / "checkpoints"), last_logged_step(self.out)
+        if checkpoint is None and (last_step > self.recipe.save_every or (self.out / "results.json").exists()):
+            problem = f"{self.out} was trained up to step {last_step} or further, but its checkpoints are missing"
+            raise ModelError(f"{problem}: restore the folder `checkpoints`, or start in another folder")
+        return checkpoint
+
     def _restore(self, checkpoint: Checkpoint) -> None:
         state, values = self.state, checkpoint.state
         for key, saved_value in values["environment"].items():
             if self.environment.get(key) != saved_value and state.rank == 0:
                 logger.warning("%s was %s, now %s: bits may differ", key, saved_value, self.environment.get(key))
-        state.model.load_state_dict(checkpoint.tensors["model"])
-        load_optimizer_state_dict(state.optimizer, state.model, checkpoint.tensors["optimizer"])
+        try:
+            state.model.load_state_dict(checkpoint.tensors["model"])
+            load_optimizer_state_dict(state.optimizer, state.model, checkpoint.tensors["optimizer"])
+        except (RuntimeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"the checkpoint of step {checkpoint.step} is of another model: {reason}") from None
         state.start_step = checkpoint.step
         self.position, self.spent = DataPosition(**values["position"]), values["spent"]
         self.stream.load_state_dict(checkpoint.tensors.get("memory", {}), state.device)
@@ -307,6 +342,18 @@ def _set_spellings(model: Model, tokenizer: Tokenizer) -> None:
         if token_id is not None:
             words[token_id] = character
     embeddings.set_spellings(words)
+
+
+def _memory_advice(recipe: Recipe) -> str:
+    """Say what to change in a recipe that does not fit into memory."""
+    smaller = recipe.micro_batch_tokens // 2
+    advice = []
+    if smaller >= recipe.max_len and recipe.batch_tokens % smaller == 0:
+        advice.append(f"lower `micro_batch_tokens` from {recipe.micro_batch_tokens} to {smaller}")
+    if not recipe.gradient_checkpointing:
+        advice.append("set `gradient_checkpointing` to true")
+    advice.append(f"lower `max_len` from {recipe.max_len} to {recipe.max_len // 2}, or choose a smaller model")
+    return f"{advice[0]}{', or ' + advice[1] if len(advice) > 1 else ''}, and start in another folder"
 
 
 @contextmanager

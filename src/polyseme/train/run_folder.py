@@ -27,7 +27,8 @@ def open_run(
     if not resume:
         raise ConfigError(f"{out} already holds a run: resume the run, or choose another folder")
     existing = read_json(path)
-    if not isinstance(existing, dict) or not record.keys() <= existing.keys():
+    total_steps = existing.get("total_steps", 1) if isinstance(existing, dict) else 0
+    if not isinstance(existing, dict) or not record.keys() <= existing.keys() or type(total_steps) is not int:
         raise DataError(f"{path} is not the recipe of a run")
     if existing["corpus_hash"] != record["corpus_hash"]:
         raise ConfigError(f"{out} was started on another corpus ({existing['corpus']})")
@@ -58,7 +59,7 @@ class RunLogger:
         self.tensorboard: Any = None
         if not self.is_active:
             return
-        rows = self.path.read_text(encoding="utf-8").splitlines() if start_step and self.path.exists() else []
+        rows = _read_rows(self.path) if start_step else []
         write_text(self.path, "".join(row + "\n" for row in rows if _row_step(row) <= start_step))
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -89,9 +90,20 @@ class RunLogger:
             self.tensorboard.flush()
 
 
+def last_logged_step(out: Path) -> int:
+    """Return the last step in the log of a run; 0 if there is none."""
+    steps = [_row_step(row) for row in _read_rows(out / "log.jsonl")]
+    return int(max((step for step in steps if step < math.inf), default=0))
+
+
+def _read_rows(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+
+
 def _row_step(row: str) -> float:
-    """Return the step of a log row; infinity for a row that was cut off by a crash."""
+    """Return the step of a log row; infinity for a row that was cut off by a crash, or is damaged."""
     try:
-        return json.loads(row)["step"]
-    except json.JSONDecodeError:
+        step = json.loads(row)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
+    return step if type(step) is int else math.inf

@@ -51,14 +51,15 @@ class BatchStream:
             if state.memory is not None
             for name, tensor in state.memory.to_tensors().items()
         }
-        return distributed.all_gather_tensors(tensors) if tensors else {}
+        return distributed.all_gather_tensors(tensors)
 
     def load_state_dict(self, tensors: dict[str, Tensor], device: torch.device) -> None:
-        """Load what `state_dict` returns."""
+        """Load what `state_dict` returns, except for the bins of other ranks."""
         tensors_by_number: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
         for key, tensor in tensors.items():
             prefix, _, name = key.partition("/")
-            tensors_by_number[int(prefix)][name] = tensor
+            if int(prefix) % self.world_size == self.rank:
+                tensors_by_number[int(prefix)][name] = tensor
         for number, memory_tensors in tensors_by_number.items():
             self.segment_states[number].memory = Memory.from_tensors(memory_tensors, device)
 

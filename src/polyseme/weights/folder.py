@@ -19,7 +19,7 @@ from torch import Tensor
 from polyseme.errors import ModelError, suggest
 from polyseme.families import FAMILIES, Family, get_family
 from polyseme.families.family import FIXED_LABELS
-from polyseme.io.atomic import atomic_directory, sha256, write_tensors
+from polyseme.io.atomic import atomic_directory, restore_directory, sha256, write_tensors
 from polyseme.io.json import read_json, write_json
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -84,6 +84,7 @@ def load_model(
     The weights of a head with the same name and config are kept, so that a model can be trained further on a task.
     """
     folder = Path(path)
+    restore_directory(folder)
     if not folder.is_dir():
         raise ModelError(f"there is no model folder at {folder}")
     config, metadata = read_model_config(folder, families)

@@ -23,6 +23,7 @@ from polyseme.io.atomic import atomic_directory, ensure_new_directory, sha256, w
 from polyseme.io.compression import data_suffix
 from polyseme.io.json import parse_json, write_json
 from polyseme.io.lines import raise_errors, read_lines
+from polyseme.io.lock import locks_folder
 from polyseme.io.tables import read_tsv_rows
 from polyseme.progress import progress
 from polyseme.text.cached_encoder import concat_ranges
@@ -42,6 +43,7 @@ class TextPair:
     location: str
 
 
+@locks_folder("pairs")
 def prepare_parallel(
     sources: Sequence[str],
     tokenizer: Tokenizer,

@@ -4,7 +4,6 @@ A killed preparation can be resumed at any point, with any number of workers, an
 The stages and their markers are in `stages`.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -26,6 +25,7 @@ from polyseme.corpus.store import FORMAT, WORK_DIR, check_hashes, read_manifest
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import wrap_os_errors
 from polyseme.io.json import read_json, write_json
+from polyseme.io.lock import lock_folder
 from polyseme.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -171,35 +171,27 @@ def _warn_about_sources(reader: SourceReader, cleaning: CleaningConfig) -> None:
 
 @contextmanager
 def exclusive_workdir(out: Path) -> Iterator[Path]:
-    """Create and lock the working folder `.work` of a corpus.
+    """Lock a corpus folder and create its working folder `.work`.
 
     Leftovers that an earlier run was removing are deleted first. If the block fails before any group of blocks is
     done, everything it created is removed, including `out` if it did not exist.
     """
     if out.is_file():
         raise ConfigError(f"{out} is a file, not a folder: choose another folder")
-    is_new, work_dir = not out.exists(), out / WORK_DIR
-    with wrap_os_errors(out):
-        shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
-        if out.is_dir() and not work_dir.exists() and not (out / "manifest.json").is_file() and any(out.glob("[!.]*")):
-            raise ConfigError(f"{out} is not empty and holds no corpus: choose another folder")
-        work_dir.mkdir(parents=True, exist_ok=True)
-        lock = open(work_dir / "lock", "w")  # noqa: SIM115  # held while the block runs
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock.fileno()).st_ino != (work_dir / "lock").stat().st_ino:
-            raise OSError  # another run has just finished and moved its lock away
-    except OSError:
-        lock.close()
-        raise DataError(f"{out} is locked: another preparation is running there") from None
-    try:
-        yield work_dir
-    except BaseException:
-        if not any(work_dir.glob("*-00000.json")):
-            remove_unlisted(out, is_new)
-        raise
-    finally:
-        lock.close()
+    with lock_folder(out, "prepare"):
+        is_new, work_dir = not out.exists(), out / WORK_DIR
+        with wrap_os_errors(out):
+            shutil.rmtree(out / _TRASH_DIR, ignore_errors=True)
+            is_corpus = work_dir.exists() or (out / "manifest.json").is_file()
+            if out.is_dir() and not is_corpus and any(out.glob("[!.]*")):
+                raise ConfigError(f"{out} is not empty and holds no corpus: choose another folder")
+            work_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            yield work_dir
+        except BaseException:
+            if not any(work_dir.glob("*-00000.json")):
+                remove_unlisted(out, is_new)
+            raise
 
 
 def remove_unlisted(out: Path, is_new: bool = False) -> None:
@@ -262,7 +254,7 @@ def ensure_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, to
             problem = f"{out} holds an unfinished preparation with {mismatch}"
             raise ConfigError(f"{problem}: finish that one first, or {advice}")
         for path in work_dir.iterdir():
-            if path.name not in ("lock", "stdin"):
+            if path.name != "stdin":
                 path.unlink()
     if not base:
         tokenizer.save(out / "tokenizer")
