@@ -59,12 +59,14 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
     if not (folder / "results.json").is_file():
         raise DataError(f"{folder} is not a finished run: there is no results.json")
     results = read_json(folder / "results.json")
-    if not has_shape(results, RESULTS_SHAPE) or not results["seeds"]:
+    is_object = isinstance(results, dict)
+    lists = {name: results.get(name) or [] for name in ("failed_seeds", "chosen_on_dev")} if is_object else {}
+    if not has_shape(results, RESULTS_SHAPE) or not results["seeds"] or not has_shape(lists, {str: list}):
         raise DataError(f"{folder}/results.json is not of a fine-tuning run")
     if not all(has_shape(metrics, {results["primary_metric"]: float}) for metrics in results["seeds"]):
         raise DataError(f"{folder}/results.json has no {results['primary_metric']!r} for a seed")
     predictions = read_json(folder / "predictions.json") if (folder / "predictions.json").is_file() else {}
-    if predictions and not has_shape(predictions, {"gold": list, "predictions": {str: list}}):
+    if predictions != {} and not has_shape(predictions, {"gold": list, "predictions": {str: list}}):
         raise DataError(f"{folder}/predictions.json is not of a fine-tuning run")
     marks = (" (from scratch)" if results.get("from_scratch") else "", " (frozen)" if results.get("features") else "")
     run = FinetuneRun(
