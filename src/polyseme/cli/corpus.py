@@ -8,6 +8,7 @@ from typer import Argument, Option
 from polyseme.cli import options
 from polyseme.cli.output import print_table
 from polyseme.errors import ConfigError
+from polyseme.io.limits import MAX_INTEGER
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
@@ -100,7 +101,7 @@ def pairs(
 def describe(
     corpus: Annotated[Path, Argument(help="Corpus folder from `polyseme prepare`.")],
     out: Annotated[Path | None, Option(help="Output page; default: description.html in the corpus folder.")] = None,
-    seed: Annotated[int, Option(help="Random seed of the sampled documents.")] = 0,
+    seed: Annotated[int, Option(help="Random seed of the sampled documents.", min=0, max=MAX_INTEGER)] = 0,
     num_samples: Annotated[int, Option(help="Number of sampled documents.")] = 5,
     top_k: Annotated[int, Option(help="Number of frequent tokens shown, at word starts and inside words.")] = 50,
 ) -> None:

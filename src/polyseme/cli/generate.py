@@ -8,6 +8,7 @@ from typer import Argument, Option
 from polyseme.cli import options
 from polyseme.cli.output import print_json, read_texts
 from polyseme.errors import ConfigError
+from polyseme.io.limits import MAX_INTEGER
 
 PROMPT_HELP = "Text to continue; for a sequence-to-sequence model (T5), the source."
 SAMPLE_HELP = "Sample tokens; without it, greedy decoding takes the most likely one."
@@ -27,7 +28,7 @@ def generate(
     top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens.")] = None,
     top_p: TopPOption = None,
     repetition_penalty: Annotated[float | None, Option(help=PENALTY_HELP)] = None,
-    seed: Annotated[int | None, Option(help="Random seed of sampling.")] = None,
+    seed: Annotated[int | None, Option(help="Random seed of sampling.", min=0, max=MAX_INTEGER)] = None,
     num_beams: Annotated[int | None, Option(help="Width of the beam search; 0: no beam search.", min=0)] = None,
     length_penalty: Annotated[float | None, Option(help="Divide beam scores by length to this power.")] = None,
     num_return_sequences: SequencesOption = None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from polyseme.errors import ConfigError, UnsupportedError
+from polyseme.io.limits import MAX_INTEGER
 
 if TYPE_CHECKING:
     from polyseme.inference.neural_lm import NeuralLM
@@ -16,7 +17,7 @@ def music(
     out: Annotated[Path, Option(help="Output MIDI file.")],
     max_len: Annotated[int, Option(help="Maximum number of events, including those of --primer.", min=1)] = 1024,
     temperature: Annotated[float, Option(help="Sampling temperature; 0: greedy decoding.")] = 1,
-    seed: Annotated[int, Option(help="Random seed.")] = 0,
+    seed: Annotated[int, Option(help="Random seed.", min=0, max=MAX_INTEGER)] = 0,
     primer: Annotated[Path | None, Option(help="MIDI file to continue.")] = None,
 ) -> None:
     """Generate a piece event by event and write it as MIDI."""

@@ -8,6 +8,7 @@ from typer import Argument, Option
 from polyseme.cli import options
 from polyseme.cli.output import print_json
 from polyseme.errors import ConfigError
+from polyseme.io.limits import MAX_INTEGER
 
 
 def prompt(
@@ -16,7 +17,7 @@ def prompt(
     data: Annotated[Path, Option(help="JSON lines with the fields of the prompt and `answer`.")],
     num_shots: Annotated[int, Option(help="Number of examples before each question (few-shot).", min=0)] = 0,
     examples: Annotated[Path | None, Option(help="JSON lines to sample the shots from.")] = None,
-    seed: Annotated[int, Option(help="Random seed of the shots.")] = 0,
+    seed: Annotated[int, Option(help="Random seed of the shots.", min=0, max=MAX_INTEGER)] = 0,
     as_json: options.JsonLinesOption = False,
 ) -> None:
     """Answer questions that are written as prompts, and evaluate the answers."""

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from polyseme.cli import options
 from polyseme.cli.output import iter_texts
 from polyseme.errors import ConfigError
+from polyseme.io.limits import MAX_INTEGER
 
 if TYPE_CHECKING:
     from polyseme.evaluation.streaming import Source
@@ -37,7 +38,7 @@ def score(
     ] = "{text} {answer}",
     normalization: Annotated[str, Option(help=NORMALIZATION_HELP)] = "none",
     context: Annotated[str, Option(help="Text before an unconditional answer.")] = "Answer: ",
-    seed: Annotated[int, Option(help="Random seed of the shots.")] = 0,
+    seed: Annotated[int, Option(help="Random seed of the shots.", min=0, max=MAX_INTEGER)] = 0,
     as_json: options.JsonLinesOption = False,
     out: Annotated[Path | None, Option(help="Output file instead of standard output.")] = None,
     resume: options.ResumeOutputOption = False,

@@ -18,7 +18,6 @@ MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1  # of settings
 MAX_HASHED_WEIGHT_BYTES = 4 << 20  # larger files of weights are hashed only on request: it takes longer than loading
 MAX_LAYERS = 1024  # of a model, and of each of its stacks
 MAX_SIZE = 1 << 28  # any other integer of a model's config: dimensions, vocabulary, positions
-MAX_HEADER_BYTES = 100 << 20  # of a safetensors file, as in the reference implementation
 
 # Tokenizers
 MAX_VOCAB_SIZE = 10_000_000
