@@ -82,5 +82,5 @@ def test_any_command(project, monkeypatch, rejects):
     def fail(*args):
         raise MemoryError
 
-    monkeypatch.setattr("polyseme.corpus.store.verify_corpus", fail)
+    monkeypatch.setattr("polyseme.inference.verify.verify_corpus", fail)
     rejects("verify", project / "corpus-bert", match="out of memory: use a smaller model, or less data at once")

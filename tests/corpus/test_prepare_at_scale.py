@@ -167,8 +167,10 @@ def test_append(folder: Path, tmp_path: Path) -> None:
     assert set(before) - {"manifest.json"} <= set(tree(out)) and len(new["sources"]) == len(new["source_files"]) == 2
     assert all(tree(out)[name] == content for name, content in before.items() if name != "manifest.json")
     assert new["removed"]["duplicates"]["exact"] == whole["removed"]["duplicates"]["exact"]
-    assert new["removed"]["duplicates"]["near"] == whole["removed"]["duplicates"]["near"]
-    assert new["counts"]["documents"] == whole["counts"]["documents"]
+    # Signatures have another key, so documents near the threshold may be decided differently.
+    num_near = [manifest["removed"]["duplicates"]["near"] for manifest in (new, whole)]
+    assert num_near == pytest.approx([num_near[1]] * 2, abs=2) and min(num_near) > 10
+    assert new["counts"]["documents"] - whole["counts"]["documents"] == num_near[1] - num_near[0]
     assert make(folder, out, "b", append=True, **cleaning) == new  # already in the corpus
     with pytest.raises(PolysemeError, match=r"a.jsonl is already in"):
         (folder / "c.jsonl").write_text(json.dumps({"text": "Something else entirely. " * 20}))

@@ -340,7 +340,7 @@ def test_a_budget_that_is_none(text):
         ("keep_checkpoints", "0", "keep_checkpoints is 0, expected 1 or more"),
         ("num_averaged", "-1", "num_averaged is -1, expected 0 or more"),
         ("valid_fraction", "1", r"valid_fraction is 1\.0, expected at least 0 and less than 1"),
-        ("budget.steps", "-1", r"budget\.steps is -1, expected 0 or more"),
+        ("budget.steps", "-1", r"budget\.steps is -1, expected at least 0"),
         ("budget.steps", "0", "the budget is empty"),
         ("optimizer.lr", "0", r"optimizer\.lr is 0\.0, expected more than 0"),
         ("micro_batch_tokens", "8", "micro_batch_tokens 8 is smaller than max_len 128"),

@@ -30,7 +30,7 @@ MANIFEST_SHAPE = {
     "removed": dict,
     "languages": {str: dict},
 }
-_DEFAULTS: dict[str, Any] = {"counts": {}, "settings": {}, "removed": {}, "languages": {}}
+_DEFAULTS: dict[str, Any] = {"counts": {}, "sources": [], "settings": {}, "removed": {}, "languages": {}}
 WORK_DIR = ".work"  # subfolder with the state of an unfinished preparation
 
 

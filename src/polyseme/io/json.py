@@ -5,12 +5,15 @@ error. Rows of data are only bounded in depth, since they are many.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from polyseme.errors import DataError
 from polyseme.io.atomic import write_text
 from polyseme.io.limits import MAX_INTEGER_DIGITS, MAX_JSON_BYTES, MAX_JSON_DEPTH
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def format_json(value: Any) -> str:
@@ -58,6 +61,8 @@ def parse_strict(text: str) -> Any:
     except RecursionError:
         raise ValueError(f"nested more than {MAX_JSON_DEPTH} levels deep") from None
     _check_depth(text, value)
+    if "\\u" in text and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+        raise ValueError("a string has half of a surrogate pair, which is no character")
     return value
 
 

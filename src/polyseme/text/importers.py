@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from polyseme.errors import ConfigError, ModelError
+from polyseme.errors import ConfigError, ModelError, PolysemeError
 from polyseme.io.compression import read_decompressed
 from polyseme.io.json import parse_strict, read_json_object
 from polyseme.text import pipelines
@@ -20,6 +20,8 @@ _FILE_SETS = (
     *(("spiece.model",), ("sentencepiece.bpe.model",), ("tokenizer.model",)),
 )
 _SUPPORTED_FORMATS = "BERT's vocab.txt, vocab.json with merges.txt (GPT-2, GPT), sentencepiece's .model, tokenizer.json"
+
+_RARE_CHARACTER = "\ue000"  # for private use, in no vocabulary
 
 
 def load_files(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
@@ -86,11 +88,14 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     """Read a `tokenizer.json`; raise `ModelError` if it is not one."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
+        check_patterns(tokenizer, path)
+        tokenizer.encode(_RARE_CHARACTER)  # needs a token for unknown characters
+    except PolysemeError:
+        raise
     except BaseException as error:  # `tokenizers` raises nothing narrower
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise ModelError(f"{path} is not a valid tokenizer.json: {error}") from None
-    check_patterns(tokenizer, path)
     return tokenizer
 
 
