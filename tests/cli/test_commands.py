@@ -293,7 +293,7 @@ def test_encode(project, run_cli):
 
 def test_verify(project, run_cli):
     for name in ("corpus-bert", "corpus-gpt2", "run-bert/model", "run-gpt2/model", "run-tagging/model"):
-        assert "whole" in run_cli("verify", project / name)
+        assert "intact" in run_cli("verify", project / name)
 
 
 def test_recipes_and_families(run_cli):

@@ -96,7 +96,7 @@ def test_an_edited_config_is_accepted_on_request(project, tmp_path, rejects, run
     (folder / "config.json").write_text("{")
     rejects("verify", folder, "--update", match="config.json")  # not if it cannot be loaded
     (folder / "config.json").write_text(json.dumps(config | {"note": "mine"}))
-    assert "whole" in run_cli("verify", folder, "--update")
+    assert "intact" in run_cli("verify", folder, "--update")
     polyseme.load(folder)
 
 

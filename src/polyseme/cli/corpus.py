@@ -131,6 +131,6 @@ def verify(
 
     verified = polyseme.verify(folder, update)
     if verified.has_hashes:
-        print(f"{folder}: whole ({verified.kind})")
+        print(f"{folder}: intact ({verified.kind})")
     else:
         print(f"{folder}: readable, but it contains no hashes: only the structure of the {verified.kind} was checked")
