@@ -117,7 +117,7 @@ WRITERS = [
     Writer("describe", lambda i, out: ("describe", i.project / "corpus-bert", "--out", out), suffix=".html"),
     Writer("pretrain bert", _pretrain("bert"), ("--resume",)),
     Writer("pretrain gpt2", _pretrain("gpt2"), ("--resume",)),
-    Writer("pretrain ngram", lambda i, out: ("pretrain", "ngram-5", "--corpus", i.project / "corpus-gpt2", "--out", out), ("--resume",)),
+    Writer("pretrain ngram", lambda i, out: ("pretrain", "ngram-5", "--corpus", i.project / "corpus-gpt2", "--out", out)),
     Writer("distill", lambda i, out: ("distill", i.project / "run-bert/model", "--corpus", i.project / "corpus-bert", "--out", out, "--budget", "4steps", "--set", "save_every=1", "--set", "batch_tokens=512", "--set", "micro_batch_tokens=256"), ("--resume",)),
     Writer("finetune", _finetune("--seeds", 2)),
     Writer("finetune --keep", _finetune("--seeds", 2, "--keep-seeds", "--keep-checkpoints", 2, "--set", "patience=1")),

@@ -65,11 +65,20 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_checkpoints: int)
         write_json(temporary / "state.json", manifest | {"hash": _hash(manifest)})
     if damage := find_damage(target):
         raise ModelError(f"{target} was written but does not read back ({damage}): is the disk failing?")
-    write_text(folder / "LATEST", target.name + "\n")
-    older = [path for path in list_checkpoints(folder) if _step_number(path) < checkpoint.step]
+    publish_checkpoint(folder, checkpoint.step, keep_checkpoints)
+    return target
+
+
+def publish_checkpoint(folder: Path, step: int, keep_checkpoints: int) -> None:
+    """Name an intact checkpoint in LATEST, and remove all but `keep_checkpoints` intact ones up to it.
+
+    A resumed run repeats this for its checkpoint, because a kill may have come before.
+    """
+    if not (folder / "LATEST").is_file() or (folder / "LATEST").read_text("utf-8", "replace") != f"step-{step}\n":
+        write_text(folder / "LATEST", f"step-{step}\n")
+    older = [path for path in list_checkpoints(folder) if _step_number(path) < step]
     for old in [path for path in older if _is_intact(path)][keep_checkpoints - 1 :]:
         remove_directory(old)
-    return target
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:

@@ -33,7 +33,13 @@ from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
 from polyseme.train.budget import Deadline, plan_steps
-from polyseme.train.checkpoint import Checkpoint, average_checkpoints, load_checkpoint, save_checkpoint
+from polyseme.train.checkpoint import (
+    Checkpoint,
+    average_checkpoints,
+    load_checkpoint,
+    publish_checkpoint,
+    save_checkpoint,
+)
 from polyseme.train.loop import StepReport, TrainState, count_parameters, count_training_flops, setup_device, train
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
 from polyseme.train.ranks import broadcast_checkpoint, require_same_run, require_same_state
@@ -245,8 +251,8 @@ class _Run:
                 tensors |= {"memory": memory} if memory else {}
                 position = asdict(report.position)
                 values = {"position": position, "spent": self.spent, "environment": self.environment}
-                keep_checkpoints = max(self.recipe.keep_checkpoints, self.recipe.num_averaged)
-                save_checkpoint(self.out / "checkpoints", Checkpoint(report.step, tensors, values), keep_checkpoints)
+                checkpoint = Checkpoint(report.step, tensors, values)
+                save_checkpoint(self.out / "checkpoints", checkpoint, self.recipe.num_kept_checkpoints)
 
     def _load_checkpoint(self) -> Checkpoint | None:
         """Return the newest checkpoint; raise if there has been one, by what else is in the folder, but is no more."""
@@ -254,6 +260,8 @@ class _Run:
         if checkpoint is None and (last_step > self.recipe.save_every or (self.out / "results.json").exists()):
             problem = f"{self.out} was trained up to step {last_step} or further, but its checkpoints are missing"
             raise ModelError(f"{problem}: restore the folder `checkpoints`, or start in another folder")
+        if checkpoint is not None:
+            publish_checkpoint(self.out / "checkpoints", checkpoint.step, self.recipe.num_kept_checkpoints)
         return checkpoint
 
     def _restore(self, checkpoint: Checkpoint) -> None:

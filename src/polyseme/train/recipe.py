@@ -149,6 +149,11 @@ class Recipe(Config):
         if self.compile and not config.trunk.supports_static_shape:
             raise ConfigError(f"compile is true, which {self.family} does not support: set it to false")
 
+    @property
+    def num_kept_checkpoints(self) -> int:
+        """Number of checkpoints to keep: those that are averaged at the end, too."""
+        return max(self.keep_checkpoints, self.num_averaged)
+
     def check(self) -> Self:
         """Return the recipe, or raise if its values do not fit each other."""
         self.check_range(1, math.inf, "max_len", "batch_tokens", "micro_batch_tokens")
