@@ -156,7 +156,7 @@ def test_windows_of_words_map_back_to_characters(folder):
     assert both[0].ids[0] == both[-1].ids[0] or len(both) > 2
 
 
-@pytest.mark.parametrize("source", ["bert", "none"])
+@pytest.mark.parametrize("source", ["bert", pytest.param("none", marks=pytest.mark.slow)])
 def test_learns_and_round_trips(folder, tmp_path, source, run_cli):
     data = questions(200, 3, 0.25, 8)
     settings = FEATURE_DEFAULTS.replace(epochs=11.0, network=SMALL, max_len=14).with_override("optimizer.lr", "1e-2")

@@ -221,7 +221,9 @@ def test_unreachable_mentions_are_counted():
     assert CoreferenceTask(head=SMALL).unreachable_mentions([wide]) == [2, 4]
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "family", ["bert", pytest.param("gpt2", marks=pytest.mark.slow), pytest.param("t5", marks=pytest.mark.slow)]
+)
 def test_every_model_style_learns_coreference(folders, family, tmp_path):
     settings = FinetuneConfig(steps=130, batch_size=8, optimizer=OptimizerConfig(lr=3e-3))
     train, dev = documents(240), documents(40, 1)

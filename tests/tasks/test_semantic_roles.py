@@ -282,7 +282,9 @@ def test_the_predicate_matters_and_batching_does_not(folders, name):
     )
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "name", ["bert", pytest.param("gpt2", marks=pytest.mark.slow), pytest.param("t5", marks=pytest.mark.slow)]
+)
 def test_semantic_roles_are_learned(folders, tmp_path, name, run_cli):
     data = clauses(460, most=2)
     size = 16 if name == "bert" else 8  # the others learn more slowly
