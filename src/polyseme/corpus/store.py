@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Self
 
 import numpy as np
@@ -258,8 +259,8 @@ def memmap_array(path: Path) -> np.ndarray:
     """Memory-map an `.npy` file read-only."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged: {error}") from None
+    except (OSError, ValueError, TypeError, OverflowError, SyntaxError, TokenError) as error:  # numpy parses Python
+        raise DataError(f"{path} is damaged: {' '.join(str(error).split())}") from None
 
 
 def _global_offsets(parts: list[np.ndarray], starts: np.ndarray) -> np.ndarray:

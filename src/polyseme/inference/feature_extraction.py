@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
+from polyseme.corpus.store import memmap_array
 from polyseme.errors import ConfigError, DataError
 from polyseme.inference.packed_model import packed_batches
 from polyseme.io.atomic import atomic_write, sha256
@@ -213,10 +214,10 @@ def extract_features(
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, write)
     try:
-        cached = np.load(path, mmap_mode="r")
+        cached = memmap_array(path)
         if cached.shape != shape:
             raise ValueError(f"its shape is {cached.shape}")
-    except (ValueError, OSError, EOFError) as error:
+    except ValueError as error:
         logger.warning(f"{path} is damaged ({error}): its features are computed again")
         os.unlink(path)
         return extract_features(encoder, sentences, layers, cache_dir)
