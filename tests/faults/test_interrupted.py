@@ -57,11 +57,11 @@ def verify(out: Path) -> None:
 @pytest.fixture(scope="session")
 def complete(inputs, tmp_path_factory):
     """Run a command once without a fault; return the contents of its folder and the number of its file operations."""
-    parent, known = tmp_path_factory.mktemp("complete"), {}
+    known = {}
 
     def run(writer: Writer) -> tuple[dict[str, object], int, list[int]]:
         if writer.name not in known:
-            out = start(writer, inputs, parent / str(len(known)))
+            out = start(writer, inputs, tmp_path_factory.mktemp("complete") / "folder")
             result, num_operations = run_with_fault(writer.args(inputs, out), out.parent)
             assert result.status == 0, result.err
             verify(out)

@@ -99,18 +99,20 @@ def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
         )
     if not path.exists() and is_occupied(out):
         raise ConfigError(f"{out} exists and holds no run of ulmfit: choose another --out")
-    if (out / "results.json").exists() and not is_curve:
+    if (out / "results.json").exists() and (out / "SHA256SUMS").exists() and not is_curve:
         raise ConfigError(f"{out} already holds a finished run: choose another --out")
 
 
 def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], seeds: int) -> None:
     """Print the low-shot curve and add it to the report."""
     from polyseme.io.atomic import write_text
+    from polyseme.io.hashes import write_hashes
     from polyseme.io.json import read_json
     from polyseme.pipelines import ulmfit as stages
 
     full_results = read_json(out / "results.json") if (out / "results.json").exists() else None
     write_text(out / "report.html", stages.build_page(full_results, points))
+    write_hashes(out)
     curves = stages.error_curves(points)
     rows = [[row, *(stages.format_mean_std(line[size]) for size in sizes)] for row, line in curves.items()]
     print_table([f"error, {seeds} seed(s)", *map(str, sizes)], rows)

@@ -20,6 +20,7 @@ from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.resume import first_difference, read_finished_results
 from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.inference.prediction import predict
+from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import locks_folder
 from polyseme.weights.folder import load_model, read_model_config
@@ -115,6 +116,7 @@ def run_benchmark(
     diagnostic_scores = _evaluate_diagnostics(benchmark, results, data, out, skip_bad)
     summary = {"config": plan, **_summarize(benchmark, tasks, results, out), "diagnostic_scores": diagnostic_scores}
     write_json(out / "benchmark.json", summary)
+    write_hashes(out)
     return summary
 
 

@@ -67,7 +67,7 @@ def _detect_kind(path: Path) -> str:
         return "model"
     if any(file for pattern in TOKENIZER_FILES for file in path.glob(pattern)):
         return "tokenizer"
-    if (path / "results.json").exists() or (path / "model").is_dir():
+    if any((path / name).exists() for name in ("results.json", "model", HASHES_FILE)):
         return "run"
     if (path / "recipe.json").exists() or (path / "checkpoints").is_dir():
         return "unfinished run"

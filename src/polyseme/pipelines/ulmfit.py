@@ -261,7 +261,7 @@ def run_ulmfit(
 ) -> dict[str, Any]:
     """Run the second and third stage on all examples; write the models, `results.json` and a report to `out`."""
     unfinished = out / "unfinished.json"  # the results, until the models that only the ensemble needs are removed
-    if not unfinished.exists():
+    if not unfinished.exists() and not (out / "results.json").exists():
         folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
         settings = config.classifier_settings(len(train))
         metrics = finetune_classifier(folders, train, dev, settings, out, range(num_seeds))
@@ -276,13 +276,14 @@ def run_ulmfit(
             "seeds": metrics,
         }
         write_json(unfinished, results)
-    for classifier in out.glob("classifier-*"):
-        shutil.rmtree(classifier / "seeds", ignore_errors=True)
-        write_hashes(classifier)
-    results = dict(read_json(unfinished))
-    write_text(out / "report.html", build_page(results, []))
-    os.replace(unfinished, out / "results.json")
-    return results
+    if unfinished.exists():
+        for classifier in out.glob("classifier-*"):
+            shutil.rmtree(classifier / "seeds", ignore_errors=True)
+            write_hashes(classifier)
+        write_text(out / "report.html", build_page(read_json(unfinished), []))
+        os.replace(unfinished, out / "results.json")
+    write_hashes(out)
+    return dict(read_json(out / "results.json"))
 
 
 def low_shot_curve(
