@@ -170,7 +170,7 @@ def _wait_for_keys(keys: Sequence[str], ranks: Sequence[int], seconds: float) ->
     """Wait for keys that these ranks set; return which does not answer. Raise at once if a rank fails meanwhile."""
     store, end_time = _store(), time.monotonic() + seconds
     while not store.check(list(keys)):
-        if store.check([_FAILURE_KEY]):
+        if store.check([_FAILURE_KEY]) and not store.check(list(keys)):  # a verdict is set before the failure
             raise LostRankError(store.get(_FAILURE_KEY).decode())
         if time.monotonic() > end_time:
             silent_rank = next((rank for key, rank in zip(keys, ranks) if not store.check([key])), ranks[-1])
