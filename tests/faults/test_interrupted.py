@@ -6,6 +6,7 @@ The long version (`-m slow`) covers every command that writes.
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -36,6 +37,13 @@ def start(writer: Writer, inputs: Inputs, folder: Path) -> Path:
     return out
 
 
+def restart(writer: Writer, inputs: Inputs) -> Path:
+    """Start in a folder that is always the same, because some outputs contain its path."""
+    folder = inputs.folder.parent / "case"
+    shutil.rmtree(folder, ignore_errors=True)
+    return start(writer, inputs, folder)
+
+
 def repeat(writer: Writer, inputs: Inputs, out: Path, fault: Fault = NO_FAULT) -> int:
     """Run the command again, as its user would: with `--resume` if it has that option and there is something left."""
     command = writer.args(inputs, out)
@@ -55,13 +63,13 @@ def verify(out: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def complete(inputs, tmp_path_factory):
+def complete(inputs):
     """Run a command once without a fault; return the contents of its folder and the number of its file operations."""
     known = {}
 
     def run(writer: Writer) -> tuple[dict[str, object], int, list[int]]:
         if writer.name not in known:
-            out = start(writer, inputs, tmp_path_factory.mktemp("complete") / "folder")
+            out = restart(writer, inputs)
             result, num_operations = run_with_fault(writer.args(inputs, out), out.parent)
             assert result.status == 0, result.err
             verify(out)
@@ -72,12 +80,12 @@ def complete(inputs, tmp_path_factory):
     return run
 
 
-def check_kills(writer: Writer, inputs: Inputs, complete, tmp_path: Path, num_points: int) -> None:
+def check_kills(writer: Writer, inputs: Inputs, complete, num_points: int) -> None:
     """Kill a command at some of its file operations, and once more when it is repeated."""
     expected, num_operations, _ = complete(writer)
     rng = random.Random(writer.name)
     for at in sorted(rng.sample(range(1, num_operations + 1), min(num_points, num_operations))):
-        out = start(writer, inputs, tmp_path / str(at))
+        out = restart(writer, inputs)
         result, _ = run_with_fault(writer.args(inputs, out), out.parent, Fault("kill", at))
         assert result.status == KILLED, f"operation {at} of {num_operations}: {result.err}"
         if repeat(writer, inputs, out, Fault("kill", rng.randint(1, num_operations))) == KILLED:
@@ -87,27 +95,27 @@ def check_kills(writer: Writer, inputs: Inputs, complete, tmp_path: Path, num_po
 
 
 @quick("prepare", "pretrain bert", "finetune")
-def test_killed_at_a_file_operation(writer, inputs, complete, tmp_path):
-    check_kills(writer, inputs, complete, tmp_path, 1)
+def test_killed_at_a_file_operation(writer, inputs, complete):
+    check_kills(writer, inputs, complete, 1)
 
 
 @pytest.mark.slow
 @EVERY_WRITER
-def test_killed_at_many_file_operations(writer, inputs, complete, tmp_path):
-    check_kills(writer, inputs, complete, tmp_path, NUM_KILLS)
+def test_killed_at_many_file_operations(writer, inputs, complete):
+    check_kills(writer, inputs, complete, NUM_KILLS)
 
 
 @pytest.mark.slow
 @EVERY_WRITER
-def test_killed_at_any_time(writer, inputs, complete, tmp_path):
+def test_killed_at_any_time(writer, inputs, complete):
     """SIGKILL from outside, three times; the last call is not killed."""
     expected, _, _ = complete(writer)
-    out = start(writer, inputs, tmp_path / "timed")
+    out = restart(writer, inputs)
     start_time = time.monotonic()
     run_with_fault(writer.args(inputs, out), out.parent)
     seconds = time.monotonic() - start_time
     rng = random.Random(writer.name)
-    out = start(writer, inputs, tmp_path / "killed")
+    out = restart(writer, inputs)
     for resume in ((), writer.resume, writer.resume):
         run_with_fault([*writer.args(inputs, out), *resume], out.parent, seconds=rng.uniform(0.1, 0.9) * seconds)
     repeat(writer, inputs, out)
@@ -131,47 +139,47 @@ def check_recovery(writer: Writer, inputs: Inputs, out: Path, expected: dict[str
     verify(out)
 
 
-def check_full_disk(writer: Writer, inputs: Inputs, complete, tmp_path: Path, num_points: int) -> None:
+def check_full_disk(writer: Writer, inputs: Inputs, complete, num_points: int) -> None:
     """Let the disk be full from some of the file operations on."""
     expected, num_operations, _ = complete(writer)
     for at in sorted(random.Random(writer.name).sample(range(1, num_operations + 1), min(num_points, num_operations))):
-        out = start(writer, inputs, tmp_path / f"full-{at}")
+        out = restart(writer, inputs)
         result, _ = run_with_fault(writer.args(inputs, out), out.parent, Fault("full", at))
         if result.status != 0:  # 0: only renames and removals came after this operation
             check_message(result)
         check_recovery(writer, inputs, out, expected)
 
 
-def check_file_sizes(writer: Writer, inputs: Inputs, complete, tmp_path: Path, num_points: int) -> None:
+def check_file_sizes(writer: Writer, inputs: Inputs, complete, num_points: int) -> None:
     """No file may become larger than one of those that the command writes, less a byte."""
     expected, _, sizes = complete(writer)
     for size in random.Random(writer.name).sample(sizes, min(num_points, len(sizes))):
-        out = start(writer, inputs, tmp_path / f"limit-{size}")
+        out = restart(writer, inputs)
         result, _ = run_with_fault(writer.args(inputs, out), out.parent, max_file_bytes=size - 1)
         check_message(result)
         check_recovery(writer, inputs, out, expected)
 
 
 @quick("prepare", "pretrain bert", "finetune", "predict")
-def test_disk_full_from_an_operation_on(writer, inputs, complete, tmp_path):
-    check_full_disk(writer, inputs, complete, tmp_path, 1)
+def test_disk_full_from_an_operation_on(writer, inputs, complete):
+    check_full_disk(writer, inputs, complete, 1)
 
 
 @quick("tokenizer train", "finetune", "embed")
-def test_file_that_is_cut_off(writer, inputs, complete, tmp_path):
-    check_file_sizes(writer, inputs, complete, tmp_path, 1)
+def test_file_that_is_cut_off(writer, inputs, complete):
+    check_file_sizes(writer, inputs, complete, 1)
 
 
 @pytest.mark.slow
 @EVERY_WRITER
-def test_disk_full_from_many_operations_on(writer, inputs, complete, tmp_path):
-    check_full_disk(writer, inputs, complete, tmp_path, 10_000 if writer.name in EXHAUSTIVE else NUM_FULL)
+def test_disk_full_from_many_operations_on(writer, inputs, complete):
+    check_full_disk(writer, inputs, complete, 10_000 if writer.name in EXHAUSTIVE else NUM_FULL)
 
 
 @pytest.mark.slow
 @EVERY_WRITER
-def test_many_files_that_are_cut_off(writer, inputs, complete, tmp_path):
-    check_file_sizes(writer, inputs, complete, tmp_path, NUM_SIZES)
+def test_many_files_that_are_cut_off(writer, inputs, complete):
+    check_file_sizes(writer, inputs, complete, NUM_SIZES)
 
 
 def test_threads_do_not_print_after_an_error(project, tmp_path):
