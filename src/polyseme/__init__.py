@@ -185,19 +185,22 @@ def evaluate(
     With `ensemble`, the probabilities of a list of models, or of all that a run kept, are averaged. Options for files:
     `text_column`, `pair_column`, `label_column`, `header`, `skip_bad`, `strict`.
 
-    With the task `blimp` or `minimal-pairs`, `model` is a list of language models of any kind, `data` a folder or a
-    file of minimal pairs, and the results are a list. Options: `pll_metric`, `normalization`, `skip_bad`.
+    With the task `blimp` or `minimal-pairs`, `model` is a language model of any kind and `data` a folder or a file of
+    minimal pairs; it returns a `MinimalPairResult`, or a list of them for a list of models. Options: `pll_metric`,
+    `normalization`, `skip_bad`.
 
     >>> sorted(polyseme.evaluate("task/model", "dev.tsv").metrics)[:1]
     ['accuracy']
     """
-    from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS, run_minimal_pairs
+    from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS, run_minimal_pairs, select_options
 
+    options = select_options(task, options | {"ensemble": ensemble, "truncate": truncate})
     if task in MINIMAL_PAIR_TASKS:
         return run_minimal_pairs(model, Path(data), **options)
     from polyseme.evaluation.api import evaluate as run
     from polyseme.finetuning.api import read_options
 
+    ensemble, truncate = options.pop("ensemble", False), options.pop("truncate", None)
     return run(model, data, task, ensemble, truncate, read_options(options))
 
 

@@ -158,6 +158,31 @@ def test_command(blimp, tiny_folders, run_cli, rejects, tmp_path):
     rejects("evaluate", models[0], "--task", "blimp", "--data", blimp, "--pll-metric", "x", match="pll.metric is 'x'")
 
 
+@pytest.mark.parametrize(
+    ("task", "options", "match"),
+    [
+        ("blimp", {"ensemble": True}, "`ensemble` has no effect on the task blimp"),
+        ("blimp", {"text_column": "x"}, "`text_column` has no effect"),
+        ("minimal-pairs", {"truncate": "head"}, "`truncate` has no effect on the task minimal-pairs"),
+        ("blimp", {"header": False}, "`header` has no effect"),
+        ("blimp", {"typo": 1}, "`typo` has no effect"),
+        ("classification", {"pll_metric": "original"}, "`pll_metric` is for the tasks blimp and minimal-pairs"),
+        ("classification", {"normalization": "length"}, "`normalization` is for the tasks"),
+    ],
+)
+def test_options_without_effect(task, options, match, blimp, tiny_folders):
+    with pytest.raises(ConfigError, match=match):
+        polyseme.evaluate(tiny_folders["bert"], blimp, task=task, **options)
+
+
+def test_one_model_gives_one_result(blimp, tiny_folders):
+    folder = tiny_folders["bert"]
+    single = polyseme.evaluate(str(folder), blimp, task="blimp")
+    assert [single] == polyseme.evaluate([folder], blimp, task="blimp")
+    with pytest.raises(ConfigError, match="is for masked models"):
+        polyseme.evaluate(tiny_folders["gpt2"], blimp, task="blimp", pll_metric="original")
+
+
 def test_accuracy_of_a_masked_model_equals_a_loop_over_transformers(blimp, tiny_folders):
     transformers = pytest.importorskip("transformers")
     import torch

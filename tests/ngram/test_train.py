@@ -127,7 +127,7 @@ def test_supported_and_unsupported_commands(run, cli, run_cli, tmp_path):
         for line in run_cli("score", out / "model", "--data", tmp_path / "lines.txt", "--json").splitlines()
     ]
     assert rows[0]["perplexity"] < 5 < rows[1]["perplexity"]
-    assert "whole" in run_cli("verify", out / "model")
+    assert "intact" in run_cli("verify", out / "model")
     for verb in (["fill", out / "model", "a [MASK]"], ["next", out / "model", "a", "b"]):
         completed = cli(*verb)
         assert completed.status == 2 and completed.err.startswith("error: ") and "is an n-gram model" in completed.err

@@ -32,25 +32,32 @@ def evaluate(
     ensemble: EnsembleOption = False,
     pll_metric: Annotated[str | None, Option(help=PLL_HELP)] = None,
     normalization: Annotated[
-        str, Option(help="Score of a minimal pair's sentence: none, or length (per token).")
-    ] = "none",
+        str | None, Option(help="Score of a minimal pair's sentence: none (default), or length (per token).")
+    ] = None,
 ) -> None:
     """Evaluate a fine-tuned model, or an ensemble, on labeled examples: metrics, size and speed.
 
     With the task blimp or minimal-pairs, evaluate language models of any kind on pairs of sentences.
     """
-    import polyseme
-    from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS
+    from dataclasses import asdict
 
-    if task in MINIMAL_PAIR_TASKS:
-        _evaluate_minimal_pairs(models, data, task, pll_metric, normalization, skip_bad, as_json)
-        return
+    import polyseme
+    from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS, minimal_pairs_table
+    from polyseme.finetuning.api import ReadOptions
     from polyseme.report.run_page import dev_selection_note
 
+    reading = asdict(ReadOptions(text_column, pair_column, label_column, header, skip_bad))
+    changed = {name: value for name, value in reading.items() if value != getattr(ReadOptions(), name)}
     evaluation = polyseme.evaluate(
-        models, data, task=task, ensemble=ensemble, truncate=truncate, text_column=text_column,
-        pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
+        models, data, task=task, ensemble=ensemble, truncate=truncate, pll_metric=pll_metric,
+        normalization=normalization, **changed,
     )  # fmt: skip
+    if task in MINIMAL_PAIR_TASKS:
+        if as_json:
+            print_json([asdict(each) for each in evaluation])
+        else:
+            print_table(*minimal_pairs_table(task, evaluation))
+        return
     if evaluation.chosen_on_dev:
         print(dev_selection_note(evaluation.chosen_on_dev), file=sys.stderr)
     if as_json:
@@ -63,23 +70,6 @@ def evaluate(
     print(f"{evaluation.num_parameters:,} parameters")
     for name, value in evaluation.metrics.items():
         print(f"{name}: {value:.4f}")
-
-
-def _evaluate_minimal_pairs(
-    models: list[Path], data: Path, task: str, pll_metric: str | None, normalization: str, skip_bad: bool, as_json: bool
-) -> None:
-    from dataclasses import asdict
-
-    import polyseme
-    from polyseme.evaluation.minimal_pairs import minimal_pairs_table
-
-    results = polyseme.evaluate(
-        models, data, task=task, pll_metric=pll_metric, normalization=normalization, skip_bad=skip_bad
-    )
-    if as_json:
-        print_json([asdict(summary) for summary in results])
-    else:
-        print_table(*minimal_pairs_table(task, results))
 
 
 def predict(

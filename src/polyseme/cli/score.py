@@ -43,9 +43,9 @@ def score(
     out: Annotated[Path | None, Option(help="Output file instead of standard output.")] = None,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Print log-probability, perplexity and bits per character of texts (pseudo- for a masked model), or answers.
+    """Score texts (log-probability, perplexity, bits per character), last words, or the choices of questions.
 
-    In every model the tokens of a text are counted; its start and end are not.
+    A masked model gives a pseudo-log-likelihood. Every model counts the tokens of a text, but not its start and end.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.

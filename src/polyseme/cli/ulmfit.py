@@ -90,6 +90,7 @@ def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
     """Check that the folder is new, or holds a run with the same inputs that is not finished."""
     from polyseme.finetuning.resume import first_difference
     from polyseme.io.atomic import is_occupied
+    from polyseme.io.hashes import HASHES_FILE
     from polyseme.io.json import read_json
 
     path = out / "ulmfit.json"
@@ -99,7 +100,7 @@ def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
         )
     if not path.exists() and is_occupied(out):
         raise ConfigError(f"{out} exists and holds no run of ulmfit: choose another --out")
-    if (out / "results.json").exists() and (out / "SHA256SUMS").exists() and not is_curve:
+    if (out / "results.json").exists() and (out / HASHES_FILE).exists() and not is_curve:
         raise ConfigError(f"{out} already holds a finished run: choose another --out")
 
 

@@ -5,7 +5,7 @@ does, reads its own start token (and a masked model its end token), and predicts
 than `TIE_TOLERANCE` are a tie, which counts as half and is reported: a tokenizer may give both sentences the same ids.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,8 +20,10 @@ from polyseme.inference.results import TextScore
 from polyseme.report.notebook import NotebookResult
 
 MINIMAL_PAIR_TASKS = ("blimp", "minimal-pairs")
+PAIR_OPTIONS = ("pll_metric", "normalization")
 NORMALIZATIONS = ("none", "length")
 TIE_TOLERANCE = 1e-5  # in nats
+_FLAGS = ("ensemble", "skip_bad", "strict")  # False is not set
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,28 @@ def evaluate_minimal_pairs(
 
 
 def run_minimal_pairs(
-    models: Iterable[Any],
-    data: Path,
-    pll_metric: str | None = None,
-    normalization: str = "none",
-    skip_bad: bool = False,
-) -> list[MinimalPairResult]:
-    """Evaluate models, loaded or as folders, on the pairs of a file or folder."""
+    models: Any, data: Path, pll_metric: str | None = None, normalization: str = "none", skip_bad: bool = False
+) -> Any:
+    """Evaluate a model, loaded or a folder, on the pairs of a file or folder; a list of models gives a list."""
+    is_single = not isinstance(models, list | tuple)
+    loaded = [load(model) for model in ([models] if is_single else models)]
+    if pll_metric is not None and not any(model.has_pll_metric for model in loaded):
+        raise ConfigError("`pll_metric` is for masked models, and none of these is one")
     pairs = read_minimal_pairs(data, skip_bad)
-    return [evaluate_minimal_pairs(load(model), pairs, pll_metric, normalization) for model in models]
+    results = [evaluate_minimal_pairs(model, pairs, pll_metric, normalization) for model in loaded]
+    return results[0] if is_single else results
+
+
+def select_options(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of an evaluation that were set; raise `ConfigError` for one without effect on this task."""
+    chosen = {name: value for name, value in options.items() if value is not None and (value or name not in _FLAGS)}
+    is_pairs = task in MINIMAL_PAIR_TASKS
+    for name in chosen:
+        if is_pairs and name not in (*PAIR_OPTIONS, "skip_bad"):
+            raise ConfigError(f"`{name}` has no effect on the task {task}")
+        if not is_pairs and name in PAIR_OPTIONS:
+            raise ConfigError(f"`{name}` is for the tasks {' and '.join(MINIMAL_PAIR_TASKS)}")
+    return chosen
 
 
 def minimal_pairs_table(task: str, results: Sequence[MinimalPairResult]) -> tuple[list[str], list[list[Any]]]:

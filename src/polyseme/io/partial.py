@@ -31,10 +31,10 @@ def part_path(target: Path, name: str = "rows") -> Path:
 class PartialOutput:
     """The parts of an output until it is complete; use it as a context manager.
 
-    `append` adds a window to each part, `checkpoint` makes all windows so far survive a kill or a power failure, and
-    `finish` calls `install`, which turns the parts into the output; a run that is killed then calls it again when it is
-    resumed, when parts may be gone. `settings` returns what the content depends on: a
-    run is resumed only with the same. `summary` holds small JSON values that are saved with the windows.
+    `append` adds a window to each part, and `checkpoint` makes all windows so far survive a kill or a power failure.
+    `finish` calls `install`, which turns the parts into the output. If the run is killed then, a resumed run calls it
+    again, when some parts may already be renamed. `settings` returns what the content depends on; a run is resumed only
+    with the same settings. `summary` holds small JSON values that are saved with the windows.
     """
 
     def __init__(
