@@ -8,7 +8,7 @@ from typer import Argument, Option
 SOURCES_HELP = (
     "Files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, plain or compressed (.gz .xz "
     ".zst .bz2); - for standard input (needs --format); python-docs or gettext. Each may end in options such as "
-    "::lang=de,weight=2,key=body,format=jsonl."
+    "::lang=de,weight=2,text=body,format=jsonl."
 )
 
 ModelArgument = Annotated[Path, Argument(help="Model folder.")]
@@ -35,7 +35,6 @@ AllowLargeOption = Annotated[
 
 # Sources of text.
 SourceArgument = Annotated[list[str], Argument(help=SOURCES_HELP)]
-KeyOption = Annotated[str, Option(help="Key or column of the text; a+b joins two.")]
 SplitOption = Annotated[str, Option(help="Documents in text files: file, blank (between blank lines), or line.")]
 FormatOption = Annotated[str, Option(help="File format, if the file names do not show it.")]
 LangOption = Annotated[str, Option(help="Language of sources that do not name one.")]

@@ -54,7 +54,7 @@ def ulmfit(
     config.classifier.validate()
     columns = Columns(text_column, label=label_column, has_header=header)
     train_examples, dev_examples = (ClassificationTask.read(path, columns, skip_bad=skip_bad) for path in (train, dev))
-    texts = [document.text for document in open_sources(unlabeled, "text", "line", skip_bad)] if unlabeled else []
+    texts = [document.text for document in open_sources(unlabeled, split="line", skip_bad=skip_bad)] if unlabeled else []
     stages.validate_sources(config, text, corpus, general_models)
     inputs = {
         "config": config.to_json(),

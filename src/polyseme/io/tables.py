@@ -125,11 +125,17 @@ def parse_columns(key: str, names: Collection[str]) -> list[str]:
     return [key] if key in names else key.split("+")
 
 
+def choose_columns(key: str, names: Collection[str]) -> list[str]:
+    """Return the columns of a table that a key names; the only column is the text if none has the default name."""
+    return list(names) if len(names) == 1 and key == "text" else parse_columns(key, names)
+
+
 def missing_column(location: str, noun: str, key: str, names: Collection[str]) -> DataError:
     """Return the error for a column or key (`noun`) that does not exist, with the names that do."""
     shown = [name[:40] for name in islice(names, 20)]
     listing = " among " + ", ".join(shown) + (", …" if len(names) > len(shown) else "") if shown else ""
-    return bad_input(f"{location}: no {noun} {key!r}{listing}; {suggest(key, shown)}")
+    advice = f" (choose with ::text={noun.upper()})" if shown else ""
+    return bad_input(f"{location}: no {noun} {key!r}{listing}; {suggest(key, shown)}{advice}")
 
 
 def read_parquet_rows(path: Path, name: str, key: str, allow_large: bool = False) -> Iterator[list[str] | str]:
@@ -164,7 +170,7 @@ def _read_batches(path: Path, name: str, key: str, allow_large: bool) -> Iterato
             input_file = stack.enter_context(pa.OSFile(os.fsencode(path)))
             file = stack.enter_context(parquet.ParquetFile(input_file, pre_buffer=False, buffer_size=1 << 20))
             schema = file.schema_arrow
-            columns = parse_columns(key, schema.names)
+            columns = choose_columns(key, schema.names)
             for column in columns:
                 if column not in schema.names:
                     raise missing_column(name, "column", column, schema.names)
