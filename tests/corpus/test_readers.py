@@ -219,7 +219,9 @@ def test_json_lines(tmp_path: Path) -> None:
     assert read_texts(path, '{"a+b": "one", "a": "two"}', text="a+b") == ["one"]
     escaped = r'{"text": "a\ud83d\ude00b\ud83dc\udc00\u0000d"}'
     assert read_texts(path, escaped) == ["a😀b\ufffdc\ufffd\0d"]
-    assert read_texts(path, r'{"\ud800": ""}') == ["!line 1: no key 'text' among \ufffd; valid: \ufffd (choose with ::text=KEY)"]
+    assert read_texts(path, r'{"\ud800": ""}') == [
+        "!line 1: no key 'text' among \ufffd; valid: \ufffd (choose with ::text=KEY)"
+    ]
     assert read_texts(path, '{"text": [1]}\n{"text": null}') == [
         "!line 1: 'text' is list, not a string",
         "!line 2: 'text' is null, not a string",
@@ -248,7 +250,9 @@ def test_csv_quotes_follow_rfc_4180(tmp_path: Path) -> None:
         "!line 4: 1 fields, but the first line has 2",
         "d",
     ]
-    assert read_texts(path, "id,txt\n1,a\n2,b\n") == ["!line 1: no column 'text' among id, txt; did you mean 'txt'? (choose with ::text=COLUMN)"]
+    assert read_texts(path, "id,txt\n1,a\n2,b\n") == [
+        "!line 1: no column 'text' among id, txt; did you mean 'txt'? (choose with ::text=COLUMN)"
+    ]
     assert read_texts(path, "") == ["!is empty"]
 
 
@@ -307,7 +311,9 @@ def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     texts = read_texts(path, content)
     assert texts[:5] == ["a", "!row 2: the text is null", "b\nc", "", "0"] and texts[4:] == list(map(str, range(3000)))
     assert read_texts(path, content, text="title+text")[2] == "t\nb\nc"
-    assert read_texts(path, content, text="txt") == ["!no column 'txt' among title, text, n; did you mean 'text'? (choose with ::text=COLUMN)"]
+    assert read_texts(path, content, text="txt") == [
+        "!no column 'txt' among title, text, n; did you mean 'text'? (choose with ::text=COLUMN)"
+    ]
     assert read_texts(path, content, text="n") == ["!column 'n' holds int64, not text"]
     assert read_texts(path, content[:-100]) == ["!is truncated or damaged: cannot read it beyond row 0"]
     assert read_texts(path, b"") == ["!is empty"]

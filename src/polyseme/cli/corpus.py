@@ -41,9 +41,9 @@ def prepare(
     import polyseme
 
     corpus = polyseme.prepare(
-        source, polyseme.Tokenizer.load(tokenizer), out, text_column=text_column, split=split, lang=lang, format=format, clean=clean,
-        dedup=dedup, dedup_threshold=dedup_threshold, skip_bad=skip_bad, append=append, num_workers=num_workers,
-        allow_large=allow_large, dask_address=dask_address,
+        source, polyseme.Tokenizer.load(tokenizer), out, text_column=text_column, split=split, lang=lang,
+        format=format, clean=clean, dedup=dedup, dedup_threshold=dedup_threshold, skip_bad=skip_bad, append=append,
+        num_workers=num_workers, allow_large=allow_large, dask_address=dask_address,
     )  # fmt: skip
     _print_removed(out, corpus)
 

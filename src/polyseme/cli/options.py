@@ -14,7 +14,15 @@ SOURCES_HELP = (
 ModelArgument = Annotated[Path, Argument(help="Model folder.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 JsonLinesOption = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
-LinesOption = Annotated[Path, Option(help="Text file, one text per line.")]
+INPUT_HELP = (
+    "text (one per line), CSV, TSV, JSON lines or Parquet, plain or compressed; - for standard input. Columns and "
+    "format may follow: FILE::text=review,label=stars,format=csv."
+)
+OUTPUT_HELP = (
+    "Output file: .csv, .tsv, .jsonl or .parquet with all columns of the input followed by ours, or .txt with the "
+    "results alone."
+)
+TextsOption = Annotated[Path, Option(help=f"Texts: {INPUT_HELP}")]
 SetOption = Annotated[list[str], Option("--set", help="Override a setting: path=value, e.g. optimizer.lr=1e-4.")]
 BudgetOption = Annotated[str, Option(help="Training budget: 20m, 1h30m, 90s, 500steps or 1e9tokens.")]
 ResumeOption = Annotated[bool, Option(help="Resume the run in --out.")]
@@ -24,10 +32,10 @@ NumSeedsOption = Annotated[int, Option(help="Number of runs with different rando
 LengthPenaltyOption = Annotated[float, Option(help="Divide the scores of the beam search by length to this power.")]
 
 # Files of labeled examples.
-TextColumnOption = Annotated[str, Option(help="Column or key of the text.")]
-PairColumnOption = Annotated[str, Option(help="Column or key of the second text.")]
-LabelColumnOption = Annotated[str, Option(help="Column or key of the label.")]
-HeaderOption = Annotated[bool, Option(help="Whether TSV has a header; without one, columns are numbers from 1.")]
+TextColumnOption = Annotated[str, Option(help="Column or key of the text, for all files; default: text.")]
+PairColumnOption = Annotated[str, Option(help="Column or key of the second text; default: pair.")]
+LabelColumnOption = Annotated[str, Option(help="Column or key of the label; default: label.")]
+HeaderOption = Annotated[bool, Option(help="Whether tables have a header; without one, columns are numbers from 1.")]
 SkipBadOption = Annotated[bool, Option(help="Skip bad rows and count them.")]
 AllowLargeOption = Annotated[
     bool, Option("--allow-large", help="Read compressed files that expand more than a thousandfold.")

@@ -40,8 +40,8 @@ def overlap(
 
     opened = Corpus.open(corpus)
     names = (*evaluation_sets, *(more_evaluation_sets or ()))
-    settings: dict[str, Any] = {"text_column": text_column, "split": "line", "skip_bad": skip_bad, "allow_large": allow_large}
-    sources = {name: open_sources([name], **settings) for name in names}
+    settings: dict[str, Any] = {"split": "line", "skip_bad": skip_bad, "allow_large": allow_large}
+    sources = {name: open_sources([name], text_column, **settings) for name in names}
     locations: dict[str, list[str]] = {name: [] for name in sources}
 
     def texts(name: str, reader: "SourceReader") -> Iterator[str]:

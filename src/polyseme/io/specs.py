@@ -35,7 +35,7 @@ def split_spec(text: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
 
 
 def check_conflicts(text: str, settings: Mapping[str, str], keywords: Mapping[str, str]) -> None:
-    """Raise an error if an option of a spec differs from the keyword for all files, such as `text_column`; "": not set."""
+    """Raise an error if an option of a spec differs from a keyword for all files, such as `text_column` (if set)."""
     for keyword, value in keywords.items():
         name = keyword.removesuffix("_column")
         if value and settings.get(name, value) != value:

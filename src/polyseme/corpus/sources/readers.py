@@ -15,7 +15,14 @@ from polyseme.io.compression import CorruptFileError, read_decompressed, read_fi
 from polyseme.io.json import parse_json
 from polyseme.io.limits import MAX_ROW_BYTES
 from polyseme.io.lines import bad_input, make_printable, read_line_chunks, read_lines, replace_surrogates
-from polyseme.io.tables import choose_columns, missing_column, parse_columns, read_csv_rows, read_parquet_rows, read_tsv_rows
+from polyseme.io.tables import (
+    choose_columns,
+    missing_column,
+    parse_columns,
+    read_csv_rows,
+    read_parquet_rows,
+    read_tsv_rows,
+)
 
 PYTHON_DOCS = "python-docs"
 SPLITS = ("file", "blank", "line")

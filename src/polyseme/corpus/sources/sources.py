@@ -27,7 +27,7 @@ from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.atomic import sha256
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.lines import make_printable
-from polyseme.io.specs import STDIN, check_conflicts, spool_stdin, split_spec
+from polyseme.io.specs import STDIN, check_conflicts, split_spec, spool_stdin
 
 GETTEXT = "gettext"
 MAX_WEIGHT = 1000

@@ -54,8 +54,8 @@ class Columns:
             changes["has_header"] = parse_bool(changes.pop("header"), text, "header")
         return path, replace(self, **changes)
 
-    def resolve(self, path: Path, names: Sequence[str]) -> Self:
-        """Return the columns to read of a file with columns of these names: remembered ones, or a lone column."""
+    def resolve(self, path: Path, names: Sequence[str], is_table: bool) -> Self:
+        """Return the columns to read of a file with these names: remembered ones, or the only one of a table."""
         changes = {}
         for role in ROLES:
             name = getattr(self.remembered, role, "")
@@ -65,22 +65,15 @@ class Columns:
                 changes[role] = name
             elif role in names:
                 logger.warning(f"{path} has no column {name!r}, the {role} of fine-tuning: reading {role!r} instead")
-        if not self.text and "text" not in changes and len(names) == 1:
+        if not self.text and "text" not in changes and is_table and len(names) == 1:
             changes["text"] = names[0]
         return replace(self, **changes)
 
-    def check_names(self, path: Path, names: Collection[str]) -> None:
-        """Raise an error if a chosen column does not exist."""
-        for role in (*ROLES, "id"):
-            if (name := getattr(self, role)) and name not in names:
-                raise missing_role(f"{path}", role, name, names)
-
     def reject(self, path: Path, kind: str, *options: str) -> None:
         """Raise an error if one of the options is set, which has no effect on a file of this kind."""
-        for name in options:
-            if getattr(self, "has_header" if name == "header" else name) != getattr(
-                Columns, "has_header" if name == "header" else name
-            ):
+        for name in options or SPEC_OPTIONS:
+            field = "has_header" if name == "header" else name
+            if getattr(self, field) != getattr(Columns, field):
                 raise ConfigError(f"{path}: `{name}` has no effect on {kind}: leave it out")
 
 
