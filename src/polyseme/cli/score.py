@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from polyseme.evaluation.streaming import Source
     from polyseme.inference.base import LanguageModel
     from polyseme.inference.results import ChoiceResult, TextScore
-    from polyseme.io.table_output import Row
+    from polyseme.io.table_output import Row, TableOutput
     from polyseme.tasks.multiple_choice import ChoiceExample
 
 CHOICES_HELP = "Questions with text (or prompt), choices and, if known, label: JSON lines, CSV or Parquet."
@@ -51,7 +51,7 @@ def score(
     knows the number of tokens of a last word.
     """
     import polyseme
-    from polyseme.evaluation.streaming import hash_path, open_row_output, run_windows
+    from polyseme.evaluation.streaming import hash_path, hash_spec
     from polyseme.io.table_output import TABLE_SUFFIXES, TableOutput, check_output_suffix
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
@@ -72,30 +72,16 @@ def score(
         ranking = {"template": template.replace("\\n", "\n"), "normalization": normalization, "context": context}
         mode = _choice_mode(language_model, choices, (examples, num_shots, seed), ranking, as_json)
 
-    table = None if out is None else TableOutput(out, mode.names)
-
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
-        shots = {"examples": examples and str(examples), "num_shots": num_shots, "seed": seed}
+        shots = {"examples": examples and f"{examples} {hash_spec(examples)}", "num_shots": num_shots, "seed": seed}
         ranking = {"template": template, "normalization": normalization, "context": context}
         hashes = {"input": mode.source.hash, "model": hash_path(model)}
         return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking}
 
-    def compute(window: list[Any], start: int, summary: dict[str, Any]) -> list[bytes]:
-        rows = mode.score(window, summary)
-        if table is not None:
-            return [table.encode(rows, start).encode()]
-        return ["".join(map(mode.format_row, rows)).encode()]
-
-    def format_footer(summary: dict[str, Any]) -> list[bytes]:
-        return [b"" if table else mode.format_footer(summary).encode()]
-
-    output = open_row_output(table, lambda text: print(text, end="", flush=True), settings, resume)
-    summary = run_windows(mode.source, mode.source.windows(), output, compute, format_footer, "score")
-    if table is not None:
-        print(mode.format_footer(summary), end="")
-        if not as_json:
-            print(f"{out}: {mode.source.total} texts")
+    _run(mode, None if out is None else TableOutput(out, mode.names), settings, resume)
+    if out is not None and not as_json:
+        print(f"{out}: {mode.source.total} texts")
 
 
 class _Mode(NamedTuple):
@@ -110,6 +96,20 @@ class _Mode(NamedTuple):
     score: Callable[[list[Any], dict[str, Any]], list["Row"]]
     format_row: Callable[["Row"], str]
     format_footer: Callable[[dict[str, Any]], str]
+
+
+def _run(mode: _Mode, table: "TableOutput | None", settings: Callable[[], dict[str, Any]], resume: bool) -> None:
+    """Write the rows to a file, or print them; the summary is printed."""
+    from polyseme.evaluation.streaming import open_row_output, run_windows
+
+    def compute(window: list[Any], start: int, summary: dict[str, Any]) -> list[bytes]:
+        rows = mode.score(window, summary)
+        text = "".join(map(mode.format_row, rows)) if table is None else table.encode(rows, start)
+        return [text.encode()]
+
+    output = open_row_output(table, lambda text: print(text, end="", flush=True), settings, resume)
+    summary = run_windows(mode.source, mode.source.windows(), output, compute, lambda _: [b""], "score")
+    print(mode.format_footer(summary), end="")
 
 
 def _text_mode(language_model: "LanguageModel", data: Path, as_json: bool) -> _Mode:

@@ -12,8 +12,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import sha256
 from polyseme.io.partial import PartialOutput, part_path
+from polyseme.io.specs import split_spec
 from polyseme.io.table_output import TableOutput
 from polyseme.progress import progress
+from polyseme.tasks.readers.columns import SPEC_OPTIONS
 
 T = TypeVar("T")
 MAX_EXAMPLES = 8192  # of a window
@@ -88,6 +90,11 @@ def hash_path(path: Path) -> str:
         return sha256(path) if path.is_file() else ""
     files = sorted(p.relative_to(path) for p in path.rglob("[!.]*") if p.is_file())
     return hashlib.sha256("".join(f"{file} {sha256(path / file)}\n" for file in files).encode()).hexdigest()
+
+
+def hash_spec(source: str | Path) -> str:
+    """Return the hash of the file that `PATH::name=value,…` names."""
+    return hash_path(Path(split_spec(str(source), SPEC_OPTIONS)[0]))
 
 
 class WindowOutput(Protocol):
