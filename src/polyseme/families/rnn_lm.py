@@ -163,6 +163,7 @@ PERFORMANCE_RNN = replace(  # for comparison with the Music Transformer
     name="performance_rnn",
     paper="Simon and Oore 2017, Performance RNN: Generating Music with Expressive Timing and Dynamics",
     tokenizer="events",
+    other_tokenizers=(),
     trunk_config=performance_rnn_config,
     sizes={"tiny": {"num_layers": 1, "dim": 128}, "base": {"num_layers": 3, "dim": 512}},
     architectures=architectures("PerformanceRNN"),
