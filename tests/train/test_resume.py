@@ -309,7 +309,7 @@ def test_a_run_out_of_time_ends_after_the_step_with_its_model(corpora, tmp_path,
     assert results["steps"] == 5 == json.loads((run / "recipe.json").read_text())["total_steps"]
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     rates = [row["lr"] for row in rows if "lr" in row]
-    assert len(rates) == 5 == load_checkpoint(run / "checkpoints").step and rates[-1] < 0.3 * max(rates)
+    assert len(rates) == 5 == load_checkpoint(run / "checkpoints").step and rates[-1] < 0.4 * max(rates)
     assert [row["plan"]["steps"] for row in rows if "plan" in row] == [5]
     assert any("only 5 steps fit into the budget of 60s" in warning for warning in results["warnings"])
     assert (run / "model" / "config.json").exists()

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from polyseme.config import check_in_range
-from polyseme.errors import ConfigError, DataError, require_package
+from polyseme.errors import ConfigError, DataError, require_package, require_packages
 from polyseme.io.limits import MAX_VOCAB_SIZE
 from polyseme.progress import waiting
 from polyseme.text import pipelines
@@ -50,6 +50,8 @@ class VocabularyConfig:
     def __post_init__(self) -> None:
         if self.vocab_size is None and self.kind not in ("characters", "words", "whitespace"):
             raise ConfigError(f"vocab_size is missing: the maximum number of entries in a {self.kind} vocabulary")
+        if self.kind == "unigram":  # before the text is read
+            require_packages({"sentencepiece": "training a unigram vocabulary"})
         size = self.size
         for name in ("vocab_size", "min_frequency", "max_alphabet", "num_sentinels"):
             check_in_range(name, getattr(self, name) or 0, 0, MAX_VOCAB_SIZE)

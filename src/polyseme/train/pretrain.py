@@ -169,8 +169,8 @@ class _Run:
         if "total_steps" in record:
             rows = record.get("plan", [{"step": 0, "total_steps": record["total_steps"]}])
             self.plan = StepPlan.from_json(rows, str(self.out / "recipe.json"))
-            if record["recipe"]["budget"] != recipe.budget.to_json():
-                self._extend(record)
+            if (saved_budget := BudgetConfig.from_json(record["recipe"]["budget"])) != recipe.budget:
+                self._extend(record, saved_budget)
         else:
             self.plan = StepPlan((Segment(0, plan_steps(recipe, self.stream)),))
             self._update_record(record)
@@ -181,10 +181,9 @@ class _Run:
         valid_tokens = int(self.valid.samples.lengths.sum()) if self.valid else 0
         return Deadline.from_recipe(recipe, end_time, self.plan, state, self.stream, valid_tokens)
 
-    def _extend(self, record: dict[str, Any]) -> None:
+    def _extend(self, record: dict[str, Any], saved_budget: BudgetConfig) -> None:
         """Give the run the longer budget of the recipe, and record that."""
         state, budget = self.state, self.recipe.budget
-        saved_budget = BudgetConfig.from_json(record["recipe"]["budget"])
         if budget.is_wall_clock:
             seconds_per_step = self.spent["seconds"] / max(state.start_step, 1)
             seconds_left = 60 * budget.minutes - self.spent["seconds"]
