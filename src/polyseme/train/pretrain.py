@@ -260,7 +260,10 @@ class _Run:
             distributed.broadcast_weights(state.model)
         if averaged_steps or not self.valid_metrics:  # or every step was done before this call
             self.valid_metrics = self._validate(state)
-        self.diagnostics.check_length(self.plan.total_steps)
+        warnings = []
+        if state.rank == 0:
+            self.diagnostics.check_length(self.plan.total_steps)
+            warnings = self.diagnostics.finish(self.valid_metrics, self.training_losses)
         return {
             "valid": self.valid_metrics,
             "steps": self.plan.total_steps,
@@ -271,7 +274,7 @@ class _Run:
             **({"averaged_steps": averaged_steps} if averaged_steps else {}),
             **({"extensions": self.extensions} if self.extensions else {}),
             "environment": self.environment,
-            "warnings": self.diagnostics.finish(self.valid_metrics, self.training_losses),
+            "warnings": warnings,
         }
 
     def _validate(self, state: TrainState) -> dict[str, float]:
