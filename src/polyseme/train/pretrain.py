@@ -184,8 +184,8 @@ class _Run:
     def _extend(self, record: dict[str, Any], saved_budget: BudgetConfig) -> None:
         """Give the run the longer budget of the recipe, and record that."""
         state, budget = self.state, self.recipe.budget
-        if budget.is_wall_clock:
-            seconds_per_step = self.spent["seconds"] / max(state.start_step, 1)
+        if budget.is_wall_clock and state.start_step:
+            seconds_per_step = self.spent["seconds"] / state.start_step
             seconds_left = 60 * budget.minutes - self.spent["seconds"]
             total_steps = state.start_step + int(seconds_left / max(seconds_per_step, 1e-9))
         else:
@@ -202,9 +202,9 @@ class _Run:
         self.plan = self.plan.extend(state.start_step, total_steps, self.recipe.schedule)
         self.extensions.append({"step": state.start_step, "from": str(saved_budget), "to": str(budget)})
         if state.rank == 0:
+            logger.info("extended from %s to %s, after step %s", saved_budget, budget, f"{state.start_step:,}")
             (self.out / HASHES_FILE).unlink(missing_ok=True)  # the folder is that of an unfinished run again
         self._update_record(record | {"recipe": self.recipe.to_json(), "extensions": self.extensions})
-        logger.info("extended from %s to %s, after step %s", saved_budget, budget, f"{state.start_step:,}")
 
     def _update_record(self, record: dict[str, Any]) -> None:
         """Write `recipe.json` with the plan."""
