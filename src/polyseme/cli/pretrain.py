@@ -70,12 +70,16 @@ def print_results(run_result: "PretrainResult") -> None:
 
 
 def recipes(family: Annotated[str | None, Option(help="Only the recipes of this family.")] = None) -> None:
-    """List the recipes and what they reproduce."""
+    """List the recipes, their objectives by the names that --set objective=NAME takes, and what they reproduce."""
     import polyseme
     from polyseme.recipes import get_recipe
 
-    rows = [(name, get_recipe(name).family, about) for name, about in polyseme.list_recipes(family).items()]
-    print_table(["recipe", "family", "what it is"], rows)
+    rows = []
+    for name, about in polyseme.list_recipes(family).items():
+        recipe = get_recipe(name)
+        objective = getattr(recipe, "objective", None)
+        rows.append((name, recipe.family, "" if objective is None else type(objective).__name__, about))
+    print_table(["recipe", "family", "objective", "what it is"], rows)
 
 
 def families(as_json: options.JsonOption = False) -> None:

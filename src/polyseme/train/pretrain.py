@@ -221,7 +221,7 @@ class _Run:
         title, total_tokens = "pretrain", self.plan.total_steps * recipe.batch_tokens
         with catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
             bar.add_completed(state.start_step * recipe.batch_tokens)
-            if state.is_compiled or state.use_cuda_graphs:
+            if state.is_compiled or (state.use_cuda_graphs and state.device.type == "cuda"):
                 bar.show_note("compiling kernels in the first step")
             for report in train(state, self.stream.steps(self.position, state.start_step)):
                 now = time.perf_counter()

@@ -35,7 +35,8 @@ def open_run(
     # parsed, so that it has the fields that were added since
     saved_recipe = Recipe.from_json(existing["recipe"], config_types=(type(recipe.objective),)).to_json()
     if difference := describe_difference(saved_recipe | {"budget": recipe_json["budget"]}, recipe_json):
-        raise ConfigError(f"{out} was started with another recipe: {difference}")
+        advice = "pass no recipe and no overrides to continue with those of the run, or choose another folder"
+        raise ConfigError(f"{out} was started with another recipe: {difference}; {advice}")
     if existing.get("initialized_from_hash") != record.get("initialized_from_hash"):
         raise ConfigError(f"{out} was started from another model ({existing.get('initialized_from')})")
     return existing | {"recipe": saved_recipe}
