@@ -294,7 +294,7 @@ class _Run:
         if step > self.plan.last_change and step < self.plan.total_steps and deadline.should_check(step):
             report.metrics  # noqa: B018  # waits for the end of the step on a GPU
             replanned_steps = deadline.replan_steps(step, self.plan.total_steps)
-            total_steps = distributed.on_rank_zero(lambda: replanned_steps)
+            total_steps = deadline.total_steps = distributed.on_rank_zero(lambda: replanned_steps)
             if state.rank == 0:
                 deadline.log_plan(step, str(self.recipe.budget))
             if total_steps != self.plan.total_steps:
