@@ -5,6 +5,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from polyseme.io.limits import MAX_INTEGER
+
 SOURCES_HELP = (
     "Files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, plain or compressed (.gz .xz "
     ".zst .bz2); - for standard input (needs --format); python-docs or gettext. Each may end in options such as "
@@ -23,9 +25,13 @@ OUTPUT_HELP = (
     "results alone."
 )
 TextsOption = Annotated[Path, Option(help=f"Texts: {INPUT_HELP}")]
-SetOption = Annotated[list[str], Option("--set", help="Override a setting: path=value, e.g. optimizer.lr=1e-4.")]
+SetOption = Annotated[
+    list[str], Option("--set", help="Override a setting: path=value, e.g. optimizer.lr=1e-4 or objective=CausalLM.")
+]
 BudgetOption = Annotated[str, Option(help="Training budget: 20m, 1h30m, 90s, 500steps or 1e9tokens.")]
-ResumeOption = Annotated[bool, Option(help="Resume the run in --out.")]
+RESUME_HELP = "Resume the run in --out with its saved settings; a larger --budget extends it."
+ResumeOption = Annotated[bool, Option("--resume", help=RESUME_HELP)]
+SeedOption = Annotated[int | None, Option(help="Random seed; default: that of the recipe.", min=0, max=MAX_INTEGER)]
 ResumeOutputOption = Annotated[bool, Option("--resume", help="Resume an interrupted run with the same options.")]
 RunOption = Annotated[Path, Option(help="Run folder to write, or to resume.")]
 NumSeedsOption = Annotated[int, Option(help="Number of runs with different random seeds.", min=1)]

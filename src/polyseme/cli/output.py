@@ -34,10 +34,25 @@ def read_texts(source: str | Path) -> list[str]:
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
     """Split each `--set path=value`."""
+    values: dict[str, str] = {}
     for override in overrides:
-        if "=" not in override:
+        path, equals, value = override.partition("=")
+        if not equals:
             raise ConfigError(f"--set {override!r} is not path=value")
-    return dict(override.split("=", 1) for override in overrides)
+        if values.setdefault(path, value) != value:
+            raise ConfigError(f"{path} is set twice, to {values[path]} and to {value}")
+    return values
+
+
+def parse_settings(overrides: Sequence[str], **flags: Any) -> dict[str, Any]:
+    """Return the values of each `--set path=value` and of the flags that were passed; one setting may not be both."""
+    from polyseme.config import parse_text
+
+    values = {path: parse_text(text, path) for path, text in parse_overrides(overrides).items()}
+    for name, value in flags.items():
+        if value not in (None, "") and values.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is set twice, to {values[name]} and to {value}")
+    return values
 
 
 def apply_overrides(config: "ConfigT", overrides: Sequence[str]) -> "ConfigT":

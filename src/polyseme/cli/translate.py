@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, require_packages
 
 PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
 LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source length."
@@ -45,6 +45,8 @@ def translate(
             raise ConfigError(f"{path} already exists: choose another name, or remove it first")
     if reference is None and (report is not None or as_json):
         raise ConfigError("--report and --json need --reference")
+    if reference is not None:
+        require_packages({"sacrebleu": "BLEU"})
     if out is not None:
         check_output_suffix(out, TABLE_SUFFIXES, "translations")
     pairs = files.open_text_pairs(data, reference, model)

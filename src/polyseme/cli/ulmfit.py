@@ -12,6 +12,7 @@ from polyseme.cli.output import apply_overrides, print_table
 from polyseme.errors import ConfigError
 from polyseme.io.lock import locks_folder
 
+PRESET_HELP = "Model size: tiny, lecture (300 wide) or paper (400 wide); default: paper with a GPU, otherwise tiny."
 UnlabeledOption = Annotated[list[str], Option(help="More texts of the task, one per line, for the second stage.")]
 TextOption = Annotated[list[str], Option(help=f"General text for the first stage. {options.SOURCES_HELP}")]
 ModelsOption = Annotated[list[Path], Option(help="Or trained general language models, one for each direction.")]
@@ -26,7 +27,7 @@ def ulmfit(
     corpus: Annotated[Path | None, Option(help="Or general text as a corpus folder.")] = None,
     general_models: ModelsOption = [],
     unlabeled: UnlabeledOption = [],
-    preset: Annotated[str, Option(help="Model size: tiny, lecture (300 wide) or paper (400 wide).")] = "paper",
+    preset: Annotated[str, Option(help=PRESET_HELP)] = "",
     direction: Annotated[str, Option(help="forward, backward, or both (averaged).")] = "forward",
     budget: Annotated[str, Option(help="Budget of the first stage: 20m, 500steps or 1e9tokens.")] = "",
     seeds: options.NumSeedsOption = 1,
@@ -49,7 +50,7 @@ def ulmfit(
     from polyseme.tasks.readers.rows import Columns
 
     sizes = _parse_sizes(train_sizes)
-    settings: dict[str, Any] = {"preset": preset, "direction": direction, "budget": budget}
+    settings: dict[str, Any] = {"preset": preset or stages.choose_preset(out), "direction": direction, "budget": budget}
     config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
     config.general_recipe("forward").check()
     config.classifier.validate()

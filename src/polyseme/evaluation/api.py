@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, require_packages
 from polyseme.evaluation.compare import FinetuneRun, paired_bootstrap, plot_comparison, read_runs
 from polyseme.evaluation.predict import find_models, predict_ensemble
 from polyseme.evaluation.streaming import Source, hash_path, run_windows
@@ -117,6 +117,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Compute the metrics and measure the speed; see `polyseme.evaluate`."""
     predictor = load_predictor(models, task, ensemble, truncate)
+    require_packages(predictor.task.required_packages)
     examples = predictor.read(data, task, "dev", options)
     require_gold(examples)
     started = time.perf_counter()

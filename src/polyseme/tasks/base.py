@@ -83,6 +83,7 @@ class TaskConfig(Config, Codec):
     task_type: ClassVar[str]  # its name on the command line and in results
     example_type: ClassVar[type[Example]]
     default_metric: ClassVar[str]
+    required_packages: ClassVar[Mapping[str, str]] = {}  # modules that its metrics need, with their purpose
     head_type: ClassVar[str]
     record_suffixes: ClassVar[tuple[str, ...]] = ()  # of files whose rows `from_record` reads
     own_suffixes: ClassVar[tuple[str, ...]] = ()  # of predictions in formats of the field

@@ -47,6 +47,7 @@ class CoreferenceTask(TaskConfig):
     task_type = "coreference"
     example_type = DocumentExample
     default_metric = "f1"
+    required_packages = {"scipy": "the coreference score CEAF"}  # noqa: RUF012
     head_type = "coreference"
     own_suffixes = (".conll",)
     feature_networks = ("bilstm", "linear")

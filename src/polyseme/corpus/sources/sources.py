@@ -25,6 +25,7 @@ from polyseme.corpus.sources.readers import (
 )
 from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.atomic import sha256
+from polyseme.io.binary_files import require_text
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.lines import make_printable
 from polyseme.io.specs import STDIN, check_conflicts, split_spec, spool_stdin
@@ -263,6 +264,7 @@ def _list_files(
     source_files = []
     for file in files:
         format = source.format or detect_format(file) or "text"
+        require_text(file, format)
         catalog_lang = gettext_catalogs.language_from_path(file) if format == "mo" else ""
         lang = source.lang or catalog_lang or template.lang
         source_files.append(replace(template, path=file, lang=lang, format=format))
