@@ -37,7 +37,7 @@ def translate(
     from polyseme.evaluation import translate_file as files
     from polyseme.evaluation.streaming import hash_path, open_row_output, run_windows
     from polyseme.io.atomic import write_text
-    from polyseme.io.table_output import TABLE_SUFFIXES, TableOutput, check_output_suffix
+    from polyseme.io.table_output import TableOutput
     from polyseme.tasks.metrics.translation import translation_metrics
 
     for path in (out, report):
@@ -47,8 +47,6 @@ def translate(
         raise ConfigError("--report and --json need --reference")
     if reference is not None:
         require_packages({"sacrebleu": "BLEU"})
-    if out is not None:
-        check_output_suffix(out, TABLE_SUFFIXES, "translations")
     pairs = files.open_text_pairs(data, reference, model)
     source, references = pairs.source, pairs.references
     table = None if out is None else TableOutput(out, pairs.names)

@@ -20,7 +20,7 @@ _BATCH_ROWS = 4096  # of a Parquet file, converted at once
 class TableOutput:
     """The format of a file of rows.
 
-    Text files (`.txt`) have the first of our columns alone. Parquet is written as JSON lines and converted at the end
+    Text files (`.txt`, or any other name) have the first of our columns alone. Parquet is written as JSON lines and converted at the end
     by `install`, so that a run can be resumed. `input_names` are the columns of the input.
     """
 
@@ -39,7 +39,7 @@ class TableOutput:
         return replace_surrogates(self._encode(rows, start))
 
     def _encode(self, rows: Sequence[Row], start: int) -> str:
-        if self.suffix == ".txt":
+        if self.suffix not in TABLE_SUFFIXES[:-1]:
             return "".join(f"{flatten_cell(_to_text(next(iter(ours.values()))))}\n" for _, ours in rows)
         renamed = [(inputs, self._rename(ours)) for inputs, ours in rows]
         if not self.is_flat:
