@@ -241,7 +241,8 @@ def compare(runs: Sequence[str | Path], *, out: str | Path | None = None, num_re
     """
     from polyseme.evaluation.api import compare as run
 
-    return run([Path(folder) for folder in runs], None if out is None else Path(out), num_resamples)
+    folders = [runs] if isinstance(runs, str | Path) else runs
+    return run([Path(folder) for folder in folders], None if out is None else Path(out), num_resamples)
 
 
 def list_recipes(family: str | None = None) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """`polyseme ulmfit`: the three stages of ULMFiT, or the low-shot curve."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +41,6 @@ def ulmfit(
 
     An interrupted run continues when the same command is run again.
     """
-    from polyseme.corpus.sources.sources import open_sources
     from polyseme.io.atomic import sha256
     from polyseme.io.json import write_json
     from polyseme.pipelines import ulmfit as stages
@@ -55,12 +53,11 @@ def ulmfit(
     config.general_recipe("forward").check()
     config.classifier.validate()
     columns = Columns(text_column, label=label_column, has_header=header)
-    train, train_columns = ClassificationTask.open_input(train, columns)
-    dev, dev_columns = ClassificationTask.open_input(dev, replace(columns, remembered=train_columns))
-    train_examples = ClassificationTask.read(train, train_columns, skip_bad=skip_bad)
+    train, columns = ClassificationTask.open_input(train, columns)
+    dev, dev_columns = ClassificationTask.open_input(dev, Columns(has_header=header, remembered=columns))
+    train_examples = ClassificationTask.read(train, columns, skip_bad=skip_bad)
     dev_examples = ClassificationTask.read(dev, dev_columns, skip_bad=skip_bad)
-    unlabeled_documents = open_sources(unlabeled, split="line", skip_bad=skip_bad) if unlabeled else ()
-    texts = [document.text for document in unlabeled_documents]
+    texts = _read_unlabeled(unlabeled, skip_bad)
     stages.validate_sources(config, text, corpus, general_models)
     inputs = {
         "config": config.to_json(),
@@ -83,6 +80,12 @@ def ulmfit(
         rows = [[row, *(stages.format_mean_std(cells[n]) for n in names)] for row, cells in results["rows"].items()]
         print_table([f"{seeds} seed(s)", *names], rows)
     print(f"see {out}/report.html")
+
+
+def _read_unlabeled(sources: list[str], skip_bad: bool) -> list[str]:
+    from polyseme.corpus.sources.sources import open_sources
+
+    return [each.text for each in open_sources(sources, split="line", skip_bad=skip_bad)] if sources else []
 
 
 def _parse_sizes(train_sizes: str) -> list[int]:

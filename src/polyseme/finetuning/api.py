@@ -92,6 +92,7 @@ def finetune(
 ) -> FinetuneResult:
     """Read the data, run the experiment or a grid of them, and log warnings; see `polyseme.finetune`."""
     baselines, overrides = options.pop("baselines", ()), options.pop("overrides", {})
+    baselines, grid = ([value] if isinstance(value, str) else value for value in (baselines, grid))
     reading, features = pop_options(ReadOptions, options), pop_options(FeatureOptions, options)
     run_options = replace(pop_options(RunOptions, options), seeds=seeds)
     is_multitask = isinstance(task, Mapping | list | tuple)

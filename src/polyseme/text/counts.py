@@ -237,7 +237,7 @@ def count_words(
     """Count the words of sources (a path, or a list of `Path`), or of an iterable of texts.
 
     After `sample_characters` characters half of the documents are read, after as many again a quarter, and so on. Other
-    options are those of `open_sources`: `key`, `split`, `format`, `lang`, `skip_bad`, `allow_large`.
+    options are those of `open_sources`: `text_column`, `split`, `format`, `lang`, `skip_bad`, `allow_large`.
     """
     if isinstance(sources, str | Path):
         sources, are_paths = [sources], True
