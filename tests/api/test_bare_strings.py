@@ -8,13 +8,9 @@ import torch
 
 import polyseme
 from polyseme import FeatureModel, LanguageModel, NeuralLM, NgramLM, PolysemeError, Tokenizer, WordVectors
-from polyseme.families import FAMILIES
-from polyseme.nn.heads.base import HeadConfig
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.extractive_qa import ExtractiveQATask
-from polyseme.weights.folder import save_model
-from tests.support.cases import supported_args
-from tests.support.text import documents
+from tests.support.small_models import save_small_model
 
 TEXT_PARAMETERS = {"text", "texts", "prompt", "prompts", "first", "word", "words", "context", "examples"}
 INTERNAL = {"predict_examples", "evaluate", "build_inputs_with_special_tokens"}  # take examples of a task, or ids
@@ -48,15 +44,7 @@ def models(tmp_path_factory) -> dict[str, LanguageModel | Tokenizer]:
     tasks = {"gpt2": None, "transformer": None, "bert": None, "classify": ClassificationTask(labels=("a", "b")),
              "span": ExtractiveQATask()}  # fmt: skip
     for name, task in tasks.items():
-        family = FAMILIES["bert" if task else name]
-        tokenizer = Tokenizer.train(family.tokenizer, iter(documents(20, seed=5)), 300)
-        sizes = supported_args(family, num_layers=1, dim=8, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=32)
-        config = family.model_config(**sizes)
-        heads: dict[str, HeadConfig] = task.heads(family, config.trunk) if task else config.heads
-        save_model(
-            folder / name, config.replace(heads=heads).build(1), tokenizer, {"task": task.to_json()} if task else {}
-        )
-        models[name] = polyseme.load(folder / name)
+        models[name] = polyseme.load(save_small_model(folder / name, "bert" if task else name, task))
     words = ["cat", "dog", "the", "sees"]
     models["words"] = WordVectors(words, np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32))
     models["tokenizer"] = models["bert"].tokenizer
