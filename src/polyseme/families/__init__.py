@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from polyseme.errors import ConfigError, suggest
+from polyseme.errors import ConfigError, unsupported
 from polyseme.families.albert import ALBERT
 from polyseme.families.bert import BERT
 from polyseme.families.distilbert import DISTILBERT
@@ -43,7 +43,7 @@ def get_family(name: str, families: Sequence[Family] = ()) -> Family:
     """Return the family of this name, from `families` or the package."""
     known = FAMILIES | {family.name: family for family in families}
     if name not in known:
-        raise ConfigError(f"unknown family {name!r}; {suggest(name, known)}")
+        raise ConfigError(f"family {unsupported(name, known)}")
     return known[name]
 
 
