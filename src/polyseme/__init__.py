@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyseme.generation.config import GenerationConfig
     from polyseme.generation.text import GeneratedText, TranslatedText
     from polyseme.inference.base import LanguageModel
+    from polyseme.inference.feature_extraction import ElmoModel
     from polyseme.inference.feature_model import FeatureModel
     from polyseme.inference.load import load
     from polyseme.inference.neural_lm import NeuralLM
@@ -45,6 +46,7 @@ _MODULES = {
     "generation.config": ("GenerationConfig",),
     "generation.text": ("GeneratedText", "TranslatedText"),
     "inference.base": ("LanguageModel",),
+    "inference.feature_extraction": ("ElmoModel",),
     "inference.feature_model": ("FeatureModel",),
     "inference.load": ("load",),
     "inference.neural_lm": ("NeuralLM",),

@@ -16,8 +16,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my model").mkdir()
     config = {
-        "model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 8, "_name_or_path": "user/bert",
+        "model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 9, "hidden_size": 8,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "max_position_embeddings": 8,
+        "_name_or_path": "user/bert",
     }  # fmt: skip
     Path("my model/config.json").write_text(json.dumps(config))
     return Path("my model")

@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import apply_overrides, print_json, print_table
+from polyseme.cli.completion import FAMILY_NAMES, RECIPE_NAMES, complete
+from polyseme.cli.output import apply_overrides, print_json, print_wrapped, print_wrapped_table
 
 if TYPE_CHECKING:
+    from polyseme.families.summary import FamilySummary
     from polyseme.report.results import PretrainResult
 
 DISTILL_RECIPE_HELP = "A name from `polyseme recipes`, or a recipe.json; default: half of the teacher's layers."
 
 
 def pretrain(
-    recipe: Annotated[str, Argument(help="A name from `polyseme recipes`, or a recipe.json.")],
+    recipe: Annotated[
+        str, Argument(help="A name from `polyseme recipes`, or a recipe.json.", autocompletion=complete(RECIPE_NAMES))
+    ],
     corpus: Annotated[Path, Option(help="Corpus folder from `polyseme prepare`.")],
     out: options.RunOption,
     overrides: options.SetOption = [],
@@ -35,7 +39,7 @@ def distill(
     teacher: Annotated[Path, Argument(help="Model folder of the teacher.")],
     corpus: Annotated[Path, Option(help="Corpus folder that was prepared with the teacher's tokenizer.")],
     out: options.RunOption,
-    recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP)] = "",
+    recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP, autocompletion=complete(RECIPE_NAMES))] = "",
     overrides: options.SetOption = [],
     budget: options.BudgetOption = "",
     resume: options.ResumeOption = False,
@@ -66,25 +70,37 @@ def print_results(run_result: "PretrainResult") -> None:
     distributed.shutdown()
 
 
-def recipes(family: Annotated[str | None, Option(help="Only the recipes of this family.")] = None) -> None:
+def recipes(
+    family: Annotated[
+        str | None, Option(help="Only the recipes of this family.", autocompletion=complete(FAMILY_NAMES))
+    ] = None,
+) -> None:
     """List the recipes and what they reproduce."""
     import polyseme
     from polyseme.recipes import get_recipe
 
     rows = [(name, get_recipe(name).family, about) for name, about in polyseme.list_recipes(family).items()]
-    print_table(["recipe", "family", "what it is"], rows)
+    print_wrapped_table(["recipe", "family", "what it is"], rows)
 
 
 def families(as_json: options.JsonOption = False) -> None:
     """List the families with their sizes and numbers of parameters (without heads)."""
     from polyseme.families import FAMILIES
-    from polyseme.families.summary import FamilySummary, summarize_families
+    from polyseme.families.summary import summarize_families
 
     if as_json:
         print_json([row._asdict() for row in summarize_families()])
         return
-    print_table(FamilySummary._fields, summarize_families())
+    rows = [(*row[:6], _describe_published(row)) for row in summarize_families()]
+    print_wrapped_table(["family", "size", "layers", "dim", "heads", "parameters", "published"], rows)
     for family in FAMILIES.values():
-        print(f"\n{family.name}: {family.paper}; {family.tokenizer}; {family.objective}")
+        print()
+        print_wrapped(f"{family.name}: {family.paper}; {family.tokenizer}; {family.objective}", 2)
         for departure in family.departures:
-            print(f"  departs: {departure}")
+            print_wrapped(f"  departs: {departure}", 4, 2)
+
+
+def _describe_published(row: "FamilySummary") -> str:
+    """Say whether the number of parameters is the published one, and what the paper prints if it differs."""
+    count, _, paper = row.published_params.partition(" ")
+    return f"{'the same' if count == f'{row.num_params:,}' else count} {paper}".strip()

@@ -23,6 +23,7 @@ from polyseme.families.transformer import TRANSFORMER
 from polyseme.families.transformer_xl import TRANSFORMER_XL
 from polyseme.families.ulmfit import ULMFIT
 from polyseme.families.word_vectors import FASTTEXT, GLOVE, WORD2VEC
+from polyseme.families.xlm_roberta import CAMEMBERT, XLM_ROBERTA
 from polyseme.families.xlnet import XLNET
 
 FAMILIES: dict[str, Family] = {
@@ -31,7 +32,7 @@ FAMILIES: dict[str, Family] = {
         *(WORD2VEC, FASTTEXT, GLOVE),
         *(NNLM, RNN_LM, ELMO, FLAIR),
         *(SEQ2SEQ, TRANSFORMER),
-        *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERNBERT),
+        *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, SPANBERT, DISTILBERT, MODERNBERT),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
         *(T5, MUSIC, PERFORMANCE_RNN),
         ULMFIT,

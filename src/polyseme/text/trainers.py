@@ -20,6 +20,7 @@ from polyseme.text.sentencepiece_model import parse_model
 MAX_ALPHABET = 10_000
 MAX_WORDS = 2_000_000
 BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (pipelines.END_OF_TEXT,), "byte-bpe-roberta": ROBERTA_SPECIALS}
+UNIGRAM_SPECIALS = {"unigram": ALBERT_SPECIALS, "unigram-roberta": ROBERTA_SPECIALS}
 _CHARACTER_COVERAGE = 0.9999  # share of the text written in characters that get an entry
 _SENTENCEPIECE_OPTIONS: dict[str, Any] = {
     "model_type": "unigram", "input_format": "tsv", "normalization_rule_name": "identity", "unk_id": 0,
@@ -73,7 +74,7 @@ def train_vocabulary(word_counts: Mapping[str, int], lowercase: bool, config: Vo
         tokenizer = _train_wordpiece(word_counts, lowercase, config)
     elif config.kind in BYTE_BPE_SPECIALS:
         tokenizer = _train_bpe(word_counts, lowercase, config)
-    elif config.kind == "unigram":
+    elif config.kind in UNIGRAM_SPECIALS:
         tokenizer = _train_unigram(word_counts, lowercase, config)
     elif config.kind in ("words", "whitespace"):
         frequent = {w: n for w, n in word_counts.items() if n >= config.min_frequency and w not in WORD_SPECIALS}
@@ -138,7 +139,7 @@ def _train_unigram(word_counts: Mapping[str, int], lowercase: bool, config: Voca
     pieces differ between runs.
     """
     sentencepiece = require_package("sentencepiece", "training a unigram vocabulary", "'polyseme[unigram]'")
-    specials = T5_SPECIALS if config.num_sentinels else ALBERT_SPECIALS
+    specials = T5_SPECIALS if config.num_sentinels else UNIGRAM_SPECIALS[config.kind]
     stripped = ((word.removeprefix(pipelines.METASPACE), count) for word, count in word_counts.items())
     stripped_counts = {word: count for word, count in stripped if word}
     alphabet = _choose_alphabet(stripped_counts, config, 2, specials)
