@@ -140,7 +140,7 @@ class Machine:
             problem = f"there is a GPU ({self.gpus[0].name}), but torch {self.torch} was built without CUDA"
             yield Finding("slow", problem, "install torch with CUDA: https://pytorch.org/get-started/locally")
         if not self.gpus:
-            advice = "use recipes that end in -tiny, with a time budget; fine-tuning and inference of base models work, slowly"
+            advice = "use recipes that end in -tiny, with a time budget; base models can be fine-tuned, slowly"
             yield Finding("slow", "there is no GPU: pre-training of anything but tiny models is slow", advice)
         if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
             yield Finding("slow", "CUDA_VISIBLE_DEVICES is empty, which hides all GPUs", "unset it")

@@ -39,8 +39,8 @@ def print_wrapped_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) ->
 
 def print_wrapped(text: str, indent: int, num_fixed: int = 0) -> None:
     """Print a text in lines as wide as the terminal, the second and later ones indented; the first characters stay."""
-    width = max(shutil.get_terminal_size().columns, indent + 20)
-    lines = textwrap.wrap(text[num_fixed:], width - max(indent, num_fixed)) or [""]
+    width = max(shutil.get_terminal_size().columns, indent + 8)
+    lines = textwrap.wrap(text[num_fixed:], width - max(indent, num_fixed), break_on_hyphens=False) or [""]
     print(f"\n{' ' * indent}".join([text[:num_fixed] + lines[0], *lines[1:]]).rstrip())
 
 

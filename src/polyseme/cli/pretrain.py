@@ -93,6 +93,7 @@ def families(as_json: options.JsonOption = False) -> None:
         return
     rows = [(*row[:6], _describe_published(row)) for row in summarize_families()]
     print_wrapped_table(["family", "size", "layers", "dim", "heads", "parameters", "published"], rows)
+    print("\nparameters are counted without heads; in parentheses: the number that the paper prints")
     for family in FAMILIES.values():
         print()
         print_wrapped(f"{family.name}: {family.paper}; {family.tokenizer}; {family.objective}", 2)
@@ -103,4 +104,4 @@ def families(as_json: options.JsonOption = False) -> None:
 def _describe_published(row: "FamilySummary") -> str:
     """Say whether the number of parameters is the published one, and what the paper prints if it differs."""
     count, _, paper = row.published_params.partition(" ")
-    return f"{'the same' if count == f'{row.num_params:,}' else count} {paper}".strip()
+    return f"{'yes' if count == f'{row.num_params:,}' else count} {paper.replace('paper: ', '')}".strip()
