@@ -303,7 +303,7 @@ def test_recipes_and_families(run_cli):
 
     lines = [line for line in run_cli("recipes").splitlines() if not line.startswith(" ")]  # without wrapped ones
     assert [line.split()[0] for line in lines[1:]] == [*RECIPES, *NGRAM_RECIPES]
-    assert all(len(line.split()) > 3 for line in lines[1:])
+    assert all(len(line.split()) > 1 for line in lines[1:])
     said = " ".join(run_cli("families").split())
     rows = json.loads(run_cli("families", "--json"))
     assert {r["family"] for r in rows} == set(FAMILIES)

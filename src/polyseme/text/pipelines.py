@@ -15,6 +15,7 @@ TOKENIZER_KINDS: tuple[str, ...] = get_args(TokenizerKind)
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in RoBERTa's order: its position ids start after pad
+UNIGRAM_SPECIALS = {"unigram": ALBERT_SPECIALS, "unigram-roberta": ROBERTA_SPECIALS}
 T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # in T5's order
 WORD_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 END_OF_TEXT = "<|endoftext|>"
@@ -139,7 +140,9 @@ def build_untrained(kind: str, lowercase: bool) -> Tokenizer:
         return build_bpe({}, [], lowercase)
     if kind in ("words", "whitespace"):
         return build_word_level([], lowercase, kind)
-    return build_unigram([], lowercase) if kind.startswith("unigram") else build_characters([], lowercase)
+    if kind in UNIGRAM_SPECIALS:
+        return build_unigram([], lowercase, UNIGRAM_SPECIALS[kind])
+    return build_characters([], lowercase)
 
 
 def add_special_tokens(tokenizer: Tokenizer, tokens: Iterable[str]) -> None:

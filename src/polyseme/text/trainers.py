@@ -16,7 +16,7 @@ from polyseme.errors import ConfigError, DataError, require_package, require_pac
 from polyseme.io.limits import MAX_VOCAB_SIZE
 from polyseme.progress import waiting
 from polyseme.text import pipelines
-from polyseme.text.pipelines import ALBERT_SPECIALS, BERT_SPECIALS, ROBERTA_SPECIALS, T5_SPECIALS, WORD_SPECIALS
+from polyseme.text.pipelines import BERT_SPECIALS, ROBERTA_SPECIALS, T5_SPECIALS, UNIGRAM_SPECIALS, WORD_SPECIALS
 from polyseme.text.sentencepiece_model import parse_model
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 MAX_ALPHABET = 10_000
 MAX_WORDS = 2_000_000
 BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (pipelines.END_OF_TEXT,), "byte-bpe-roberta": ROBERTA_SPECIALS}
-UNIGRAM_SPECIALS = {"unigram": ALBERT_SPECIALS, "unigram-roberta": ROBERTA_SPECIALS}
 _CHARACTER_COVERAGE = 0.9999  # share of the text written in characters that get an entry
 _SENTENCEPIECE_OPTIONS: dict[str, Any] = {
     "model_type": "unigram", "input_format": "tsv", "normalization_rule_name": "identity", "unk_id": 0,
