@@ -133,9 +133,10 @@ def pretrain(
     if not str(out):
         raise ConfigError("`out` is missing: pass the run folder to write, or to resume")
     corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
-    settings = overrides if budget in (None, "") else overrides | {"budget": budget}
+    if budget not in (None, ""):
+        overrides["budget"] = str(budget) if isinstance(budget, int | float) else budget
     model_path = None if init_from is None else Path(init_from)
-    results = launch_pretraining(recipe, corpus_path, Path(out), settings, resume, model_path, start_time)
+    results = launch_pretraining(recipe, corpus_path, Path(out), overrides, resume, model_path, start_time)
     return PretrainResult.from_results(Path(out), results)
 
 
