@@ -219,7 +219,7 @@ def loss_panels(
         for label, reference in (references or {}).items():
             ends = [(points[0][0], reference), (points[-1][0], reference)]
             series.append(Series(label, ends, "var(--s8)", "2 3"))
-        panels.append(Panel(series, Axis(f"{name} loss ({unit})")))
+        panels.append(Panel(series, Axis(f"{name} loss ({unit})"), 140 if panels else 260))
     return panels
 
 
