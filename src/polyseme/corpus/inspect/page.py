@@ -208,7 +208,10 @@ def _removed_section(removed: dict[str, Any]) -> str:
         total = duplicates.get("exact", 0) + duplicates.get("near", 0)
         rows.append(("all duplicates", 0, total, duplicates.get("characters", 0)))
     header = ["step", "documents changed", "documents removed", "characters removed"]
-    html = html_table(header, rows) if rows else ""
+    active_rows = [row for row in rows if any(row[1:])]
+    html = html_table(header, active_rows) if active_rows else ""
+    if idle_steps := [row[0] for row in rows if not any(row[1:])]:
+        html += note(f"Without effect: {', '.join(idle_steps)}.")
     for name, step in {**steps, "duplicates": duplicates}.items():
         quotes = ""
         for example in step.get("examples", ()):
