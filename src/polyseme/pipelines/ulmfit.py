@@ -33,7 +33,7 @@ from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report.charts import mean_std_chart
-from polyseme.report.html import code, figure, html_page, html_table
+from polyseme.report.html import code, collapsed, figure, html_page, html_table
 from polyseme.report.svg import Axis
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
@@ -350,7 +350,8 @@ def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]])
     if results:
         names = list(next(iter(results["rows"].values())))
         rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
-        sections += [("Results", html_table(["", *names], rows)), ("Config", code(results["config"]))]
+        sections.append(("Results", html_table(["", *names], rows)))
+        sections.append(("Config", collapsed("All settings of the three stages", code(results["config"]))))
     if points:
         curves, sizes = error_curves(points), sorted({d["size"] for d in points})
         rows = [
