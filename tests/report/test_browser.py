@@ -75,7 +75,7 @@ def gallery() -> str:
         heat_map(
             rng.random((6, 6)), Labels(words, words, "target", "source"), texts=[[word[:9] for word in words]] * 6
         ),
-        attention_grid(words, rng.random((2, 8, 6, 6))),
+        attention_grid(rng.random((2, 8, 6, 6))),
     ]
     sections = [(f"Chart {i}", figure(chart, f"Look at {LONG_WORD}.")) for i, chart in enumerate(charts)]
     table = html_table(words, [[*words], [1, 2, 3, 4, 5, 6]])
