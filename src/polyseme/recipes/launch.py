@@ -9,7 +9,7 @@ from polyseme.config import Config, override_config
 from polyseme.errors import ConfigError, DataError
 from polyseme.ngram.train import NgramRecipe, train_ngram
 from polyseme.objectives.distillation import Distillation
-from polyseme.recipes import NGRAM_RECIPES, RECIPES, get_recipe
+from polyseme.recipes import NGRAM_RECIPES, RECIPES, find_named_recipe, get_recipe
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.run_folder import read_run_record
@@ -45,7 +45,8 @@ def launch_pretraining(
     if resume and recipe is None and isinstance(run.recipe.objective, Distillation) and run.recipe.objective.teacher:
         raise ConfigError(f"{out} is a distillation of {run.recipe.objective.teacher}: resume it as one, by `distill`")
     initial_model = init_from_model(run.init_from, run.recipe, run.corpus) if run.init_from else None
-    return pretrain(run.recipe, run.corpus, out, resume, initial_model, start_time)
+    named_recipe = find_named_recipe(run.recipe.name)
+    return pretrain(run.recipe, run.corpus, out, resume, initial_model, start_time, named_recipe=named_recipe)
 
 
 def resolve_arguments(
