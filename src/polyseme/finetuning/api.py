@@ -98,7 +98,7 @@ def finetune(
         _check_multitask(model, run_options, baselines)
     sources = task if isinstance(task, Mapping) else {name: name for name in task} if is_multitask else {"": task}
     tasks = [TaskData(_create_task(source), (), (), name) for name, source in sources.items()]
-    config = FinetuneConfig()
+    config = FinetuneConfig(**tasks[0].task.finetune_settings if len(tasks) == 1 else {})
     if model is None:
         config, tasks = FEATURE_DEFAULTS, [replace(each, task=each.task.for_features()) for each in tasks]
         config, tasks = override(config, tasks, "network", features.network_fields())
@@ -205,7 +205,8 @@ def _read(data: TaskData, source: Any, files: Mapping[str, Any], options: ReadOp
         if train is None or dev is None:
             missing = "train" if train is None else "dev"
             raise ConfigError(f"`{missing}` is missing: {label} needs `train` and `dev`")
-        return replace(data, train=options.read(data.task, train), dev=options.read(data.task, dev))
+        train, dev = (options.read(data.task, source, data.task.needs_labels) for source in (train, dev))
+        return replace(data, train=train, dev=dev)
     name = source if isinstance(source, str) else dataset.folder
     if train is not None or dev is not None or options.columns != Columns():
         raise ConfigError(f"{name} has its own files and columns: pass `data` alone")

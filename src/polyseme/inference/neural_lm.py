@@ -41,7 +41,7 @@ class NeuralLM(LanguageModel):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Model = folder.model.to(self.device).eval()
         max_batch_tokens = max_batch_tokens or MAX_BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
-        self._packed = PackedModel(self.model, folder.tokenizer, self.device, max_batch_tokens)
+        self._packed = PackedModel(self.model, folder.tokenizer, self.device, max_batch_tokens, folder.pooling)
 
     @property
     def tokenizer(self) -> Tokenizer:
