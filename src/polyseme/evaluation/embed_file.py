@@ -1,20 +1,24 @@
 """Vectors of the texts of a file, written to an `.npz` file in bounded memory."""
 
+import json
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
+from polyseme.errors import DataError
 from polyseme.evaluation.streaming import MAX_CHARACTERS, Source, hash_path, run_windows
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.io.atomic import atomic_write
 from polyseme.io.partial import PartialOutput, part_path
 
 Shape = tuple[int, ...]
+MAX_BLOCK_ROWS = 8192
 
 
 def embed_file(
@@ -57,7 +61,9 @@ def embed_file(
         if not all(path.exists() for path in parts.values()):  # the output was complete before
             return
         dtypes = {"vectors": np.dtype(output.summary["dtype"]), "starts": np.dtype(np.int64)}
-        write_npz(out, {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()})
+        write_npz(
+            out, {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()}, json.dumps(settings())
+        )
 
     output = PartialOutput(out, list(parts.values()), install, settings, resume)
     max_characters = MAX_CHARACTERS if granularity == "text" else MAX_CHARACTERS // 8
@@ -65,11 +71,12 @@ def embed_file(
     return shapes()
 
 
-def write_npz(out: Path, arrays: Mapping[str, tuple[Path, np.dtype[Any], Shape]]) -> None:
-    """Write arrays, whose content is in files, as `np.savez` does."""
+def write_npz(out: Path, arrays: Mapping[str, tuple[Path, np.dtype[Any], Shape]], comment: str = "") -> None:
+    """Write arrays, whose content is in files, as `np.savez` does, with a comment, which `np.load` ignores."""
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w") as archive:
+            archive.comment = comment.encode()
             for name, (path, dtype, shape) in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry, open(path, "rb") as content:
                     descr = npy.dtype_to_descr(dtype)
@@ -77,3 +84,37 @@ def write_npz(out: Path, arrays: Mapping[str, tuple[Path, np.dtype[Any], Shape]]
                     shutil.copyfileobj(content, entry, 1 << 20)
 
     atomic_write(out, write)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedVectors:
+    """The vectors of an `.npz` file, read from disk when they are used, and the settings of `embed` that wrote it."""
+
+    vectors: np.ndarray
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> "MappedVectors":
+        """Map the vectors of a file; the settings are empty if another tool wrote it."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                info, comment = archive.getinfo("vectors.npy"), archive.comment
+            with open(path, "rb") as file:
+                file.seek(info.header_offset + 26)  # of the entry's local header: the lengths of name and extra field
+                name_size, extra_size = (int.from_bytes(file.read(2), "little") for _ in range(2))
+                file.seek(info.header_offset + 30 + name_size + extra_size)
+                if npy.read_magic(file) != (1, 0) or info.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError("it is compressed, or in another version of the format")
+                shape, _, dtype = npy.read_array_header_1_0(file)
+                vectors = np.memmap(path, dtype, "r", file.tell(), shape)
+            settings = json.loads(comment) if comment else {}
+        except FileNotFoundError:
+            raise DataError(f"there is no file {path}: write vectors with `polyseme embed`") from None
+        except (zipfile.BadZipFile, KeyError, ValueError) as error:
+            raise DataError(f"{path} is not a file of vectors that `polyseme embed` wrote ({error})") from None
+        return cls(vectors, settings if isinstance(settings, dict) else {})
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the first row of each block of vectors, and the block."""
+        for start in range(0, len(self.vectors), MAX_BLOCK_ROWS):
+            yield start, np.asarray(self.vectors[start : start + MAX_BLOCK_ROWS])

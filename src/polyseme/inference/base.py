@@ -249,6 +249,12 @@ class LanguageModel(ABC):
         embed = self._implementation("embed")
         return _map(partial(embed, layers=layers, granularity=granularity, truncate=truncate), texts)
 
+    @property
+    def max_text_tokens(self) -> int:
+        """The number of tokens, without special ones, that the vector of a text can depend on; the rest is cut."""
+        self._require("embed")
+        raise NotImplementedError
+
     def predict(self, examples: Any) -> Any:
         """Predict the label of each example with a fine-tuned model.
 

@@ -53,6 +53,10 @@ class NeuralLM(LanguageModel):
         return self._packed.max_len
 
     @property
+    def max_text_tokens(self) -> int:
+        return self._packed.max_pooled_len - self.tokenizer.num_special_tokens_to_add()
+
+    @property
     def max_batch_tokens(self) -> int:
         """The number of tokens that the model reads at once; assign a smaller one if memory runs out."""
         return self._packed.max_batch_tokens
