@@ -250,7 +250,7 @@ def compare(runs: Sequence[str | Path], *, out: str | Path | None = None, num_re
 def search(
     model: Any, texts: Any, query: str | Sequence[str], top_k: int = 10, *, vectors: str | Path | None = None
 ) -> Any:
-    """Find the texts closest in meaning to a query: a list of `SearchHit`, or a list of them for each of several queries.
+    """Find the texts closest in meaning to a query: a list of `SearchHit`, or for several queries a list of such lists.
 
     `texts` are a file or a list of texts. The search is exact (cosine similarity of `embed`'s vectors) and its memory
     bounded. `vectors` is the `.npz` file that `polyseme embed` wrote for the same file and model, to search again fast.
