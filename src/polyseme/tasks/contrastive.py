@@ -135,6 +135,13 @@ class ContrastiveTask(TextTask):
             raise ConfigError(f"positives are 'dropout', but the model has none, so {same}: train on pairs")
         return {self.head_name: EmbeddingHeadConfig("mean" if self.pooling == "mean" else "first", self.temperature)}
 
+    @classmethod
+    def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
+        head = heads.get(cls.head_type)
+        if not isinstance(head, EmbeddingHeadConfig):
+            return None
+        return cls(pooling="mean" if head.pooling == "mean" else "cls", temperature=head.temperature)
+
     def text_sequences(self, example: TripletExample) -> list[TextPair]:
         texts = (example.text, example.pair or example.text, example.negative)
         return [(text, None) for text in texts if text is not None]
