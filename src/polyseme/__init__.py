@@ -251,8 +251,9 @@ def search(
 ) -> Any:
     """Find the texts closest in meaning to a query: a list of `SearchHit`, or for several queries a list of such lists.
 
-    `texts` are a file or a list of texts. The search is exact (cosine similarity of `embed`'s vectors) and its memory
-    bounded. `vectors` is the `.npz` file that `polyseme embed` wrote for the same file and model, to search again fast.
+    `texts` are a file, such as `products.csv::text=title`, or a list of texts. The search is exact (cosine similarity
+    of `embed`'s vectors) and its memory bounded. `vectors` is the `.npz` file that `polyseme embed` wrote for the same
+    file and model, to search again fast.
 
     >>> hits = polyseme.search("run/model", ["the cat sat", "a dog ran"], "the cat sat", top_k=1)
     >>> hits[0].text, hits[0].row, round(hits[0].score, 3)
@@ -262,8 +263,8 @@ def search(
     from polyseme.evaluation.search import search as run
     from polyseme.inference.load import load
 
-    queries = [query] if isinstance(query, str) else list(query)
-    hits = run(load(model), open_texts(texts), queries, top_k, None if vectors is None else Path(vectors))
+    loaded, queries = load(model), [query] if isinstance(query, str) else list(query)
+    hits = run(loaded, open_texts(texts, loaded.path), queries, top_k, None if vectors is None else Path(vectors))
     return hits[0] if isinstance(query, str) else hits
 
 

@@ -106,13 +106,35 @@ def test_command(stored, run_cli, tmp_path):
     (tmp_path / "q.txt").write_text("the cat\na dog\n")
     out = tmp_path / "hits.jsonl"
     printed = run_cli("search", file, "--queries", tmp_path / "q.txt", "--model", model, "--top-k", 2, "--json")
-    assert "4 texts for 2 queries" in run_cli(
+    assert "4 results of 2 queries" in run_cli(
         "search", file, "the cat", "a dog", "--model", model, "--top-k", 2, "--out", out
     )
     assert out.read_text() == printed
     row = json.loads(printed.splitlines()[0])
     assert set(row) == {"query", "rank", "score", "row", "text"}
     assert row["query"] == "the cat"
+
+
+def test_columns_are_kept(tmp_path, tiny_folders, run_cli):
+    """All columns of a row are in the results; the id is shown; ours get another name if the input has it."""
+    file, out = tmp_path / "products.csv", tmp_path / "hits.csv"
+    file.write_text('id,title,score\nB7,"the cat, sat",9\nA1,a dog ran,8\n')
+    command = ("search", f"{file}::text=title", "the cat, sat", "--model", tiny_folders["bert"], "--top-k", 1)
+    assert run_cli(*command).splitlines() == ["rank  score   id  text", "   1  1.0000  B7  the cat, sat"]
+    row = json.loads(run_cli(*command, "--json"))
+    assert (row["id"], row["title"], row["score"], row["rank"], row["row"]) == ("B7", "the cat, sat", "9", 1, 1)
+    assert row["polyseme_score"] == pytest.approx(1)
+    run_cli(*command, "--out", out)
+    assert out.read_text().splitlines()[0] == "id,title,score,query,rank,polyseme_score,row"
+    run_cli(*command, "--out", tmp_path / "hits.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hits.csv", "hits.parquet", "products.csv"]
+    hit = polyseme.search(tiny_folders["bert"], f"{file}::text=title", "the cat, sat")[0]
+    assert hit.columns == {"id": "B7", "title": "the cat, sat", "score": "9"}
+    vectors = tmp_path / "v.npz"
+    run_cli("embed", tiny_folders["bert"], "--data", f"{file}::text=title", "--out", vectors)
+    assert polyseme.search(tiny_folders["bert"], f"{file}::text=title", "a dog ran", vectors=vectors)[0].row == 2
+    with pytest.raises(DataError, match="vectors of the column 'title', not 'id'"):
+        polyseme.search(tiny_folders["bert"], f"{file}::text=id", "a dog ran", vectors=vectors)
 
 
 def test_bad_searches(stored, rejects, tmp_path):
@@ -169,10 +191,10 @@ def test_memory_does_not_grow_with_the_number_of_texts(tmp_path, tiny_folders):
     for num_texts in (20_000, 200_000):
         file = tmp_path / f"{num_texts}.txt"
         file.write_text("".join(f"the cat {i % 977} and the dog {i % 89}\n" for i in range(num_texts)))
-        source = search_module.open_texts(file)
+        texts = search_module.open_texts(file)
         model = polyseme.load(tiny_folders["word2vec"])
         tracemalloc.start()
-        hits = search_module.search(model, source, ["the cat 5 and the dog 6"], 10)
+        hits = search_module.search(model, texts, ["the cat 5 and the dog 6"], 10)
         peaks[num_texts] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(hits[0]) == 10

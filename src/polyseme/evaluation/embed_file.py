@@ -11,25 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-<<<<<<< HEAD
-from polyseme.errors import DataError
-from polyseme.evaluation.streaming import MAX_CHARACTERS, Source, hash_path, run_windows
-=======
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, DataError
 from polyseme.evaluation.streaming import MAX_CHARACTERS, hash_path, run_windows
 from polyseme.evaluation.text_rows import TextFile, TextRow
->>>>>>> main
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.io.atomic import atomic_write
 from polyseme.io.partial import PartialOutput, part_path
 from polyseme.io.table_output import TableOutput, check_output_suffix
 
 Shape = tuple[int, ...]
-<<<<<<< HEAD
-MAX_BLOCK_ROWS = 8192
-=======
 EMBED_SUFFIXES = (".npz", ".jsonl", ".parquet")
->>>>>>> main
+MAX_BLOCK_ROWS = 8192
 
 
 def embed_file(
@@ -86,14 +78,9 @@ def embed_file(
             table.install(parts["rows"])
             return
         dtypes = {"vectors": np.dtype(output.summary["dtype"]), "starts": np.dtype(np.int64)}
-<<<<<<< HEAD
-        write_npz(
-            out, {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()}, json.dumps(settings())
-        )
-=======
         ids = {name: read_ids(parts[name]) for name in id_names}
-        write_npz(out, {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()}, ids)
->>>>>>> main
+        files = {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()}
+        write_npz(out, files, ids, comment=json.dumps(settings()))
 
     output = PartialOutput(out, list(parts.values()), install, settings, resume)
     max_characters = MAX_CHARACTERS if granularity == "text" else MAX_CHARACTERS // 8
@@ -101,15 +88,6 @@ def embed_file(
     return shapes()
 
 
-<<<<<<< HEAD
-def write_npz(out: Path, arrays: Mapping[str, tuple[Path, np.dtype[Any], Shape]], comment: str = "") -> None:
-    """Write arrays, whose content is in files, as `np.savez` does, with a comment, which `np.load` ignores."""
-
-    def write(temporary: Path) -> None:
-        with zipfile.ZipFile(temporary, "w") as archive:
-            archive.comment = comment.encode()
-            for name, (path, dtype, shape) in arrays.items():
-=======
 def read_ids(path: Path) -> np.ndarray:
     """Return the ids of a file of JSON values, one per line: integers, or texts."""
     with open(path, encoding="utf-8") as lines:
@@ -118,14 +96,17 @@ def read_ids(path: Path) -> np.ndarray:
 
 
 def write_npz(
-    out: Path, files: Mapping[str, tuple[Path, np.dtype[Any], Shape]], arrays: Mapping[str, np.ndarray] | None = None
+    out: Path,
+    files: Mapping[str, tuple[Path, np.dtype[Any], Shape]],
+    arrays: Mapping[str, np.ndarray] | None = None,
+    comment: str = "",
 ) -> None:
-    """Write arrays, and those whose content is in files, as `np.savez` does."""
+    """Write arrays, and those whose content is in files, as `np.savez` does, and a comment, which `np.load` ignores."""
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w") as archive:
+            archive.comment = comment.encode()
             for name, (path, dtype, shape) in files.items():
->>>>>>> main
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry, open(path, "rb") as content:
                     descr = npy.dtype_to_descr(dtype)
                     npy.write_array_header_1_0(entry, {"descr": descr, "fortran_order": False, "shape": shape})

@@ -1,8 +1,8 @@
 """Exact search by meaning: the texts of a file whose vectors are closest to that of a query, in bounded memory."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 from polyseme.errors import ConfigError, DataError
 from polyseme.evaluation.embed_file import MappedVectors
 from polyseme.evaluation.streaming import Source, hash_path
+from polyseme.evaluation.text_rows import TextFile, TextRow
+from polyseme.evaluation.text_rows import open_texts as open_file
 from polyseme.inference.base import LanguageModel
 from polyseme.progress import progress
 from polyseme.report.notebook import NotebookResult
-from polyseme.tasks.readers.rows import iter_lines
 
 logger = logging.getLogger(__name__)
 MAX_SCORES = 1 << 23  # scores that are in memory at once
@@ -23,12 +24,16 @@ SCORE_DECIMALS = 6  # equal texts tie, although their scores may differ in the l
 
 @dataclass(frozen=True)
 class SearchHit(NotebookResult):
-    """A text that was found: its rank from 1, its cosine similarity with the query, its row from 1, and the text."""
+    """A text that was found: its rank from 1, its cosine similarity with the query, its row from 1, and the text.
+
+    `columns` are all columns of its row in the file.
+    """
 
     rank: int
     score: float
     row: int
     text: str
+    columns: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class TopK:
@@ -63,11 +68,7 @@ class TopK:
 
 
 def search(
-    model: LanguageModel,
-    source: Source[str],
-    queries: Sequence[str],
-    top_k: int = 10,
-    vectors: Path | None = None,
+    model: LanguageModel, texts: TextFile, queries: Sequence[str], top_k: int = 10, vectors: Path | None = None
 ) -> list[list[SearchHit]]:
     """Return the `top_k` best texts for each query; texts that are too long for the model are cut, with a warning.
 
@@ -80,62 +81,66 @@ def search(
     for number, query in enumerate(queries, 1):
         if not query.strip():
             raise DataError(f"query {number} is empty: write what to search for")
-    if not source.total:
+    if not texts.source.total:
         raise DataError("there are no texts to search")
-    best, texts = TopK(len(queries), min(top_k, source.total)), dict[int, str]()
+    best, rows = TopK(len(queries), min(top_k, texts.source.total)), dict[int, TextRow]()
     if vectors is None:
-        num_truncated = _count_truncated(model, queries)
         query_vectors = normalize(model.embed(list(queries), truncate=True))
-        num_truncated += _search_windows(model, source, query_vectors, best, texts)
+        num_truncated = _count_truncated(model, queries) + _search_windows(
+            model, texts.source, query_vectors, best, rows
+        )
         if num_truncated:
             limit = f"longer than the {model.max_text_tokens} tokens that the model reads"
             logger.warning(f"texts {limit}, of which only the beginning is compared: {num_truncated:,}")
     else:
-        _search_vectors(model, source, queries, best, vectors)
+        _search_vectors(model, texts, queries, best, vectors)
         wanted = best.all_rows()
-        texts = {row: text for row, text in enumerate(source) if row in wanted}
+        rows = {number: row for number, row in enumerate(texts.source) if number in wanted}
     return [
         [
-            SearchHit(rank, round(float(score), SCORE_DECIMALS), int(row) + 1, texts[int(row)])
-            for rank, (score, row) in enumerate(zip(scores, rows), 1)
+            SearchHit(rank, round(float(score), SCORE_DECIMALS), int(number) + 1, *rows[int(number)])
+            for rank, (score, number) in enumerate(zip(scores, numbers), 1)
         ]
-        for scores, rows in zip(best.scores, best.rows)
+        for scores, numbers in zip(best.scores, best.rows)
     ]
 
 
 def _search_windows(
-    model: LanguageModel, source: Source[str], queries: np.ndarray, best: TopK, texts: dict[int, str]
+    model: LanguageModel, source: Source[TextRow], queries: np.ndarray, best: TopK, rows: dict[int, TextRow]
 ) -> int:
-    """Embed and compare the texts window by window, keep the texts of the best rows; return how many are too long."""
+    """Embed and compare the texts window by window and keep the best rows; return how many texts are too long."""
     first_row = num_truncated = 0
     with progress("search", source.total, "texts", show=source.total > 1) as bar:
         for window in source.windows():
+            window_texts = [row.text for row in window]
             try:
                 with bar.window(len(window)):
-                    window_vectors = normalize(model.embed(window, truncate=True))
+                    window_vectors = normalize(model.embed(window_texts, truncate=True))
             except DataError as error:
                 raise DataError(f"rows {first_row + 1:,} to {first_row + len(window):,}: {error}") from None
-            num_truncated += _count_truncated(model, window)
+            num_truncated += _count_truncated(model, window_texts)
             best.update(queries, window_vectors, first_row)
-            rows = best.all_rows()
-            texts |= {row: window[row - first_row] for row in rows if row >= first_row}
-            for row in texts.keys() - rows:
-                del texts[row]
+            best_rows = best.all_rows()
+            rows |= {number: window[number - first_row] for number in best_rows if number >= first_row}
+            for number in rows.keys() - best_rows:
+                del rows[number]
             first_row += len(window)
         bar.finish()
     return num_truncated
 
 
-def _search_vectors(model: LanguageModel, source: Source[str], queries: Sequence[str], best: TopK, path: Path) -> None:
+def _search_vectors(model: LanguageModel, texts: TextFile, queries: Sequence[str], best: TopK, path: Path) -> None:
     """Compare the queries with stored vectors, after a check that they are those of the texts and of the model."""
-    stored = MappedVectors.open(path)
-    hint = "write them again with `polyseme embed`"
+    stored, hint = MappedVectors.open(path), "write them again with `polyseme embed`"
     if stored.settings.get("granularity") != "text":
         raise DataError(f"{path} has no vectors of texts that `polyseme embed` wrote: {hint}")
     if stored.settings["model"] != hash_path(model.path):
         raise DataError(f"{path} has the vectors of another model than {model.path}: {hint}")
-    if stored.settings["input"] != source.hash:
-        raise DataError(f"{path} has the vectors of other texts than {source.path or 'these'}: {hint}")
+    if stored.settings["input"] != texts.source.hash:
+        raise DataError(f"{path} has the vectors of other texts than {texts.source.path or 'these'}: {hint}")
+    if stored.settings["text"] != texts.text_column:
+        columns = f"{stored.settings['text']!r}, not {texts.text_column!r}"
+        raise DataError(f"{path} has the vectors of the column {columns}: {hint}")
     query_vectors = normalize(model.embed(list(queries), stored.settings["layers"], truncate=True))
     for first_row, block in stored.blocks():
         best.update(query_vectors, normalize(block), first_row)
@@ -155,24 +160,18 @@ def _count_truncated(model: LanguageModel, texts: Iterable[str]) -> int:
     return int((model.tokenizer.encode_corpus(long).lengths > max_tokens).sum()) if long else 0
 
 
-def _iter_lines(path: Path) -> Iterator[str]:
-    for number, line in enumerate(iter_lines(path), 1):
-        if not line.strip():
-            raise DataError(f"{path}:{number} is empty: every line must contain a text")
-        yield line
+def open_texts(texts: Any, model: Path | None = None) -> TextFile:
+    """Open a file of texts, in any format and `PATH::text=COLUMN`, or texts as Python values.
+
+    `model` is a folder that may remember the column of the text from fine-tuning.
+    """
+    if isinstance(texts, str | Path):
+        return open_file(texts, model)
+    return TextFile(Source(None, lambda _: _iter_values(texts)), ["text"], "text", "")
 
 
-def _iter_values(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts that are Python values; anything but a text with something in it is an error."""
+def _iter_values(texts: Iterable[Any]) -> Iterator[TextRow]:
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"text {number} is {str(text)[:40]!r}: a text with something in it is needed")
-        yield text
-
-
-def open_texts(texts: Any) -> Source[str]:
-    """Return a file of texts, or texts as Python values, as a source."""
-    if isinstance(texts, str | Path):
-        path = Path(texts)
-        return Source(path, lambda _: _iter_lines(path))
-    return Source(None, lambda _: _iter_values(texts))
+        yield TextRow(text, {"text": text})
