@@ -205,7 +205,8 @@ def _read(data: TaskData, source: Any, files: Mapping[str, Any], options: ReadOp
         if train is None or dev is None:
             missing = "train" if train is None else "dev"
             raise ConfigError(f"`{missing}` is missing: {label} needs `train` and `dev`")
-        return replace(data, train=options.read(data.task, train), dev=options.read(data.task, dev))
+        names = {name: Path(files[name]).name for name in ("train", "dev") if isinstance(files[name], str | Path)}
+        return replace(data, train=options.read(data.task, train), dev=options.read(data.task, dev), files=names)
     name = source if isinstance(source, str) else dataset.folder
     if train is not None or dev is not None or options.columns != Columns():
         raise ConfigError(f"{name} has its own files and columns: pass `data` alone")

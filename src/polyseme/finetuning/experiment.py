@@ -46,6 +46,7 @@ class TaskData:
     dataset_name: str = ""
     extra_metrics: MetricsFn | None = None
     extra_eval: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # names of the files of `train` and `dev`, for cards
 
     @property
     def label(self) -> str:
@@ -208,12 +209,18 @@ class Experiment:
         """Return the metadata of a model folder."""
         settings = self.config.to_json()
         if not self.is_multitask:
-            return {"task": tasks[0].to_json(), "settings": settings, **extra}
+            return {"task": tasks[0].to_json(), "settings": settings, **_card_facts(self.runs[0], tasks[0]), **extra}
         each: dict[str, Any] = {}
         for run, task in zip(self.runs, tasks):
             task_json = task.replace(name="").to_json()
             each[run.data.name] = {"task": task_json, "settings": settings, "data": run.data.label}
+            each[run.data.name] |= _card_facts(run, task)
         return {"tasks": each, "settings": settings, **extra}
+
+
+def _card_facts(run: TaskRun, task: TaskConfig) -> dict[str, Any]:
+    """Return what the card of a model says about a task besides its config: how it is used, and the files."""
+    return {"usage": task.describe_usage(run.data.train), **({"files": dict(run.data.files)} if run.data.files else {})}
 
 
 def epoch_batches(

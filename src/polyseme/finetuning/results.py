@@ -16,6 +16,7 @@ from polyseme.inference.prediction import model_latency_ms
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
+from polyseme.report.run_card import write_run_card
 from polyseme.report.run_page import write_report
 from polyseme.train.loop import StepReport, count_parameters
 
@@ -161,6 +162,7 @@ class ExperimentResults:
             if is_multitask:
                 write_json(folder / "results.json", summary["tasks"][name])
         write_report(out, summary)
+        write_run_card(out)
         write_json(out / "results.json", summary)
 
 

@@ -34,6 +34,7 @@ from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report.charts import mean_std_chart
 from polyseme.report.html import code, html_page, html_table
+from polyseme.report.run_card import write_run_card
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -282,6 +283,7 @@ def run_ulmfit(
             write_hashes(classifier)
         write_text(out / "report.html", build_page(read_json(unfinished), []))
         os.replace(unfinished, out / "results.json")
+    write_run_card(out)
     write_hashes(out)
     return dict(read_json(out / "results.json"))
 

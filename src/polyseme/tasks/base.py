@@ -25,6 +25,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.report.readme import format_literal
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.formats import PredictionFormat, json_lines_format
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, iter_lines, iter_valid_rows, read_rows
@@ -85,6 +86,8 @@ class TaskConfig(Config, Codec):
     averages_logits: ClassVar[bool] = False  # whether ensembles average scores instead of probabilities
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
+    usage_example: ClassVar[Any] = "The film was a delight."  # an unlabeled value, for the snippets of model cards
+    pipeline_tag: ClassVar[str] = "text-classification"  # the Hub's name of the task; empty if it has none
     text_format: ClassVar[str] = ""  # how it is written as text: its name, then its fields; empty if it cannot be
 
     name: str = field(default="", kw_only=True)
@@ -170,6 +173,22 @@ class TaskConfig(Config, Codec):
     def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
         """Return facts about the data for the results of a run."""
         return {}
+
+    def select_usage_example(self, train: Sequence[Any]) -> Any:
+        """Return an unlabeled value of the same form as the training examples."""
+        return self.usage_example
+
+    def describe_usage(self, train: Sequence[Any]) -> dict[str, str]:
+        """Return how a model of the task is used, for its card: the Hub's name of the task, and an example as code.
+
+        If the model reads text, `source` is the example as it reads it.
+        """
+        value = self.select_usage_example(train)
+        usage = {"pipeline_tag": self.pipeline_tag, "example": format_literal(value)}
+        if self.text_template is not None:
+            parts = self.text_template.render_parts(self.parse_value(value, "example"))
+            usage["source"] = " ".join(part for each in parts for part in each if part)
+        return usage
 
     # --------------------------------------------------------------------------------------------------- model
 

@@ -124,6 +124,10 @@ class TextTask(SequenceTask):
     output_suffixes = (".jsonl", ".tsv")
     pair_column: ClassVar[Literal["absent", "optional", "required"]] = "absent"
 
+    def select_usage_example(self, train: Sequence[TextExample]) -> str | tuple[str, str]:
+        text = "The film was a delight."
+        return text if all(example.pair is None for example in train) else (text, "I liked the film.")
+
     def text_sequences(self, example: TextExample) -> list[TextPair]:
         text, other = example.text, example.pair
         if other is None and (self.pair_column == "required" or self.reads_both_orders):

@@ -50,6 +50,7 @@ class WordTask(LabelSetTask):
 
     default_metric = "f1"
     head_type = "tag"
+    pipeline_tag = "token-classification"
     feature_networks = ("bilstm", "linear")
 
     decoder: Literal["softmax", "crf"] = "softmax"
@@ -154,6 +155,7 @@ class TaggingTask(WordTask):
     """One tag for each word: entities, chunks, parts of speech."""
 
     task_type = "tagging"
+    usage_example = ("Anna", "lives", "in", "Paris")
     example_type = TaggingExample
     output_suffixes = (".jsonl", ".tsv", *rows.CONLL_SUFFIXES)
 

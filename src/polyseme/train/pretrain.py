@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyseme.corpus.card import corpus_facts
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
@@ -29,6 +30,7 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds
 from polyseme.progress import progress
+from polyseme.report.run_card import write_run_card
 from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
@@ -118,10 +120,12 @@ def _pretrain(
     results = run.finish()
     if rank == 0:
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **provenance}
+        metadata["corpus_facts"] = corpus_facts(corpus.manifest, corpus_path)
         with swap_averaged_weights(state.optimizer):
             save_model(out / "model", state.model.finalize(), tokenizer, metadata, target_tokenizer, families)
         write_json(out / "results.json", results)
         write_report(out)
+        write_run_card(out)
         write_hashes(out)
     return results
 

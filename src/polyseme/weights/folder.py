@@ -30,6 +30,7 @@ from polyseme.nn.sizes import check_memory
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.finite import check_finite
+from polyseme.weights.model_card import write_neural_card
 
 FORMAT_VERSION = 1
 TARGET_TOKENIZER_DIR = "target"
@@ -70,13 +71,15 @@ def save_model(
         write_tensors(folder / "model.safetensors", published)
         if unpublished:
             write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(unpublished)})
-        write_json(folder / "config.json", _build_hf_config(family, model.config, architecture, tokenizer))
+        hf_config = _build_hf_config(family, model.config, architecture, tokenizer)
+        write_json(folder / "config.json", hf_config)
         tokenizer.save_files(folder)
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
             target_tokenizer.save_files(folder / TARGET_TOKENIZER_DIR)
         record = {"format": FORMAT_VERSION, "config": model.config.to_json(), "metadata": metadata or {}}
         write_json(folder / "polyseme.json", record)
+        write_neural_card(folder, path, model, tokenizer, family, hf_config, metadata or {})
 
 
 def load_model(
