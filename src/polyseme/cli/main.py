@@ -28,7 +28,7 @@ from polyseme.cli import (
 )
 from polyseme.errors import ConfigError, Interrupted, PolysemeError, convert_out_of_memory
 from polyseme.logs import log_to_stderr
-from polyseme.report.run_card import record_command
+from polyseme.report.cards.run_card import record_command
 
 app = typer.Typer(
     help="From a folder of text to a pre-trained language model, and from that model to an evaluated task model.",

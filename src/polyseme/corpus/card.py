@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from polyseme.report.model_card import format_corpus
-from polyseme.report.readme import (
+from polyseme.report.cards.model_card import format_corpus
+from polyseme.report.cards.readme import (
     format_code,
     format_front_matter,
     format_list,

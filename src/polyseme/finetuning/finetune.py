@@ -98,8 +98,9 @@ def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> boo
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the languages of a model and the tasks that it was fine-tuned on, for the metadata of the next one."""
-    languages = metadata.get("languages") or metadata.get("corpus_facts", {}).get("languages")
-    inherited = {"languages": languages} if languages else {}
+    facts = metadata.get("corpus_facts")
+    languages = facts.get("languages") if isinstance(facts, dict) else metadata.get("languages")
+    inherited = {"languages": languages} if isinstance(languages, list) and languages else {}
     if "task" not in metadata and "tasks" not in metadata:
         return inherited
     before = metadata.get("data") or metadata.get("results", {}).get("task")

@@ -16,7 +16,7 @@ from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.resume import UnfinishedRun, read_finished_results
 from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
-from polyseme.report.run_card import write_run_card
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 
 SHORT_NAMES = {
@@ -88,7 +88,7 @@ def grid_search(run_point: RunPoint, run: UnfinishedRun, grid_points: Sequence[G
     out = run.folder
     if not run.is_complete:
         _move_best(out, _run_points(run_point, run, grid_points))
-        write_run_card(out)
+        write_run_card(out, f"Grid search of {len(grid_points)} settings")
     results, rows = read_json(out / "results.json"), read_json(out / "grid.json")["runs"]
     run.finish()
     return {**results, "grid": {row["settings"]: row["mean"][results["primary_metric"]] for row in rows}}

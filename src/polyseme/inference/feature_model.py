@@ -21,8 +21,8 @@ from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.nn.layers.char_cnn import words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore
 from polyseme.nn.model import Model, ModelConfig
-from polyseme.report.model_card import ModelFacts, format_usage, write_model_card
-from polyseme.report.readme import short_name
+from polyseme.report.cards.model_card import ModelFacts, format_usage, write_model_card
+from polyseme.report.cards.readme import short_name
 from polyseme.tasks import load_task
 from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample

@@ -11,7 +11,7 @@ from polyseme.io.hashes import HASHES_FILE, README_FILE, TOKENIZER_FILES, check_
 from polyseme.io.json import format_json, read_json_object
 from polyseme.io.lock import lock_folder
 from polyseme.ngram.model import NgramFolder, is_ngram
-from polyseme.report.readme import is_edited
+from polyseme.report.cards.readme import is_edited
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.checkpoint import find_damage, list_checkpoints
 from polyseme.weights.elmo_format import is_elmo_folder, read_elmo

@@ -12,7 +12,7 @@ from polyseme.errors import DataError, ModelError
 from polyseme.io.hashes import check_hashes, hashed_directory
 from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.ngram.trie import MAX_ORDER, NgramTrie, NgramVocab
-from polyseme.report.model_card import ModelFacts, format_usage, write_model_card
+from polyseme.report.cards.model_card import ModelFacts, format_usage, write_model_card
 from polyseme.text.tokenizer import Tokenizer
 
 FAMILY = "ngram"

@@ -24,7 +24,7 @@ from polyseme.ngram.estimate import estimate_kneser_ney
 from polyseme.ngram.model import FAMILY, NgramFolder
 from polyseme.ngram.trie import MAX_ORDER, NgramTrie, NgramVocab
 from polyseme.progress import progress
-from polyseme.report.run_card import write_run_card
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 

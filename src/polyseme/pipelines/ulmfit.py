@@ -32,9 +32,9 @@ from polyseme.io.atomic import write_text
 from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.charts import mean_std_chart
 from polyseme.report.html import code, html_page, html_table
-from polyseme.report.run_card import write_run_card
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -283,7 +283,7 @@ def run_ulmfit(
             write_hashes(classifier)
         write_text(out / "report.html", build_page(read_json(unfinished), []))
         os.replace(unfinished, out / "results.json")
-    write_run_card(out)
+    write_run_card(out, "ULMFiT")
     write_hashes(out)
     return dict(read_json(out / "results.json"))
 

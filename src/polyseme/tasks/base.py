@@ -25,7 +25,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
-from polyseme.report.readme import format_literal
+from polyseme.report.cards.readme import format_literal
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.formats import PredictionFormat, json_lines_format
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, iter_lines, iter_valid_rows, read_rows

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyseme.io.atomic import target_name
-from polyseme.report.readme import (
+from polyseme.report.cards.readme import (
     format_code,
     format_front_matter,
     format_literal,

@@ -30,7 +30,7 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds
 from polyseme.progress import progress
-from polyseme.report.run_card import write_run_card
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed

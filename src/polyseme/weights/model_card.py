@@ -1,7 +1,7 @@
 """The card of a neural model: what its config, family and tokenizer say about it, and code that uses it."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,9 @@ from polyseme.families import Family
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
-from polyseme.report.model_card import ModelFacts, format_usage, write_model_card
-from polyseme.report.readme import format_literal
-from polyseme.report.transformers_usage import transformers_usage
+from polyseme.report.cards.model_card import ModelFacts, format_usage, write_model_card
+from polyseme.report.cards.readme import format_literal
+from polyseme.report.cards.transformers_usage import transformers_usage
 from polyseme.text.tokenizer import Tokenizer
 
 TEXT = "The cat sat on the mat."
@@ -40,7 +40,7 @@ def write_neural_card(
         _polyseme_usage(config, tokenizer, usages, name),
         transformers_usage(dict(hf_config), name, example, mask_token),
         usage.get("pipeline_tag", _pipeline_tag(config, tokenizer)),
-        limits=tuple(_list_limits(tokenizer, family, metadata)),
+        limits=tuple(_list_limits(folder, tokenizer, family, metadata)),
         num_parameters=num_parameters,
     )
     write_model_card(folder, facts, metadata, existing)
@@ -66,11 +66,13 @@ def _describe(
     return {name: value for name, value in table.items() if value != ""}
 
 
-def _list_limits(tokenizer: Tokenizer, family: Family, metadata: Mapping[str, Any]) -> list[str]:
-    limits = [f"Differs from the paper: {line}" for line in family.departures] if "recipe" in metadata else []
+def _list_limits(folder: Path, tokenizer: Tokenizer, family: Family, metadata: Mapping[str, Any]) -> Iterator[str]:
     if tokenizer.kind != family.tokenizer:
-        limits.insert(0, f"The tokenizer is of kind {tokenizer.kind}; {family.name} expects {family.tokenizer}.")
-    return limits
+        yield f"The tokenizer is of kind {tokenizer.kind}; {family.name} expects {family.tokenizer}."
+    if (folder / "polyseme.safetensors").exists():
+        yield "`transformers` does not read `polyseme.safetensors`: the heads, or parts of them, that it lacks."
+    for line in family.departures if "recipe" in metadata else ():
+        yield f"Differs from the paper: {line}"
 
 
 def _task_usages(metadata: Mapping[str, Any]) -> Usages:
@@ -94,11 +96,12 @@ def _call(config: ModelConfig, tokenizer: Tokenizer) -> str:
         return f"fill({format_literal(f'The {tokenizer.mask_token} is here.')}, top_k=3)"
     if isinstance(config.trunk, StaticEmbeddingTrunkConfig):
         return f"neighbors({format_literal(_pick_word(tokenizer))}, top_k=3)"
-    if "next" in heads and not isinstance(config.trunk, EncoderDecoderConfig):
-        prompt = _pick_word(tokenizer) if tokenizer.kind == "events" else "The cat"
-        return f"generate({format_literal(prompt)}, max_new_tokens=20)"
+    if "previous" in heads and "next" in heads:
+        return f"score({format_literal(TEXT)})"
     if "next" in heads:
-        return f"generate({format_literal(TEXT)}, max_new_tokens=20)"
+        is_seq2seq = isinstance(config.trunk, EncoderDecoderConfig)
+        prompt = _pick_word(tokenizer) if tokenizer.kind == "events" else TEXT if is_seq2seq else "The cat"
+        return f"generate({format_literal(prompt)}, max_new_tokens=20)"
     return f"embed({format_literal([TEXT, 'A dog ran.'])}).shape"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from polyseme.report.readme import format_literal
+from polyseme.report.cards.readme import format_literal
 
 # Values of `model_type` in config.json that `transformers` has.
 MODEL_TYPES = frozenset(

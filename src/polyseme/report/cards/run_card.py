@@ -9,9 +9,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from polyseme.io.atomic import target_name
 from polyseme.io.json import read_json
-from polyseme.report.readme import format_code, format_list, format_sections, short_name, write_readme
+from polyseme.report.cards.readme import format_code, format_list, format_sections, short_name, write_readme
 
 _command: ContextVar[tuple[str, ...]] = ContextVar("command", default=())
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.~/])/[^\s,=:]+")
@@ -28,7 +27,7 @@ FILES = {
     "log.jsonl": "the log",
     "recipe.json": "the complete recipe",
     "checkpoints": "checkpoints, which are needed to resume",
-    "SHA256SUMS": "hashes, which `polyseme verify` checks",
+    "SHA256SUMS": "the hashes of all files",
 }
 
 
@@ -54,29 +53,28 @@ def format_command(arguments: Sequence[str]) -> str:
     return shlex.join(["polyseme", *(_ABSOLUTE_PATH.sub(shorten, argument) for argument in arguments)])
 
 
-def write_run_card(folder: Path) -> None:
-    """Write the card of a run folder."""
-    name = target_name(folder)
+def write_run_card(folder: Path, title: str = "") -> None:
+    """Write the card of a run folder; the title of a pre-training run is its recipe.
+
+    It does not depend on the name of the folder, which a user may change.
+    """
     record = read_json(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
     lines = [f"`{file}`: {text}" for file, text in FILES.items() if (folder / file).exists() or file == "SHA256SUMS"]
     lines += [f"`{path.name}/`: a run of its own" for path in sorted(folder.iterdir()) if _is_run(path)]
-    kind = "pre-training" if record else "fine-tuning" if (folder / "model").is_dir() else "Polyseme"
-    sections = [
-        ("Files", format_list(lines)),
-        ("Reproduce", _format_reproduction(name, record)),
-        ("Check", format_code(f"polyseme verify {shlex.quote(name)}", "bash")),
-    ]
-    write_readme(folder, format_sections(name, f"A {kind} run.", sections))
+    title = title or f"{record['recipe']['name']} on {short_name(record['corpus'])}"
+    lead = f"A {'pre-training' if record else 'fine-tuning'} run. `polyseme verify FOLDER` checks all files."
+    sections = [("Files", format_list(lines)), ("Reproduce", _format_reproduction(record))]
+    write_readme(folder, format_sections(title, lead, sections))
 
 
 def _is_run(path: Path) -> bool:
     return path.name not in FILES and any((path / file).is_file() for file in ("results.json", "manifest.json"))
 
 
-def _format_reproduction(name: str, record: dict[str, Any]) -> str:
+def _format_reproduction(record: dict[str, Any]) -> str:
     arguments = [argument for argument in _command.get() if argument != "--resume"]
     if not arguments and record:
-        arguments = _recipe_command(name, record)
+        arguments = _recipe_command(record)
     if not arguments:
         return "The run was started from Python; all settings are in `model/polyseme.json`."
     steps = record.get("total_steps")
@@ -92,11 +90,11 @@ def _format_reproduction(name: str, record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _recipe_command(name: str, record: dict[str, Any]) -> list[str]:
-    """Return the command for a run that was started from Python."""
+def _recipe_command(record: dict[str, Any]) -> list[str]:
+    """Return the command for a run that was started from Python, given in its folder."""
     corpus, objective = short_name(record["corpus"]), record["recipe"].get("objective", {})
-    target = ["--corpus", corpus, "--out", name]
+    target = ["--corpus", corpus, "--out", "RUN"]
     if objective.get("teacher"):
-        return ["distill", short_name(objective["teacher"]), "--recipe", f"{name}/recipe.json", *target]
+        return ["distill", short_name(objective["teacher"]), "--recipe", "recipe.json", *target]
     start = ["--init-from", short_name(record["initialized_from"])] if record.get("initialized_from") else []
-    return ["pretrain", f"{name}/recipe.json", *target, *start]
+    return ["pretrain", "recipe.json", *target, *start]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyseme.report.readme import (
+from polyseme.report.cards.readme import (
     escape,
     format_code,
     format_front_matter,
