@@ -16,6 +16,7 @@ from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.resume import UnfinishedRun, read_finished_results
 from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
+from polyseme.report.cards.readme import add_limit
 from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 
@@ -123,6 +124,7 @@ def _move_best(out: Path, best_name: str) -> None:
         results, selection_note = read_json(folder / "results.json"), f"the best of {num_points} settings"
         if selection_note not in results["chosen_on_dev"]:
             results["chosen_on_dev"].append(selection_note)
+        add_limit(folder / "model", f"Scores are optimistic: the settings are {selection_note} on the dev examples.")
         write_json(folder / "results.json", results)
         write_report(folder)
     for file in sorted(folder.iterdir(), key=lambda path: (path.name == "results.json", path.name != "model")):

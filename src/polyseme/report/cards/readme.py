@@ -36,6 +36,16 @@ def write_readme(folder: Path, text: str, existing: Path | None = None) -> None:
     write_text(folder / README_FILE, f"{text}\n{comment}\n")
 
 
+def add_limit(folder: Path, line: str) -> None:
+    """Add a line to the limits on a card, unless it has that line or was edited."""
+    path = folder / README_FILE
+    if path.is_file() and not is_edited(path):
+        text = path.read_text(encoding="utf-8")
+        if f"\n- {line}\n" not in text:
+            text = text[: text.rindex("\n<!-- ")].replace("\n## Limits\n\n", f"\n## Limits\n\n- {line}\n", 1)
+            write_readme(folder, text)
+
+
 def is_edited(path: Path) -> bool:
     """Return whether a `README.md` exists and is not as it was written."""
     if not path.is_file():
