@@ -147,7 +147,10 @@ def _verify_checkpoint(path: Path) -> None:
 
 
 def _verify_vectors(path: Path) -> bool:
-    WordVectors.load(path)
+    try:
+        WordVectors.load(path)
+    except DataError as error:
+        raise DataError(f"{path} is neither a folder nor a file of word vectors: {error}") from None
     return False
 
 

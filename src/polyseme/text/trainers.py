@@ -45,7 +45,7 @@ class VocabularyConfig:
 
     def __post_init__(self) -> None:
         if self.vocab_size is None and self.kind not in ("characters", "words", "whitespace"):
-            raise ConfigError(f"vocab_size is missing: the maximum number of entries in a {self.kind} vocabulary")
+            raise ConfigError(f"`vocab_size` is missing: the maximum number of entries in a {self.kind} vocabulary")
         size = self.size
         for name in ("vocab_size", "min_frequency", "max_alphabet", "num_sentinels"):
             check_in_range(name, getattr(self, name) or 0, 0, MAX_VOCAB_SIZE)
