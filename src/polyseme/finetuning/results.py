@@ -163,7 +163,7 @@ class ExperimentResults:
             if is_multitask:
                 write_json(folder / "results.json", summary["tasks"][name])
         write_report(out, summary)
-        base = short_name(str(summary["model"]).split(" + ")[0])
+        base = " + ".join(map(short_name, str(summary["model"]).split(" + ")))
         write_run_card(out, f"{summary.get('data') or summary['task']} ({base})".replace("_", " "))
         write_json(out / "results.json", summary)
 

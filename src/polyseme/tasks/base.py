@@ -87,7 +87,7 @@ class TaskConfig(Config, Codec):
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
     usage_example: ClassVar[Any] = "The film was a delight."  # an unlabeled value, for the snippets of model cards
-    pipeline_tag: ClassVar[str] = "text-classification"  # the Hub's name of the task; empty if it has none
+    pipeline_tag: ClassVar[str] = ""  # the Hub's name of the task, if it has one
     text_format: ClassVar[str] = ""  # how it is written as text: its name, then its fields; empty if it cannot be
 
     name: str = field(default="", kw_only=True)

@@ -46,7 +46,6 @@ class CoreferenceTask(TaskConfig):
 
     task_type = "coreference"
     usage_example = (("Anna", "has", "a", "dog", "."), ("She", "feeds", "it", "."))
-    pipeline_tag = ""
     example_type = DocumentExample
     default_metric = "f1"
     head_type = "coreference"

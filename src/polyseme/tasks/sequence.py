@@ -39,6 +39,7 @@ class SequenceTask(TaskConfig):
     """One answer per example, read from one pooled vector for each of its sequences."""
 
     head_type = "classify"
+    pipeline_tag = "text-classification"
     feature_networks: ClassVar[tuple[str, ...]] = ("biattentive", "linear", "bilstm")
     target_dtype: ClassVar[Any] = np.int64
     no_target: ClassVar[float] = IGNORE_INDEX

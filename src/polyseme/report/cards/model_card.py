@@ -87,14 +87,16 @@ def _format_title(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> st
     recipe = _mapping(metadata.get("recipe"))
     if _is_task(metadata):
         data = str(results.get("data") or metadata.get("data") or results.get("task") or "")
-        base = short_name(results["model"].split(" + ")[0]) if results.get("model") else ""
-        return f"{data.replace('_', ' ')} ({base})" if data and base else data or base
+        base = " + ".join(_base_models(metadata, results))
+        seed = f"seed {metadata['seed']}, step {metadata['step']}" if "step" in metadata else ""
+        seed = seed or (f"seed {metadata['seed']}" if "seed" in metadata else "")
+        return f"{data.replace('_', ' ')} ({base})" if data and base else data or base or seed
     corpus = _corpus(metadata).get("name")
     return f"{recipe['name']} on {corpus}" if recipe.get("name") and corpus else str(recipe.get("name") or "")
 
 
 def _format_lead(facts: ModelFacts, metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str:
-    num_seeds, base = len(results.get("seeds", ())), _base_model(metadata, results)
+    num_seeds, base = len(results.get("seeds", ())), " + ".join(_base_models(metadata, results))
     notes = [facts.summary]
     if _is_task(metadata):
         names = ", ".join(_mapping(metadata.get("tasks"))) or str(results.get("task", "a task")).replace("_", " ")
@@ -122,23 +124,26 @@ def _build_front_matter(
     languages = corpus.get("languages") or metadata.get("languages") or []
     datasets = [_to_id(corpus["name"])] if corpus.get("name") else []
     datasets += [_to_id(each["data"]) for each in _task_summaries(metadata, results).values() if each.get("data")]
-    base = _base_model(metadata, results)
+    base_models = list(map(_to_id, _base_models(metadata, results)))
     return {
         "library_name": "transformers" if facts.transformers_usage else "polyseme",
         "pipeline_tag": facts.pipeline_tag,
         "language": [lang for lang in languages if re.fullmatch(r"[a-z]{2,3}", str(lang))],
         "tags": ["polyseme", facts.family, *facts.tags],
         "datasets": list(dict.fromkeys(datasets)),
-        "base_model": _to_id(base) if base else "",
+        "base_model": base_models if len(base_models) > 1 else "".join(base_models),
         "model-index": _build_model_index(title, facts, metadata, results),
     }
 
 
-def _base_model(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str:
-    path = results.get("model") if _is_task(metadata) else metadata.get("initialized_from")
-    teacher = _mapping(_mapping(metadata.get("recipe")).get("objective")).get("teacher")
-    is_named = path and not results.get("from_scratch") and path != "words alone"
-    return short_name(str(path).split(" + ")[0]) if is_named else short_name(teacher) if teacher else ""
+def _base_models(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
+    """Return the names of the models that this one was trained from: one, or those that its features come from."""
+    if _is_task(metadata):
+        paths = [] if results.get("from_scratch") else str(results.get("model") or "").split(" + ")
+    else:
+        objective = _mapping(_mapping(metadata.get("recipe")).get("objective"))
+        paths = [metadata.get("initialized_from") or objective.get("teacher") or ""]
+    return [short_name(path) for path in paths if path and path != "words alone"]
 
 
 def _to_id(name: object) -> str:
