@@ -46,12 +46,18 @@ class TaskData:
     dataset_name: str = ""
     extra_metrics: MetricsFn | None = None
     extra_eval: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)  # of the training file, which the model folder remembers
     files: Mapping[str, str] = field(default_factory=dict)  # names of the files of `train` and `dev`, for cards
 
     @property
     def label(self) -> str:
         """The name of the data in results: the data set, or a name other than the type of the task."""
         return self.dataset_name or (self.name if self.name != self.task.task_type else "")
+
+    @property
+    def remembered(self) -> dict[str, Any]:
+        """The columns that were chosen, for the metadata of the model folder."""
+        return {"columns": dict(self.columns)} if self.columns else {}
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,11 @@ class TaskRun:
             metrics = self.task.baseline_metrics(name, self.train.examples, self.dev.examples)
             return metrics.get(self.primary_metric, -math.inf)
         return -math.inf
+
+    def describe(self, task: TaskConfig) -> dict[str, Any]:
+        """Return what a model folder records besides the task: columns, names of files, and how the model is used."""
+        files = {"files": dict(self.data.files)} if self.data.files else {}
+        return {**self.data.remembered, **files, "usage": task.describe_usage(self.data.train)}
 
     def predict(self, model: Model) -> list[Any]:
         """Predict the dev examples."""
@@ -209,18 +220,13 @@ class Experiment:
         """Return the metadata of a model folder."""
         settings = self.config.to_json()
         if not self.is_multitask:
-            return {"task": tasks[0].to_json(), "settings": settings, **_card_facts(self.runs[0], tasks[0]), **extra}
+            return {"task": tasks[0].to_json(), "settings": settings, **self.runs[0].describe(tasks[0]), **extra}
         each: dict[str, Any] = {}
         for run, task in zip(self.runs, tasks):
             task_json = task.replace(name="").to_json()
-            each[run.data.name] = {"task": task_json, "settings": settings, "data": run.data.label}
-            each[run.data.name] |= _card_facts(run, task)
+            facts = {"data": run.data.label, **run.describe(task)}
+            each[run.data.name] = {"task": task_json, "settings": settings, **facts}
         return {"tasks": each, "settings": settings, **extra}
-
-
-def _card_facts(run: TaskRun, task: TaskConfig) -> dict[str, Any]:
-    """Return what the card of a model says about a task besides its config: how it is used, and the files."""
-    return {"usage": task.describe_usage(run.data.train), **({"files": dict(run.data.files)} if run.data.files else {})}
 
 
 def epoch_batches(

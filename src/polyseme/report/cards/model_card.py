@@ -202,8 +202,8 @@ def _format_data(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str
     if corpus := _corpus(metadata):
         parts.append(format_corpus(corpus))
     for name, summary in _task_summaries(metadata, results).items():
-        own = _mapping(_mapping(metadata.get("tasks")).get(name)) if name else metadata
-        parts.append(_format_task_data(name, own, summary))
+        task_metadata = _mapping(_mapping(metadata.get("tasks")).get(name)) if name else metadata
+        parts.append(_format_task_data(name, task_metadata, summary))
     return "\n\n".join(part for part in parts if part)
 
 
