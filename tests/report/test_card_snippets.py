@@ -22,6 +22,7 @@ TRAIN = {
     "multiple_choice": [{"text": "a", "choices": ["b", "c"], "label": 0}],
     "tagging": [{"words": ["a", "b"], "tags": ["O", "B-X"]}],
     "semantic_roles": [{"words": ["a", "b"], "tags": ["O", "B-V"], "predicate": 1}],
+    "contrastive": [{"text": "a", "pair": "b"}, {"text": "c", "pair": "d"}],
     "extractive_qa": [{"context": "a b", "question": "a?", "answers": ["a"]}],
 }
 

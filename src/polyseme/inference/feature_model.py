@@ -231,7 +231,7 @@ def _describe(name: str, model: Model, reader: FeatureReader, metadata: Mapping[
         FEATURE_FAMILY,
         f"A network with {num_parameters:,} parameters over {', '.join(names) or 'words alone'}.",
         table,
-        format_usage(name, {"": f"predict({usage.get('example', '')})"}),
+        format_usage(name, {"": f"{usage.get('method', 'predict')}({usage.get('example', '')})"}),
         pipeline_tag=usage.get("pipeline_tag", ""),
         limits=limits,
         num_parameters=num_parameters,

@@ -93,7 +93,8 @@ class TaskConfig(Config, Codec):
     averages_logits: ClassVar[bool] = False  # whether ensembles average scores instead of probabilities
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
-    usage_example: ClassVar[Any] = "The film was a delight."  # an unlabeled value, for the snippets of model cards
+    usage_example: ClassVar[Any] = "The film was a delight."  # what is passed to it in the code of a model card
+    usage_method: ClassVar[str] = "predict"  # of a loaded model, which that code calls
     pipeline_tag: ClassVar[str] = ""  # the Hub's name of the task, if it has one
     text_format: ClassVar[str] = ""  # how it is written as text: its name, then its fields; empty if it cannot be
 
@@ -207,7 +208,7 @@ class TaskConfig(Config, Codec):
         If the model reads text, `source` is the example as it reads it.
         """
         value = self.select_usage_example(train)
-        usage = {"pipeline_tag": self.pipeline_tag, "example": format_literal(value)}
+        usage = {"pipeline_tag": self.pipeline_tag, "method": self.usage_method, "example": format_literal(value)}
         if self.text_template is not None:
             parts = self.text_template.render_parts(self.parse_value(value, "example"))
             usage["source"] = " ".join(part for each in parts for part in each if part)

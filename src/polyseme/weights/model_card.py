@@ -11,7 +11,7 @@ from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.cards.model_card import ModelFacts, format_usage, write_model_card
 from polyseme.report.cards.readme import format_literal
-from polyseme.report.cards.transformers_usage import transformers_usage
+from polyseme.report.cards.transformers_usage import sentence_transformers_usage, transformers_usage
 from polyseme.text.tokenizer import Tokenizer
 
 TEXT = "The cat sat on the mat."
@@ -33,13 +33,17 @@ def write_neural_card(
     usage = next(iter(usages.values()), {})
     example = usage.get("source") or ast.literal_eval(usage.get("example") or repr(TEXT))
     mask_token = (tokenizer.mask_token or "") if "masked" in config.heads else ""
+    library, other_usage = "transformers", transformers_usage(dict(hf_config), name, example, mask_token)
+    if (folder / "modules.json").exists():  # the format of sentence-transformers
+        library, other_usage = "sentence-transformers", sentence_transformers_usage(name, [TEXT, "A dog ran."])
     facts = ModelFacts(
         family.name,
         f"A {family.name} model with {num_parameters:,} parameters.",
         _describe(config, tokenizer, family, metadata, num_parameters),
         _polyseme_usage(config, tokenizer, usages, name),
-        transformers_usage(dict(hf_config), name, example, mask_token),
+        other_usage,
         usage.get("pipeline_tag", _pipeline_tag(config, tokenizer)),
+        library=library if other_usage else "polyseme",
         limits=tuple(_list_limits(folder, tokenizer, family, metadata)),
         num_parameters=num_parameters,
     )
@@ -84,7 +88,7 @@ def _task_usages(metadata: Mapping[str, Any]) -> Usages:
 
 def _polyseme_usage(config: ModelConfig, tokenizer: Tokenizer, usages: Usages, folder: str) -> str:
     if usages:
-        calls = {name: f"predict({usage['example']})" for name, usage in usages.items()}
+        calls = {name: f"{usage['method']}({usage['example']})" for name, usage in usages.items()}
         return format_usage(folder, calls)
     return format_usage(folder, {"": _call(config, tokenizer)})
 

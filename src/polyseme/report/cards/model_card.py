@@ -32,11 +32,12 @@ class ModelFacts:
     summary: str
     table: Mapping[str, object]
     usage: str
-    transformers_usage: str = ""
+    other_usage: str = ""  # code for `library`
     pipeline_tag: str = ""
     tags: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
     num_parameters: int = 0
+    library: str = "polyseme"  # that the Hub names
 
 
 def write_model_card(folder: Path, facts: ModelFacts, metadata: Mapping[str, Any], existing: Path) -> None:
@@ -126,7 +127,7 @@ def _build_front_matter(
     datasets += [_to_id(each["data"]) for each in _task_summaries(metadata, results).values() if each.get("data")]
     base_models = list(map(_to_id, _base_models(metadata, results)))
     return {
-        "library_name": "transformers" if facts.transformers_usage else "polyseme",
+        "library_name": facts.library,
         "pipeline_tag": facts.pipeline_tag,
         "language": [lang for lang in languages if re.fullmatch(r"[a-z]{2,3}", str(lang))],
         "tags": ["polyseme", facts.family, *facts.tags],
@@ -192,8 +193,8 @@ def format_usage(folder: str, calls: Mapping[str, str]) -> str:
 
 def _format_usage_section(facts: ModelFacts) -> str:
     parts = ["In the folder that contains this one:", format_code(facts.usage)]
-    if facts.transformers_usage:
-        parts += ["With `transformers`:", format_code(facts.transformers_usage)]
+    if facts.other_usage:
+        parts += [f"With `{facts.library}`:", format_code(facts.other_usage)]
     return "\n\n".join(parts)
 
 

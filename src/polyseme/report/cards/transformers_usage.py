@@ -28,6 +28,14 @@ _SHOW_ENCODER_STATES = "print(model.get_encoder()(**inputs).last_hidden_state.sh
 _SHOW_LOGITS = "print(model(**inputs).logits.shape)"
 
 
+def sentence_transformers_usage(folder: str, texts: Sequence[str]) -> str:
+    """Return code that computes the vectors of texts with `sentence-transformers`."""
+    return f"""from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer({format_literal(folder)})
+print(model.encode({format_literal(list(texts))}).shape)"""
+
+
 def transformers_usage(hf_config: dict[str, Any], folder: str, example: Any, mask_token: str = "") -> str:
     """Return code that opens a folder with the class that `config.json` names; empty if `transformers` has none.
 
