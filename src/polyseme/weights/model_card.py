@@ -44,7 +44,7 @@ def write_neural_card(
         other_usage,
         usage.get("pipeline_tag", _pipeline_tag(config, tokenizer)),
         library=library if other_usage else "polyseme",
-        limits=tuple(_list_limits(folder, tokenizer, family, metadata)),
+        limits=tuple(_list_limits(folder, family, metadata)),
         num_parameters=num_parameters,
     )
     write_model_card(folder, facts, metadata, existing)
@@ -70,9 +70,7 @@ def _describe(
     return {name: value for name, value in table.items() if value != ""}
 
 
-def _list_limits(folder: Path, tokenizer: Tokenizer, family: Family, metadata: Mapping[str, Any]) -> Iterator[str]:
-    if tokenizer.kind != family.tokenizer:
-        yield f"The tokenizer is of kind {tokenizer.kind}; {family.name} expects {family.tokenizer}."
+def _list_limits(folder: Path, family: Family, metadata: Mapping[str, Any]) -> Iterator[str]:
     if (folder / "polyseme.safetensors").exists():
         yield "`transformers` does not read `polyseme.safetensors`: the heads, or parts of them, that it lacks."
     for line in family.departures if "recipe" in metadata else ():
