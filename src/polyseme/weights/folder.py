@@ -33,6 +33,7 @@ from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.finite import check_finite
 from polyseme.weights.formats import missing_config_error, missing_folder_error, missing_weights_error
 from polyseme.weights.pooling import TextPooling, read_pooling, write_pooling
+from polyseme.weights.model_card import write_neural_card
 
 FORMAT_VERSION = 1
 TARGET_TOKENIZER_DIR = "target"
@@ -74,7 +75,8 @@ def save_model(
         write_tensors(folder / "model.safetensors", published)
         if unpublished:
             write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(unpublished)})
-        write_json(folder / "config.json", _build_hf_config(family, model.config, architecture, tokenizer))
+        hf_config = _build_hf_config(family, model.config, architecture, tokenizer)
+        write_json(folder / "config.json", hf_config)
         tokenizer.save_files(folder)
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
@@ -85,6 +87,7 @@ def save_model(
                 write_pooling(folder, mode, trunk.dim, trunk.embeddings.max_len)
         record = {"format": FORMAT_VERSION, "config": model.config.to_json(), "metadata": metadata or {}}
         write_json(folder / "polyseme.json", record)
+        write_neural_card(folder, path, model, tokenizer, family, hf_config, metadata or {})
 
 
 def load_model(
