@@ -32,8 +32,8 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.finite import check_finite
 from polyseme.weights.formats import missing_config_error, missing_folder_error, missing_weights_error
-from polyseme.weights.pooling import TextPooling, read_pooling, write_pooling
 from polyseme.weights.model_card import write_neural_card
+from polyseme.weights.pooling import TextPooling, read_pooling, write_pooling
 
 FORMAT_VERSION = 1
 TARGET_TOKENIZER_DIR = "target"
