@@ -77,8 +77,9 @@ def prepare(
     """Clean, deduplicate and tokenize text into a corpus folder. A stopped run continues where it stopped.
 
     `sources` are files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, or `python-docs`
-    or `gettext`; each may end in options such as `::lang=de,weight=2`. Options: `key`, `split`, `lang`, `format`,
-    `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `allow_large`, `append`, `num_workers`, `dask_address`.
+    or `gettext`; each may end in options such as `::lang=de,weight=2,text=body`. Options: `text_column`, `split`,
+    `lang`, `format`, `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `allow_large`, `append`, `num_workers`,
+    `dask_address`.
 
     >>> corpus = polyseme.prepare("text", tokenizer, out="corpus")
     >>> corpus.num_tokens > 1000

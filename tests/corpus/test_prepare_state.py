@@ -131,7 +131,7 @@ def test_sources_already_in_the_corpus(files: dict[str, Path], tmp_path: Path) -
     assert make(files["a"], out, append=True) == make(f"{files['b']}::weight=2", out, append=True) == whole
     with pytest.raises(PolysemeError, match=r"b\.jsonl is already in .*, with weight 2\.0, not 1\.0"):
         make(files["b"], out, append=True)
-    assert len(make(f"{files['a']}::key=more", out, append=True)["sources"]) == 3  # another column is another source
+    assert len(make(f"{files['a']}::text=more", out, append=True)["sources"]) == 3  # another column is another source
     with pytest.raises(PolysemeError, match="other sources"):
         make(files["c"], out)
 

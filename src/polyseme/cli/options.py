@@ -10,13 +10,21 @@ from polyseme.io.limits import MAX_INTEGER
 SOURCES_HELP = (
     "Files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, plain or compressed (.gz .xz "
     ".zst .bz2); - for standard input (needs --format); python-docs or gettext. Each may end in options such as "
-    "::lang=de,weight=2,key=body,format=jsonl."
+    "::lang=de,weight=2,text=body,format=jsonl."
 )
 
 ModelArgument = Annotated[Path, Argument(help="Model folder.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 JsonLinesOption = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
-LinesOption = Annotated[Path, Option(help="Text file, one text per line.")]
+INPUT_HELP = (
+    "text (one per line), CSV, TSV, JSON lines or Parquet, plain or compressed; - for standard input. Columns and "
+    "format may follow: FILE::text=review,label=stars,format=csv."
+)
+OUTPUT_HELP = (
+    "Output file: .csv, .tsv, .jsonl or .parquet with all columns of the input followed by ours, or .txt with the "
+    "results alone."
+)
+TextsOption = Annotated[Path, Option(help=f"Texts: {INPUT_HELP}")]
 SetOption = Annotated[
     list[str], Option("--set", help="Override a setting: path=value, e.g. optimizer.lr=1e-4 or objective=CausalLM.")
 ]
@@ -30,10 +38,10 @@ NumSeedsOption = Annotated[int, Option(help="Number of runs with different rando
 LengthPenaltyOption = Annotated[float, Option(help="Divide the scores of the beam search by length to this power.")]
 
 # Files of labeled examples.
-TextColumnOption = Annotated[str, Option(help="Column or key of the text.")]
-PairColumnOption = Annotated[str, Option(help="Column or key of the second text.")]
-LabelColumnOption = Annotated[str, Option(help="Column or key of the label.")]
-HeaderOption = Annotated[bool, Option(help="Whether TSV has a header; without one, columns are numbers from 1.")]
+TextColumnOption = Annotated[str, Option(help="Column or key of the text, for all files; default: text.")]
+PairColumnOption = Annotated[str, Option(help="Column or key of the second text; default: pair.")]
+LabelColumnOption = Annotated[str, Option(help="Column or key of the label; default: label.")]
+HeaderOption = Annotated[bool, Option(help="Whether tables have a header; without one, columns are numbers from 1.")]
 SkipBadOption = Annotated[bool, Option(help="Skip bad rows and count them.")]
 AllowLargeOption = Annotated[
     bool, Option("--allow-large", help="Read compressed files that expand more than a thousandfold.")
@@ -41,7 +49,6 @@ AllowLargeOption = Annotated[
 
 # Sources of text.
 SourceArgument = Annotated[list[str], Argument(help=SOURCES_HELP)]
-KeyOption = Annotated[str, Option(help="Key or column of the text; a+b joins two.")]
 SplitOption = Annotated[str, Option(help="Documents in text files: file, blank (between blank lines), or line.")]
 FormatOption = Annotated[str, Option(help="File format, if the file names do not show it.")]
 LangOption = Annotated[str, Option(help="Language of sources that do not name one.")]

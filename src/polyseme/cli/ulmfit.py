@@ -1,6 +1,7 @@
 """`polyseme ulmfit`: the three stages of ULMFiT, or the low-shot curve."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ ModelsOption = Annotated[list[Path], Option(help="Or trained general language mo
 
 @locks_folder("ulmfit")
 def ulmfit(
-    train: Annotated[Path, Option(help="Training examples: TSV or JSON lines, plain or compressed.")],
+    train: Annotated[Path, Option(help=f"Training examples: {options.INPUT_HELP}")],
     dev: Annotated[Path, Option(help="Dev examples for evaluation.")],
     out: options.RunOption,
     text: TextOption = [],
@@ -32,8 +33,8 @@ def ulmfit(
     seeds: options.NumSeedsOption = 1,
     train_sizes: Annotated[str, Option(help="Plot the low-shot curve for these sizes: 100,500,2000.")] = "",
     overrides: options.SetOption = [],
-    text_column: options.TextColumnOption = "text",
-    label_column: options.LabelColumnOption = "label",
+    text_column: options.TextColumnOption = "",
+    label_column: options.LabelColumnOption = "",
     header: options.HeaderOption = True,
     skip_bad: options.SkipBadOption = False,
 ) -> None:
@@ -54,8 +55,12 @@ def ulmfit(
     config.general_recipe("forward").check()
     config.classifier.validate()
     columns = Columns(text_column, label=label_column, has_header=header)
-    train_examples, dev_examples = (ClassificationTask.read(path, columns, skip_bad=skip_bad) for path in (train, dev))
-    texts = [document.text for document in open_sources(unlabeled, "text", "line", skip_bad)] if unlabeled else []
+    train, train_columns = ClassificationTask.open_input(train, columns)
+    dev, dev_columns = ClassificationTask.open_input(dev, replace(columns, remembered=train_columns))
+    train_examples = ClassificationTask.read(train, train_columns, skip_bad=skip_bad)
+    dev_examples = ClassificationTask.read(dev, dev_columns, skip_bad=skip_bad)
+    unlabeled_documents = open_sources(unlabeled, split="line", skip_bad=skip_bad) if unlabeled else ()
+    texts = [document.text for document in unlabeled_documents]
     stages.validate_sources(config, text, corpus, general_models)
     inputs = {
         "config": config.to_json(),

@@ -141,7 +141,7 @@ def validate_sources(
     elif corpus:
         Corpus.open(corpus)
     else:
-        open_sources(text, "text", "file", False)
+        open_sources(text)
 
 
 def hash_sources(corpus: Path | None, general_models: Sequence[Path]) -> list[str]:
@@ -170,7 +170,7 @@ def pretrain_general_lm(
     if corpus is None:
         corpus = out / "corpus"
         if not (corpus / "manifest.json").exists():
-            sources = open_sources(text, "text", "file", False)
+            sources = open_sources(text)
             vocab_size = config.vocab_size or VOCAB_SIZES[config.preset]
             prepare(text, Tokenizer.train("bpe", (d.text for d in sources), vocab_size), corpus)
     pretrained = {}

@@ -38,7 +38,7 @@ _TRASH_DIR = ".work.gone"
 class PrepareConfig(Config):
     """Settings of `prepare`. The first four are defaults for sources that do not set them."""
 
-    key: str = "text"  # column or key of the text; "a+b" joins two
+    text_column: str = ""  # column or key of the text; "a+b" joins two; by default `text`
     split: str = "file"  # how to split plain text into documents: "file", "blank" (lines) or "line"
     lang: str = "en"
     format: str = ""  # detected from the file name if empty
@@ -79,7 +79,7 @@ def prepare(
     with exclusive_workdir(out) as work_dir:
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
         reader = open_sources(
-            sources, config.key, config.split, config.skip_bad, lang=config.lang, format=config.format,
+            sources, config.text_column, config.split, config.skip_bad, lang=config.lang, format=config.format,
             allow_large=config.allow_large, spool_dir=work_dir, exclude_dir=out,
         )  # fmt: skip
         _check_first_document(reader, tokenizer)  # before anything is written: most bad input shows here
@@ -242,7 +242,7 @@ def _initial_part(manifest: dict[str, Any]) -> dict[str, Any]:
 def _content_and_weight(plan: dict[str, Any], file: dict[str, Any]) -> tuple[tuple[str, ...], float]:
     """Return what identifies the documents of a file, wherever it is, and the weight of its source."""
     source = plan["sources"][file["source_index"]]
-    return (file.get("sha256") or file["version"], file["format"], source["key"], source["split"]), source["weight"]
+    return (file.get("sha256") or file["version"], file["format"], source["text"], source["split"]), source["weight"]
 
 
 def ensure_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
