@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from polyseme.cli import options
-from polyseme.cli.output import apply_overrides, print_table
+from polyseme.cli.output import parse_settings, print_table
 from polyseme.errors import ConfigError
 from polyseme.io.lock import locks_folder
 
@@ -41,6 +41,7 @@ def ulmfit(
 
     An interrupted run continues when the same command is run again.
     """
+    from polyseme.config import override_config
     from polyseme.io.atomic import sha256
     from polyseme.io.json import write_json
     from polyseme.pipelines import ulmfit as stages
@@ -48,8 +49,10 @@ def ulmfit(
     from polyseme.tasks.readers.rows import Columns
 
     sizes = _parse_sizes(train_sizes)
-    settings: dict[str, Any] = {"preset": preset or stages.choose_preset(out), "direction": direction, "budget": budget}
-    config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
+    settings = parse_settings(overrides, preset=preset, budget=budget)
+    chosen_preset = settings.get("preset") or stages.choose_preset(out)
+    config = stages.UlmfitConfig.from_json({"preset": chosen_preset, "direction": direction})
+    config = override_config(config, settings)
     config.general_recipe("forward").check()
     config.classifier.validate()
     train, columns = ClassificationTask.open_input(train, Columns(text_column, label=label_column, has_header=header))
