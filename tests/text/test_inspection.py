@@ -92,7 +92,7 @@ def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) 
 @pytest.mark.parametrize(
     "words,message",
     [
-        (["train", "en.txt", "--out", "o"], "vocab_size is missing"),
+        (["train", "en.txt", "--out", "o"], "--vocab-size is missing"),
         (["train", "en.txt", "--out", "o", "--vocab-size", "100", "--kind", "bpe"], "vocab_size is 100, too small"),
         (["train", "en.txt", "--out", "o", "--vocab-size", "3"], "vocab_size is 3, too small"),
         (["train", "en.txt", "--out", "o", "--vocab-size", "900", "--kind", "unigrams"], "did you mean 'unigram'?"),

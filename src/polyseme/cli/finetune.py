@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 TASK_HELP = (
     "classification, pair_classification, regression, multiple_choice, tagging, semantic_roles, extractive_qa, "
-    "coreference, or a data set of `polyseme tasks`. Repeat it as [NAME=]TASK to train several tasks over one trunk, "
-    "with --train and --dev, or --data, in the same order."
+    "coreference, contrastive (vectors for search), or a data set of `polyseme tasks`. Repeat it as [NAME=]TASK to "
+    "train several tasks over one trunk, with --train and --dev, or --data, in the same order."
 )
 FEATURES_HELP = "Folder of a model to freeze; a small network is trained on its word vectors. Repeat it to concatenate "
 FEATURES_HELP += "several models; none: words alone."
@@ -155,6 +155,8 @@ def _print_task(run: "FinetuneResult", row_name: str) -> None:
     from polyseme.report.run_page import dev_selection_note
 
     rows = [[name, *(f"{metrics[n]:.4f}" for n in run.mean)] for name, metrics in run.baselines.items()]
+    if before := run.details.get("before"):
+        rows.append(["before training", *(f"{before[n]:.4f}" for n in run.mean)])
     rows.append([row_name, *(_format_mean(run, name) for name in run.mean)])
     print_table([f"{len(run.seeds)} seed(s)", *run.mean], rows)
     if choices := run.details["chosen_on_dev"]:

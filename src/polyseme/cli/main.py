@@ -22,6 +22,7 @@ from polyseme.cli import (
     prompt,
     query,
     score,
+    search,
     tokenizer,
     translate,
     ulmfit,
@@ -29,6 +30,7 @@ from polyseme.cli import (
 )
 from polyseme.errors import ConfigError, Interrupted, PolysemeError, convert_out_of_memory
 from polyseme.logs import log_to_stderr
+from polyseme.report.cards.run_card import record_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,6 +77,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "music": music.music,
     "gradients": explain.gradients,
     "embed": query.embed,
+    "search": search.search,
     "explain": explain.explain,
     "encode": query.encode,
     "neighbors": vectors.neighbors,
@@ -104,7 +107,8 @@ def main() -> None:
     try:
         for argument in sys.argv:
             _check_utf8(argument)
-        with convert_out_of_memory(lambda: "use a smaller model, or less data at once"):
+        advice = "use a smaller model, or less data at once"
+        with convert_out_of_memory(lambda: advice), record_command(sys.argv[1:]):
             status = app(standalone_mode=False)
         if status == 130:  # typer's status after Ctrl-C
             raise KeyboardInterrupt

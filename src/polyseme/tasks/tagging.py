@@ -52,6 +52,7 @@ class WordTask(LabelSetTask):
 
     default_metric = "f1"
     head_type = "tag"
+    pipeline_tag = "token-classification"
     record_suffixes = rows.NESTED_SUFFIXES
     feature_networks = ("bilstm", "linear")
 
@@ -161,6 +162,7 @@ class TaggingTask(WordTask):
     """One tag for each word: entities, chunks, parts of speech."""
 
     task_type = "tagging"
+    usage_example = ("Anna", "lives", "in", "Paris")
     example_type = TaggingExample
     own_suffixes = (".tsv", *rows.CONLL_SUFFIXES)
 

@@ -49,7 +49,7 @@ class VocabularyConfig:
 
     def __post_init__(self) -> None:
         if self.vocab_size is None and self.kind not in ("characters", "words", "whitespace"):
-            raise ConfigError(f"vocab_size is missing: the maximum number of entries in a {self.kind} vocabulary")
+            raise ConfigError(f"`vocab_size` is missing: the maximum number of entries in a {self.kind} vocabulary")
         if self.kind == "unigram":  # before the text is read
             require_packages({"sentencepiece": "training a unigram vocabulary"})
         size = self.size

@@ -25,12 +25,15 @@ from polyseme.io.hashes import check_hashes, hashed_directory
 from polyseme.io.json import read_json_object, write_json
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.embedding import EmbeddingHeadConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
 from polyseme.nn.sizes import check_memory
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.finite import check_finite
 from polyseme.weights.formats import missing_config_error, missing_folder_error, missing_weights_error
+from polyseme.weights.model_card import write_neural_card
+from polyseme.weights.pooling import TextPooling, read_pooling, write_pooling
 
 FORMAT_VERSION = 1
 TARGET_TOKENIZER_DIR = "target"
@@ -46,6 +49,7 @@ class ModelFolder:
     metadata: dict[str, Any] = field(default_factory=dict)
     newly_initialized: list[str] = field(default_factory=list)
     target_tokenizer: Tokenizer | None = None  # if the target has its own vocabulary
+    pooling: TextPooling = field(default_factory=TextPooling)
 
 
 def save_model(
@@ -71,13 +75,19 @@ def save_model(
         write_tensors(folder / "model.safetensors", published)
         if unpublished:
             write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(unpublished)})
-        write_json(folder / "config.json", _build_hf_config(family, model.config, architecture, tokenizer))
+        hf_config = _build_hf_config(family, model.config, architecture, tokenizer)
+        write_json(folder / "config.json", hf_config)
         tokenizer.save_files(folder)
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
             target_tokenizer.save_files(folder / TARGET_TOKENIZER_DIR)
+        for head in heads.values():
+            if isinstance(head, EmbeddingHeadConfig):
+                trunk, mode = model.config.trunk, "mean" if head.pooling == "mean" else "cls"
+                write_pooling(folder, mode, trunk.dim, trunk.embeddings.max_len)
         record = {"format": FORMAT_VERSION, "config": model.config.to_json(), "metadata": metadata or {}}
         write_json(folder / "polyseme.json", record)
+        write_neural_card(folder, path, model, tokenizer, family, hf_config, metadata or {})
 
 
 def load_model(
@@ -131,7 +141,8 @@ def load_model(
     model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
     target_folder = folder / TARGET_TOKENIZER_DIR
     target_tokenizer = Tokenizer.load(target_folder) if target_folder.is_dir() else None
-    return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer)
+    pooling = read_pooling(folder)
+    return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer, pooling)
 
 
 def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[ModelConfig, dict[str, Any]]:
