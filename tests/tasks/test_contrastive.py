@@ -112,6 +112,8 @@ def test_positives_are_chosen_by_the_training_examples():
         ContrastiveTask().fit(labeled)
     with pytest.raises(DataError, match="1 of 9 training examples have no pair, the first at e:8"):
         ContrastiveTask().fit(examples([*PAIRS, "a text"]))
+    with pytest.raises(ConfigError, match="temperature is 0"):
+        ContrastiveTask(temperature=0.0).fit(examples(PAIRS))
     with pytest.raises(DataError, match="0 positive pairs"):
         ContrastiveTask(min_score=100).fit(labeled)
     with pytest.raises(DataError, match="no pair"):
