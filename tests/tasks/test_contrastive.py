@@ -179,6 +179,8 @@ def test_texts_without_pairs_are_learned_with_dropout(tmp_path, tiny_folders):
         tiny_folders["bert"], ContrastiveTask(pooling="cls"), train=TEXTS, dev=PAIRS, out=tmp_path / "run", steps=2
     )
     assert run.primary_metric == "mrr"
+    assert ContrastiveTask().fit_model(run.model).pooling == "cls"
+    assert ContrastiveTask().fit_model(tiny_folders["bert"]).pooling == "mean"
     assert run.details["positives"] == "dropout"
     token_vectors = polyseme.load(run.model).embed(TEXTS[0], granularity="token")[0]
     first = token_vectors / np.linalg.norm(token_vectors)
