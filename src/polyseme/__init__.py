@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from polyseme.generation.config import GenerationConfig
     from polyseme.generation.text import GeneratedText, TranslatedText
     from polyseme.inference.base import LanguageModel
+    from polyseme.inference.feature_extraction import ElmoModel
     from polyseme.inference.feature_model import FeatureModel
     from polyseme.inference.load import load
     from polyseme.inference.neural_lm import NeuralLM
@@ -47,6 +48,7 @@ _MODULES = {
     "generation.config": ("GenerationConfig",),
     "generation.text": ("GeneratedText", "TranslatedText"),
     "inference.base": ("LanguageModel",),
+    "inference.feature_extraction": ("ElmoModel",),
     "inference.feature_model": ("FeatureModel",),
     "inference.load": ("load",),
     "inference.neural_lm": ("NeuralLM",),
@@ -133,9 +135,10 @@ def pretrain(
     if not str(out):
         raise ConfigError("`out` is missing: pass the run folder to write, or to resume")
     corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
-    settings = overrides if budget in (None, "") else overrides | {"budget": budget}
+    if budget not in (None, ""):
+        overrides["budget"] = str(budget) if isinstance(budget, int | float) else budget
     model_path = None if init_from is None else Path(init_from)
-    results = launch_pretraining(recipe, corpus_path, Path(out), settings, resume, model_path, start_time)
+    results = launch_pretraining(recipe, corpus_path, Path(out), overrides, resume, model_path, start_time)
     return PretrainResult.from_results(Path(out), results)
 
 

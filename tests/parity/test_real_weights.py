@@ -95,3 +95,17 @@ def test_layer_selections_are_consistent(folder):
     np.testing.assert_allclose(words, np.stack([tokens[1:3].mean(0), tokens[3]]), atol=1e-6)
     mean = tokens.mean(0)
     np.testing.assert_allclose(model.embed(["flightless birds"])[0], mean / np.linalg.norm(mean), atol=1e-6)
+
+
+def test_token_vectors_match_transformers(folder):
+    """Published weights give the states that `transformers` computes, to rounding errors of float32."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    reference, tokenizer = (
+        loader.from_pretrained(folder) for loader in (transformers.AutoModel, transformers.AutoTokenizer)
+    )
+    vectors = polyseme.load(folder, device="cpu").embed(TEXTS, granularity="token")
+    for text, ours in zip(TEXTS, vectors):
+        with torch.no_grad():
+            expected = reference.eval()(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+        assert np.abs(ours - expected).max() <= 3e-6

@@ -207,13 +207,18 @@ def _read(data: TaskData, source: Any, files: Mapping[str, Any], options: ReadOp
         if train is None or dev is None:
             missing = "train" if train is None else "dev"
             raise ConfigError(f"`{missing}` is missing: {label} needs `train` and `dev`")
+        names = {
+            key: Path(str(files[key]).split("::")[0]).name
+            for key in ("train", "dev")
+            if isinstance(files[key], str | Path)
+        }
         columns, needs_labels = options.columns, data.task.needs_labels
         if isinstance(train, str | Path):
             train, columns = data.task.open_input(train, columns)
         train_examples = options.read(data.task, train, columns, needs_labels)
         dev_columns = replace(options.columns, remembered=columns)  # those of the training file by default
         dev_examples = options.read(data.task, dev, dev_columns, needs_labels)
-        return replace(data, train=train_examples, dev=dev_examples, columns=columns.to_metadata())
+        return replace(data, train=train_examples, dev=dev_examples, columns=columns.to_metadata(), files=names)
     name = source if isinstance(source, str) else dataset.folder
     if train is not None or dev is not None or options.columns != Columns():
         raise ConfigError(f"{name} has its own files and columns: pass `data` alone")

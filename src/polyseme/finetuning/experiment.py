@@ -46,6 +46,7 @@ class TaskData:
     extra_metrics: MetricsFn | None = None
     extra_eval: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)  # of the training file, which the model folder remembers
+    files: Mapping[str, str] = field(default_factory=dict)  # names of the files of `train` and `dev`, for cards
 
     @property
     def label(self) -> str:
@@ -131,6 +132,11 @@ class TaskRun:
             return metrics.get(self.primary_metric, -math.inf)
         return -math.inf
 
+    def describe(self, task: TaskConfig) -> dict[str, Any]:
+        """Return what a model folder records besides the task: columns, names of files, and how the model is used."""
+        files = {"files": dict(self.data.files)} if self.data.files else {}
+        return {**self.data.remembered, **files, "usage": task.describe_usage(self.data.train)}
+
     def predict(self, model: Model) -> list[Any]:
         """Predict the dev examples."""
         return predict_encoded(model, self.task, self.dev.examples, self.dev.encoded)
@@ -215,11 +221,11 @@ class Experiment:
         """Return the metadata of a model folder."""
         settings = self.config.to_json()
         if not self.is_multitask:
-            return {"task": tasks[0].to_json(), "settings": settings, **self.runs[0].data.remembered, **extra}
+            return {"task": tasks[0].to_json(), "settings": settings, **self.runs[0].describe(tasks[0]), **extra}
         each: dict[str, Any] = {}
         for run, task in zip(self.runs, tasks):
             task_json = task.replace(name="").to_json()
-            facts = {"data": run.data.label, **run.data.remembered}
+            facts = {"data": run.data.label, **run.describe(task)}
             each[run.data.name] = {"task": task_json, "settings": settings, **facts}
         return {"tasks": each, "settings": settings, **extra}
 

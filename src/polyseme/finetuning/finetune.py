@@ -114,11 +114,14 @@ def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> boo
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the tasks that a model was fine-tuned on before, for the metadata of the next one."""
+    """Return the languages of a model and the tasks that it was fine-tuned on, for the metadata of the next one."""
+    facts = metadata.get("corpus_facts")
+    languages = facts.get("languages") if isinstance(facts, dict) else metadata.get("languages")
+    inherited = {"languages": languages} if isinstance(languages, list) and languages else {}
     if "task" not in metadata and "tasks" not in metadata:
-        return {}
+        return inherited
     before = metadata.get("data") or metadata.get("results", {}).get("task")
-    return {"finetuning_history": [*metadata.get("finetuning_history", []), before]}
+    return {"finetuning_history": [*metadata.get("finetuning_history", []), before], **inherited}
 
 
 def load_for_tasks(

@@ -16,6 +16,8 @@ from polyseme.inference.prediction import model_latency_ms
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
+from polyseme.report.cards.readme import short_name
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 from polyseme.train.loop import StepReport, count_parameters
 
@@ -163,6 +165,8 @@ class ExperimentResults:
             if is_multitask:
                 write_json(folder / "results.json", summary["tasks"][name])
         write_report(out, summary)
+        base = " + ".join(map(short_name, str(summary["model"]).split(" + ")))
+        write_run_card(out, f"{summary.get('data') or summary['task']} ({base})".replace("_", " "))
         write_json(out / "results.json", summary)
 
 

@@ -17,12 +17,17 @@ from polyseme.weights.pooling import TextPooling
 GRANULARITIES: tuple[Granularity, ...] = ("token", "word", "text")
 
 
+def check_granularity(granularity: str) -> None:
+    """Raise if there are no vectors of such units."""
+    if granularity not in GRANULARITIES:
+        raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
+
+
 def embed_texts(
     packed: PackedModel, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
 ) -> np.ndarray | list[np.ndarray]:
     """Compute one vector per text, [texts, dim], or a list with the vectors of each text's words or tokens."""
-    if granularity not in GRANULARITIES:
-        raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
+    check_granularity(granularity)
     trunk = packed.model.trunk
     selection = LayerSelection.parse(layers)
     indices = selection.indices(trunk.config.num_layers)

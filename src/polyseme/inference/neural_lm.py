@@ -95,8 +95,9 @@ class NeuralLM(LanguageModel):
 
     @property
     def description(self) -> str:
-        heads = ", ".join(self.model.heads)
-        return f"a {self.model.config.family} model with " + (f"the heads {heads}" if heads else "no head")
+        heads = list(self.model.heads)
+        named = f"the head{'s' * (len(heads) > 1)} {', '.join(heads)}" if heads else "no head"
+        return f"a {self.model.config.family} model with {named}"
 
     @property
     def capabilities(self) -> tuple[str, ...]:
