@@ -58,6 +58,8 @@ class ContrastiveTask(TextTask):
     head_type = "embed"
     example_type = TripletExample
     pair_column = "optional"
+    pipeline_tag = "sentence-similarity"
+    usage_method = "embed"
     loss_unit = "nats"
     feature_networks = ()
     needs_labels = False
@@ -128,6 +130,9 @@ class ContrastiveTask(TextTask):
             choice = "positive_label or min_score has to say which pairs are positive"
             raise DataError(f"{example.location}: the pair has the label {example.label!r}: {choice}")
         return True
+
+    def select_usage_example(self, train: Sequence[Any]) -> str:
+        return str(self.usage_example)
 
     def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
         return {"positives": self.positives}
