@@ -142,7 +142,7 @@ def _sample_cells(sample: Mapping[str, Any]) -> list[Any]:
         shown = f"<b>{escape(word)}</b>" if is_right else escape(word)
         words.append(f"{shown} {probability:.0%}")
     share = sample["answer_probability"]
-    return [Html(" &nbsp; ".join(words)), Cell(f"{share:.2%}", share)]
+    return [Html(" &nbsp; ".join(words)), Cell(f"{100 * share:.2g}%", share)]
 
 
 def neighbors_section(run: Path) -> str:
