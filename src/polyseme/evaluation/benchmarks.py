@@ -23,6 +23,8 @@ from polyseme.inference.prediction import predict
 from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import locks_folder
+from polyseme.report.cards.readme import short_name
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.weights.folder import load_model, read_model_config
 
 logger = logging.getLogger(__name__)
@@ -118,6 +120,7 @@ def run_benchmark(
     diagnostic_scores = _evaluate_diagnostics(benchmark, results, data, out, skip_bad)
     summary = {"config": plan, **_summarize(benchmark, tasks, results, out), "diagnostic_scores": diagnostic_scores}
     write_json(out / "benchmark.json", summary)
+    write_run_card(out, f"{name} ({short_name(model)})")
     write_hashes(out)
     return summary
 

@@ -63,6 +63,8 @@ class ExtractiveQATask(TaskConfig):
     """
 
     task_type = "extractive_qa"
+    usage_example = ("Anna lives in Paris.", "Where does Anna live?")
+    pipeline_tag = "question-answering"
     example_type = QuestionExample
     default_metric = "f1"
     head_type = "span"
