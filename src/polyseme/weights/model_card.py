@@ -28,7 +28,7 @@ def write_neural_card(
     metadata: Mapping[str, Any],
 ) -> None:
     """Write the card of a model folder that is being written; `existing` is the folder that it replaces."""
-    config, usages, name = model.config, _task_usages(metadata), existing.name
+    config, usages, name = model.config, _task_usages(metadata), existing.absolute().name
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     usage = next(iter(usages.values()), {})
     example = usage.get("source") or ast.literal_eval(usage.get("example") or repr(TEXT))
@@ -44,7 +44,7 @@ def write_neural_card(
         other_usage,
         usage.get("pipeline_tag", _pipeline_tag(config, tokenizer)),
         library=library if other_usage else "polyseme",
-        limits=tuple(_list_limits(folder, family, metadata)),
+        limits=tuple(_list_limits(folder, family, metadata, other_usage)),
         num_parameters=num_parameters,
     )
     write_model_card(folder, facts, metadata, existing)
@@ -70,8 +70,8 @@ def _describe(
     return {name: value for name, value in table.items() if value != ""}
 
 
-def _list_limits(folder: Path, family: Family, metadata: Mapping[str, Any]) -> Iterator[str]:
-    if (folder / "polyseme.safetensors").exists():
+def _list_limits(folder: Path, family: Family, metadata: Mapping[str, Any], other_usage: str) -> Iterator[str]:
+    if other_usage and (folder / "polyseme.safetensors").exists():
         yield "`transformers` does not read `polyseme.safetensors`: the heads, or parts of them, that it lacks."
     for line in family.departures if "recipe" in metadata else ():
         yield f"Differs from the paper: {line}"
