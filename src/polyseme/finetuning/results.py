@@ -117,10 +117,12 @@ class ExperimentResults:
         rows: list[dict[str, Any]] = []
         for each in self.seeds:
             rows.append({"seed": each.seed, primary: each.scores[name][primary], **each.scores[name]})
+        summary = summarize_seeds(rows)
         extra_eval = {key: [each.extra_eval[name][key] for each in self.seeds] for key in run.extra_eval}
         return {
             "primary_metric": primary,
-            **summarize_seeds(rows),
+            **summary,
+            **({"before": dict(run.before), "after": summary["mean"]} if run.before else {}),
             **({"extra_eval": extra_eval} if extra_eval else {}),
             "majority_score": trivial if math.isfinite(trivial) else None,
             "failed_seeds": [row["seed"] for row in rows if row[primary] <= trivial],

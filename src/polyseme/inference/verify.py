@@ -14,7 +14,7 @@ from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.report.cards.readme import is_edited
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.checkpoint import find_damage, list_checkpoints
-from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
+from polyseme.weights.elmo_format import find_elmo_files, read_elmo
 from polyseme.weights.folder import load_model
 
 
@@ -69,10 +69,10 @@ def _verify(path: Path, kind: str) -> VerifiedFolder:
 def _detect_kind(path: Path) -> str:
     """Return what a folder or file holds, by the names of its files."""
     if path.is_file():
-        return "word vectors"
+        return "model" if find_elmo_files(path) else "word vectors"
     if (path / "manifest.json").exists() or (path / WORK_DIR).is_dir():
         return "corpus"
-    if any((path / name).exists() for name in ("config.json", "polyseme.json", "options.json")):
+    if any((path / name).exists() for name in ("config.json", "polyseme.json")) or find_elmo_files(path):
         return "model"
     if any(file for pattern in TOKENIZER_FILES for file in path.glob(pattern)):
         return "tokenizer"
@@ -90,8 +90,9 @@ def _verify_corpus(path: Path) -> bool:
 
 
 def _verify_model(path: Path) -> bool:
-    if is_elmo_folder(path):
+    if find_elmo_files(path):
         read_elmo(path, verify=True)
+        path = path if path.is_dir() else path.parent
     elif is_ngram(path):
         NgramFolder.load(path, verify=True)
     elif FeatureModel.is_folder(path):

@@ -36,7 +36,8 @@ from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.charts import mean_std_chart
-from polyseme.report.html import code, html_page, html_table
+from polyseme.report.html import code, collapsed, figure, html_page, html_table
+from polyseme.report.svg import Axis
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -374,14 +375,19 @@ def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]])
     if results:
         names = list(next(iter(results["rows"].values())))
         rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
-        sections += [("Results", html_table(["", *names], rows)), ("Config", code(results["config"]))]
+        sections.append(("Results", html_table(["", *names], rows)))
+        sections.append(("Config", collapsed("All settings of the three stages", code(results["config"]))))
     if points:
         curves, sizes = error_curves(points), sorted({d["size"] for d in points})
         rows = [
             [row, *(format_mean_std(curve[size]) if size in curve else "" for size in sizes)]
             for row, curve in curves.items()
         ]
-        chart = mean_std_chart(curves, "labeled examples", "error")
+        chart = figure(
+            mean_std_chart(curves, Axis("labeled examples", log=True), "error"),
+            "Lower is better. The distance between the curves is what pre-training saves in labeled examples; "
+            "bands are one standard deviation over the seeds.",
+        )
         sections.append(("Error by number of examples", chart + html_table(["", *map(str, sizes)], rows)))
     return html_page("ULMFiT", "a general language model, fine-tuned on the task's text, then a classifier", sections)
 

@@ -9,11 +9,13 @@ from polyseme.config import Config, override_config
 from polyseme.errors import ConfigError, DataError
 from polyseme.ngram.train import NgramRecipe, train_ngram
 from polyseme.objectives.distillation import Distillation
-from polyseme.recipes import NGRAM_RECIPES, RECIPES, get_recipe
+from polyseme.recipes import NGRAM_RECIPES, RECIPES, find_named_recipe, get_recipe
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.run_folder import read_run_record
 from polyseme.train.warm_start import init_from_model
+
+NGRAM_PROBLEM = "{} counts n-grams in one pass: budget, resume and init_from do not apply"
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,13 @@ def launch_pretraining(
     run = resolve_arguments(recipe, corpus, out, overrides, resume, init_from)
     if isinstance(run.recipe, NgramRecipe):
         if resume or init_from:
-            raise ConfigError(f"{run.recipe.name} counts n-grams in one pass: resume and init_from do not apply")
+            raise ConfigError(NGRAM_PROBLEM.format(run.recipe.name))
         return train_ngram(run.recipe, run.corpus, out)
     if resume and recipe is None and isinstance(run.recipe.objective, Distillation) and run.recipe.objective.teacher:
         raise ConfigError(f"{out} is a distillation of {run.recipe.objective.teacher}: resume it as one, by `distill`")
     initial_model = init_from_model(run.init_from, run.recipe, run.corpus) if run.init_from else None
-    return pretrain(run.recipe, run.corpus, out, resume, initial_model, start_time)
+    named_recipe = find_named_recipe(run.recipe.name)
+    return pretrain(run.recipe, run.corpus, out, resume, initial_model, start_time, named_recipe=named_recipe)
 
 
 def resolve_arguments(
@@ -94,7 +97,7 @@ def _override(recipe: Any, overrides: Mapping[str, Any]) -> Any:
     """Return the recipe with its overrides; two that set its budget are an error."""
     budgets = [(path, value) for path, value in _flatten(overrides) if path.partition(".")[0] == "budget" and value]
     if budgets and isinstance(recipe, NgramRecipe):
-        raise ConfigError(f"{recipe.name} counts n-grams in one pass: budget, resume and init_from do not apply")
+        raise ConfigError(NGRAM_PROBLEM.format(recipe.name))
     if len(budgets) > 1:
         settings = " and ".join(f"{path}={value}" for path, value in budgets)
         raise ConfigError(f"{settings} both set the length of the run: pass one of them")

@@ -91,6 +91,9 @@ class TaskConfig(Config, Codec):
     loss_unit: ClassVar[str] = "nats"
     feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
     averages_logits: ClassVar[bool] = False  # whether ensembles average scores instead of probabilities
+    needs_labels: ClassVar[bool] = True  # whether every training and dev example must have a label
+    has_new_weights: ClassVar[bool] = True  # whether a model has to be trained before it can answer
+    finetune_settings: ClassVar[Mapping[str, Any]] = {}  # defaults of this task that differ from `FinetuneConfig`
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
     usage_example: ClassVar[Any] = "The film was a delight."  # what is passed to it in the code of a model card
@@ -193,6 +196,10 @@ class TaskConfig(Config, Codec):
             if name not in known:
                 raise ConfigError(f"{cls.task_type} has no setting {name!r}; {suggest(name, known)}")
         return cls(**settings).fit(examples)
+
+    def training_examples(self, examples: Sequence[Any]) -> list[Any]:
+        """Return the examples that a model is trained on."""
+        return [e for e in examples if e.is_trainable]
 
     def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
         """Return facts about the data for the results of a run."""

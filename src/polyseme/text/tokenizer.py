@@ -164,6 +164,8 @@ class Tokenizer:
             return {"BertPreTokenizer": "words", "Sequence": "whitespace"}.get(pre_tokenizer_name, model_name)
         if model_name == "bpe" and self.is_byte_level and self.special_token_ids.mask is not None:
             return "byte-bpe-roberta"
+        if model_name == "unigram" and self.special_tokens_map.get("mask") == "<mask>":
+            return "unigram-roberta" if self.special_tokens_map.get("cls") == "<s>" else model_name
         if model_name != "bpe" or self.is_byte_level:
             return model_name
         plain_pieces = (piece for i, piece in enumerate(self.vocabulary) if i not in self.all_special_ids)
