@@ -49,6 +49,8 @@ class ContrastiveTask(TextTask):
     """
 
     task_type = "contrastive"
+    usage_method = "embed"
+    pipeline_tag = "sentence-similarity"
     default_metric = "spearman"
     head_type = "embed"
     example_type = TripletExample
@@ -121,6 +123,9 @@ class ContrastiveTask(TextTask):
             choice = "positive_label or min_score has to say which pairs are positive"
             raise DataError(f"{example.location}: the pair has the label {example.label!r}: {choice}")
         return True
+
+    def select_usage_example(self, train: Sequence[Any]) -> Any:
+        return ["The film was a delight.", "I liked the film."]
 
     def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
         return {"positives": self.positives}
