@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.families import Family
+from polyseme.io.json import has_shape
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
@@ -15,6 +16,7 @@ from polyseme.report.cards.transformers_usage import sentence_transformers_usage
 from polyseme.text.tokenizer import Tokenizer
 
 TEXT = "The cat sat on the mat."
+_USAGE_SHAPE = {"pipeline_tag": str, "method": str, "example": str}
 Usages = dict[str, dict[str, Any]]  # of each task by name: pipeline tag, example, source text
 
 
@@ -31,7 +33,7 @@ def write_neural_card(
     config, usages, name = model.config, _task_usages(metadata), existing.absolute().name
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     usage = next(iter(usages.values()), {})
-    example = usage.get("source") or ast.literal_eval(usage.get("example") or repr(TEXT))
+    example = usage.get("source") or ast.literal_eval(usage.get("example", repr(TEXT)))
     mask_token = (tokenizer.mask_token or "") if "masked" in config.heads else ""
     library, other_usage = "transformers", transformers_usage(dict(hf_config), name, example, mask_token)
     if (folder / "modules.json").exists():  # the format of sentence-transformers
@@ -79,9 +81,10 @@ def _list_limits(folder: Path, family: Family, metadata: Mapping[str, Any], othe
 
 def _task_usages(metadata: Mapping[str, Any]) -> Usages:
     """Return how the model of each task is used, by its name, which is empty for a single task."""
-    if isinstance(tasks := metadata.get("tasks"), Mapping):
-        return {name: each["usage"] for name, each in tasks.items() if "usage" in each}
-    return {"": metadata["usage"]} if "usage" in metadata else {}
+    tasks = metadata.get("tasks")
+    usages = {name: each.get("usage") for name, each in tasks.items()} if isinstance(tasks, Mapping) else {}
+    usages = usages or {"": metadata.get("usage")}
+    return {name: usage for name, usage in usages.items() if has_shape(usage, _USAGE_SHAPE)}
 
 
 def _polyseme_usage(config: ModelConfig, tokenizer: Tokenizer, usages: Usages, folder: str) -> str:
