@@ -54,6 +54,8 @@ class ContrastiveTask(TextTask):
     """
 
     task_type = "contrastive"
+    usage_method = "embed"
+    pipeline_tag = "sentence-similarity"
     default_metric = "spearman"
     head_type = "embed"
     example_type = TripletExample
@@ -131,8 +133,8 @@ class ContrastiveTask(TextTask):
             raise DataError(f"{example.location}: the pair has the label {example.label!r}: {choice}")
         return True
 
-    def select_usage_example(self, train: Sequence[Any]) -> str:
-        return str(self.usage_example)
+    def select_usage_example(self, train: Sequence[Any]) -> Any:
+        return ["The film was a delight.", "I liked the film."]
 
     def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
         return {"positives": self.positives}
