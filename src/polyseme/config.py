@@ -107,7 +107,10 @@ class Config:
                 return self.replace(**{name: inner.with_override(rest, text)})
             except ConfigError as error:
                 raise ConfigError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
-        return self.replace(**{name: parse_value(hints[name], _parse_text(text, path), path, self.config_types)})
+        value = _parse_text(text, path)
+        if hints[name] is str and not isinstance(value, str):
+            value = text  # a string that looks like a number
+        return self.replace(**{name: parse_value(hints[name], value, path, self.config_types)})
 
     def expand_path(self, path: str) -> str:
         """Return the dotted path of a field: the path itself, or that of the only nested config with such a field."""

@@ -32,6 +32,7 @@ BaselineOption = Annotated[
     list[str], Option(help="Add one baseline: majority, linear; for tags also memm, crf (slow).")
 ]
 TagOption = Annotated[str | None, Option(help="How tags are decoded: softmax, or crf (the default over features).")]
+PositiveOption = Annotated[str | None, Option(help="Label whose F1 is reported; default: the second of two labels.")]
 JoinOption = Annotated[str, Option(help="Where features enter the network: input (default), output, both, between.")]
 VectorsOption = Annotated[Path | None, Option(help="Word vectors that initialize the word embeddings of the network.")]
 NetworkOption = Annotated[str, Option(help="Network over features: auto, linear, bilstm, biattentive, esim or bidaf.")]
@@ -64,6 +65,7 @@ def finetune(
     skip_bad: options.SkipBadOption = False,
     strict: Annotated[bool, Option(help="Reject malformed IOB tags instead of repairing them.")] = False,
     tag_decoder: TagOption = None,
+    positive_label: PositiveOption = None,
     features: Annotated[list[str], Option(help=FEATURES_HELP)] = [],
     layers: Annotated[list[str], Option(help=LAYERS_HELP)] = [],
     join_at: JoinOption = "",
@@ -82,7 +84,7 @@ def finetune(
     run = polyseme.finetune(
         model, **_assign_files(task, train, dev, data), out=out, seeds=parse_seeds(seeds), grid=grid,
         from_scratch=from_scratch, keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints,
-        baselines=["default"] * baselines + baseline,
+        baselines=["default"] * baselines + baseline, positive_label=positive_label,
         text_column=text_column, pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
         strict=strict, layer_decay=layer_decay, unfreeze_every=unfreeze_every, tag_decoder=tag_decoder,
         features=folders if features else None, layers=layers, join_at=join_at, word_vectors=word_vectors,
@@ -135,11 +137,13 @@ def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: li
 
 
 def _print_task(run: "FinetuneResult", row_name: str) -> None:
+    from polyseme.report.results import metric_title
     from polyseme.report.run_page import dev_selection_note
 
+    titles = [metric_title(name, run.details.get("positive_label", "")) for name in run.mean]
     rows = [[name, *(f"{metrics[n]:.4f}" for n in run.mean)] for name, metrics in run.baselines.items()]
     rows.append([row_name, *(_format_mean(run, name) for name in run.mean)])
-    print_table([f"{len(run.seeds)} seed(s)", *run.mean], rows)
+    print_table([f"{len(run.seeds)} seed(s)", *titles], rows)
     if choices := run.details["chosen_on_dev"]:
         print(dev_selection_note(choices))
     print(f"{run.model}: seed {run.best_seed}; see {run.report}")
