@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
     from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
     from polyseme.evaluation.comparison import Comparison, PretrainComparison
+    from polyseme.evaluation.search import SearchHit
     from polyseme.generation.config import GenerationConfig
     from polyseme.generation.text import GeneratedText, TranslatedText
     from polyseme.inference.base import LanguageModel
+    from polyseme.inference.feature_extraction import ElmoModel
     from polyseme.inference.feature_model import FeatureModel
     from polyseme.inference.load import load
     from polyseme.inference.neural_lm import NeuralLM
@@ -42,9 +44,11 @@ _MODULES = {
     "corpus.store": ("Corpus",),
     "errors": ("ConfigError", "DataError", "Interrupted", "ModelError", "PolysemeError", "UnsupportedError"),
     "evaluation.comparison": ("Comparison", "PretrainComparison"),
+    "evaluation.search": ("SearchHit",),
     "generation.config": ("GenerationConfig",),
     "generation.text": ("GeneratedText", "TranslatedText"),
     "inference.base": ("LanguageModel",),
+    "inference.feature_extraction": ("ElmoModel",),
     "inference.feature_model": ("FeatureModel",),
     "inference.load": ("load",),
     "inference.neural_lm": ("NeuralLM",),
@@ -56,7 +60,7 @@ _MODULES = {
     "text.tokenizer": ("Tokenizer",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
-_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain")
+_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain", "search")
 __all__ = sorted([*_LAZY, *_FUNCTIONS, "list_datasets", "list_families", "list_recipes"])
 
 
@@ -77,8 +81,9 @@ def prepare(
     """Clean, deduplicate and tokenize text into a corpus folder. A stopped run continues where it stopped.
 
     `sources` are files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, or `python-docs`
-    or `gettext`; each may end in options such as `::lang=de,weight=2`. Options: `key`, `split`, `lang`, `format`,
-    `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `allow_large`, `append`, `num_workers`, `dask_address`.
+    or `gettext`; each may end in options such as `::lang=de,weight=2,text=body`. Options: `text_column`, `split`,
+    `lang`, `format`, `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `allow_large`, `append`, `num_workers`,
+    `dask_address`.
 
     >>> corpus = polyseme.prepare("text", tokenizer, out="corpus")
     >>> corpus.num_tokens > 1000
@@ -95,11 +100,11 @@ def prepare(
 
 
 def pretrain(
-    recipe: Any,
-    corpus: Any,
-    out: str | Path,
+    recipe: Any = None,
+    corpus: Any = None,
+    out: str | Path = "",
     *,
-    budget: str = "",
+    budget: Any = None,
     resume: bool = False,
     init_from: str | Path | None = None,
     **overrides: Any,
@@ -107,35 +112,34 @@ def pretrain(
     """Pre-train a model on a corpus.
 
     `recipe` is a name from `list_recipes()`, a `recipe.json`, or a `Recipe`. `budget` is a time (`20m`, `1h30m`), a
-    number of steps (`500steps`) or of tokens (`1e9tokens`). `resume` continues the run in `out` exactly. `init_from`
-    starts from a model of the same sizes, or from word vectors. Other keywords override fields of the recipe.
+    number of steps (`500steps`) or of tokens (`1e9tokens`). `init_from` starts from a model of the same sizes, or from
+    word vectors. Other keywords override fields of the recipe: `seed=1`, `optimizer={"lr": 1e-3}`,
+    `objective="CausalLM"`.
+
+    `resume` continues the run in `out` exactly, and needs no other arguments; different ones are an error. With a
+    larger `budget`, the whole length of the run, it extends a run, also one that has ended.
 
     >>> run = polyseme.pretrain("bert-tiny", corpus, out="run", budget="2steps", valid_fraction=0.1)
     >>> run.num_steps, run.valid.perplexity > 1
     (2, True)
+    >>> polyseme.pretrain(out="run", resume=True, budget="4steps").num_steps
+    4
     """
     import time
 
     start_time = time.perf_counter()  # importing takes seconds, which count toward a budget in minutes
-    from polyseme.config import Config, override_config
     from polyseme.errors import ConfigError
-    from polyseme.ngram.train import NgramRecipe, train_ngram
-    from polyseme.recipes import get_recipe
+    from polyseme.recipes.launch import launch_pretraining
     from polyseme.report.results import PretrainResult
-    from polyseme.train.pretrain import pretrain as run
-    from polyseme.train.recipe import BudgetConfig
-    from polyseme.train.warm_start import init_from_model
 
-    corpus_path, out = Path(getattr(corpus, "path", corpus)), Path(out)
-    resolved: Any = override_config(recipe if isinstance(recipe, Config) else get_recipe(str(recipe)), overrides)
-    if isinstance(resolved, NgramRecipe):
-        if budget or resume or init_from:
-            raise ConfigError(f"{resolved.name} counts n-grams in one pass: budget, resume and init_from do not apply")
-        return PretrainResult.from_results(out, train_ngram(resolved, corpus_path, out))
-    if budget:
-        resolved = resolved.replace(budget=BudgetConfig.parse(budget))
-    initial = init_from_model(Path(init_from), resolved, corpus_path) if init_from else None
-    return PretrainResult.from_results(out, run(resolved, corpus_path, out, resume, initial, start_time))
+    if not str(out):
+        raise ConfigError("`out` is missing: pass the run folder to write, or to resume")
+    corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
+    if budget not in (None, ""):
+        overrides["budget"] = str(budget) if isinstance(budget, int | float) else budget
+    model_path = None if init_from is None else Path(init_from)
+    results = launch_pretraining(recipe, corpus_path, Path(out), overrides, resume, model_path, start_time)
+    return PretrainResult.from_results(Path(out), results)
 
 
 def finetune(
@@ -249,6 +253,28 @@ def compare(
 
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(folder) for folder in runs]
     return run(folders, None if out is None else Path(out), num_resamples)
+
+
+def search(
+    model: Any, texts: Any, query: str | Sequence[str], top_k: int = 10, *, vectors: str | Path | None = None
+) -> Any:
+    """Find the texts closest in meaning to a query: a list of `SearchHit`, or for several queries a list of such lists.
+
+    `texts` are a file, such as `products.csv::text=title`, or a list of texts. The search is exact (cosine similarity
+    of `embed`'s vectors) and its memory bounded. `vectors` is the `.npz` file that `polyseme embed` wrote for the same
+    file and model, to search again fast.
+
+    >>> hits = polyseme.search("run/model", ["the cat sat", "a dog ran"], "the cat sat", top_k=1)
+    >>> hits[0].text, hits[0].row, round(hits[0].score, 3)
+    ('the cat sat', 1, 1.0)
+    """
+    from polyseme.evaluation.search import open_texts
+    from polyseme.evaluation.search import search as run
+    from polyseme.inference.load import load
+
+    loaded, queries = load(model), [query] if isinstance(query, str) else list(query)
+    hits = run(loaded, open_texts(texts, loaded.path), queries, top_k, None if vectors is None else Path(vectors))
+    return hits[0] if isinstance(query, str) else hits
 
 
 def list_recipes(family: str | None = None) -> dict[str, str]:

@@ -35,8 +35,8 @@ def read_settings(run):
 
 def test_one_name_for_each_setting(base, tmp_path):
     """`lr` and `optimizer.lr` are the same in keywords, overrides (`--set`) and grids, in fine-tuning and recipes."""
-    spellings = [{"lr": 3e-3}, {"optimizer": {"lr": 3e-3}}, {"overrides": {"lr": "3e-3"}},
-                 {"overrides": {"optimizer.lr": "0.003"}}, {"grid": ["lr=3e-3"]}, {"grid": {"optimizer.lr": [3e-3]}}]  # fmt: skip
+    spellings = [{"lr": 3e-3}, {"optimizer": {"lr": 3e-3}}, {"grid": ["lr=3e-3"]}, {"grid": {"optimizer.lr": [3e-3]}},
+                 {"overrides": {"lr": "3e-3"}}, {"overrides": {"optimizer.lr": "0.003"}}]  # fmt: skip
     runs = [run_finetuning(base, tmp_path / str(i), **each) for i, each in enumerate(spellings)]
     assert [read_settings(run)["optimizer"]["lr"] for run in runs] == [3e-3] * len(spellings)
     recipe = get_recipe("bert-tiny").with_override("lr", "0.5").with_override("mask_prob", "0.25")

@@ -1,7 +1,9 @@
 """Print tables and JSON; read what several commands read."""
 
 import json
-from collections.abc import Iterator, Sequence
+import shutil
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,9 @@ from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.config import ConfigT
+
+
+MIN_WRAPPED_WIDTH = 24  # of a column of text
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
@@ -25,27 +30,61 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         print("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right_align)).rstrip())
 
 
-def read_texts(path: Path) -> list[str]:
-    """Read one text per line; an empty line is an error, because each line gets one result."""
-    return list(iter_texts(path))
+def print_wrapped_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print aligned columns, the last of which is wrapped to the width of the terminal, or 80 columns.
+
+    If little room is left for a long last column, it is printed below the others.
+    """
+    cells = [list(header)] + [[f"{c:,}" if type(c) is int else str(c) for c in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header) - 1)]
+    right_align = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(widths))]
+    indent = sum(widths) + 2 * len(widths)
+    room = shutil.get_terminal_size().columns - indent
+    is_below = room < MIN_WRAPPED_WIDTH and any(len(row[-1]) > room for row in cells)
+    for row in cells:
+        start = "".join(f"{c.rjust(w) if r else c.ljust(w)}  " for c, w, r in zip(row, widths, right_align))
+        if is_below:
+            print(start.rstrip())
+            print_wrapped(f"    {row[-1]}", 4, 4)
+        else:
+            print_wrapped(start + row[-1], indent, indent)
 
 
-def iter_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of `read_texts`."""
-    from polyseme.tasks.readers.rows import iter_lines
+def print_wrapped(text: str, indent: int, num_fixed: int = 0) -> None:
+    """Print a text in lines as wide as the terminal, the second and later ones indented; the first characters stay."""
+    width = max(shutil.get_terminal_size().columns, indent + 8)
+    lines = textwrap.wrap(text[num_fixed:], width - max(indent, num_fixed), break_on_hyphens=False) or [""]
+    print(f"\n{' ' * indent}".join([text[:num_fixed] + lines[0], *lines[1:]]).rstrip())
 
-    for number, line in enumerate(iter_lines(path), start=1):
-        if not line.strip():
-            raise ConfigError(f"{path}, line {number} is empty: every line must contain a text")
-        yield line
+
+def read_texts(source: str | Path) -> list[str]:
+    """Read the texts of a file in any format; an empty one is an error, because each text gets one result."""
+    from polyseme.evaluation.text_rows import open_texts
+
+    return [row.text for row in open_texts(source).source]
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
     """Split each `--set path=value`."""
+    values: dict[str, str] = {}
     for override in overrides:
-        if "=" not in override:
+        path, equals, value = override.partition("=")
+        if not equals:
             raise ConfigError(f"--set {override!r} is not path=value")
-    return dict(override.split("=", 1) for override in overrides)
+        if values.setdefault(path, value) != value:
+            raise ConfigError(f"{path} is set twice, to {values[path]} and to {value}")
+    return values
+
+
+def parse_settings(overrides: Sequence[str], **flags: Any) -> dict[str, Any]:
+    """Return the values of each `--set path=value` and of the flags that were passed; one setting may not be both."""
+    from polyseme.config import parse_text
+
+    values = {path: parse_text(text, path) for path, text in parse_overrides(overrides).items()}
+    for name, value in flags.items():
+        if value not in (None, "") and values.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is set twice, to {values[name]} and to {value}")
+    return values
 
 
 def parse_seeds(text: str) -> int | list[int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, Typer
 
 from polyseme.cli import options
+from polyseme.cli.completion import TOKENIZER_KINDS, complete
 from polyseme.cli.output import print_json, print_table
 from polyseme.errors import DataError
 from polyseme.io.lock import locks_folder
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 app = Typer(help="Train, inspect, or import a tokenizer.", no_args_is_help=True, rich_markup_mode=None)
 KIND_HELP = (
-    "wordpiece (BERT), bpe (byte-level, GPT-2), byte-bpe-roberta (RoBERTa), unigram (ALBERT), characters, words "
-    "(punctuation split off) or whitespace."
+    "wordpiece (BERT), bpe (byte-level, GPT-2), byte-bpe-roberta (RoBERTa), unigram (ALBERT), unigram-roberta "
+    "(XLM-RoBERTa), characters, words (punctuation split off) or whitespace."
 )
 SMOOTHING_HELP = "Smoothing of language sizes: a language of n characters counts as n to this power; 1: none."
 SAMPLE_HELP = "After this many characters half of the documents are sampled, then a quarter, …"
@@ -38,14 +39,14 @@ def train(
     vocab_size: Annotated[
         int | None, Option(help="Maximum vocabulary size; optional for characters and words.")
     ] = None,
-    kind: Annotated[str, Option(help=KIND_HELP)] = "wordpiece",
+    kind: Annotated[str, Option(help=KIND_HELP, autocompletion=complete(TOKENIZER_KINDS))] = "wordpiece",
     lowercase: Annotated[bool | None, Option(help="Default: on for wordpiece, off for the others.")] = None,
     min_frequency: Annotated[int, Option(help="Minimum frequency of a WordPiece or BPE merge, or of a word.")] = 2,
     max_alphabet: Annotated[int, Option(help="Maximum number of characters in the alphabet.", min=1)] = 10_000,
     smoothing: Annotated[float, Option(help=SMOOTHING_HELP, min=0, max=1)] = 0.7,
     num_sentinels: Annotated[int, Option(help="Sentinel tokens for span corruption; T5 has 100.", min=0)] = 0,
     sample_characters: Annotated[int, Option(help=SAMPLE_HELP, min=1)] = 200_000_000,
-    key: options.KeyOption = "text",
+    text_column: options.TextColumnOption = "",
     split: options.SplitOption = "file",
     format: options.FormatOption = "",
     lang: options.LangOption = "en",
@@ -61,7 +62,7 @@ def train(
 
     ensure_new_directory(out)
     config = VocabularyConfig(kind, vocab_size, min_frequency, max_alphabet, num_sentinels)
-    reader = open_sources(source, key, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
+    reader = open_sources(source, text_column, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
     counts = count_source_words(kind, reader, lowercase, sample_characters)
     _save(out, Tokenizer.from_counts(counts, config, smoothing))
     log_counts(counts, reader)  # at the end, so that a failed command prints one line
@@ -71,7 +72,7 @@ def train(
 def inspect(
     tokenizer: Annotated[Path, Argument(help="Tokenizer folder, or a published vocabulary.")],
     text: Annotated[list[str] | None, Option(help=f"Text to evaluate on, by language. {options.SOURCES_HELP}")] = None,
-    key: options.KeyOption = "text",
+    text_column: options.TextColumnOption = "",
     split: options.SplitOption = "file",
     format: options.FormatOption = "",
     lang: options.LangOption = "en",
@@ -89,7 +90,7 @@ def inspect(
     facts = describe_vocabulary(loaded)
     stats: dict[Any, TokenizationStats] = {}
     if text:
-        sources = open_sources(text, key, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
+        sources = open_sources(text, text_column, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
         with progress("read", None, "characters") as bar:
 
             def texts() -> Iterator[tuple[tuple[str, str], str]]:

@@ -10,7 +10,8 @@ from polyseme.errors import DataError
 from polyseme.io.json import parse_json
 from polyseme.tasks.extractive_qa import ExtractiveQATask
 from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
-from polyseme.tasks.readers.rows import Columns, JsonRow, RowFormat, RowReader, iter_table_or_json, lazy_rows
+from polyseme.tasks.readers.records import detect_record_format
+from polyseme.tasks.readers.rows import Columns, JsonRow, RowFormat, RowReader, iter_row_format, lazy_rows
 
 # cells to a text, its choices and the label
 ParseFn = Callable[[dict[str, str]], tuple[str, Sequence[str], str | None]]
@@ -25,7 +26,8 @@ def _table_reader(columns: Sequence[str], label: str, parse: ParseFn) -> Dataset
     def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         names = {name: name for name in (*columns, label)}
         row_format = RowFormat(names, () if needs_labels else (label,), build)
-        return iter_table_or_json(path, Columns(), MultipleChoiceTask.task_type, row_format)
+        format = detect_record_format(path, Columns()).replace("text", "tsv")
+        return iter_row_format(path, Columns(), format, lambda _: row_format)
 
     return read
 
@@ -107,6 +109,7 @@ _STORY_FILES = {
     "train": "cloze_test_val__spring2016 - cloze_test_ALL_val.csv",
     "dev": "cloze_test_test__spring2016 - cloze_test_ALL_test.csv",
 }
+_STORY_NAMES = {"train": ("cloze_test_val__spring2016*.csv",), "dev": ("cloze_test_test__spring2016*.csv",)}
 _SHIFTS_FILES = {"train": "new_wiki_v1.0.json", "dev": "nyt_v1.0.json", "test": "amazon_reviews_v1.0.json"}
 _QA = "which words of the text answer the question?"
 _SQUAD_FILES, _SQUAD_2_FILES = (split_files(f"{{}}-v{version}.json", "train", "dev") for version in ("1.1", "2.0"))
@@ -117,7 +120,9 @@ DATASETS: dict[str, NamedDataset] = {
     "swag": _choice("how does the scene continue?", "swag", _SWAG, split_files("{}.csv", dev="val")),
     "race": _choice("which option is correct, according to the article?", "RACE", _read_race, split_files("{}")),
     "arct": _choice("which warrant connects the reason to the claim?", "arct", _ARCT, split_files("{}-full.txt")),
-    "story-cloze": _choice("which ending is correct?", "story_cloze", _STORY_CLOZE, _STORY_FILES),
+    "story-cloze": _choice(
+        "which ending is correct?", "story_cloze", _STORY_CLOZE, _STORY_FILES, other_names=_STORY_NAMES
+    ),
     "squad/1.1": _question(_QA, "squad", splits=_SQUAD_FILES),
     "squad/2.0": _question(f"{_QA} Or is there no answer?", "squad", splits=_SQUAD_2_FILES),
     "squad-shifts": _question(f"{_QA} Trained on Wikipedia, evaluated on news", "squad-shifts", splits=_SHIFTS_FILES),

@@ -10,7 +10,7 @@ from typing import Any
 from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
 from polyseme.datasets.published import PublishedResult, published_table
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, DataError, require_packages, suggest
 from polyseme.evaluation.compare import mean_speed, read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
@@ -23,6 +23,8 @@ from polyseme.inference.prediction import predict
 from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import locks_folder
+from polyseme.report.cards.readme import short_name
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.weights.folder import load_model, read_model_config
 
 logger = logging.getLogger(__name__)
@@ -94,6 +96,8 @@ def run_benchmark(
     tasks = [task for task in tasks if _is_available(benchmark.prefix + task, data)]
     if not tasks:
         raise DataError(f"{data} holds none of the data sets of {name}")
+    for task in tasks:
+        require_packages(benchmark.dataset(task).task.required_packages)
     results: dict[str, dict[str, Any]] = {}
 
     def write_progress() -> None:
@@ -116,6 +120,7 @@ def run_benchmark(
     diagnostic_scores = _evaluate_diagnostics(benchmark, results, data, out, skip_bad)
     summary = {"config": plan, **_summarize(benchmark, tasks, results, out), "diagnostic_scores": diagnostic_scores}
     write_json(out / "benchmark.json", summary)
+    write_run_card(out, f"{name} ({short_name(model)})")
     write_hashes(out)
     return summary
 

@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from polyseme.errors import DataError
 from polyseme.families.family import Family
+from polyseme.io.table_output import flatten_cell
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.crf import CRFConfig
@@ -20,7 +22,7 @@ from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
 from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, RowScores, Target, encode_words, softmax
-from polyseme.tasks.formats import PredictionFormat, row_format
+from polyseme.tasks.formats import PredictionFormat, Values
 from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.conll import TaggingExample, iter_sentences
@@ -50,6 +52,8 @@ class WordTask(LabelSetTask):
 
     default_metric = "f1"
     head_type = "tag"
+    pipeline_tag = "token-classification"
+    record_suffixes = rows.NESTED_SUFFIXES
     feature_networks = ("bilstm", "linear")
 
     decoder: Literal["softmax", "crf"] = "softmax"
@@ -117,14 +121,18 @@ class WordTask(LabelSetTask):
     def decode_one(self, logits: np.ndarray, example: Any, best: np.ndarray | None = None) -> Tagging:
         """Turn the scores of one sentence into tags; `best` are the labels if not those with the highest scores.
 
-        Words that were cut off get the tag of words outside of everything (O, else the first and most frequent), so
-        that no word is ever lost.
+        Words that were cut off get the `outside_tag`, so that no word is ever lost.
         """
         best = logits.argmax(-1) if best is None else best
         shares = softmax(logits, axis=-1)[np.arange(len(best)), best].tolist()
         num_cut = len(example.words) - len(logits)
-        outside = "O" if "O" in self.labels else self.labels[0]
-        return Tagging((*(self.labels[i] for i in best), *[outside] * num_cut), (*shares, *[None] * num_cut))
+        tags = (*(self.labels[i] for i in best), *[self.outside_tag] * num_cut)
+        return Tagging(tags, (*shares, *[None] * num_cut))
+
+    @property
+    def outside_tag(self) -> str:
+        """The tag of words outside of everything: O, else the first and most frequent."""
+        return "O" if "O" in self.labels else self.labels[0]
 
     def scored_value(self, prediction: Tagging) -> tuple[str | None, ...]:
         """Return the tags, without those of words that were cut off, which count as wrong."""
@@ -137,8 +145,8 @@ class WordTask(LabelSetTask):
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_tag, "linear": linear_tags, "memm": memm_tags, "crf": crf_tags}
 
-    def to_record(self, example: Any, prediction: Tagging) -> dict[str, Any]:
-        return {"words": example.words, "tags": prediction.tags, "tag_probabilities": prediction.probabilities}
+    def prediction_columns(self, example: Any, prediction: Tagging) -> dict[str, Any]:
+        return {"prediction": list(prediction.tags), "probabilities": list(prediction.probabilities)}
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         if not example.words:
@@ -154,8 +162,9 @@ class TaggingTask(WordTask):
     """One tag for each word: entities, chunks, parts of speech."""
 
     task_type = "tagging"
+    usage_example = ("Anna", "lives", "in", "Paris")
     example_type = TaggingExample
-    output_suffixes = (".jsonl", ".tsv", *rows.CONLL_SUFFIXES)
+    own_suffixes = (".tsv", *rows.CONLL_SUFFIXES)
 
     @classmethod
     def from_head(cls, head: ClassificationHeadConfig) -> Self:
@@ -163,25 +172,38 @@ class TaggingTask(WordTask):
 
     @classmethod
     def iter_rows(cls, path: Path, columns: rows.Columns, needs_labels: bool) -> Iterator[rows.RowReader]:
-        """Read JSON lines with `words` and `tags`, or columns with the word first and its tag last."""
-        if rows.data_suffix(path) in rows.JSON_LINES_SUFFIXES:
-            return cls.iter_json_rows(path, columns, needs_labels)
+        """Read records with `words` and `tags`, or columns with the word first and its tag last."""
+        if cls.record_format(path, columns):
+            return cls.iter_record_rows(path, columns, needs_labels)
+        columns.reject(path, "CoNLL columns", "text", "pair", "label", "id", "header")
         return iter_sentences(path, columns.encoding, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:
-        return TaggingExample(location, *read_tagged_record(record, location, needs_labels))
+        return TaggingExample(location, *read_tagged_record(record, location, columns, needs_labels))
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> TaggingExample:
         return TaggingExample(location, parse_words(value, location))
 
-    def other_formats(self, path: Path, examples: Iterable[TaggingExample]) -> dict[Path, PredictionFormat]:
-        def format_sentence(example: TaggingExample, prediction: Tagging) -> str:
-            pairs = zip(example.words, prediction.tags)
-            return "".join(f"{rows.flatten_cell(word)}\t{tag}\n" for word, tag in pairs)
+    def example_columns(self, example: Any) -> Mapping[str, Any]:
+        return {name: value for name, value in super().example_columns(example).items() if name != "source"}
 
-        return {path: row_format(format_sentence, separator="\n")}
+    def own_formats(self, path: Path, examples: Iterable[TaggingExample]) -> dict[Path, PredictionFormat]:
+        """Return word and tag by line or, for words from a file in columns, its lines with one more column."""
+        separator = "\t" if path.suffix == ".tsv" else ""
+
+        def format_sentence(index: int, example: TaggingExample, prediction: Tagging) -> str:
+            if example.source is not None:
+                return example.source.with_column(prediction.tags, self.outside_tag, separator)
+            pairs = zip(example.words, prediction.tags)
+            text = "".join(f"{flatten_cell(word)}\t{tag}\n" for word, tag in pairs)
+            return f"\n{text}" if index else text
+
+        def format_rows(examples: Values, predictions: Values, start: int) -> Iterator[str]:
+            return map(format_sentence, count(start), examples, predictions)
+
+        return {path: PredictionFormat(format_rows)}
 
 
 def place_words(
@@ -196,12 +218,18 @@ def place_words(
     return EncodedExample(ids, segments, positions, target), len(pieces) + len(template) - 1
 
 
-def read_tagged_record(record: dict[str, Any], location: str, needs_labels: bool) -> tuple[Words, Words | None]:
-    """Return the words and the tags of a JSON object."""
-    names, optional = {"words": "words", "tags": "tags"}, () if needs_labels else ("tags",)
+def read_tagged_record(
+    record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool
+) -> tuple[Words, Words | None]:
+    """Return the words and the tags of a record: lists, or in a table texts that are split at spaces."""
+    names = {"words": columns.text or "words", "tags": columns.label or "tags"}
+    optional = () if needs_labels else ("tags",)
     values = rows.from_record(record, location, rows.RowFormat(names, optional, lambda _, values: values))
-    words = rows.parse_texts(values["words"], location, "words")
-    tags = None if values.get("tags") is None else rows.parse_texts(values["tags"], location, "tags")
+    for role, value in values.items():
+        if isinstance(value, str) and not value.startswith("["):
+            values[role] = value.split() or None
+    words = rows.parse_texts(values["words"], location, names["words"])
+    tags = None if values.get("tags") is None else rows.parse_texts(values["tags"], location, names["tags"])
     if needs_labels and tags is None:
         raise DataError(f"{location}: the tags are missing")
     if tags is not None and len(tags) != len(words):
