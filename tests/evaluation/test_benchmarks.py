@@ -242,7 +242,7 @@ def test_runs_never_merge_silently(runs):
     # one model on two tasks is one row, until it has two runs of a task
     tasks = [dataclasses.replace(good, path=runs / task, task=task) for task in ("cola", "rte")]
     ((row, *_),) = comparison_table(name_runs(tasks))[1]
-    assert row == good.model
+    assert row == "m"  # the end of the path of the model
     again = name_runs([*tasks, dataclasses.replace(tasks[0], path=runs / "cola2")])
     assert [row[0] for row in comparison_table(again)[1]] == ["cola", "rte", "cola2"]
 

@@ -95,6 +95,7 @@ def _saved_recipe(record: dict[str, Any], recipe: Any, out: Path) -> Any:
 
 def _override(recipe: Any, overrides: Mapping[str, Any]) -> Any:
     """Return the recipe with its overrides; two that set its budget are an error."""
+    overrides = {recipe.expand_path(path): value for path, value in overrides.items()}
     budgets = [(path, value) for path, value in _flatten(overrides) if path.partition(".")[0] == "budget" and value]
     if budgets and isinstance(recipe, NgramRecipe):
         raise ConfigError(NGRAM_PROBLEM.format(recipe.name))
