@@ -108,6 +108,7 @@ def _check_budget(recipe: Any, record: dict[str, Any], overrides: Mapping[str, A
 
 def _override(recipe: Any, overrides: Mapping[str, Any]) -> Any:
     """Return the recipe with its overrides; two that set its budget are an error."""
+    overrides = {recipe.expand_path(path): value for path, value in overrides.items()}
     budgets = [(path, value) for path, value in _flatten(overrides) if path.partition(".")[0] == "budget" and value]
     if budgets and isinstance(recipe, NgramRecipe):
         raise ConfigError(NGRAM_PROBLEM.format(recipe.name))
