@@ -67,7 +67,7 @@ class Columns:
                 logger.warning(f"{path} has no column {name!r}, the {role} of fine-tuning: reading {role!r} instead")
         if not self.text and "text" not in changes and is_table and len(names) == 1:
             changes["text"] = names[0]
-        return replace(self, **changes)
+        return replace(self, remembered=None, **changes)
 
     def reject(self, path: Path, kind: str, *options: str) -> None:
         """Raise an error if one of the options is set, which has no effect on a file of this kind."""
