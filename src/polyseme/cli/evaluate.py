@@ -24,7 +24,7 @@ TASK_HELP = "One task of a model for several; or the format of --data, if the mo
 
 def evaluate(
     models: ModelsArgument,
-    data: Annotated[Path, Option(help="Labeled examples: a file, or the folder of a named data set.")],
+    data: Annotated[Path, Option(help=f"The folder of a named data set, or labeled examples. {options.EXAMPLES_HELP}")],
     text_column: options.TextColumnOption = "",
     pair_column: options.PairColumnOption = "",
     label_column: options.LabelColumnOption = "",
@@ -80,8 +80,8 @@ def evaluate(
 
 def predict(
     models: ModelsArgument,
-    data: Annotated[Path, Option(help="Examples, labeled or not: a file, or the folder of a named data set.")],
-    out: Annotated[Path, Option(help="Output file: .jsonl, .tsv, .conll, .json (SQuAD) or .props (srl-eval).")],
+    data: Annotated[Path, Option(help=f"The folder of a named data set, or examples. {options.EXAMPLES_HELP}")],
+    out: Annotated[Path, Option(help=f"{options.OUTPUT_HELP} Also .conll, .json (SQuAD) and .props (srl-eval).")],
     text_column: options.TextColumnOption = "",
     pair_column: options.PairColumnOption = "",
     label_column: options.LabelColumnOption = "",

@@ -25,7 +25,7 @@ LAYERS_HELP = (
     "concat_last_4; once, or once for each --features."
 )
 TaskOption = Annotated[list[str], Option("--task", help=TASK_HELP, autocompletion=complete(TASK_NAMES, DATASET_NAMES))]
-TrainOption = Annotated[list[Path], Option(help="Training examples: TSV, JSON lines, CoNLL columns or SQuAD's JSON.")]
+TrainOption = Annotated[list[Path], Option(help=options.EXAMPLES_HELP)]
 UnfreezeOption = Annotated[float | None, Option(help="Gradual unfreezing: epochs before the next layer is trained.")]
 GridOption = Annotated[list[str], Option(help="Grid search: name=value,value…; the best on the dev examples is kept.")]
 KeepOption = Annotated[int, Option(help="Keep the models of the last N epochs, for an ensemble.", min=0)]

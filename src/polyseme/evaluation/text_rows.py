@@ -38,7 +38,8 @@ def open_texts(
     The text is in the chosen column, that of the model's fine-tuning, `text`, or the only one. With `allow_blank` a
     text may be empty; otherwise that is an error, because each row gets one result.
     """
-    path, columns = parse_input(source, replace(columns, remembered=model and read_remembered(model)))
+    remembered = None if model is None else read_remembered(model)
+    path, columns = parse_input(source, replace(columns, remembered=remembered))
     columns.reject(path, "a command that reads one text per row", "pair", "label")
     format = detect_record_format(path, columns) or "text"
     records = open_records(path, columns, format)

@@ -391,7 +391,7 @@ class TaskConfig(Config, Codec):
     def example_columns(self, example: Any) -> Mapping[str, Any]:
         """Return an example as columns: the row of the file that it was read from, or else its fields."""
         if example.row is not None:
-            return example.row  # type: ignore[no-any-return]
+            return example.row
         values = {each.name: getattr(example, each.name) for each in fields(example)}
         return {n: v for n, v in values.items() if n not in ("location", "row") and v is not None and v not in ("", ())}
 
