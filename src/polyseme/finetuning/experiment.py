@@ -4,7 +4,7 @@ Batches depend only on the seed and the number of finished steps, so that a run 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
 
 SaveFn = Callable[[Path, Model, dict[str, Any]], None]  # a folder, a model and its metadata
+EncodeFn = Callable[[TaskConfig, Sequence[Any]], Iterable[EncodedExample]]  # unlabeled examples
 StepBatches = Iterator[tuple[list[Batch], Any]]  # the micro-batches of each step, and its position
 
 
@@ -148,6 +149,7 @@ class Experiment:
     metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual losses, and
     `extra_targets` add terms to them. `describe_model` adds facts about the best model to the results.
     `measures_latency` is off for networks over features, whose latency would omit the extraction of the features.
+    `encode` encodes more examples, which attributions need; None where that would cost too much.
     """
 
     runs: tuple[TaskRun, ...]
@@ -159,6 +161,7 @@ class Experiment:
     extra_targets: Mapping[str, Targets] = field(default_factory=dict)
     describe_model: Callable[[Model], dict[str, Any]] = lambda model: {}
     measures_latency: bool = True
+    encode: EncodeFn | None = None
 
     @property
     def is_multitask(self) -> bool:

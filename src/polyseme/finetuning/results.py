@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from polyseme.finetuning.diagnostics import attribute_errors
 from polyseme.finetuning.experiment import Experiment, TaskRun
 from polyseme.inference.prediction import model_latency_ms
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.report.run_page import write_report
 from polyseme.train.loop import StepReport, count_parameters
 
@@ -24,7 +26,8 @@ from polyseme.train.loop import StepReport, count_parameters
 class SeedResult:
     """The results of a seed as plain values, which `unfinished/` keeps until the run is finished.
 
-    `scores`, `predictions` and `extra_eval` (primary metrics on more evaluation sets) are by the name of the task.
+    `scores`, `predictions`, `diagnostics` and `extra_eval` (primary metrics on more evaluation sets) are by the name of
+    the task.
     `metadata` is that of the model folder.
     """
 
@@ -36,6 +39,7 @@ class SeedResult:
     log: list[dict[str, Any]]
     cost: dict[str, Any]  # tokens, flops and seconds of training
     predict_seconds: float
+    diagnostics: dict[str, dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -54,7 +58,7 @@ def evaluate_seed(
     experiment: Experiment, seed: int, model: Model, log: list[dict[str, Any]], cost: dict[str, Any]
 ) -> SeedResult:
     """Evaluate the trained model of a seed on every task."""
-    scores, predictions, extra_eval, tasks, seconds = {}, {}, {}, [], 0.0
+    scores, predictions, extra_eval, diagnostics, tasks, seconds = {}, {}, {}, {}, [], 0.0
     for run in experiment.runs:
         started = time.perf_counter()
         raw_predictions = run.predict(model)
@@ -64,7 +68,10 @@ def evaluate_seed(
         splits = run.extra_eval.items()
         extra_eval[name] = {key: run.evaluate_split(model, evaluation.task, split) for key, split in splits}
         tasks.append(evaluation.task)
-    return SeedResult(seed, scores, predictions, extra_eval, experiment.metadata(tasks), log, cost, seconds)
+        diagnosed = evaluation.task.diagnose(run.data.train, run.dev.examples, evaluation.predictions)
+        diagnostics[name] = diagnosed.to_json()
+    metadata = experiment.metadata(tasks)
+    return SeedResult(seed, scores, predictions, extra_eval, metadata, log, cost, seconds, diagnostics)
 
 
 class ExperimentResults:
@@ -139,6 +146,13 @@ class ExperimentResults:
             speed["ms_per_text"] = model_latency_ms(model, run.task, run.dev.examples, run.dev.encoded)
         return speed
 
+    def _diagnose(self, run: TaskRun, best_seed: int, model: Model) -> Diagnostics:
+        """Return the diagnostics of the best seed, with attributions."""
+        (best,) = (each for each in self.seeds if each.seed == best_seed)
+        diagnostics = Diagnostics.from_json(best.diagnostics[run.data.name])
+        num_tokens = sum(each.cost["tokens"] for each in self.seeds)
+        return attribute_errors(self.experiment, run, model, diagnostics, num_tokens)
+
     def write(self, out: Path, summary: dict[str, Any], model: Model, metadata: dict[str, Any]) -> None:
         """Write the run folder: log, model, predictions, the report, and last `results.json`."""
         metric, seed, is_multitask = summary["primary_metric"], summary["best_seed"], self.experiment.is_multitask
@@ -158,6 +172,7 @@ class ExperimentResults:
             gold, predictions = [e.gold for e in run.dev.examples], {e.seed: e.predictions[name] for e in self.seeds}
             content = {"gold": gold, "predictions": predictions, "task": run.task.to_json()}
             write_json(folder / "predictions.json", content)
+            self._diagnose(run, seed, model).write(folder)
             if is_multitask:
                 write_json(folder / "results.json", summary["tasks"][name])
         write_report(out, summary)

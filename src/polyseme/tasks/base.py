@@ -25,8 +25,10 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.formats import PredictionFormat, json_lines_format
+from polyseme.tasks.metrics.occlusion import PredictFn, Weights
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, iter_lines, iter_valid_rows, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 
@@ -313,6 +315,16 @@ class TaskConfig(Config, Codec):
             raise ConfigError(f"{self.task_type} has no baseline {name!r}; {suggest(name, known)}")
         if name != known[0]:
             require_package("sklearn", f"the baseline {name}", "'polyseme[tasks]'")
+
+    # --------------------------------------------------------------------------------------------- diagnostics
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        """Return what predictions get right and wrong, for the report of a run; without any, their number alone."""
+        return Diagnostics(len(dev))
+
+    def attribute(self, example: Any, prediction: Any, predict: PredictFn) -> Weights:
+        """Return the words of an example and how much each adds to the answer; nothing if the task cannot tell."""
+        return (), ()
 
     # -------------------------------------------------------------------------------------------------- output
 

@@ -16,6 +16,7 @@ from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import Example, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, RowScores, add_special_tokens, truncate_longest
 from polyseme.tasks.formats import PredictionFormat, row_format
+from polyseme.tasks.metrics.occlusion import PredictFn, Weights, occlude_words
 from polyseme.tasks.readers import rows
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextToText
@@ -81,6 +82,14 @@ class SequenceTask(TaskConfig):
     @abstractmethod
     def decode_one(self, logits: np.ndarray, example: Any) -> Any:
         """Turn the scores of one example into its prediction."""
+
+    def attribute(self, example: Any, prediction: Any, predict: PredictFn) -> Weights:
+        fields = [name for name in ("text", "pair") if getattr(example, name, None)]
+        return occlude_words(example, fields, prediction, predict, lambda p: self.answer_strength(p, prediction.value))
+
+    def answer_strength(self, prediction: Any, answer: Any) -> float:
+        """Return how strongly a prediction stands for an answer: the probability of it."""
+        return float(prediction.probabilities[answer])
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         pairs = self.text_sequences(example)
