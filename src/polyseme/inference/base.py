@@ -66,9 +66,10 @@ class LanguageModel(ABC):
 
     def _repr_html_(self) -> str:
         from polyseme.report.html import html_table
+        from polyseme.report.style import scoped_table
 
         rows = [("path", self.path), ("model", self.description), ("supports", ", ".join(self.capabilities))]
-        return html_table([type(self).__name__, ""], rows)
+        return scoped_table(html_table([type(self).__name__, ""], rows))
 
     @overload
     def encode(self, text: str, pair: str | None = None) -> EncodedText: ...  # type: ignore[overload-overlap]

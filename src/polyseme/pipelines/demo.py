@@ -28,7 +28,8 @@ from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.pipelines.codewords import is_held_out, load_examples
 from polyseme.recipes.encoders import demo as recipe
-from polyseme.report.charts import attention_grid, loss_chart
+from polyseme.report.charts import loss_chart
+from polyseme.report.heatmap import attention_grid
 from polyseme.report.html import code, html_page, html_table
 from polyseme.report.run_page import cost_table, metrics_table, read_log
 from polyseme.tasks.tagging import TaggingExample, TaggingTask

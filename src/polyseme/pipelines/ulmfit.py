@@ -33,7 +33,8 @@ from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report.charts import mean_std_chart
-from polyseme.report.html import code, html_page, html_table
+from polyseme.report.html import code, figure, html_page, html_table
+from polyseme.report.svg import Axis
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -356,7 +357,11 @@ def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]])
             [row, *(format_mean_std(curve[size]) if size in curve else "" for size in sizes)]
             for row, curve in curves.items()
         ]
-        chart = mean_std_chart(curves, "labeled examples", "error")
+        chart = figure(
+            mean_std_chart(curves, Axis("labeled examples", log=True), "error"),
+            "Lower is better. The distance between the curves is what pre-training saves in labeled examples; "
+            "bands are one standard deviation over the seeds.",
+        )
         sections.append(("Error by number of examples", chart + html_table(["", *map(str, sizes)], rows)))
     return html_page("ULMFiT", "a general language model, fine-tuned on the task's text, then a classifier", sections)
 

@@ -1,210 +1,382 @@
-"""Charts: loss curves as hand-written SVG, other charts with matplotlib."""
+"""Charts as inline SVG: lines, bars with intervals, scatter plots, histograms, reliability diagrams.
 
-import io
+Colors are variables of the page, so that charts follow its light, dark and print style. No chart needs a package.
+"""
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from polyseme.report.html import columns, escape, html_table
+from polyseme.report.html import escape
+from polyseme.report.svg import (
+    DASHES,
+    Axis,
+    Points,
+    Scale,
+    color,
+    downsample,
+    format_number,
+    path_of,
+    svg_image,
+    svg_text,
+    text_width,
+)
 
-_WIDTH, _HEIGHT, _LEFT_MARGIN = 430, 230, 62  # of `line_chart`, in pixels
-_COLORS = _GRAY, _BLUE, _ORANGE, _GREEN, _PURPLE = "#8a94a6", "#2b6cb0", "#c05621", "#2f855a", "#6b46c1"
-
-
-def loss_chart(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats") -> str:
-    """Chart training and validation loss by step, one chart per loss term."""
-    charts = []
-    for name in sorted({name for row in rows for name in row.get("loss", {})}):
-        points = [(r["step"], r["loss"][name]) for r in rows if name in r.get("loss", {})]
-        window = len(points) // 40
-        series = [Series("training", points, "#b9c4d6" if window > 1 else _BLUE)]
-        if window > 1:
-            smoothed = np.convolve([value for _, value in points], np.ones(window) / window, "valid").tolist()
-            window_ends = [step for step, _ in points[window - 1 :]]
-            series.append(Series(f"training, mean of {window}", list(zip(window_ends, smoothed)), _BLUE))
-        valid_points = [(r["step"], r["valid"][name]) for r in rows if name in r.get("valid", {})]
-        series.append(Series("held-out", valid_points, _ORANGE, show_points=True))
-        for label, reference in (references or {}).items():
-            ends = [(points[0][0], reference), (points[-1][0], reference)]
-            series.append(Series(label, ends, "#5b6478", 'stroke-dasharray="2 3"'))
-        charts.append(line_chart(series, "step", f"{name} loss ({unit})"))
-    return columns(*charts)
+WIDTH = 640  # of a chart's coordinates; it is scaled to its column
+_LABEL_SIZE = 18  # of texts on a phone, in these coordinates: margins are wide enough for it
+_MAX_DIRECT_LABEL = 14  # characters of a label at the end of a line; longer labels are in a legend above the chart
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart; `style` holds extra SVG attributes of its path."""
+    """A line of a chart; one without a label has no legend.
+
+    `band` holds (x, low, high) of an area around it, for instance of a standard deviation.
+    """
 
     label: str
-    points: Sequence[tuple[float, float]]
-    color: str
-    style: str = ""
+    points: Points
+    color: str = ""
+    dash: str | None = None
     show_points: bool = False
+    band: Sequence[tuple[float, float, float]] = ()
+    is_faint: bool = False
 
 
-def line_chart(series: Sequence[Series], x_label: str, y_label: str) -> str:
-    """Draw lines as an inline SVG with integer ticks on the x-axis; points that are not finite are skipped.
+@dataclass(frozen=True)
+class Panel:
+    """One of several line charts above each other that share their x-axis."""
 
-    Every run ends with such a chart, and matplotlib would take longer to draw it than a small run takes.
+    series: Sequence[Series]
+    y: Axis
+    height: float = 260
+
+
+def line_chart(series: Sequence[Series], x: Axis | str, y: Axis | str, height: float = 260) -> str:
+    """Draw lines; points that are not finite, or not positive on a logarithmic axis, are skipped.
+
+    Few lines with short labels are labeled at their ends, others in a legend above the chart.
     """
-    visible = [replace(line, points=[p for p in line.points if all(map(math.isfinite, p))]) for line in series]
-    visible = [line for line in visible if line.points]
+    return panel_chart([Panel(series, _as_axis(y), height)], x)
+
+
+def panel_chart(panels: Sequence[Panel], x: Axis | str) -> str:
+    """Draw line charts above each other on one x-axis; those without points are omitted."""
+    x = _as_axis(x)
+    visible = [replace(panel, series=_visible_series(panel, x)) for panel in panels]
+    visible = [panel for panel in visible if panel.series]
     if not visible:
         return ""
-    top = 8 + 16 * math.ceil(len(visible) / 2)
-    (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*(point for line in visible for point in line.points)))
-    x1, margin = max(x1, x0 + 1), 0.04 * (y1 - y0) or 1
-    y0, y1 = y0 - margin, y1 + margin
+    labels = [line.label for panel in visible if len(panel.series) > 1 for line in panel.series if line.label]
+    is_direct = len(labels) <= 8 and all(len(label) <= _MAX_DIRECT_LABEL for label in labels)
+    right = 10 + (max((text_width(label, _LABEL_SIZE) for label in labels), default=14) if is_direct else 18)
+    y_scales = [_y_scale(panel) for panel in visible]
+    ticks = [
+        [(tick, format_number(tick, 4)) for tick in scale.ticks(max(2, int(panel.height / 45)), panel.y)]
+        for panel, scale in zip(visible, y_scales)
+    ]
+    left = 12 + max(text_width(text, _LABEL_SIZE) for labeled in ticks for _, text in labeled or [(0, "0")])
+    xs = [point[0] for panel in visible for line in panel.series for point in line.points]
+    x_scale = Scale.fit(xs, x, left, WIDTH - right)
+    parts, top = [], 0.0
+    for panel, scale, labeled in zip(visible, y_scales, ticks):
+        parts.append(
+            f'<g transform="translate(0 {top:.0f})">{_draw_panel(panel, x_scale, scale, labeled, is_direct)}</g>'
+        )
+        top += 28 + panel.height + 10
+    parts.append(_draw_x_axis(x_scale, x, top - 10))
+    label = "; ".join(f"{panel.y.label} by {x.label}" for panel in visible)
+    legend = "" if is_direct or not labels else _legend([line for panel in visible for line in panel.series])
+    return legend + svg_image(WIDTH, top + 38, "".join(parts), label)
 
-    def to_pixels(x: float, y: float) -> tuple[float, float]:
-        pixel_x = _LEFT_MARGIN + (x - x0) / (x1 - x0) * (_WIDTH - _LEFT_MARGIN - 12)
-        return pixel_x, top + (y1 - y) / (y1 - y0) * _HEIGHT
 
-    parts: list[str] = []
-    for index, line in enumerate(visible):
-        parts += _draw_line(line, index, [to_pixels(*point) for point in line.points])
-    axes = f"M{_LEFT_MARGIN} {top}v{_HEIGHT}H{_WIDTH}"
-    for tick in _ticks(x0, x1, 6, min_step=1):
-        x, y = to_pixels(tick, y0)
-        axes += f"M{x:.1f} {y:.1f}v4"
-        parts.append(_svg_text(x, y + 17, f"{tick:,.10g}"))
-    for tick in _ticks(y0, y1, 6):
-        x, y = to_pixels(x0, tick)
-        axes += f"M{x:.1f} {y:.1f}h-4"
-        parts.append(_svg_text(x - 8, y + 4, f"{tick:,.10g}", 'text-anchor="end"'))
-    middle, total_height = top + _HEIGHT / 2, top + _HEIGHT + 44
-    parts.append(_svg_text((_LEFT_MARGIN + _WIDTH) / 2, top + _HEIGHT + 36, x_label))
-    parts.append(_svg_text(12, middle, y_label, f'text-anchor="middle" transform="rotate(-90 12 {middle})"'))
-    return (
-        f'<svg width="{_WIDTH}" height="{total_height}" viewBox="0 0 {_WIDTH} {total_height}" '
-        f'font-size="11" fill="#1c2230" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}'
-        f'<path d="{axes}" fill="none" stroke="#5b6478"/></svg>'
+def _as_axis(axis: Axis | str) -> Axis:
+    return Axis(axis) if isinstance(axis, str) else axis
+
+
+def _visible_series(panel: Panel, x: Axis) -> list[Series]:
+    """Return the lines with their drawable points, colors and dashes."""
+
+    def is_drawable(point: Sequence[float]) -> bool:
+        is_positive = (point[0] > 0 or not x.log) and (point[1] > 0 or not panel.y.log)
+        return all(map(math.isfinite, point)) and is_positive
+
+    series = []
+    for index, line in enumerate(panel.series):
+        points = downsample([(float(a), float(b)) for a, b in line.points if is_drawable((a, b))])
+        if points:
+            band = [triple for triple in line.band if is_drawable(triple)]
+            dash = DASHES[index % len(DASHES)] if line.dash is None else line.dash
+            series.append(replace(line, points=points, band=band, color=line.color or color(index), dash=dash))
+    return series
+
+
+def _y_scale(panel: Panel) -> Scale:
+    values = [point[1] for line in panel.series for point in line.points]
+    values += [bound for line in panel.series for triple in line.band for bound in triple[1:]]
+    return Scale.fit(values, panel.y, 28 + panel.height, 28, margin=0.04)
+
+
+def _draw_panel(
+    panel: Panel, x_scale: Scale, y_scale: Scale, ticks: Sequence[tuple[float, str]], is_direct: bool
+) -> str:
+    """Draw one panel: grid, y-axis labels, lines, and labels at the ends of the lines."""
+    parts = [svg_text(0, 14, panel.y.label, attributes=' style="fill:var(--soft)"')]
+    grid = "".join(f"M{x_scale.start:.1f} {y_scale(tick):.1f}H{x_scale.end:.1f}" for tick, _ in ticks)
+    parts.append(f'<path d="{grid}" style="stroke:var(--grid)"/>')
+    parts += [svg_text(x_scale.start - 8, y_scale(tick) + 4, text, "end") for tick, text in ticks]
+    for line in panel.series:
+        parts.append(_draw_line(line, x_scale, y_scale))
+    if is_direct and len(panel.series) > 1:
+        labeled = [line for line in panel.series if line.label]
+        heights = _spread([y_scale(line.points[-1][1]) for line in labeled], 19)
+        parts += [
+            svg_text(x_scale(line.points[-1][0]) + 7, y + 4, line.label, attributes=f' style="fill:{line.color}"')
+            for line, y in zip(labeled, heights)
+        ]
+    return "".join(parts)
+
+
+def _draw_line(line: Series, x_scale: Scale, y_scale: Scale) -> str:
+    """Draw a line with its band and points; the mouse shows the values of points."""
+    pixels = [(x_scale(x), y_scale(y)) for x, y in line.points]
+    parts = []
+    if line.band:
+        upper = [(x_scale(x), y_scale(high)) for x, _, high in line.band]
+        lower = [(x_scale(x), y_scale(low)) for x, low, _ in reversed(line.band)]
+        parts.append(f'<path d="{path_of([*upper, *lower])}Z" style="fill:{line.color};opacity:.16"/>')
+    dash = f";stroke-dasharray:{line.dash}" if line.dash else ""
+    faint = ";opacity:.35;stroke-width:1.2" if line.is_faint else ";stroke-width:2"
+    title = f"<title>{escape(line.label)}</title>" if line.label else ""
+    parts.append(
+        f'<path d="{path_of(pixels)}" fill="none" stroke-linejoin="round" '
+        f'style="stroke:{line.color}{faint}{dash}">{title}</path>'
     )
+    if line.show_points or len(pixels) == 1:
+        prefix = f"{line.label}: " if line.label else ""
+        for (x, y), (px, py) in zip(line.points, pixels):
+            label = f"{prefix}{format_number(y, 4)} at {format_number(x, 4)}"
+            parts.append(
+                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.2" style="fill:{line.color}"><title>{escape(label)}</title>'
+                "</circle>"
+            )
+    return "".join(parts)
 
 
-def _draw_line(line: Series, index: int, coordinates: list[tuple[float, float]]) -> list[str]:
-    """Draw a line, its legend and its points."""
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in coordinates)
-    legend_x, legend_y = _LEFT_MARGIN + 180 * (index % 2), 16 * (index // 2)
-    dots = coordinates if line.show_points or len(coordinates) == 1 else ()
+def _draw_x_axis(x_scale: Scale, x: Axis, y: float) -> str:
+    ticks = x_scale.ticks(6, x)
+    marks = "".join(f"M{x_scale(tick):.1f} {y:.1f}v5" for tick in ticks)
+    parts = [
+        f'<path d="M{x_scale.start:.1f} {y:.1f}H{x_scale.end:.1f}{marks}" fill="none" style="stroke:var(--faint)"/>'
+    ]
+    parts += [svg_text(x_scale(tick), y + 19, format_number(tick, 4), "middle") for tick in ticks]
+    middle = (x_scale.start + x_scale.end) / 2
+    parts.append(svg_text(middle, y + 35, x.label, "middle", ' style="fill:var(--soft)"'))
+    return "".join(parts)
+
+
+def _spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Move label positions apart so that they do not overlap; their order stays."""
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    placed = [heights[i] for i in order]
+    for _ in range(20):
+        for i in range(len(placed) - 1):
+            overlap = gap - (placed[i + 1] - placed[i])
+            if overlap > 0.01:
+                placed[i], placed[i + 1] = placed[i] - overlap / 2, placed[i + 1] + overlap / 2
+    return [placed[order.index(i)] for i in range(len(heights))]
+
+
+def _legend(series: Sequence[Series]) -> str:
+    entries = {line.label: line for line in reversed(series) if line.label}
+    parts = []
+    for label, line in reversed(entries.items()):
+        dash = f";stroke-dasharray:{line.dash}" if line.dash else ""
+        sample = f'<path d="M1 6h24" style="stroke:{line.color};stroke-width:2.5{dash}"/>'
+        parts.append(f'<li><svg width="26" height="12" aria-hidden="true">{sample}</svg>{escape(label)}</li>')
+    return f'<ul class="legend">{"".join(parts)}</ul>'
+
+
+def loss_chart(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats") -> str:
+    """Chart training and held-out loss by step from the rows of a log, one panel per loss term."""
+    return panel_chart(loss_panels(rows, references, unit), Axis("step", integers=True))
+
+
+def loss_panels(
+    rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats"
+) -> list[Panel]:
+    """Return a panel of training and held-out loss for each loss term of a log; references are dotted lines."""
+    panels = []
+    for name in sorted({name for row in rows for name in row.get("loss", {})}):
+        points = [(r["step"], r["loss"][name]) for r in rows if name in r.get("loss", {})]
+        series = smoothed_series("training", points, color(0))
+        valid_points = [(r["step"], r["valid"][name]) for r in rows if name in r.get("valid", {})]
+        series.append(Series("held-out", valid_points, color(1), "", show_points=True))
+        for label, reference in (references or {}).items():
+            ends = [(points[0][0], reference), (points[-1][0], reference)]
+            series.append(Series(label, ends, "var(--s8)", "2 3"))
+        panels.append(Panel(series, Axis(f"{name} loss ({unit})")))
+    return panels
+
+
+def smoothed_series(label: str, points: Points, line_color: str) -> list[Series]:
+    """Return a line, or for many points their moving mean before a faint line of all points."""
+    window = len(points) // 40
+    if window <= 1:
+        return [Series(label, points, line_color, "")]
+    smoothed = np.convolve([value for _, value in points], np.ones(window) / window, "valid").tolist()
+    window_ends = [step for step, _ in points[window - 1 :]]
     return [
-        f'<path d="M{path}M{legend_x} {legend_y + 8}h18" fill="none" stroke="{line.color}" stroke-width="1.6" '
-        f"{line.style}/>",
-        _svg_text(legend_x + 23, legend_y + 12, line.label, ""),
-        *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{line.color}"/>' for x, y in dots),
+        Series("", points, line_color, "", is_faint=True),
+        Series(label, list(zip(window_ends, smoothed)), line_color, ""),
     ]
 
 
-def _svg_text(x: float, y: float, content: str, attributes: str = 'text-anchor="middle"') -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escape(content)}</text>'
+@dataclass(frozen=True)
+class Bar:
+    """A bar with its interval, if it has one; `is_reference` draws it in gray."""
+
+    label: str
+    value: float
+    interval: tuple[float, float] | None = None
+    is_reference: bool = False
+    text: str = ""
 
 
-def _ticks(low: float, high: float, max_ticks: int, min_step: float = 0.0) -> list[float]:
-    """Return about `max_ticks` round numbers in a range, spaced by 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / max_ticks
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = max(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough), min_step)
-    return [round(step * i, 12) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def histograms(bins_by_name: dict[str, tuple[Sequence[int], Sequence[int]]], y_label: str) -> str:
-    """Draw histograms (bin edges, counts) over logarithmic axes; tables if matplotlib is not installed."""
-    try:
-        figure, axes = _figure(len(bins_by_name), 1, (4.25 * max(len(bins_by_name), 1), 2.9))
-    except ImportError:
-        tables = []
-        for name, (bin_edges, counts) in bins_by_name.items():
-            spans = [f"{low:,} to {high - 1:,}" for low, high in pairwise(bin_edges)]
-            tables.append(html_table([name, y_label], list(zip(spans, counts))))
-        return columns(*tables)
-    for (name, (bin_edges, counts)), axis in zip(bins_by_name.items(), axes[0]):
-        axis.stairs(counts, bin_edges, fill=True, color=_BLUE, edgecolor="white", linewidth=0.8)
-        _label_axes(axis, name, y_label)
-        axis.yaxis.set_major_formatter(_format_tick)
-    return _to_svg(figure)
-
-
-def log_line_chart(points: Sequence[tuple[int, int]], x_label: str, y_label: str) -> str:
-    """Draw a curve over a logarithmic x-axis; a table if matplotlib is not installed."""
-    try:
-        figure, ((axis,),) = _figure(1, 1, (4.25, 2.9))
-    except ImportError:
-        return html_table([x_label, y_label], points)
-    axis.plot(*zip(*points), "o-", color=_BLUE, markersize=3)
-    axis.set_ylim(bottom=0)
-    _label_axes(axis, x_label, y_label)
-    axis.yaxis.set_major_formatter(_format_tick)
-    return _to_svg(figure)
-
-
-def mean_std_chart(curves_by_name: dict[str, dict[int, tuple[float, float]]], x_label: str, y_label: str) -> str:
-    """Draw curves (x to mean and deviation) over a logarithmic x-axis; a table if matplotlib is not installed."""
-    try:
-        figure, ((axis,),) = _figure(1, 1, (5.6, 3.4))
-    except ImportError:
-        xs = sorted({x for curve in curves_by_name.values() for x in curve})
-        rows = [[n, *(f"{c[x][0]:.4f}" if x in c else "" for x in xs)] for n, c in curves_by_name.items()]
-        return html_table([x_label, *map(str, xs)], rows)
-    for (name, curve), color in zip(curves_by_name.items(), _COLORS):
-        xs = sorted(curve)
-        means, deviations = np.array([curve[x] for x in xs]).T
-        axis.plot(xs, means, "o-", color=color, markersize=3.5, label=name)
-        axis.fill_between(xs, means - deviations, means + deviations, color=color, alpha=0.15, linewidth=0)
-    _label_axes(axis, x_label, y_label)
-    axis.legend(frameon=False, fontsize=8)
-    return _to_svg(figure)
-
-
-def attention_grid(tokens: Sequence[str], maps: np.ndarray) -> str:
-    """Draw attention maps [layers, heads, tokens, tokens] as a grid; empty if matplotlib is not installed."""
-    num_layers, num_heads = maps.shape[:2]
-    try:
-        size = max(2.4, 0.22 * len(tokens))
-        figure, axes = _figure(num_heads, num_layers, (num_heads * size + 1, num_layers * size + 0.6))
-    except ImportError:
+def bar_chart(bars: Sequence[Bar], axis: Axis | str) -> str:
+    """Draw horizontal bars from zero, each below its label, with whiskers for the intervals."""
+    bars = [bar for bar in bars if math.isfinite(bar.value)]
+    if not bars:
         return ""
-    for layer, head in np.ndindex(num_layers, num_heads):
-        axis = axes[layer][head]
-        axis.imshow(maps[layer, head], cmap="Blues", vmin=0, vmax=1, aspect="equal")
-        axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=9)
-        axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
-        axis.set_yticks(range(len(tokens)), tokens if head == 0 else [], fontsize=7)
-        axis.spines[:].set_visible(False)
-    return _to_svg(figure)
+    axis = replace(_as_axis(axis), from_zero=True)
+    texts = [bar.text or format_number(bar.value, 4) for bar in bars]
+    values = [bound for bar in bars for bound in (bar.value, *(bar.interval or ()))]
+    right = 16 + max(text_width(text, _LABEL_SIZE) for text in texts)
+    scale = Scale.fit([0.0, *values], axis, 8, WIDTH - right)
+    parts = []
+    for i, (bar, text) in enumerate(zip(bars, texts)):
+        y = 48 * i
+        fill = "var(--s8)" if bar.is_reference else "var(--s1)"
+        start, end = sorted((scale(0.0), scale(bar.value)))
+        title = f"<title>{escape(bar.label)}: {escape(text)}</title>"
+        parts.append(svg_text(8, y + 15, bar.label))
+        parts.append(
+            f'<rect x="{start:.1f}" y="{y + 22}" width="{max(end - start, 1):.1f}" height="16" rx="2" '
+            f'style="fill:{fill}">{title}</rect>'
+        )
+        if bar.interval:
+            low, high = scale(bar.interval[0]), scale(bar.interval[1])
+            path = f"M{low:.1f} {y + 30}H{high:.1f}M{low:.1f} {y + 25}v10M{high:.1f} {y + 25}v10"
+            parts.append(f'<path d="{path}" fill="none" style="stroke:var(--ink);stroke-width:1.6"/>')
+            end = max(end, high)
+        parts.append(svg_text(end + 8, y + 35, text))
+    height = 48 * len(bars) + 4
+    return svg_image(WIDTH, height + 38, "".join(parts) + _draw_x_axis(scale, axis, height), axis.label)
 
 
-def _figure(num_columns: int, num_rows: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class ScatterPoint:
+    """A labeled point with an interval of its y value, if it has one."""
 
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(num_rows, max(num_columns, 1), squeeze=False)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
-    return figure, axes
-
-
-def _format_tick(value: float, _: int) -> str:
-    return f"{value:,.0f}"
+    label: str
+    x: float
+    y: float
+    interval: tuple[float, float] | None = None
 
 
-def _label_axes(axis: Any, x_label: str, y_label: str) -> None:
-    """Label both axes; the x-axis is logarithmic."""
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(_format_tick)
-    axis.set_xlabel(x_label)
-    axis.set_ylabel(y_label)
+def scatter_chart(points: Sequence[ScatterPoint], x: Axis | str, y: Axis | str, front: Sequence[str] = ()) -> str:
+    """Draw labeled points with intervals; the points named in `front` are connected, such as a Pareto front."""
+    x, y = _as_axis(x), _as_axis(y)
+    points = [p for p in points if all(map(math.isfinite, (p.x, p.y))) and (p.x > 0 or not x.log)]
+    if not points:
+        return ""
+    height = 340
+    values = [bound for p in points for bound in (p.y, *(p.interval or ()))]
+    y_scale = Scale.fit(values, y, 28 + height, 28, margin=0.08)
+    ticks = [(tick, format_number(tick, 4)) for tick in y_scale.ticks(7, y)]
+    left = 12 + max(text_width(text, _LABEL_SIZE) for _, text in ticks or [(0, "0")])
+    x_scale = Scale.fit([p.x for p in points], x, left + 14, WIDTH - 24, margin=0.0)
+    x_scale = Scale.fit([p.x for p in points], x, left, WIDTH - 24, margin=0.06)
+    lines = [Series("", sorted((p.x, p.y) for p in points if p.label in front), "var(--s3)", "5 3")] if front else []
+    parts = [_draw_panel(Panel(lines, y, height), x_scale, y_scale, ticks, is_direct=False)]
+    for point in points:
+        px, py = x_scale(point.x), y_scale(point.y)
+        fill = "var(--s3)" if point.label in front else "var(--s1)"
+        if point.interval:
+            low, high = map(y_scale, point.interval)
+            parts.append(f'<path d="M{px:.1f} {low:.1f}V{high:.1f}" style="stroke:{fill};stroke-width:1.6"/>')
+        title = f"{point.label}: {format_number(point.y, 4)} at {format_number(point.x, 4)}"
+        parts.append(
+            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" style="fill:{fill}"><title>{escape(title)}</title></circle>'
+        )
+        is_left = px > WIDTH / 2
+        parts.append(svg_text(px - 9 if is_left else px + 9, py - 6, point.label, "end" if is_left else "start"))
+    parts.append(_draw_x_axis(x_scale, x, 28 + height))
+    return svg_image(WIDTH, 28 + height + 38, "".join(parts), f"{y.label} by {x.label}")
 
 
-def _to_svg(figure: Any) -> str:
-    from matplotlib import rc_context
+def histogram(bin_edges: Sequence[float], counts: Sequence[int], x: Axis | str, y_label: str) -> str:
+    """Draw a histogram; the first edge of a logarithmic axis has to be positive."""
+    x, height = _as_axis(x), 240
+    if not sum(counts):
+        return ""
+    y = Axis(y_label, from_zero=True, integers=True)
+    y_scale = Scale.fit([0, max(counts)], y, 28 + height, 28, margin=0.04)
+    ticks = [(tick, format_number(tick, 4)) for tick in y_scale.ticks(5, y)]
+    left = 12 + max(text_width(text, _LABEL_SIZE) for _, text in ticks)
+    x_scale = Scale.fit(bin_edges, x, left, WIDTH - 30)
+    bars = []
+    for low, high, count in zip(bin_edges, bin_edges[1:], counts):
+        if count:
+            start, width, top = x_scale(low), x_scale(high) - x_scale(low), y_scale(count)
+            title = f"<title>{format_number(low, 4)} to {format_number(high, 4)}: {count:,}</title>"
+            size = f'width="{max(width - 1, 0.5):.1f}" height="{28 + height - top:.1f}"'
+            bars.append(f'<rect x="{start:.1f}" y="{top:.1f}" {size}>{title}</rect>')
+    parts = [_draw_panel(Panel([], y, height), x_scale, y_scale, ticks, is_direct=False)]
+    parts += [f'<g style="fill:var(--s1)">{"".join(bars)}</g>', _draw_x_axis(x_scale, x, 28 + height)]
+    return svg_image(WIDTH, 28 + height + 38, "".join(parts), f"histogram: {y_label} by {x.label}")
 
-    buffer = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyseme", "font.family": "sans-serif"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+
+def reliability_chart(bins: Sequence[tuple[float, float, int]]) -> str:
+    """Draw a reliability diagram: (mean confidence, accuracy, number of predictions) of each bin, and the diagonal.
+
+    The area of a point grows with its number of predictions.
+    """
+    filled = [(confidence, accuracy, count) for confidence, accuracy, count in bins if count]
+    if not filled:
+        return ""
+    x, y = (Axis(label, range=(0.0, 1.0)) for label in ("confidence of the model", "share that is right"))
+    height, largest = 320, max(count for _, _, count in filled)
+    y_scale = Scale.fit([0, 1], y, 28 + height, 28)
+    ticks = [(tick, f"{tick:.0%}") for tick in y_scale.ticks(5, y)]
+    x_scale = Scale.fit([0, 1], x, 62, WIDTH - 150)
+    lines = [
+        Series("", [(0, 0), (1, 1)], "var(--faint)", "4 4"),
+        Series("model", [(confidence, accuracy) for confidence, accuracy, _ in filled], "var(--s1)", ""),
+    ]
+    parts = [_draw_panel(Panel(lines, y, height), x_scale, y_scale, ticks, is_direct=False)]
+    parts.append(svg_text(x_scale(1) + 8, y_scale(1) + 4, "calibrated", attributes=' style="fill:var(--soft)"'))
+    for confidence, accuracy, count in filled:
+        title = f"confidence {confidence:.1%}, right {accuracy:.1%}, {count:,} predictions"
+        radius = 3 + 9 * math.sqrt(count / largest)
+        parts.append(
+            f'<circle cx="{x_scale(confidence):.1f}" cy="{y_scale(accuracy):.1f}" r="{radius:.1f}" '
+            f'style="fill:var(--s1);fill-opacity:.75"><title>{escape(title)}</title></circle>'
+        )
+    parts.append(_draw_x_axis(x_scale, x, 28 + height))
+    return svg_image(WIDTH, 28 + height + 38, "".join(parts), "reliability diagram: accuracy by confidence")
+
+
+def mean_std_chart(curves_by_name: dict[str, dict[int, tuple[float, float]]], x: Axis, y_label: str) -> str:
+    """Draw curves (x to mean and standard deviation) with bands of one deviation."""
+    series = []
+    for name, curve in curves_by_name.items():
+        points = [(at, mean) for at, (mean, _) in sorted(curve.items())]
+        band = [(at, mean - std, mean + std) for at, (mean, std) in sorted(curve.items())]
+        series.append(
+            Series(name, points, show_points=True, band=band if any(std for _, std in curve.values()) else ())
+        )
+    return line_chart(series, x, y_label)

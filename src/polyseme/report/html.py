@@ -1,39 +1,56 @@
-"""Self-contained HTML pages: page, table, code, note and other elements."""
+"""Self-contained HTML pages: page, key figures, tables, figures with captions, collapsed parts, next steps."""
 
 import html
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-STYLE = """
-:root { --ink: #1c2230; --soft: #5b6478; --line: #dfe3ea; --paper: #ffffff; --tint: #f5f7fa; --mark: #2b6cb0; }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto;
-       max-width: 58rem; padding: 2rem 1.2rem 4rem; }
-h1 { font-size: 1.7rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; }
-p.lead { color: var(--soft); margin-top: 0; } p.note { color: var(--soft); font-size: .9rem; }
-table { border-collapse: collapse; margin: .6rem 0; display: block; overflow-x: auto; }
-th, td { padding: .28rem .8rem .28rem 0; text-align: left; border-bottom: 1px solid var(--line); }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; border-radius: 4px; }
-code { background: var(--tint); padding: .05rem .3rem; border-radius: 3px; } svg { max-width: 100%; height: auto; }
-b.code { color: var(--mark); border-bottom: 2px solid var(--mark); font-weight: 600; }
-blockquote { margin: .5rem 0; padding: .6rem 1rem; background: var(--tint); border-radius: 4px; font-size: .92rem;
-             white-space: pre-wrap; overflow-wrap: anywhere; max-height: 24rem; overflow-y: auto; }
-div.side { display: flex; flex-wrap: wrap; gap: 0 3.5rem; align-items: flex-start; }
-td.w { overflow-wrap: anywhere; min-width: 11rem; } td.n { white-space: nowrap; }
-h3 { font-size: .95rem; margin: 1.2rem 0 .3rem; }
-"""
+from polyseme.report.style import PRINT_SCRIPT, STYLE
+
 # Control characters are shown as control pictures, U+2400 and following.
 _CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_MIN_TOC_SECTIONS = 5
 
 
-def html_page(title: str, lead: str, sections: Sequence[tuple[str, str]]) -> str:
-    """Render a page from its title, lead (HTML) and sections (heading, HTML); empty sections are omitted."""
-    body = "\n".join(f"<h2>{escape(heading)}</h2>\n{content}" for heading, content in sections if content)
+@dataclass(frozen=True)
+class Cell:
+    """A table cell with a bar or a heat color behind its value; `share` is between 0 and 1."""
+
+    value: Any
+    share: float
+    kind: str = "bar"  # or heat
+
+
+@dataclass(frozen=True)
+class Html:
+    """A table cell that is already HTML."""
+
+    content: str
+
+
+def html_page(title: str, lead: str, sections: Sequence[tuple[str, str]], top: str = "") -> str:
+    """Render a page from its title, lead (HTML) and sections (heading, HTML); empty sections are omitted.
+
+    `top` (HTML) stands before the sections: warnings and key figures. A long page has a table of contents.
+    """
+    filled = [(heading, content) for heading, content in sections if content]
+    anchors = [
+        f"s{i}-{re.sub(r'[^a-z0-9]+', '-', heading.lower()).strip('-')}" for i, (heading, _) in enumerate(filled)
+    ]
+    links = "".join(f'<a href="#{anchor}">{escape(h)}</a>' for anchor, (h, _) in zip(anchors, filled))
+    contents = f'<nav aria-label="Contents">{links}</nav>\n' if len(filled) >= _MIN_TOC_SECTIONS else ""
+    body = "\n".join(
+        f'<section><h2 id="{anchor}">{escape(heading)}</h2>\n{content}</section>'
+        for anchor, (heading, content) in zip(anchors, filled)
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n'
-        f'<body><h1>{escape(title)}</h1><p class="lead">{lead}</p>\n{body}\n</body></html>\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<style>{STYLE}</style><script>{PRINT_SCRIPT}</script></head>\n"
+        f'<body><header><h1>{escape(title)}</h1><p class="lead">{lead}</p>\n{top}{contents}</header>\n'
+        f"<main>{body}</main>\n</body></html>\n"
     )
 
 
@@ -42,31 +59,79 @@ def escape(text: str) -> str:
     return html.escape(text.translate(_CONTROL_PICTURES).encode("utf-8", "replace").decode())
 
 
+def key_figures(figures: Sequence[tuple[str, Any, str]]) -> str:
+    """Render the most important figures of a page as cards: label, value, and a detail in small print or nothing."""
+    cards = "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(_format_cell(value))}</dd>"
+        + (f'<dd class="detail">{escape(detail)}</dd>' if detail else "")
+        + "</div>"
+        for label, value, detail in figures
+    )
+    return f'<dl class="figures">{cards}</dl>' if cards else ""
+
+
+def warning(text: str) -> str:
+    """Render a warning."""
+    return f'<p class="warning" role="alert"><b>Warning:</b> {escape(text)}</p>'
+
+
+def figure(chart: str, caption: str) -> str:
+    """Render a chart (HTML) with a sentence that says what to look for; empty if there is no chart."""
+    caption_html = f"<figcaption>{escape(caption)}</figcaption>"
+    return f'<figure><div class="plot">{chart}</div>{caption_html}</figure>' if chart else ""
+
+
+def collapsed(summary: str, content: str) -> str:
+    """Render a part that the reader opens by a click; it is open in print, and empty if there is no content."""
+    return f"<details><summary>{escape(summary)}</summary>{content}</details>" if content else ""
+
+
+def next_steps(steps: Sequence[tuple[str, str]]) -> str:
+    """Render suggestions: what each is for, and its command, which one click selects (or no command)."""
+    parts = (f"<li>{escape(text)}{f'<pre>{escape(command)}</pre>' if command else ''}</li>" for text, command in steps)
+    return f'<ol class="steps">{"".join(parts)}</ol>' if steps else ""
+
+
 def html_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Render a table of escaped cells; text follows the direction of its script, numbers are right-aligned."""
+    """Render a table of escaped cells; text follows the direction of its script, numbers are right-aligned.
 
-    def is_number(cell: Any) -> bool:
-        return isinstance(cell, int | float) or str(cell)[:1].isdigit()
+    A cell is a value, a `Cell` with a bar or heat color, or `Html`. A wide table scrolls inside its box.
+    """
 
-    def column_attributes(column: Sequence[Any]) -> str:
-        filled = [cell for cell in column if cell != ""]
-        if filled and all(map(is_number, filled)):
-            return " class=n"
-        return " class=w dir=auto" if any(len(str(cell)) > 40 for cell in filled) else " dir=auto"
+    def column_attributes(column: Sequence[Any]) -> tuple[str, str]:
+        filled = [cell.value if isinstance(cell, Cell) else cell for cell in column if cell != ""]
+        if filled and all(map(_is_number, filled)):
+            return "n", ""
+        is_wide = any(len(str(cell)) > 40 for cell in filled)
+        return ("w" if is_wide else ""), " dir=auto"
 
     attributes = [column_attributes([row[i] for row in rows]) for i in range(len(header))]
 
-    def table_row(cells: Sequence[Any], tag: str) -> str:
-        inner = "".join(f"<{tag}{k}>{escape(_format_cell(c))}</{tag}>" for k, c in zip(attributes, cells))
-        return f"<tr>{inner}</tr>"
+    def table_cell(cell: Any, tag: str, classes: str, direction: str) -> str:
+        style = ""
+        if isinstance(cell, Cell):
+            classes, style = f"{classes} {cell.kind}".strip(), f' style="--share:{100 * cell.share:.4g}%"'
+            cell = cell.value
+        content = cell.content if isinstance(cell, Html) else escape(_format_cell(cell))
+        class_attribute = f' class="{classes}"' if classes else ""
+        return f"<{tag}{class_attribute}{direction}{style}>{content}</{tag}>"
 
-    header_row = table_row(header, "th") if any(header) else ""
-    return f"<table>{header_row}{''.join(table_row(row, 'td') for row in rows)}</table>"
+    def table_row(cells: Sequence[Any], tag: str) -> str:
+        return f"<tr>{''.join(table_cell(cell, tag, *names) for names, cell in zip(attributes, cells))}</tr>"
+
+    header_row = f"<thead>{table_row(header, 'th')}</thead>" if any(header) else ""
+    body = "".join(table_row(row, "td") for row in rows)
+    return f'<div class="scroll"><table>{header_row}<tbody>{body}</tbody></table></div>'
 
 
 def code(value: Any) -> str:
     """Render a text, or a value as indented JSON, as a code block."""
     return f"<pre>{escape(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))}</pre>"
+
+
+def paragraph(text: str) -> str:
+    """Render a paragraph."""
+    return f"<p>{escape(text)}</p>"
 
 
 def note(text: str) -> str:
@@ -80,8 +145,12 @@ def quote(text: str) -> str:
 
 
 def columns(*parts: str) -> str:
-    """Render parts side by side; empty ones are omitted."""
+    """Render parts side by side, or below each other on a narrow screen; empty ones are omitted."""
     return f'<div class="side">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
+
+
+def _is_number(cell: Any) -> bool:
+    return isinstance(cell, int | float) or (len(str(cell)) < 30 and re.match(r"[-+−]?\d", str(cell)) is not None)
 
 
 def _format_cell(value: Any) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from polyseme.report.html import html_table
+from polyseme.report.style import scoped_table
 
 
 class NotebookResult:
@@ -11,7 +12,8 @@ class NotebookResult:
 
     def _repr_html_(self) -> str:
         names = [field.name for field in dataclasses.fields(self) if field.repr]  # type: ignore[arg-type]
-        return html_table([type(self).__name__, ""], [(name, _format(getattr(self, name))) for name in names])
+        rows = [(name, _format(getattr(self, name))) for name in names]
+        return scoped_table(html_table([type(self).__name__, ""], rows))
 
 
 def _format(value: Any) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.corpus.inspect.statistics import CorpusStatistics, SourceStats, TokenCount
-from polyseme.report.charts import histograms, log_line_chart
-from polyseme.report.html import code, columns, escape, html_page, html_table, note, quote
+from polyseme.report.charts import Series, histogram, line_chart
+from polyseme.report.html import code, columns, escape, figure, html_page, html_table, note, quote
+from polyseme.report.svg import Axis
 
 SMALLEST_RECIPE = {  # by kind of tokenizer
     "wordpiece": "bert-tiny", "bpe": "gpt2-tiny", "byte-bpe-roberta": "roberta-tiny", "events": "music-tiny"
@@ -91,12 +92,17 @@ def _source_table(group_by: str, sources: tuple[SourceStats, ...]) -> str:
 
 
 def _length_section(description: CorpusStatistics) -> str:
-    charts, rows = [], []  # one chart each, so that a small screen shows one above the other
+    captions = {
+        "document": "Documents longer than the model's maximum length are read in several samples.",
+        "sentence": "Very long sentences are often lists, tables or code that the sentence splitter did not split.",
+    }
+    charts, rows = [], []
     for name, lengths in (("document", description.document_lengths), ("sentence", description.sentence_lengths)):
-        charts.append(histograms({f"tokens per {name}": (lengths.bin_edges, lengths.counts)}, f"{name}s"))
+        axis = Axis(f"tokens per {name}", log=True)
+        charts.append(figure(histogram(lengths.bin_edges, lengths.counts, axis, f"{name}s"), captions[name]))
         rows.append((name, f"{lengths.mean:,.1f}", lengths.min, *lengths.quartiles, lengths.max))
     header = ["tokens per", "mean", "shortest", "lower quartile", "median", "upper quartile", "longest"]
-    return columns(*charts) + html_table(header, rows)
+    return html_table(header, rows) + "".join(charts)
 
 
 def _token_section(description: CorpusStatistics) -> str:
@@ -115,10 +121,16 @@ def _token_section(description: CorpusStatistics) -> str:
         ("word-internal tokens", f"{num_continuations:,} ({num_continuations / tokens:.1%})"),
     ]
 
-    chart = log_line_chart(unigram.vocabulary_growth, "tokens read", "different tokens seen")
+    growth = Series("", unigram.vocabulary_growth, show_points=True)
+    chart = figure(
+        line_chart([growth], Axis("tokens read", log=True), Axis("different tokens seen", from_zero=True)),
+        "The curve flattens when the vocabulary is used up: a curve that still rises at its right end says that more "
+        "text would use more of the vocabulary.",
+    )
     tops = {"at the start of a word": unigram.top_word_initial, "inside words": unigram.top_word_internal}
     return (
-        columns(html_table(["", ""], rows), chart)
+        html_table(["", ""], rows)
+        + chart
         + columns(*(_frequent_tokens(f"Most frequent {place}", top, tokens) for place, top in tops.items()))
         + note(
             "␣ is a space, ⏎ a line break; a part of a character is shown as the vocabulary writes it. "
