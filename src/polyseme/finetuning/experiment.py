@@ -17,6 +17,7 @@ from torch import Tensor
 from polyseme.errors import ConfigError, suggest
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.prediction import predict_encoded
+from polyseme.io.json import json_differences
 from polyseme.io.limits import MAX_SEEDS
 from polyseme.nn.model import Model
 from polyseme.nn.packing import token_budget_batches
@@ -162,6 +163,7 @@ class Experiment:
     describe_model: Callable[[Model], dict[str, Any]] = lambda model: {}
     measures_latency: bool = True
     encode: EncodeFn | None = None
+    default_config: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     @property
     def is_multitask(self) -> bool:
@@ -206,6 +208,12 @@ class Experiment:
         """What is selected on the dev examples, which makes the scores on them optimistic."""
         early = ["the epoch"] if self.config.patience else []
         return [*early, *dict.fromkeys(choice for run in self.runs for choice in run.task.dev_choices)]
+
+    @property
+    def changed_settings(self) -> dict[str, tuple[Any, Any]]:
+        """The default and the value of every setting that differs from its default, by dotted path."""
+        pairs = json_differences(self.default_config.to_json(), self.config.to_json())
+        return {path: (default, value) for path, default, value in pairs}
 
     def metadata(self, tasks: Sequence[TaskConfig], **extra: Any) -> dict[str, Any]:
         """Return the metadata of a model folder."""

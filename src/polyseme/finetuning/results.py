@@ -90,6 +90,7 @@ class ExperimentResults:
             "steps": experiment.config.total_steps(experiment.num_examples),
             "parameters": count_parameters(model),
             **{name: sum(each.cost[name] for each in self.seeds) for name in ("tokens", "flops", "seconds")},
+            "changed_settings": experiment.changed_settings,
             **experiment.describe_model(model),
         }
         if not experiment.is_multitask:

@@ -67,7 +67,7 @@ class RegressionFit(Config):
 
 @dataclass(frozen=True)
 class ErrorCase(Config):
-    """A wrong prediction: the shortened text, the answers, and the example's index and location.
+    """A wrong prediction: the shortened text (with the question, if there is one), the answers, and the example.
 
     `words` are those of the text with `weights`, which `Diagnostics.weights_meaning` explains; empty if there are none.
     """
@@ -80,6 +80,7 @@ class ErrorCase(Config):
     probability: float | None = None
     words: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
+    question: str = ""
 
 
 @dataclass(frozen=True)

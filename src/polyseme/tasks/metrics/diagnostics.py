@@ -26,7 +26,7 @@ MAX_CONFUSION_LABELS = 16
 NUM_BINS = 10
 CONTEXT_WORDS = 8  # shown on each side of a wrong word
 OTHER_LABELS = "(other labels)"
-CUT_OFF = "(cut off)"
+CUT_OFF, NO_ANSWER = "(cut off)", "(no answer)"
 QUESTION_WORDS = ("what", "who", "whom", "whose", "when", "where", "which", "why", "how")
 MetricsFn = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
 
@@ -141,25 +141,18 @@ def diagnose_spans(examples: Sequence[Any], predictions: Sequence[Any]) -> Diagn
     names = ("no answer", "1 word", "2 to 4 words", "5 words or more")
     answer_lengths = [names[int(np.searchsorted([1, 2, 5], n, side="right"))] for n in lengths]
     question_words = [_question_word(e.question) for e in examples]
-    errors = (
-        ErrorCase(i, e.location, shorten(e.question), shorten(" | ".join(dict.fromkeys(a)) or "(no answer)", 100),
-                  shorten(p.text or "(no answer)", 100), p.probability, *_context(e, p))
-        for i, (e, p, a) in enumerate(zip(examples, predictions, gold))
-        if f1[i] == 0
-    )  # fmt: skip
-    top = top_errors(errors)
+    errors = (_wrong_answer(i, *case) for i, case in enumerate(zip(examples, predictions, gold)) if f1[i] == 0)
+    answered = [(p.probability, bool(is_exact)) for p, is_exact in zip(predictions, exact) if p.text]
     scores = {"exact": exact, "f1": f1}
     return Diagnostics(
         len(examples),
         unit="questions",
-        calibration=calibrate_bins(
-            [p.probability for p in predictions if p.text], exact[[bool(p.text) for p in predictions]]
-        ),
+        calibration=calibrate_bins(*zip(*answered)) if answered else None,
         groups={
             "length of the answer": group_scores(answer_lengths, scores, names),
             "question word": group_scores(question_words, scores),
         },
-        errors=top,
+        errors=top_errors(errors),
         num_errors=int((f1 == 0).sum()),
         weights_meaning="The marked words are the predicted answer in its context.",
     )
@@ -183,14 +176,18 @@ def _question_word(question: str) -> str:
     return next((word for word in words if word in QUESTION_WORDS), "other")
 
 
-def _context(example: Any, prediction: Any) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Return the words around the predicted answer, which is marked."""
-    if not prediction.text:
-        return (), ()
+def _wrong_answer(index: int, example: Any, prediction: Any, gold: Sequence[str]) -> ErrorCase:
+    """Return a wrong answer with the words around it, in which it is marked."""
     before = example.context[: prediction.start].split()[-CONTEXT_WORDS:]
     after = example.context[prediction.end :].split()[:CONTEXT_WORDS]
-    words = (*before, *shorten(prediction.text, 100).split(), *after)
-    return words, tuple(float(len(before) <= i < len(words) - len(after)) for i in range(len(words)))
+    words = (*before, *shorten(prediction.text, 100).split(), *after) if prediction.text else ()
+    weights = tuple(float(len(before) <= i < len(words) - len(after)) for i in range(len(words)))
+    answers = [
+        shorten(text, 100) for text in (" | ".join(dict.fromkeys(gold)) or NO_ANSWER, prediction.text or NO_ANSWER)
+    ]
+    text = " ".join(words) or shorten(example.context)
+    probability, question = prediction.probability, shorten(example.question)
+    return ErrorCase(index, example.location, text, *answers, probability, words, weights, question)
 
 
 def diagnose_documents(examples: Sequence[Any], predictions: Sequence[Any], metrics: MetricsFn) -> Diagnostics:

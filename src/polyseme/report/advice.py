@@ -1,0 +1,101 @@
+"""Next steps after fine-tuning, computed from the results: what limits the score, and a command for it."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyseme.report.diagnostics import Diagnostics
+from polyseme.report.diagnostics_page import top_confusion
+
+Step = tuple[str, str]  # what to do and why, and a command or nothing
+Curves = Mapping[int, Sequence[tuple[int, float]]]  # dev scores by seed: step and value
+MAX_STEPS = 7
+MIN_TRAIN_EXAMPLES = 50
+
+
+def suggest_next_steps(
+    run: Path, results: Mapping[str, Any], diagnostics: Diagnostics | None, curves: Curves
+) -> list[Step]:
+    """Return the most useful next steps, the most urgent first; the last one is to use the model."""
+    steps = [*_about_scores(results), *_about_training(results, curves)]
+    if diagnostics is not None:
+        steps += _about_predictions(diagnostics, run)
+    use = f"polyseme evaluate {run}/model --data TEST\npolyseme predict {run}/model --data NEW --out predictions.jsonl"
+    return [*steps[:MAX_STEPS], ("Measure it once on examples that chose nothing, then use it.", use)]
+
+
+def _about_scores(results: Mapping[str, Any]) -> Iterator[Step]:
+    metric, model = results["primary_metric"], results["model"]
+    mean, std = results["mean"][metric], results["std"].get(metric)
+    baselines = {name: values[metric] for name, values in results.get("baselines", {}).items() if metric in values}
+    if results["failed_seeds"]:
+        failed = f"{len(results['failed_seeds'])} of {len(results['seeds'])} seeds learned nothing"
+        advice = "try lower and higher learning rates, and a longer warm-up"
+        yield f"{failed}: {advice}.", f'polyseme finetune {model} … --grid "{grid_around(results)}"'
+    if baselines and max(baselines.values()) >= mean:
+        best = max(baselines, key=lambda name: baselines[name])
+        lead = f"The {best} baseline is as good or better ({metric} {baselines[best]:.4f}, the model {mean:.4f})"
+        advice = "pre-train longer or on text like yours, start from a stronger model, or raise the learning rate"
+        yield f"{lead}: {advice}.", f'polyseme finetune {model} … --grid "{grid_around(results)}"'
+    elif not baselines and results["task"] != "multitask":
+        yield "Add baselines: a score means little without them.", f"polyseme finetune {model} … --baselines"
+    num_seeds = len(results["seeds"])
+    if num_seeds < 3:
+        count = "One seed shows" if num_seeds == 1 else "Two seeds show"
+        yield (
+            f"{count} no reliable spread: run five before you compare models.",
+            f"polyseme finetune {model} … --seeds 5",
+        )
+    elif std is not None and std > 0.015:
+        needed = min(math.ceil((1.96 * std / 0.01) ** 2), 20)
+        text = (
+            f"The standard deviation over seeds is {std:.4f}: smaller differences are noise. {needed} seeds give ±0.01."
+        )
+        yield text, f"polyseme finetune {model} … --seeds {needed}"
+    for split, count in results["num_truncated"].items():
+        share = count / max(results[f"{split}_examples"], 1)
+        if share > 0.05:
+            text = f"{share:.0%} of the {split} examples were truncated: read more tokens, or split long texts."
+            yield text, f"polyseme finetune {model} … --set max_len=512"
+            break
+
+
+def grid_around(results: Mapping[str, Any]) -> str:
+    """Return a grid of learning rates around the one that was used."""
+    lr = results.get("settings", {}).get("optimizer", {}).get("lr") or 5e-5
+    return "lr=" + ",".join(f"{lr * factor:.0e}".replace("e-0", "e-") for factor in (0.3, 1, 3, 10))
+
+
+def _about_training(results: Mapping[str, Any], curves: Curves) -> Iterator[Step]:
+    ends = [[value for _, value in curve[-3:]] for curve in curves.values() if len(curve) >= 3]
+    if not ends:
+        return
+    last = statistics.fmean(values[-1] for values in ends)
+    gain = last - statistics.fmean(values[-2] for values in ends)
+    peak = statistics.fmean(max(value for _, value in curve) for curve in curves.values())
+    epochs = results.get("settings", {}).get("epochs", 3)
+    if gain > 0.005:
+        text = f"The dev score still rose at the end (by {gain:.3f} in the last part): train longer."
+        yield text, f"polyseme finetune {results['model']} … --set epochs={2 * epochs:g}"
+    elif peak - last > 0.01 and not results.get("settings", {}).get("patience"):
+        text = f"The dev score fell by {peak - last:.3f} from its peak: keep the best epoch with early stopping."
+        yield text, f"polyseme finetune {results['model']} … --set patience=2"
+
+
+def _about_predictions(diagnostics: Diagnostics, run: Path) -> Iterator[Step]:
+    rare = [s for s in diagnostics.labels if s.num_train < MIN_TRAIN_EXAMPLES and s.support and s.f1 < 0.8]
+    if rare:
+        names = ", ".join(f"{s.label!r} ({s.num_train:,}, F1 {s.f1:.2f})" for s in sorted(rare, key=lambda s: s.f1)[:4])
+        yield f"Few training {diagnostics.unit} for {names}: collect more of these labels first.", ""
+    if diagnostics.confusion and (top := top_confusion(diagnostics.confusion)) and top[2] >= 5:
+        gold, predicted, count = top
+        text = f"{gold!r} is taken for {predicted!r} {count:,} times: read these errors; would annotators agree?"
+        yield text, ""
+    calibration = diagnostics.calibration
+    if calibration and calibration.ece > 0.05:
+        direction = "over" if calibration.confidence > calibration.accuracy else "under"
+        text = f"Probabilities are {direction}confident by {abs(calibration.confidence - calibration.accuracy):.0%}"
+        advice = "choose thresholds on other examples, or average the seeds, which are better calibrated"
+        yield f"{text}: {advice}.", f"polyseme predict {run} --ensemble --data NEW --out predictions.jsonl"
