@@ -40,7 +40,9 @@ def _confusion_figure(confusion: Confusion, unit: str) -> str:
     counts = np.array(confusion.counts)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     texts = [[f"{count:,}" if count else "" for count in row] for row in confusion.counts]
-    chart = heat_map(shares, Labels(confusion.labels, confusion.labels, "gold label", "predicted label"), texts=texts)
+    labels = Labels(confusion.labels, confusion.labels, "gold label", "predicted label")
+    cell_size = min(max(440 / len(counts), 26), 52)
+    chart = heat_map(shares, labels, cell_size, texts)
     words = "words" if unit == "entities" else unit
     caption = (
         f"Numbers are {words}; a cell is darker the larger its share of the row. Look for dark cells off the diagonal"
@@ -74,8 +76,8 @@ def _label_table(diagnostics: Diagnostics) -> str:
 def _calibration_figure(calibration: Calibration) -> str:
     chart = reliability_chart([(each.confidence, each.accuracy, each.count) for each in calibration.bins])
     gap = calibration.confidence - calibration.accuracy
-    verdict = "probabilities can be read as they are"
-    if calibration.ece > 0.03:
+    verdict = "some bins are too confident and others too little" if calibration.ece > 0.05 else "small"
+    if abs(gap) > 0.03:
         verdict = "the model is overconfident" if gap > 0 else "the model is more often right than it believes"
     caption = (
         f"Points below the diagonal are overconfident; large points have many predictions. The expected calibration "

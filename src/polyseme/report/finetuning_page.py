@@ -90,11 +90,10 @@ def sampling_error(metric: str, value: float, num_examples: int) -> float | None
 def _key_figures(results: Results, diagnostics: Diagnostics | None) -> str:
     metric, num_seeds = results["primary_metric"], len(results["seeds"])
     mean, std = results["mean"][metric], results["std"].get(metric)
-    score = f"{mean:.4f}" if std is None else f"{mean:.4f} ± {std:.4f}"
-    detail = "one seed: no interval" if std is None else f"mean ± std of {num_seeds} seeds"
+    detail = "one seed: no spread" if std is None else f"± {std:.4f}, std over {num_seeds} seeds"
     if (error := sampling_error(metric, mean, results["dev_examples"])) is not None:
         detail += f"; ±{error:.3f} by the choice of {results['dev_examples']:,} dev examples (95 %)"
-    figures: list[tuple[str, Any, str]] = [(metric.replace("_", " "), score, detail)]
+    figures: list[tuple[str, Any, str]] = [(metric.replace("_", " "), f"{mean:.4f}", detail)]
     baselines = {name: values[metric] for name, values in results.get("baselines", {}).items() if metric in values}
     if baselines:
         best = max(baselines, key=lambda name: baselines[name])
@@ -138,7 +137,7 @@ def _results_figure(results: Results) -> str:
         if mean > best
         else "not better"
     )
-    text = f"The model should be clearly longer than every gray bar: it is {verdict}."
+    text = f"The model should clearly exceed every gray baseline: it is {verdict}."
     whiskers = " The whiskers are one standard deviation over seeds." if std is not None else ""
     return figure(bar_chart(bars, metric.replace("_", " ")), text + whiskers)
 
