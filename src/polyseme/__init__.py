@@ -120,7 +120,7 @@ def pretrain(
     from polyseme.config import Config, override_config
     from polyseme.errors import ConfigError
     from polyseme.ngram.train import NgramRecipe, train_ngram
-    from polyseme.recipes import get_recipe
+    from polyseme.recipes import find_named_recipe, get_recipe
     from polyseme.report.results import PretrainResult
     from polyseme.train.pretrain import pretrain as run
     from polyseme.train.recipe import BudgetConfig
@@ -135,7 +135,9 @@ def pretrain(
     if budget:
         resolved = resolved.replace(budget=BudgetConfig.parse(budget))
     initial = init_from_model(Path(init_from), resolved, corpus_path) if init_from else None
-    return PretrainResult.from_results(out, run(resolved, corpus_path, out, resume, initial, start_time))
+    named = find_named_recipe(resolved.name)
+    results = run(resolved, corpus_path, out, resume, initial, start_time, named_recipe=named)
+    return PretrainResult.from_results(out, results)
 
 
 def finetune(

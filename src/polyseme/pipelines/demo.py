@@ -31,7 +31,8 @@ from polyseme.recipes.encoders import demo as recipe
 from polyseme.report.charts import loss_chart
 from polyseme.report.heatmap import attention_grid
 from polyseme.report.html import code, html_page, html_table
-from polyseme.report.run_page import cost_table, metrics_table, read_log
+from polyseme.report.pretraining_page import cost_table, metrics_table
+from polyseme.report.run_page import read_log
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig

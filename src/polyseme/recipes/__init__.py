@@ -43,6 +43,11 @@ def get_training_recipe(name: str) -> Recipe:
     return recipe
 
 
+def find_named_recipe(name: str) -> Recipe | None:
+    """Return the recipe of this name that trains a model, if there is one."""
+    return RECIPES[name]() if name in RECIPES else None
+
+
 def get_recipe(name: str) -> Recipe | NgramRecipe:
     """Return a recipe by name or from a `recipe.json`."""
     if name in RECIPES or name in NGRAM_RECIPES:

@@ -26,6 +26,7 @@ from polyseme.report.svg import (
 )
 
 WIDTH = 640  # of a chart's coordinates; it is scaled to its column
+_X_AXIS_HEIGHT = 46
 _LABEL_SIZE = 18  # of texts on a phone, in these coordinates: margins are wide enough for it
 _MAX_DIRECT_LABEL = 14  # characters of a label at the end of a line; longer labels are in a legend above the chart
 
@@ -75,7 +76,7 @@ def panel_chart(panels: Sequence[Panel], x: Axis | str) -> str:
     right = 10 + (max((text_width(label, _LABEL_SIZE) for label in labels), default=14) if is_direct else 18)
     y_scales = [_y_scale(panel) for panel in visible]
     ticks = [
-        [(tick, format_number(tick, 4)) for tick in scale.ticks(max(2, int(panel.height / 45)), panel.y)]
+        [(tick, panel.y.format(tick)) for tick in scale.ticks(max(2, int(panel.height / 45)), panel.y)]
         for panel, scale in zip(visible, y_scales)
     ]
     left = 12 + max(text_width(text, _LABEL_SIZE) for labeled in ticks for _, text in labeled or [(0, "0")])
@@ -86,11 +87,11 @@ def panel_chart(panels: Sequence[Panel], x: Axis | str) -> str:
         parts.append(
             f'<g transform="translate(0 {top:.0f})">{_draw_panel(panel, x_scale, scale, labeled, is_direct)}</g>'
         )
-        top += 28 + panel.height + 10
-    parts.append(_draw_x_axis(x_scale, x, top - 10))
+        top += 28 + panel.height + 16
+    parts.append(_draw_x_axis(x_scale, x, top - 16))
     label = "; ".join(f"{panel.y.label} by {x.label}" for panel in visible)
     legend = "" if is_direct or not labels else _legend([line for panel in visible for line in panel.series])
-    return legend + svg_image(WIDTH, top + 38, "".join(parts), label)
+    return legend + svg_image(WIDTH, top - 16 + _X_AXIS_HEIGHT, "".join(parts), label)
 
 
 def _as_axis(axis: Axis | str) -> Axis:
@@ -134,7 +135,7 @@ def _draw_panel(
         labeled = [line for line in panel.series if line.label]
         heights = _spread([y_scale(line.points[-1][1]) for line in labeled], 19)
         parts += [
-            svg_text(x_scale(line.points[-1][0]) + 7, y + 4, line.label, attributes=f' style="fill:{line.color}"')
+            svg_text(x_scale.end + 7, y + 4, line.label, attributes=f' style="fill:{line.color}"')
             for line, y in zip(labeled, heights)
         ]
     return "".join(parts)
@@ -172,9 +173,9 @@ def _draw_x_axis(x_scale: Scale, x: Axis, y: float) -> str:
     parts = [
         f'<path d="M{x_scale.start:.1f} {y:.1f}H{x_scale.end:.1f}{marks}" fill="none" style="stroke:var(--faint)"/>'
     ]
-    parts += [svg_text(x_scale(tick), y + 19, format_number(tick, 4), "middle") for tick in ticks]
+    parts += [svg_text(x_scale(tick), y + 20, x.format(tick), "middle") for tick in ticks]
     middle = (x_scale.start + x_scale.end) / 2
-    parts.append(svg_text(middle, y + 35, x.label, "middle", ' style="fill:var(--soft)"'))
+    parts.append(svg_text(middle, y + 39, x.label, "middle", ' style="fill:var(--soft)"'))
     return "".join(parts)
 
 
@@ -228,10 +229,10 @@ def smoothed_series(label: str, points: Points, line_color: str) -> list[Series]
     if window <= 1:
         return [Series(label, points, line_color, "")]
     smoothed = np.convolve([value for _, value in points], np.ones(window) / window, "valid").tolist()
-    window_ends = [step for step, _ in points[window - 1 :]]
+    centers = [step for step, _ in points[(window - 1) // 2 :]]
     return [
         Series("", points, line_color, "", is_faint=True),
-        Series(label, list(zip(window_ends, smoothed)), line_color, ""),
+        Series(label, list(zip(centers, smoothed)), line_color, ""),
     ]
 
 
@@ -274,7 +275,7 @@ def bar_chart(bars: Sequence[Bar], axis: Axis | str) -> str:
             end = max(end, high)
         parts.append(svg_text(end + 8, y + 35, text))
     height = 48 * len(bars) + 4
-    return svg_image(WIDTH, height + 38, "".join(parts) + _draw_x_axis(scale, axis, height), axis.label)
+    return svg_image(WIDTH, height + _X_AXIS_HEIGHT, "".join(parts) + _draw_x_axis(scale, axis, height), axis.label)
 
 
 @dataclass(frozen=True)
@@ -296,9 +297,8 @@ def scatter_chart(points: Sequence[ScatterPoint], x: Axis | str, y: Axis | str, 
     height = 340
     values = [bound for p in points for bound in (p.y, *(p.interval or ()))]
     y_scale = Scale.fit(values, y, 28 + height, 28, margin=0.08)
-    ticks = [(tick, format_number(tick, 4)) for tick in y_scale.ticks(7, y)]
+    ticks = [(tick, y.format(tick)) for tick in y_scale.ticks(7, y)]
     left = 12 + max(text_width(text, _LABEL_SIZE) for _, text in ticks or [(0, "0")])
-    x_scale = Scale.fit([p.x for p in points], x, left + 14, WIDTH - 24, margin=0.0)
     x_scale = Scale.fit([p.x for p in points], x, left, WIDTH - 24, margin=0.06)
     lines = [Series("", sorted((p.x, p.y) for p in points if p.label in front), "var(--s3)", "5 3")] if front else []
     parts = [_draw_panel(Panel(lines, y, height), x_scale, y_scale, ticks, is_direct=False)]
@@ -313,9 +313,16 @@ def scatter_chart(points: Sequence[ScatterPoint], x: Axis | str, y: Axis | str, 
             f'<circle cx="{px:.1f}" cy="{py:.1f}" r="5" style="fill:{fill}"><title>{escape(title)}</title></circle>'
         )
         is_left = px > WIDTH / 2
-        parts.append(svg_text(px - 9 if is_left else px + 9, py - 6, point.label, "end" if is_left else "start"))
+        parts.append(
+            svg_text(
+                px - 9 if is_left else px + 9,
+                py - 6 if is_left else py + 16,
+                point.label,
+                "end" if is_left else "start",
+            )
+        )
     parts.append(_draw_x_axis(x_scale, x, 28 + height))
-    return svg_image(WIDTH, 28 + height + 38, "".join(parts), f"{y.label} by {x.label}")
+    return svg_image(WIDTH, 28 + height + _X_AXIS_HEIGHT, "".join(parts), f"{y.label} by {x.label}")
 
 
 def histogram(bin_edges: Sequence[float], counts: Sequence[int], x: Axis | str, y_label: str) -> str:
@@ -325,7 +332,7 @@ def histogram(bin_edges: Sequence[float], counts: Sequence[int], x: Axis | str, 
         return ""
     y = Axis(y_label, from_zero=True, integers=True)
     y_scale = Scale.fit([0, max(counts)], y, 28 + height, 28, margin=0.04)
-    ticks = [(tick, format_number(tick, 4)) for tick in y_scale.ticks(5, y)]
+    ticks = [(tick, y.format(tick)) for tick in y_scale.ticks(5, y)]
     left = 12 + max(text_width(text, _LABEL_SIZE) for _, text in ticks)
     x_scale = Scale.fit(bin_edges, x, left, WIDTH - 30)
     bars = []
@@ -337,7 +344,7 @@ def histogram(bin_edges: Sequence[float], counts: Sequence[int], x: Axis | str, 
             bars.append(f'<rect x="{start:.1f}" y="{top:.1f}" {size}>{title}</rect>')
     parts = [_draw_panel(Panel([], y, height), x_scale, y_scale, ticks, is_direct=False)]
     parts += [f'<g style="fill:var(--s1)">{"".join(bars)}</g>', _draw_x_axis(x_scale, x, 28 + height)]
-    return svg_image(WIDTH, 28 + height + 38, "".join(parts), f"histogram: {y_label} by {x.label}")
+    return svg_image(WIDTH, 28 + height + _X_AXIS_HEIGHT, "".join(parts), f"histogram: {y_label} by {x.label}")
 
 
 def reliability_chart(bins: Sequence[tuple[float, float, int]]) -> str:
@@ -348,10 +355,10 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]]) -> str:
     filled = [(confidence, accuracy, count) for confidence, accuracy, count in bins if count]
     if not filled:
         return ""
-    x, y = (Axis(label, range=(0.0, 1.0)) for label in ("confidence of the model", "share that is right"))
+    x, y = (Axis(label, percent=True, range=(0.0, 1.0)) for label in ("confidence of the model", "share that is right"))
     height, largest = 320, max(count for _, _, count in filled)
     y_scale = Scale.fit([0, 1], y, 28 + height, 28)
-    ticks = [(tick, f"{tick:.0%}") for tick in y_scale.ticks(5, y)]
+    ticks = [(tick, y.format(tick)) for tick in y_scale.ticks(5, y)]
     x_scale = Scale.fit([0, 1], x, 62, WIDTH - 150)
     lines = [
         Series("", [(0, 0), (1, 1)], "var(--faint)", "4 4"),
@@ -367,7 +374,7 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]]) -> str:
             f'style="fill:var(--s1);fill-opacity:.75"><title>{escape(title)}</title></circle>'
         )
     parts.append(_draw_x_axis(x_scale, x, 28 + height))
-    return svg_image(WIDTH, 28 + height + 38, "".join(parts), "reliability diagram: accuracy by confidence")
+    return svg_image(WIDTH, 28 + height + _X_AXIS_HEIGHT, "".join(parts), "reliability diagram: accuracy by confidence")
 
 
 def mean_std_chart(curves_by_name: dict[str, dict[int, tuple[float, float]]], x: Axis, y_label: str) -> str:

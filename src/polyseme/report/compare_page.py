@@ -189,7 +189,7 @@ def _test_table(tests: Sequence[PairedTest]) -> str:
         )
     methods = ", ".join(dict.fromkeys(test.method for test in tests))
     text = (
-        f"Both runs of a pair are scored on the same resampled dev examples ({methods}). An interval that excludes 0 is "
+        f"Both runs of a pair are scored on the same resampled dev examples ({methods}). An interval without 0 is "
         "a difference that other dev examples would show too."
     )
     correction = (

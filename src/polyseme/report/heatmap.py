@@ -38,10 +38,9 @@ def heat_map(
     rows, columns = ([shorten(str(label), _MAX_LABEL) for label in side] for side in (labels.rows, labels.columns))
     cell_width = max([cell_size, *(text_width(text) + 8 for row in texts or () for text in row)])
     are_flat = all(text_width(label) < cell_width - 4 for label in columns)
-    left = 8 + max([text_width(label) for label in rows] + [0.0])
+    left = 8 + max(text_width(label) for label in (*rows, labels.row_title))
     column_title_height = 20.0 if labels.column_title else 2.0
     top = column_title_height + (18 if are_flat else 8 + max([text_width(label) for label in columns] + [0.0]))
-    top += 18 if labels.row_title else 0
     num_rows, num_columns = values.shape
     parts = []
     for i, full in enumerate(labels.rows):
@@ -59,13 +58,11 @@ def heat_map(
             parts.append(svg_text(x, y, text, "middle", ' pointer-events="none"'))
     soft = ' style="fill:var(--soft)"'
     width = left + num_columns * cell_width
-    titles = [text_width(labels.column_title) + left if labels.column_title else 0.0, text_width(labels.row_title)]
-    if labels.column_title:
-        parts.append(svg_text(left, 13, labels.column_title, attributes=soft))
-    if labels.row_title:
-        parts.append(svg_text(0, column_title_height + 12, labels.row_title, attributes=soft))
+    width = max(width, left + text_width(labels.column_title))
+    parts.append(svg_text(left, 13, labels.column_title, attributes=soft) if labels.column_title else "")
+    parts.append(svg_text(left - 6, top - 6, labels.row_title, "end", soft) if labels.row_title else "")
     name = f"heat map: {labels.row_title or 'rows'} by {labels.column_title or 'columns'}"
-    return svg_image(max(width, *titles) + 4, top + num_rows * cell_size + 4, "".join(parts), name, scalable=False)
+    return svg_image(width + 4, top + num_rows * cell_size + 4, "".join(parts), name, scalable=False)
 
 
 def draw_cells(
@@ -87,7 +84,7 @@ def draw_cells(
         title = escape(f"{labels.rows[i]} → {labels.columns[j]}: {values[i, j]:.3g}")
         parts.append(
             f'<rect x="{left + j * width:.1f}" y="{top + i * height:.1f}" width="{width:.1f}" height="{height:.1f}" '
-            f'fill-opacity="{0.85 * share:.2f}"><title>{title}</title></rect>'
+            f'fill-opacity="{0.7 * share:.2f}"><title>{title}</title></rect>'
         )
     return "".join([*parts, "</g>"])
 

@@ -53,7 +53,7 @@ figure{{margin:1.2rem 0 1.6rem}}
 figcaption{{color:var(--soft);font-size:.9rem;max-width:72ch;margin-top:.35rem}}
 .plot{{overflow-x:auto;max-width:100%}}
 svg{{display:block;font-family:inherit;fill:var(--ink);font-size:12px}}
-svg.chart{{width:100%;height:auto}}
+svg.chart{{width:100%;height:auto}}svg.chart path{{vector-effect:non-scaling-stroke}}
 ul.legend{{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;padding:0;margin:.3rem 0;font-size:.88rem}}
 ul.legend li{{display:flex;align-items:center;gap:.4rem;overflow-wrap:anywhere}}ul.legend svg{{flex:none}}
 details{{margin:.8rem 0;border:1px solid var(--line);border-radius:6px;padding:0 .9rem}}

@@ -21,13 +21,18 @@ def color(index: int) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis of a chart: its label, and whether it is logarithmic, starts at zero or has only integers."""
+    """The axis of a chart: its label, and whether it is logarithmic, starts at zero, has integers or percentages."""
 
     label: str
     log: bool = False
     from_zero: bool = False
     integers: bool = False
+    percent: bool = False
     range: tuple[float, float] | None = None
+
+    def format(self, value: float) -> str:
+        """Format a tick."""
+        return f"{100 * value:.4g}%" if self.percent else format_number(value, 4)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def log_ticks(low: float, high: float, max_ticks: int) -> list[float]:
     for factors in ((1,), (1, 3), (1, 2, 5)):
         values = [f * 10.0**power for power in range(first, last + 1, stride) for f in factors]
         ticks = [value for value in values if low * 0.999 <= value <= high * 1.001]
-        if len(ticks) >= 3 or stride > 1:
+        if len(ticks) >= min(3, max_ticks) or stride > 1:
             return ticks
     return ticks if len(ticks) > 2 else linear_ticks(low, high, max_ticks)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyseme.config import Config
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
@@ -45,6 +46,7 @@ from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimize
 from polyseme.train.ranks import broadcast_checkpoint, require_same_run, require_same_state
 from polyseme.train.recipe import Recipe
 from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, update_run_record
+from polyseme.train.samples import NEIGHBORS_FILE, HeldOutSamples, nearest_tokens
 from polyseme.train.signals import catch_signals
 from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
@@ -70,11 +72,12 @@ def pretrain(
     initial_model: InitialModel | None = None,
     start_time: float | None = None,
     families: Sequence[Family] = (),
+    named_recipe: Config | None = None,
 ) -> dict[str, Any]:
     """Run the recipe and return its results: losses, perplexity, cost. Minutes count from `start_time`.
 
-    The run folder holds the recipe, the log, checkpoints, the model and a report. Under `torchrun` every rank calls
-    this; only the first writes.
+    The run folder holds the recipe, the log, checkpoints, the model and a report, which shows how the recipe differs
+    from `named_recipe`. Under `torchrun` every rank calls this; only the first writes.
     """
     start_time = time.perf_counter() if start_time is None else start_time
     distributed.init_process_group()
@@ -84,7 +87,7 @@ def pretrain(
         stack.enter_context(convert_out_of_memory(partial(_memory_advice, recipe)))
         require_same_run(recipe, corpus_path, out, provenance, resume)
         distributed.on_rank_zero(lambda: stack.enter_context(lock_folder(out, "pretrain")))
-        return _pretrain(recipe, corpus_path, out, resume, initial_model, start_time, families)
+        return _pretrain(recipe, corpus_path, out, resume, initial_model, start_time, families, named_recipe)
 
 
 def _pretrain(
@@ -95,6 +98,7 @@ def _pretrain(
     initial_model: InitialModel | None,
     start_time: float,
     families: Sequence[Family],
+    named_recipe: Config | None,
 ) -> dict[str, Any]:
     (rank, world_size), device = distributed.init_process_group(), setup_device()
     distributed.on_rank_zero(lambda: verify_corpus(corpus_path))
@@ -113,15 +117,19 @@ def _pretrain(
     state = build_train_state(recipe, config, device, rank, initial_model)
     state.model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids, stream.builder.token_counts)
     _set_spellings(state.model, tokenizer)
-    run = _Run(recipe, out, state, stream, valid)
+    samples = HeldOutSamples.open(out, config, tokenizer, valid, recipe.max_len) if rank == 0 else None
+    run = _Run(recipe, out, state, stream, valid, samples)
     run.train(run.prepare(record, start_time))
     results = run.finish()
     if rank == 0:
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **provenance}
         with swap_averaged_weights(state.optimizer):
-            save_model(out / "model", state.model.finalize(), tokenizer, metadata, target_tokenizer, families)
+            model = state.model.finalize()
+            save_model(out / "model", model, tokenizer, metadata, target_tokenizer, families)
+            if neighbors := nearest_tokens(model, tokenizer, corpus):
+                write_json(out / NEIGHBORS_FILE, neighbors)
         write_json(out / "results.json", results)
-        write_report(out)
+        write_report(out, named_recipe=named_recipe)
         write_hashes(out)
     return results
 
@@ -135,6 +143,7 @@ class _Run:
     state: TrainState
     stream: BatchStream
     valid: BatchBuilder | None
+    samples: HeldOutSamples | None = None
     position: DataPosition = field(default_factory=DataPosition)
     spent: dict[str, Any] = field(default_factory=lambda: {"tokens": 0, "flops": 0, "seconds": 0.0})
     valid_metrics: dict[str, float] = field(default_factory=dict)
@@ -175,6 +184,8 @@ class _Run:
         """
         recipe, state = self.recipe, self.state
         log, last_time = RunLogger(self.out, state.start_step, state.rank), time.perf_counter()
+        if self.samples is not None:
+            self.samples.truncate(state.start_step)
         title, total_tokens = "pretrain", state.total_steps * recipe.batch_tokens
         with catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
             bar.add_completed(state.start_step * recipe.batch_tokens)
@@ -194,6 +205,8 @@ class _Run:
                 if self.valid is not None and (is_last or report.step % recipe.eval_every == 0) and report.metrics:
                     with deadline.pause():
                         self.valid_metrics = self._validate(state)
+                        if self.samples is not None:
+                            self.samples.write(state, report.step)
                     if isinstance(state.optimizer, NTASGD):
                         state.optimizer.report_validation_loss(self.valid_metrics[recipe.objective.terms[0]])
                     log.write_row({"step": report.step, "valid": self.valid_metrics})

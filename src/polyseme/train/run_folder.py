@@ -59,8 +59,7 @@ class RunLogger:
         self.tensorboard: Any = None
         if not self.is_active:
             return
-        rows = _read_rows(self.path) if start_step else []
-        write_text(self.path, "".join(row + "\n" for row in rows if _row_step(row) <= start_step))
+        truncate_rows(self.path, start_step)
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:  # the extra `report` is not installed
@@ -88,6 +87,12 @@ class RunLogger:
                 for name, scalar in scalars.items():
                     self.tensorboard.add_scalar(name, scalar, row["step"])
             self.tensorboard.flush()
+
+
+def truncate_rows(path: Path, step: int) -> None:
+    """Remove the rows of a log that were written after a step; damaged ones too."""
+    rows = _read_rows(path) if step else []
+    write_text(path, "".join(row + "\n" for row in rows if _row_step(row) <= step))
 
 
 def last_logged_step(out: Path) -> int:
