@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from polyseme.report.diagnostics import Diagnostics
@@ -15,14 +14,15 @@ MAX_STEPS = 7
 MIN_TRAIN_EXAMPLES = 50
 
 
-def suggest_next_steps(
-    run: Path, results: Mapping[str, Any], diagnostics: Diagnostics | None, curves: Curves
-) -> list[Step]:
-    """Return the most useful next steps, the most urgent first; the last one is to use the model."""
+def suggest_next_steps(results: Mapping[str, Any], diagnostics: Diagnostics | None, curves: Curves) -> list[Step]:
+    """Return the most useful next steps, the most urgent first; the last one is to use the model.
+
+    Commands call the folder of the run RUN: a page does not depend on where it is.
+    """
     steps = [*_about_scores(results), *_about_training(results, curves)]
     if diagnostics is not None:
-        steps += _about_predictions(diagnostics, run)
-    use = f"polyseme evaluate {run}/model --data TEST\npolyseme predict {run}/model --data NEW --out predictions.jsonl"
+        steps += _about_predictions(diagnostics)
+    use = "polyseme evaluate RUN/model --data TEST\npolyseme predict RUN/model --data NEW --out predictions.jsonl"
     return [*steps[:MAX_STEPS], ("Measure it once on examples that chose nothing, then use it.", use)]
 
 
@@ -84,7 +84,7 @@ def _about_training(results: Mapping[str, Any], curves: Curves) -> Iterator[Step
         yield text, f"polyseme finetune {results['model']} … --set patience=2"
 
 
-def _about_predictions(diagnostics: Diagnostics, run: Path) -> Iterator[Step]:
+def _about_predictions(diagnostics: Diagnostics) -> Iterator[Step]:
     rare = [s for s in diagnostics.labels if s.num_train < MIN_TRAIN_EXAMPLES and s.support and s.f1 < 0.8]
     if rare:
         names = ", ".join(f"{s.label!r} ({s.num_train:,}, F1 {s.f1:.2f})" for s in sorted(rare, key=lambda s: s.f1)[:4])
@@ -98,4 +98,4 @@ def _about_predictions(diagnostics: Diagnostics, run: Path) -> Iterator[Step]:
         direction = "over" if calibration.confidence > calibration.accuracy else "under"
         text = f"Probabilities are {direction}confident by {abs(calibration.confidence - calibration.accuracy):.0%}"
         advice = "choose thresholds on other examples, or average the seeds, which are better calibrated"
-        yield f"{text}: {advice}.", f"polyseme predict {run} --ensemble --data NEW --out predictions.jsonl"
+        yield f"{text}: {advice}.", "polyseme predict RUN --ensemble --data NEW --out predictions.jsonl"

@@ -57,7 +57,7 @@ def finetuning_page(run: Path, results: Results, log: Sequence[dict[str, Any]]) 
     sections += [
         ("Training", _training_figure(log, curves, results)),
         ("Grid search", _grid_figure(run, results)),
-        ("Next steps", next_steps(suggest_next_steps(run, results, diagnostics, first_curves))),
+        ("Next steps", _next_steps(results, diagnostics, first_curves)),
         ("Settings", _settings(results)),
     ]
     warnings = [*results.get("warnings", ()), dev_selection_note(results.get("chosen_on_dev", ()))]
@@ -233,6 +233,11 @@ def _is_number(value: Any) -> bool:
         return math.isfinite(float(value))
     except (TypeError, ValueError):
         return False
+
+
+def _next_steps(results: Results, diagnostics: Diagnostics | None, curves: Mapping[int, Any]) -> str:
+    names = "RUN is the folder of this page, and … stands for the other options of this run."
+    return next_steps(suggest_next_steps(results, diagnostics, curves)) + note(names)
 
 
 def _settings(results: Results) -> str:

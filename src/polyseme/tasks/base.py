@@ -28,6 +28,7 @@ from polyseme.objectives.batch import Batch, Targets
 from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.formats import PredictionFormat, json_lines_format
+from polyseme.tasks.metrics.diagnostics import diagnose_values
 from polyseme.tasks.metrics.occlusion import PredictFn, Weights
 from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, iter_lines, iter_valid_rows, read_rows
 from polyseme.tasks.text_templates import TextToTextTemplate
@@ -319,8 +320,8 @@ class TaskConfig(Config, Codec):
     # --------------------------------------------------------------------------------------------- diagnostics
 
     def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
-        """Return what predictions get right and wrong, for the report of a run; without any, their number alone."""
-        return Diagnostics(len(dev))
+        """Return what predictions get right and wrong, for the report of a run; by default a list of errors."""
+        return diagnose_values(dev, [self.scored_value(p) for p in predictions])
 
     def attribute(self, example: Any, prediction: Any, predict: PredictFn) -> Weights:
         """Return the words of an example and how much each adds to the answer; nothing if the task cannot tell."""

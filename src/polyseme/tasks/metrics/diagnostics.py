@@ -202,6 +202,17 @@ def diagnose_documents(examples: Sequence[Any], predictions: Sequence[Any], metr
     return Diagnostics(len(examples), unit="clusters", groups={"document, the worst first": tuple(worst)})
 
 
+def diagnose_values(examples: Sequence[Any], values: Sequence[Any]) -> Diagnostics:
+    """Diagnose answers of any kind: list the first wrong ones."""
+    wrong = [i for i, (e, value) in enumerate(zip(examples, values)) if value != e.gold]
+    errors = []
+    for i in wrong[:MAX_ERRORS]:
+        text = getattr(examples[i], "text", "") or examples[i].location
+        answers = (shorten(str(answer), 100) for answer in (examples[i].gold, values[i]))
+        errors.append(ErrorCase(i, examples[i].location, shorten(str(text)), *answers))
+    return Diagnostics(len(examples), errors=tuple(errors), num_errors=len(wrong))
+
+
 def join_texts(example: Any) -> str:
     """Return the text of an example, or both of a pair."""
     pair = getattr(example, "pair", None)
