@@ -83,7 +83,7 @@ def test_grid_ensemble_and_comparison(base, tmp_path):
         ("base", "clasification", {}, "there is no task 'clasification'; did you mean 'classification'"),
         ("base", "classification", {"epoch": 3}, "unknown key 'epoch' in FinetuneConfig; did you mean 'epochs'"),
         ("base", "classification", {"baselines": ["crf"]}, "classification has no baseline 'crf'"),
-        ("base", "classification", {"seeds": 0}, "seeds is 0, expected 1 to 10,000"),
+        ("base", "classification", {"seeds": 0}, "`seeds` is 0, expected 1 to 10,000"),
     ],
 )
 def test_options_without_effect_are_errors(base, tmp_path, model, task, options, message):

@@ -254,7 +254,7 @@ def test_killed_run_ends_with_the_same_bytes(files, tmp_path, monkeypatch, is_cu
         monkeypatch.chdir(folder)  # results contain paths
         if is_curve:
             return ulmfit.low_shot_curve(config, Path("run"), pretrained, *examples, [12])
-        return ulmfit.run_ulmfit(config, Path("run"), pretrained, *examples, num_seeds=2)
+        return ulmfit.run_ulmfit(config, Path("run"), pretrained, *examples, seeds=[0, 1])
 
     whole = run(tmp_path / "whole")
     assert run_with_kills(partial(run, tmp_path / "killed"), growth=30) > 2

@@ -9,14 +9,21 @@ import pytest
 
 from polyseme.report.compare_page import (
     ComparedPretraining,
-    PairedTest,
     comparison_page,
     pareto_front,
     pretraining_comparison_page,
     write_comparison,
     write_pretraining_comparison,
 )
-from polyseme.report.compare_tables import ComparedRun, TaskScores, csv_scores, escape_latex, latex_table, score_table
+from polyseme.report.compare_tables import (
+    ComparedRun,
+    PairedTest,
+    TaskScores,
+    csv_scores,
+    escape_latex,
+    latex_table,
+    score_table,
+)
 
 VOID = {"meta", "br", "path", "rect", "circle", "link", "line"}
 
@@ -99,7 +106,7 @@ def test_page_shows_tests_and_the_front(tmp_path):
 def test_pretraining_page_overlays_curves_and_stays_small(tmp_path):
     size = 5000
     axis = [float(i) for i in range(1, size + 1)]
-    curve = {"step": axis, "tokens": [512 * x for x in axis], "flops": [1e9 * x for x in axis], "minutes": axis}
+    curve = {"steps": axis, "tokens": [512 * x for x in axis], "flops": [1e9 * x for x in axis], "minutes": axis}
     curve |= {"loss": [10 / x + (i * 7919 % 13) / 100 for i, x in enumerate(axis)]}
     figures = {"loss": 3.0, "perplexity": 20.1, "bits_per_character": 1.9, "tokens": 512 * size, "flops": 5e12}
     runs = [ComparedPretraining(f"run {i}", figures | {"loss": 3.0 + i}, curve) for i in range(10)]

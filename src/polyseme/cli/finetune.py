@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import parse_overrides, print_table
+from polyseme.cli.output import parse_overrides, parse_seeds, print_table
 from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def finetune(
     train: TrainOption = [],
     dev: Annotated[list[Path], Option(help="Dev examples for evaluation.")] = [],
     data: Annotated[list[Path], Option(help="Folder of a named data set, as distributed.")] = [],
-    seeds: options.NumSeedsOption = 1,
+    seeds: options.SeedsOption = "1",
     overrides: options.SetOption = [],
     layer_decay: Annotated[
         float | None, Option(help="Factor of the learning rate from each layer to the next.")
@@ -80,8 +80,9 @@ def finetune(
 
     folders = [path for path in features if path != "none"]
     run = polyseme.finetune(
-        model, **_assign_files(task, train, dev, data), out=out, seeds=seeds, grid=grid, from_scratch=from_scratch,
-        keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints, baselines=["default"] * baselines + baseline,
+        model, **_assign_files(task, train, dev, data), out=out, seeds=parse_seeds(seeds), grid=grid,
+        from_scratch=from_scratch, keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints,
+        baselines=["default"] * baselines + baseline,
         text_column=text_column, pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
         strict=strict, layer_decay=layer_decay, unfreeze_every=unfreeze_every, tag_decoder=tag_decoder,
         features=folders if features else None, layers=layers, join_at=join_at, word_vectors=word_vectors,

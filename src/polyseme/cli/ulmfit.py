@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from polyseme.cli import options
-from polyseme.cli.output import apply_overrides, print_table
+from polyseme.cli.output import apply_overrides, parse_seeds, print_table
 from polyseme.errors import ConfigError
 from polyseme.io.lock import locks_folder
 
@@ -28,7 +28,7 @@ def ulmfit(
     preset: Annotated[str, Option(help="Model size: tiny, lecture (300 wide) or paper (400 wide).")] = "paper",
     direction: Annotated[str, Option(help="forward, backward, or both (averaged).")] = "forward",
     budget: Annotated[str, Option(help="Budget of the first stage: 20m, 500steps or 1e9tokens.")] = "",
-    seeds: options.NumSeedsOption = 1,
+    seeds: options.SeedsOption = "1",
     train_sizes: Annotated[str, Option(help="Plot the low-shot curve for these sizes: 100,500,2000.")] = "",
     overrides: options.SetOption = [],
     text_column: options.TextColumnOption = "text",
@@ -41,13 +41,14 @@ def ulmfit(
     An interrupted run continues when the same command is run again.
     """
     from polyseme.corpus.sources.sources import open_sources
+    from polyseme.finetuning.experiment import list_seeds
     from polyseme.io.atomic import sha256
     from polyseme.io.json import write_json
     from polyseme.pipelines import ulmfit as stages
     from polyseme.tasks.classification import ClassificationTask
     from polyseme.tasks.readers.rows import Columns
 
-    sizes = _parse_sizes(train_sizes)
+    sizes, seed_list = _parse_sizes(train_sizes), list_seeds(parse_seeds(seeds))
     settings: dict[str, Any] = {"preset": preset, "direction": direction, "budget": budget}
     config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
     config.general_recipe("forward").check()
@@ -69,13 +70,13 @@ def ulmfit(
     write_json(out / "ulmfit.json", inputs)
     pretrained = stages.pretrain_general_lm(config, out, text, corpus, general_models)
     if sizes:
-        points = stages.low_shot_curve(config, out, pretrained, train_examples, dev_examples, sizes, texts, seeds)
-        _print_curve(out, points, sizes, seeds)
+        points = stages.low_shot_curve(config, out, pretrained, train_examples, dev_examples, sizes, texts, seed_list)
+        _print_curve(out, points, sizes, len(seed_list))
     else:
-        results = stages.run_ulmfit(config, out, pretrained, train_examples, dev_examples, texts, seeds)
+        results = stages.run_ulmfit(config, out, pretrained, train_examples, dev_examples, texts, seed_list)
         names = list(next(iter(results["rows"].values())))
         rows = [[row, *(stages.format_mean_std(cells[n]) for n in names)] for row, cells in results["rows"].items()]
-        print_table([f"{seeds} seed(s)", *names], rows)
+        print_table([f"{len(seed_list)} seed(s)", *names], rows)
     print(f"see {out}/report.html")
 
 
@@ -104,7 +105,7 @@ def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
         raise ConfigError(f"{out} already holds a finished run: choose another --out")
 
 
-def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], seeds: int) -> None:
+def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], num_seeds: int) -> None:
     """Print the low-shot curve and add it to the report."""
     from polyseme.io.atomic import write_text
     from polyseme.io.hashes import write_hashes
@@ -116,4 +117,4 @@ def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], seed
     write_hashes(out)
     curves = stages.error_curves(points)
     rows = [[row, *(stages.format_mean_std(line[size]) for size in sizes)] for row, line in curves.items()]
-    print_table([f"error, {seeds} seed(s)", *map(str, sizes)], rows)
+    print_table([f"error, {num_seeds} seed(s)", *map(str, sizes)], rows)

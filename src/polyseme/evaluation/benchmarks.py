@@ -15,7 +15,7 @@ from polyseme.evaluation.compare import mean_speed, read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.experiment import RunOptions, TaskData, list_seeds
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.resume import first_difference, read_finished_results
 from polyseme.inference.feature_extraction import hash_model_files
@@ -72,7 +72,7 @@ def run_benchmark(
     data: Path,
     out: Path,
     settings: FinetuneConfig | None = None,
-    seeds: int = 1,
+    seeds: int | Sequence[int] = 1,
     skip_bad: bool = False,
 ) -> dict[str, Any]:
     """Fine-tune on each data set that is in the folder, except those already finished in `out`.
@@ -85,7 +85,7 @@ def run_benchmark(
     benchmark = BENCHMARKS[name]
     max_len = read_model_config(model)[0].trunk.embeddings.max_len
     settings = settings or FinetuneConfig(max_len=min(128, max_len), truncate=True)
-    plan = {"benchmark": name, "model": str(model), "settings": settings.to_json(), "seeds": seeds}
+    plan = {"benchmark": name, "model": str(model), "settings": settings.to_json(), "seeds": list_seeds(seeds)}
     plan |= {"model_hash": hash_model_files(model)}
     existing = read_json(out / "benchmark.json").get("config") if (out / "benchmark.json").is_file() else plan
     if difference := first_difference(existing, plan):

@@ -10,6 +10,7 @@ from polyseme.errors import ConfigError, ModelError
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.defaults import choose_settings
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
@@ -35,6 +36,7 @@ def finetune(
     an unfinished run with the same settings, that run continues.
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
+    config, chosen = choose_settings(config, _read_config(path)[0].trunk)
     if isinstance(data, TaskData):
         data = [data]
     else:
@@ -43,7 +45,7 @@ def finetune(
         check_folder(out)  # before anything is read
     run = UnfinishedRun(out, describe_run(path, data, config, options), options.on_start)
     tasks = [fit_task(path, each) for each in data]
-    loaded = load_for_tasks(path, tasks, config, options.first_seed, options.from_scratch)
+    loaded = load_for_tasks(path, tasks, config, options.seed_list[0], options.from_scratch)
 
     def split(task: TaskConfig, examples: Sequence[Any]) -> Split:
         return Split(examples, _encode_labeled(task, examples, loaded, config))
@@ -53,7 +55,7 @@ def finetune(
         return task.codec.encode(examples, loaded.tokenizer, max_len, truncate=True, use_labels=False)
 
     def build(seed: int) -> Model:
-        if seed == options.first_seed:
+        if seed == options.seed_list[0]:
             return loaded.model
         return load_for_tasks(path, tasks, config, seed, options.from_scratch).model
 
@@ -71,7 +73,7 @@ def finetune(
         for task, each in zip(tasks, data)
     )
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
-    run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch}
+    run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch, "chosen": chosen}
     return run_experiment(Experiment(runs, config, build, save, run_info, encode=encode), run, options)
 
 

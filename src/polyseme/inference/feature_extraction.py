@@ -17,6 +17,7 @@ from polyseme.corpus.store import memmap_array
 from polyseme.errors import ConfigError, DataError
 from polyseme.inference.packed_model import packed_batches
 from polyseme.io.atomic import atomic_write, sha256
+from polyseme.io.model_path import resolve_model
 from polyseme.nn.layer_selection import LayerSelection
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig
@@ -38,6 +39,7 @@ Sentence = tuple[str, ...]
 
 def hash_model_files(path: Path) -> str:
     """Hash a file, or all files of a model folder that its vectors depend on."""
+    path = resolve_model(path)
     if path.is_file():
         return sha256(path)
     endings = (".safetensors", ".hdf5", ".h5", ".json", ".txt", ".model")
@@ -65,7 +67,7 @@ class FeatureEncoder:
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """Load any model folder, or ELMo in its published format; of an encoder-decoder, the encoder (CoVe)."""
-        path, device = Path(path), setup_device()
+        path, device = resolve_model(path), setup_device()
         if is_elmo_folder(path):
             return cls(path, read_elmo(path).to(device), None)
         folder = load_model(path)

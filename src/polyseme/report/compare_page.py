@@ -11,6 +11,7 @@ from polyseme.io.atomic import write_text
 from polyseme.report.charts import Bar, ScatterPoint, Series, bar_chart, line_chart, scatter_chart
 from polyseme.report.compare_tables import (
     ComparedRun,
+    PairedTest,
     Table,
     TaskScores,
     csv_scores,
@@ -31,9 +32,10 @@ from polyseme.report.html import (
     paragraph,
     warning,
 )
-from polyseme.report.svg import Axis
+from polyseme.report.svg import Axis, color
 
-CURVE_AXES = {"tokens": "training tokens", "flops": "training FLOPs", "minutes": "minutes", "step": "steps"}
+CURVE_AXES = {"tokens": "training tokens", "flops": "training FLOPs", "minutes": "minutes", "steps": "steps"}
+MAX_TRAIN_CURVES = 4  # runs up to which training losses are drawn behind held-out ones
 COSTS: dict[str, tuple[str, Callable[[ComparedRun], float | None]]] = {
     "parameters": ("parameters", lambda run: run.num_parameters or None),
     "training FLOPs": ("training FLOPs", lambda run: run.train_flops),
@@ -43,35 +45,16 @@ COSTS: dict[str, tuple[str, Callable[[ComparedRun], float | None]]] = {
 
 
 @dataclass(frozen=True)
-class PairedTest:
-    """The paired test of two runs on a task: the difference of the first and the second, its 95 % interval, and p."""
-
-    first: str
-    second: str
-    task: str
-    difference: float
-    low: float
-    high: float
-    p: float
-    method: str = "paired bootstrap, two-sided"
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.low > 0 or self.high < 0
-
-
-@dataclass(frozen=True)
 class ComparedPretraining:
     """A pre-training run of a comparison: its figures by name, and curves of its loss.
 
-    A curve maps the names of axes (step, tokens, flops, minutes) and `loss` to values of the same length.
+    A curve maps the names of axes (steps, tokens, flops, minutes) and `loss` to values of the same length.
     """
 
     name: str
     figures: Mapping[str, float | None]
-    curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    loss_name: str = "held-out loss (nats per token)"
+    valid_curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    train_curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def write_comparison(
@@ -164,14 +147,16 @@ def _best_figures(runs: Sequence[ComparedRun], tasks: Mapping[str, str]) -> list
 def _score_figure(runs: Sequence[ComparedRun], task: str, metric: str) -> str:
     bars = []
     for run, scores in _ranked(runs, task):
-        std = scores.std
-        interval = (scores.mean - std, scores.mean + std) if std is not None else None
-        text = f"{scores.mean:.4f}" + (f" ± {std:.4f}" if std is not None else "")
-        bars.append(Bar(run.name, scores.mean, interval, text=text))
-    whiskers = "Whiskers are one standard deviation over seeds: runs whose whiskers overlap are not clearly different."
-    single = "Runs with one seed have no whiskers: their spread is unknown."
-    captions = [whiskers] * any(bar.interval for bar in bars) + [single] * any(bar.interval is None for bar in bars)
-    return figure(bar_chart(bars, metric.replace("_", " ")), " ".join(captions))
+        text = f"{scores.mean:.4f}" + (f" ± {scores.std:.4f}" if scores.std is not None else "")
+        bars.append(Bar(run.name, scores.mean, scores.whiskers, text=text))
+    caption = "Whiskers are one standard deviation over seeds, and numbers after ± too."
+    if any(scores.interval for run in runs if (scores := run.get(task))):
+        caption = (
+            "Whiskers are 95 % intervals by the bootstrap over dev examples and seeds; numbers after ± are standard "
+            "deviations over seeds. Runs whose whiskers overlap may still differ: the paired tests decide."
+        )
+    missing = " Runs without whiskers have an unknown spread." if any(bar.interval is None for bar in bars) else ""
+    return figure(bar_chart(bars, metric.replace("_", " ")), caption + missing)
 
 
 def _test_table(tests: Sequence[PairedTest]) -> str:
@@ -220,10 +205,7 @@ def _cost_figures(runs: Sequence[ComparedRun], task: str) -> str:
             continue
         lower = pairs[0][1].lower_is_better
         front = pareto_front([(run.name, cost, scores.mean) for run, scores, cost in pairs], lower)
-        points = [
-            ScatterPoint(run.name, cost, s.mean, (s.mean - s.std, s.mean + s.std) if s.std is not None else None)
-            for run, s, cost in pairs
-        ]
+        points = [ScatterPoint(run.name, cost, scores.mean, scores.whiskers) for run, scores, cost in pairs]
         is_log = min(costs) > 0 and max(costs) / min(costs) >= 5
         chart = scatter_chart(points, Axis(axis_label, log=is_log), pairs[0][1].metric.replace("_", " "), front)
         names = ", ".join(front)
@@ -283,18 +265,24 @@ def _bits_figure(runs: Sequence[ComparedPretraining]) -> str:
 
 def _curve_figure(runs: Sequence[ComparedPretraining], axis: str, label: str) -> str:
     series = []
-    for run in runs:
-        points = list(zip(run.curve.get(axis, ()), run.curve.get("loss", ())))
-        if any(x > 0 for x, _ in points):
-            series.append(Series(run.name, points))
+    for number, run in enumerate(runs):
+        shows_training = len(runs) <= MAX_TRAIN_CURVES or not run.valid_curve.get("loss")
+        for curve, is_faint in [(run.train_curve, True)] * shows_training + [(run.valid_curve, False)]:
+            points = list(zip(curve.get(axis, ()), curve.get("loss", ())))
+            if any(x > 0 for x, _ in points):
+                label = "" if is_faint and run.valid_curve.get("loss") else run.name
+                show = not is_faint and len(points) < 20
+                series.append(Series(label, points, color(number), show_points=show, is_faint=is_faint))
     if not series:
         return ""
     captions = {
         "tokens": "At equal tokens, the lower curve learns more from the same text.",
         "flops": "At equal FLOPs, the lower curve uses computation better: this is the fair comparison of sizes.",
         "minutes": "At equal minutes, the lower curve is the better choice on this machine.",
-        "step": "Steps are comparable only if the batches have the same size.",
+        "steps": "Steps are comparable only if the batches have the same size.",
     }
     largest, smallest = (bound(x for line in series for x, _ in line.points if x > 0) for bound in (max, min))
     is_log = largest / smallest > 1000
-    return figure(line_chart(series, Axis(label, log=is_log), runs[0].loss_name, 340), captions[axis])
+    behind = "Faint lines are training text." if any(line.is_faint for line in series) else ""
+    caption = f"{captions[axis]} {behind}".strip()
+    return figure(line_chart(series, Axis(label, log=is_log), "loss (nats per token)", 340), caption)

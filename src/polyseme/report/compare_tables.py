@@ -22,6 +22,7 @@ class TaskScores:
     task: str
     metric: str
     values: tuple[float, ...]
+    interval: tuple[float, float] | None = None  # of the mean, at 95 %
 
     @property
     def mean(self) -> float:
@@ -32,6 +33,12 @@ class TaskScores:
     def std(self) -> float | None:
         """The sample standard deviation over seeds; None for one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def whiskers(self) -> tuple[float, float] | None:
+        """The interval, or else one standard deviation around the mean; None if neither is known."""
+        around_mean = None if self.std is None else (self.mean - self.std, self.mean + self.std)
+        return self.interval or around_mean
 
     @property
     def lower_is_better(self) -> bool:
@@ -54,6 +61,28 @@ class ComparedRun:
     def get(self, task: str) -> TaskScores | None:
         """Return the scores on a task; None if the run does not have it."""
         return next((each for each in self.scores if each.task == task), None)
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """The paired test of two runs on a task: the difference of the first and the second, its 95 % interval, and p.
+
+    The p-value is two-sided. It is below 0.05 exactly if the interval excludes 0.
+    """
+
+    first: str
+    second: str
+    task: str
+    difference: float
+    low: float
+    high: float
+    p: float
+    method: str = "paired bootstrap, two-sided"
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from polyseme.io.atomic import write_text
 from polyseme.io.hashes import TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import write_json
 from polyseme.io.lines import replace_surrogates
+from polyseme.io.model_path import resolve_model
 from polyseme.text import pipelines
 from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
 from polyseme.text.counts import SMOOTHING, WordCounts, count_words
@@ -112,10 +113,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Load a tokenizer from a folder or file, or the fixed vocabulary of musical events if `path` is `events`."""
-        path = Path(path)
-        if str(path) == "events" and not path.exists():
+        """Load the tokenizer of a folder (of a tokenizer, a model or a run) or file; `events` is that of music."""
+        if str(path) == "events" and not Path(path).exists():
             return cls(pipelines.build_events())
+        path = resolve_model(path)
         check_hashes(path if path.is_dir() else path.parent, TOKENIZER_FILES if path.is_dir() else (path.name,))
         return cls(*load_files(path))
 

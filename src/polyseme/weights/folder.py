@@ -23,6 +23,7 @@ from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import restore_directory, sha256, write_tensors
 from polyseme.io.hashes import check_hashes, hashed_directory
 from polyseme.io.json import read_json_object, write_json
+from polyseme.io.model_path import resolve_model
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
@@ -91,7 +92,7 @@ def load_model(
     The weights of a head with the same name and config are kept, so that a model can be trained further on a task. The
     hashes of all files are checked; those of large weights only with `verify`, since it takes longer than loading.
     """
-    folder = Path(path)
+    folder = resolve_model(path)
     restore_directory(folder)
     if not folder.is_dir():
         raise ModelError(f"there is no model folder at {folder}")
@@ -135,6 +136,7 @@ def load_model(
 
 def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[ModelConfig, dict[str, Any]]:
     """Read the config of a model from `polyseme.json` or, if there is none, from `config.json`."""
+    folder = resolve_model(folder)
     hf_config = read_json_object(folder / "config.json")
     if (folder / "polyseme.json").exists():
         record = read_json_object(folder / "polyseme.json")
@@ -264,7 +266,8 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
 
 def hash_weights(folder: Path) -> str:
     """Return a hash of the weights of a model folder."""
-    return hashlib.sha256("".join(sha256(file) for file in list_weight_files(folder)).encode()).hexdigest()
+    files = list_weight_files(resolve_model(folder))
+    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
 
 def list_weight_files(folder: Path) -> list[Path]:

@@ -1,0 +1,152 @@
+"""`polyseme.compare`: runs side by side, with intervals and paired tests, or with the curves of pre-training."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polyseme.errors import ConfigError
+from polyseme.evaluation.compare import (
+    FinetuneRun,
+    mean_speed,
+    pivot_runs,
+    plot_comparison,
+    read_runs,
+    shortest_names,
+)
+from polyseme.evaluation.pretraining_runs import PretrainRun, is_pretrain_run, read_pretrain_run
+from polyseme.evaluation.significance import bootstrap_scores, paired_test, percentile_interval
+from polyseme.io.atomic import is_occupied
+from polyseme.io.json import write_json
+from polyseme.report.compare_page import ComparedPretraining, write_comparison, write_pretraining_comparison
+from polyseme.report.compare_tables import ComparedRun, PairedTest, TaskScores
+from polyseme.report.finetuning_page import dev_selection_note
+from polyseme.report.notebook import NotebookResult
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+JSON_NAME = "compare.json"
+MASKED_NOTE = "Losses of masked models are of masked tokens: they do not compare with those of language models."
+
+
+@dataclass(frozen=True)
+class Comparison(NotebookResult):
+    """Fine-tuning runs side by side.
+
+    `tests` compare the best run of each task with every other one, and `intervals` are the 95 % intervals of the mean
+    scores by the names of the runs; both are from one bootstrap over the dev examples and the seeds.
+    """
+
+    runs: tuple[FinetuneRun, ...]
+    tests: tuple[PairedTest, ...] = ()
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `compare.json`."""
+        rows = [
+            {
+                "name": run.name, "run": str(run.path), "model": run.model, "task": run.task, "metric": run.metric,
+                "mean": run.mean, "std": run.std, "interval": self.intervals.get(run.name),
+                "seeds": len(run.seed_scores), "seed_scores": run.seed_scores, "failed_seeds": run.failed_seeds,
+                "parameters": run.num_parameters, "examples_per_second": run.examples_per_second,
+                "ms_per_text": run.latency_ms, "seconds": run.train_seconds, "flops": run.train_flops,
+                "chosen_on_dev": run.dev_choices,
+            }
+            for run in self.runs
+        ]  # fmt: skip
+        return {"kind": "finetuning", "runs": rows, "tests": [asdict(test) for test in self.tests]}
+
+    def write(self, folder: Path) -> Path:
+        """Write `compare.json`, `report.html`, `table.tex` and `scores.csv`; return the page."""
+        write_json(folder / JSON_NAME, self.to_json())
+        names, _, runs_by_cell = pivot_runs(self.runs)
+        rows = [[run for (row, _), run in runs_by_cell.items() if row == name] for name in names]
+        compared = [self._compared_run(name, runs) for name, runs in zip(names, rows)]
+        return write_comparison(folder, compared, self.tests)
+
+    def _compared_run(self, name: str, runs: Sequence[FinetuneRun]) -> ComparedRun:
+        """Return a row of the page: the runs of one model on several tasks."""
+        scores = [TaskScores(run.task, run.metric, run.seed_scores, self.intervals.get(run.name)) for run in runs]
+        flops = None if any(run.train_flops is None for run in runs) else sum(run.train_flops or 0.0 for run in runs)
+        notes = [f"{run.name}: {line}" for run in runs if (line := dev_selection_note(run.dev_choices))]
+        notes += [f"{run.name}: {len(run.failed_seeds)} failed seeds" for run in runs if run.failed_seeds]
+        seconds, latency_ms = sum(run.train_seconds for run in runs), mean_speed(runs)[1]
+        return ComparedRun(name, tuple(scores), runs[0].num_parameters, flops, seconds, latency_ms, tuple(notes))
+
+
+@dataclass(frozen=True)
+class PretrainComparison(NotebookResult):
+    """Pre-training runs side by side, each with its losses, costs and curves."""
+
+    runs: tuple[PretrainRun, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `compare.json`."""
+        return {"kind": "pretraining", "runs": [asdict(run) | {"path": str(run.path)} for run in self.runs]}
+
+    def write(self, folder: Path) -> Path:
+        """Write `compare.json`, `report.html`, `table.tex` and `scores.csv`; return the page."""
+        write_json(folder / JSON_NAME, self.to_json())
+        is_mixed = len({run.is_masked for run in self.runs}) > 1
+        return write_pretraining_comparison(folder, [*map(_compared_pretraining, self.runs)], [MASKED_NOTE] * is_mixed)
+
+
+def _compared_pretraining(run: PretrainRun) -> ComparedPretraining:
+    figures = {name: getattr(run, name) for name in ("loss", "perplexity", "bits_per_character")}
+    costs = {"tokens": run.num_tokens, "flops": run.flops, "minutes": run.minutes, "parameters": run.num_parameters}
+    return ComparedPretraining(run.name, figures | costs, vars(run.valid_curve), vars(run.train_curve))
+
+
+def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison | PretrainComparison:
+    """Read runs of one kind, test whether they differ, and write the comparison; see `polyseme.compare`."""
+    folders = [_run_folder(folder) for folder in folders]
+    pretraining = [folder for folder in folders if is_pretrain_run(folder)]
+    if 0 < len(pretraining) < len(folders):
+        other = next(folder for folder in folders if folder not in pretraining)
+        raise ConfigError(f"{pretraining[0]} is a pre-training run and {other} is not: compare runs of one kind")
+    is_plot = out is not None and out.suffix in PLOT_SUFFIXES
+    if out is not None and not is_plot:
+        _check_out(out)
+    comparison: Comparison | PretrainComparison
+    if pretraining:
+        if is_plot:
+            raise ConfigError(f"{out}: a plot is of fine-tuning runs; for pre-training runs choose a folder")
+        names = shortest_names(folders)
+        runs = [read_pretrain_run(folder) for folder in folders]
+        comparison = PretrainComparison(tuple(replace(run, name=name) for run, name in zip(runs, names)))
+    else:
+        comparison = compare_finetuning(read_runs(folders), num_resamples)
+        if out is not None and is_plot:
+            plot_comparison(comparison.runs, out)
+    if out is not None and not is_plot:
+        comparison.write(out)
+    return comparison
+
+
+def compare_finetuning(runs: Sequence[FinetuneRun], num_resamples: int) -> Comparison:
+    """Compute the intervals of runs, and test the best of each task against the others on the same examples."""
+    tests: list[PairedTest] = []
+    intervals: dict[str, tuple[float, float]] = {}
+    for task in dict.fromkeys(run.task for run in runs):
+        candidates = [run for run in runs if run.task == task and run.supports_bootstrap]
+        if not candidates:
+            continue
+        best = max(candidates, key=lambda run: run.mean)
+        group = [run for run in candidates if run.gold == best.gold and run.metric == best.metric]
+        scores = bootstrap_scores(group, num_resamples)
+        intervals |= {run.name: percentile_interval(row) for run, row in zip(group, scores)}
+        best_row = scores[group.index(best)]
+        tests += [paired_test(best, run, best_row - row) for run, row in zip(group, scores) if run is not best]
+    return Comparison(tuple(runs), tuple(tests), intervals)
+
+
+def _run_folder(folder: Path) -> Path:
+    """Return the run of a model folder `RUN/model`; any other folder is returned unchanged."""
+    is_model = folder.name == "model" and (folder.parent / "results.json").is_file()
+    return folder.parent if is_model else folder
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix and not out.is_dir():
+        raise ConfigError(f"{out}: a comparison is written to a folder, or plotted as .png, .svg or .pdf")
+    if is_occupied(out) and not (out / JSON_NAME).is_file():
+        raise ConfigError(f"{out} exists and holds no comparison: choose another folder")
