@@ -23,6 +23,7 @@ from polyseme.inference.prediction import predict
 from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import locks_folder
+from polyseme.report.benchmark_page import write_benchmark_page
 from polyseme.weights.folder import load_model, read_model_config
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,7 @@ def run_benchmark(
         _write_test_submission(benchmark, task, data, out, benchmark.shared_models.get(task, task))
     diagnostic_scores = _evaluate_diagnostics(benchmark, results, data, out, skip_bad)
     summary = {"config": plan, **_summarize(benchmark, tasks, results, out), "diagnostic_scores": diagnostic_scores}
+    write_benchmark_page(out, name, benchmark_table(name, str(model), summary), summary)
     write_json(out / "benchmark.json", summary)
     write_hashes(out)
     return summary
