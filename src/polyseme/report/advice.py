@@ -49,11 +49,13 @@ def _about_scores(results: Mapping[str, Any]) -> Iterator[Step]:
             f"polyseme finetune {model} … --seeds 5",
         )
     elif std is not None and std > 0.015:
-        needed = min(math.ceil((1.96 * std / 0.01) ** 2), 20)
-        text = (
-            f"The standard deviation over seeds is {std:.4f}: smaller differences are noise. {needed} seeds give ±0.01."
-        )
-        yield text, f"polyseme finetune {model} … --seeds {needed}"
+        needed = math.ceil((1.96 * std / 0.01) ** 2)
+        text = f"The standard deviation over seeds is {std:.4f}: smaller differences between models are noise."
+        if num_seeds < needed <= 20:
+            yield f"{text} {needed} seeds give ±0.01.", f"polyseme finetune {model} … --seeds {needed}"
+        elif needed > 20:
+            advice = "A lower learning rate, a longer warm-up or more training examples make runs more alike."
+            yield f"{text} {advice}", f'polyseme finetune {model} … --grid "{grid_around(results)}"'
     for split, count in results["num_truncated"].items():
         share = count / max(results[f"{split}_examples"], 1)
         if share > 0.05:
@@ -94,8 +96,7 @@ def _about_predictions(diagnostics: Diagnostics) -> Iterator[Step]:
         text = f"{gold!r} is taken for {predicted!r} {count:,} times: read these errors; would annotators agree?"
         yield text, ""
     calibration = diagnostics.calibration
-    if calibration and calibration.ece > 0.05:
-        direction = "over" if calibration.confidence > calibration.accuracy else "under"
-        text = f"Probabilities are {direction}confident by {abs(calibration.confidence - calibration.accuracy):.0%}"
+    if calibration and calibration.ece > 0.05 and (gap := calibration.confidence - calibration.accuracy) > 0.03:
         advice = "choose thresholds on other examples, or average the seeds, which are better calibrated"
-        yield f"{text}: {advice}.", "polyseme predict RUN --ensemble --data NEW --out predictions.jsonl"
+        command = "polyseme predict RUN --ensemble --data NEW --out predictions.jsonl"
+        yield f"Probabilities are overconfident by {gap:.0%}: {advice}.", command

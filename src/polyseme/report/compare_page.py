@@ -141,7 +141,9 @@ def _best_figures(runs: Sequence[ComparedRun], tasks: Mapping[str, str]) -> list
         run, scores = _ranked(runs, task)[0]
         std = "" if scores.std is None else f" ± {scores.std:.4f}"
         figures.append((f"best {task} ({metric})", f"{scores.mean:.4f}", f"{run.name}{std}"))
-    return figures
+    counts = sorted({len(scores.values) for run in runs for scores in run.scores})
+    seeds = f"{counts[0]} to {counts[-1]} seeds each" if len(counts) > 1 else f"{counts[0]} seed(s) each"
+    return [("runs", str(len(runs)), seeds), *figures]
 
 
 def _score_figure(runs: Sequence[ComparedRun], task: str, metric: str) -> str:
@@ -208,7 +210,7 @@ def _cost_figures(runs: Sequence[ComparedRun], task: str) -> str:
         points = [ScatterPoint(run.name, cost, scores.mean, scores.whiskers) for run, scores, cost in pairs]
         is_log = min(costs) > 0 and max(costs) / min(costs) >= 5
         chart = scatter_chart(points, Axis(axis_label, log=is_log), pairs[0][1].metric.replace("_", " "), front)
-        names = ", ".join(front)
+        names = " and ".join(filter(None, [", ".join(front[:-1]), front[-1]]))
         better = "lower left" if lower else "upper left"
         verb = "is" if len(front) == 1 else "are"
         rule = f"on the Pareto front: no other run is cheaper in {label} and as good"

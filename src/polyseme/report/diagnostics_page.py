@@ -41,7 +41,7 @@ def _confusion_figure(confusion: Confusion, unit: str) -> str:
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     texts = [[f"{count:,}" if count else "" for count in row] for row in confusion.counts]
     labels = Labels(confusion.labels, confusion.labels, "gold label", "predicted label")
-    cell_size = min(max(440 / len(counts), 26), 52)
+    cell_size = min(max(330 / len(counts), 26), 44)
     chart = heat_map(shares, labels, cell_size, texts)
     words = "words" if unit == "entities" else unit
     caption = (

@@ -242,14 +242,18 @@ def _next_steps(results: Results, diagnostics: Diagnostics | None, curves: Mappi
 
 def _settings(results: Results) -> str:
     """Tabulate the settings that differ from the defaults; all settings and facts are collapsed."""
-    changed = results.get("changed_settings", {})
-    rows = [[path, _plain(default), _plain(value)] for path, (default, value) in changed.items()]
+    changed, chosen = results.get("changed_settings", {}), results.get("chosen", {})
+    rows = [
+        [path, "automatic" if path.rpartition(".")[2] in chosen else _plain(default), _plain(value)]
+        for path, (default, value) in changed.items()
+    ]
+    reasons = "".join(note(f"{name}: {choice['reason']}.") for name, choice in chosen.items())
     intro = (
         html_table(["setting", "default", "this run"], rows) if rows else paragraph("All settings are the defaults.")
     )
     omitted = ("seeds", "mean", "std", "settings", "tasks", "baselines", "changed_settings", "grid")
     facts = {key: value for key, value in results.items() if key not in omitted}
-    return intro + collapsed("All settings", code(results["settings"])) + collapsed("All facts", code(facts))
+    return intro + reasons + collapsed("All settings", code(results["settings"])) + collapsed("All facts", code(facts))
 
 
 def _plain(value: Any) -> str:
