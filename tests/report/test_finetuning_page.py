@@ -86,7 +86,7 @@ def test_page_has_every_section_and_escapes(run):
 def test_one_seed_and_no_baselines(run):
     results = make_results(seeds=[{"seed": 0, "accuracy": 0.8}], std={"accuracy": None}, baselines={}, best_seed=0)
     page = finetuning_page(run, results, [])
-    assert "one seed: no spread" in page and ">majority<" in page and ">Training</h2>" not in page
+    assert "one seed: no spread" in page and ">trivial baseline<" in page and ">Training</h2>" not in page
 
 
 def test_grid_of_one_setting_is_a_line_and_of_two_a_heat_map(run):

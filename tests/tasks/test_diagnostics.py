@@ -152,6 +152,9 @@ def test_occlusion_finds_the_decisive_word():
 
     words, weights = ClassificationTask(labels=("neg", "pos")).attribute(example, predict([example])[0], predict)
     assert dict(zip(words, weights)) == {"this": 0.0, "film": 0.0, "is": 0.0, "awful": 0.7, "really": 0.0}
+    pair = TextExample("d:3", "awful", "film here")
+    words, weights = ClassificationTask(labels=("neg", "pos")).attribute(pair, predict([pair])[0], predict)
+    assert words == ("awful", "‖", "film", "here") and weights == (0.0,) * 4  # a text of one word cannot be empty
     one_word = TextExample("d:2", "x")
     assert ClassificationTask().attribute(one_word, predict([one_word])[0], predict) == ((), ())
 

@@ -31,15 +31,16 @@ def _about_scores(results: Mapping[str, Any]) -> Iterator[Step]:
     mean, std = results["mean"][metric], results["std"].get(metric)
     baselines = {name: values[metric] for name, values in results.get("baselines", {}).items() if metric in values}
     if results["failed_seeds"]:
-        failed = f"{len(results['failed_seeds'])} of {len(results['seeds'])} seeds learned nothing"
+        count, total = len(results["failed_seeds"]), len(results["seeds"])
+        failed = f"{count} of {total} seeds learned nothing" if total > 1 else "The model learned nothing"
         advice = "try lower and higher learning rates, and a longer warm-up"
         yield f"{failed}: {advice}.", f'polyseme finetune {model} … --grid "{grid_around(results)}"'
-    if baselines and max(baselines.values()) >= mean:
+    elif baselines and max(baselines.values()) >= mean:
         best = max(baselines, key=lambda name: baselines[name])
         lead = f"The {best} baseline is as good or better ({metric} {baselines[best]:.4f}, the model {mean:.4f})"
         advice = "pre-train longer or on text like yours, start from a stronger model, or raise the learning rate"
         yield f"{lead}: {advice}.", f'polyseme finetune {model} … --grid "{grid_around(results)}"'
-    elif not baselines and results["task"] != "multitask":
+    if not baselines and results["task"] != "multitask":
         yield "Add baselines: a score means little without them.", f"polyseme finetune {model} … --baselines"
     num_seeds = len(results["seeds"])
     if num_seeds < 3:
@@ -77,11 +78,12 @@ def _about_training(results: Mapping[str, Any], curves: Curves) -> Iterator[Step
     last = statistics.fmean(values[-1] for values in ends)
     gain = last - statistics.fmean(values[-2] for values in ends)
     peak = statistics.fmean(max(value for _, value in curve) for curve in curves.values())
-    epochs = results.get("settings", {}).get("epochs", 3)
+    settings = results.get("settings", {})
+    longer = f"steps={2 * settings['steps']}" if settings.get("steps") else f"epochs={2 * settings.get('epochs', 3):g}"
     if gain > 0.005:
         text = f"The dev score still rose at the end (by {gain:.3f} in the last part): train longer."
-        yield text, f"polyseme finetune {results['model']} … --set epochs={2 * epochs:g}"
-    elif peak - last > 0.01 and not results.get("settings", {}).get("patience"):
+        yield text, f"polyseme finetune {results['model']} … --set {longer}"
+    elif peak - last > 0.01 and not settings.get("patience"):
         text = f"The dev score fell by {peak - last:.3f} from its peak: keep the best epoch with early stopping."
         yield text, f"polyseme finetune {results['model']} … --set patience=2"
 

@@ -127,7 +127,7 @@ def _cases(errors: Sequence[ErrorCase]) -> str:
 def _case(error: ErrorCase) -> str:
     probability = "" if error.probability is None else f", {error.probability:.1%} sure"
     answers = f"<b>{escape(error.predicted)}</b>{probability}; gold: <b>{escape(error.gold)}</b>"
-    place = f' <span style="color:var(--soft);font-size:.85em">{escape(error.location)}</span>'
+    place = f' <span style="color:var(--soft);font-size:.85em">{escape(error.location.rpartition("/")[2])}</span>'
     text = marked_words(error.words, error.weights) if error.words else escape(error.text)
     question = f"<b>{escape(error.question)}</b>\n" if error.question else ""
     return f'<li>{answers}{place}<blockquote dir="auto">{question}{text}</blockquote></li>'

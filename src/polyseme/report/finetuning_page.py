@@ -124,19 +124,15 @@ def _results_figure(results: Results) -> str:
     mean, std = results["mean"][metric], results["std"].get(metric)
     bars = [Bar(name, values[metric], is_reference=True) for name, values in results.get("baselines", {}).items()]
     if not bars and results.get("majority_score") is not None:
-        bars.append(Bar("majority", results["majority_score"], is_reference=True))
+        bars.append(Bar("trivial baseline", results["majority_score"], is_reference=True))
     interval = (mean - std, mean + std) if std is not None else None
     bars.append(Bar("this model", mean, interval, text=f"{mean:.4f}" + (f" ± {std:.4f}" if std is not None else "")))
     if len(bars) < 2:
         return ""
     best = max(bar.value for bar in bars[:-1])
-    verdict = (
-        "clearly better"
-        if mean - (std or 0) > best
-        else "better by less than a deviation"
-        if mean > best
-        else "not better"
-    )
+    verdict = "better by less than a deviation" if mean > best else "not better"
+    if mean - (std or 0) > best:
+        verdict = "better" if std is None else "better by more than a deviation"
     text = f"The model should clearly exceed every gray baseline: it is {verdict}."
     whiskers = " The whiskers are one standard deviation over seeds." if std is not None else ""
     return figure(bar_chart(bars, metric.replace("_", " ")), text + whiskers)
@@ -166,7 +162,7 @@ def _training_figure(log: Sequence[dict[str, Any]], curves: Mapping[str, Any], r
     """Draw dev scores and training losses by step, a line for each seed."""
     panels = [
         Panel([Series(f"seed {seed}", points, show_points=True) for seed, points in by_seed.items()],
-              Axis(f"dev {name.replace('_', ' ')}"), 220)
+              _score_axis(name, by_seed), 220)
         for name, by_seed in curves.items()
     ]  # fmt: skip
     for term in sorted({term for row in log for term in row.get("loss", {})}):
@@ -185,6 +181,11 @@ def _training_figure(log: Sequence[dict[str, Any]], curves: Mapping[str, Any], r
         else " Dev scores during training are on a sample of the dev examples."
     )
     return figure(panel_chart(panels, Axis("step", integers=True)), caption + (sample if curves else ""))
+
+
+def _score_axis(name: str, by_seed: Mapping[int, Sequence[tuple[int, float]]]) -> Axis:
+    is_flat = len({value for points in by_seed.values() for _, value in points}) == 1
+    return Axis(f"dev {name.replace('_', ' ')}", from_zero=is_flat)
 
 
 def _grid_figure(run: Path, results: Results) -> str:

@@ -17,6 +17,7 @@ from polyseme.report.diagnostics import (
     LabelScore,
     RegressionFit,
 )
+from polyseme.tasks.metrics.occlusion import PAIR_SEPARATOR
 from polyseme.tasks.metrics.standard import precision_recall_f1, squad_scores
 
 MAX_ERRORS = 20
@@ -216,7 +217,7 @@ def diagnose_values(examples: Sequence[Any], values: Sequence[Any]) -> Diagnosti
 def join_texts(example: Any) -> str:
     """Return the text of an example, or both of a pair."""
     pair = getattr(example, "pair", None)
-    return example.text if pair is None else f"{example.text} ‖ {pair}"
+    return example.text if pair is None else f"{example.text} {PAIR_SEPARATOR} {pair}"
 
 
 def diagnose_numbers(examples: Sequence[Any], gold: Sequence[float], predicted: Sequence[float]) -> Diagnostics:

@@ -12,6 +12,7 @@ PredictFn = Callable[[Sequence[Any]], list[Any]]  # examples -> predictions
 
 MAX_UNITS = 40  # a longer text is occluded in runs of several words
 MAX_SHOWN_CHARS = 400
+PAIR_SEPARATOR = "‖"  # between the texts of a pair
 WEIGHTS_MEANING = (
     "A word on a colored ground raised the predicted answer: without it, the answer gets weaker. "
     "An underlined word spoke against it."
@@ -31,17 +32,21 @@ def occlude_words(
     example: Any, fields: Sequence[str], prediction: Any, predict: PredictFn, strength: Callable[[Any], float]
 ) -> Weights:
     """Return the words of an example's texts, each with the strength of the answer minus that without the word."""
-    words, variants = [], []
+    words: list[str] = []
+    variants: dict[int, Any] = {}  # by the position of the word that each lacks
     for name in fields:
-        text = getattr(example, name) or ""
+        text = getattr(example, name)
         spans = split_units(text)
-        for start, end in spans if len(spans) > 1 else ():
+        words += [PAIR_SEPARATOR] if words else []
+        for start, end in spans:
+            if len(spans) > 1:  # an empty text is no example
+                variants[len(words)] = replace(example, **{name: text[:start] + text[end:].lstrip()})
             words.append(text[start:end])
-            variants.append(replace(example, **{name: text[:start] + text[end:].lstrip()}))
     if not variants:
         return (), ()
-    full = strength(prediction)
-    weights = [full - strength(each) for each in predict(variants)]
+    weights, full = [0.0] * len(words), strength(prediction)
+    for position, each in zip(variants, predict(list(variants.values()))):
+        weights[position] = full - strength(each)
     return _excerpt(words, weights)
 
 
