@@ -40,15 +40,13 @@ def _about_scores(results: Mapping[str, Any]) -> Iterator[Step]:
         lead = f"The {best} baseline is as good or better ({metric} {baselines[best]:.4f}, the model {mean:.4f})"
         advice = "pre-train longer or on text like yours, start from a stronger model, or raise the learning rate"
         yield f"{lead}: {advice}.", f'polyseme finetune {model} … --grid "{grid_around(results)}"'
-    if not baselines and results["task"] != "multitask":
+    if not baselines and "tasks" not in results:
         yield "Add baselines: a score means little without them.", f"polyseme finetune {model} … --baselines"
     num_seeds = len(results["seeds"])
     if num_seeds < 3:
-        count = "One seed shows" if num_seeds == 1 else "Two seeds show"
-        yield (
-            f"{count} no reliable spread: run five before you compare models.",
-            f"polyseme finetune {model} … --seeds 5",
-        )
+        opening = "One seed shows" if num_seeds == 1 else "Two seeds show"
+        text = f"{opening} no reliable spread: run five before you compare models."
+        yield text, f"polyseme finetune {model} … --seeds 5"
     elif std is not None and std > 0.015:
         needed = math.ceil((1.96 * std / 0.01) ** 2)
         text = f"The standard deviation over seeds is {std:.4f}: smaller differences between models are noise."
@@ -57,11 +55,14 @@ def _about_scores(results: Mapping[str, Any]) -> Iterator[Step]:
         elif needed > 20:
             advice = "A lower learning rate, a longer warm-up or more training examples make runs more alike."
             yield f"{text} {advice}", f'polyseme finetune {model} … --grid "{grid_around(results)}"'
-    for split, count in results["num_truncated"].items():
-        share = count / max(results[f"{split}_examples"], 1)
+    for split, num_truncated in results["num_truncated"].items():
+        share = num_truncated / max(results[f"{split}_examples"], 1)
         if share > 0.05:
-            text = f"{share:.0%} of the {split} examples were truncated: read more tokens, or split long texts."
-            yield text, f"polyseme finetune {model} … --set max_len=512"
+            text = f"{share:.0%} of the {split} examples were truncated"
+            if results.get("settings", {}).get("max_len"):
+                yield f"{text}: read as many tokens as the model can.", f"polyseme finetune {model} … --set max_len=0"
+            else:
+                yield f"{text}: split long texts, or use a model that reads more tokens.", ""
             break
 
 
