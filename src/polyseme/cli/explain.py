@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_table, read_texts
-from polyseme.errors import ConfigError, require_package
+from polyseme.errors import ConfigError
 
 DISTANCES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -38,11 +38,10 @@ def gradients(
     """Plot the gradient norm of a prediction by distance, one line per model: vanishing gradients of RNNs."""
     from polyseme.explain.gradients import gradients_by_distance, plot_gradients
     from polyseme.inference.load import load_neural
-    from polyseme.io.atomic import atomic_write
+    from polyseme.io.atomic import write_text
 
     if out.suffix != ".svg":
         raise ConfigError(f"--out {out} does not end in .svg")
-    require_package("matplotlib", "a plot", "'polyseme[report]'")
     texts = read_texts(data)
     curves = {}
     for folder in models:
@@ -51,7 +50,7 @@ def gradients(
         name = " ".join(part for part in (config.family, getattr(config.trunk, "cell", "")) if part)
         label = name if name not in curves else f"{name} ({folder})"
         curves[label] = gradients_by_distance(language_model, texts, max_distance)
-    atomic_write(out, lambda path: plot_gradients(curves, path))
+    write_text(out, plot_gradients(curves))
     distances = [distance for distance in DISTANCES if distance <= max_distance]
     print_table(["model", *map(str, distances)], [[n, *(f"{c[d]:.2e}" for d in distances)] for n, c in curves.items()])
     print(f"{out}: gradient norm by distance, {len(curves)} models")

@@ -11,6 +11,7 @@ from polyseme.cli.output import print_json, print_table
 from polyseme.errors import ConfigError
 
 PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
+_SHOWN_EXAMPLES = 10  # translations on the page; the others are collapsed
 LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source length."
 
 
@@ -88,15 +89,29 @@ def _print_metrics(metrics: dict[str, Any], as_json: bool) -> None:
 
 def _render_page(model: Path, metrics: dict[str, Any], examples: list[list[str]]) -> str:
     """Return a page with the metrics, and the first translations next to their references."""
-    from polyseme.report.html import code, html_page, html_table
+    from polyseme.report.charts import Bar, bar_chart
+    from polyseme.report.html import collapsed, figure, html_page, html_table, key_figures
 
-    names = {"BLEU": "bleu", "chrF": "chrf"}
-    scores = [(name, round(metrics[key], 2), metrics[f"{key}_signature"]) for name, key in names.items()]
-    search_keys = ("num_beams", "length_penalty", "texts", "brevity_penalty")
-    sections = [
-        ("Metrics", html_table(["metric", "value", "signature"], scores)),
-        ("BLEU by length of the source", html_table(["words", "texts", "BLEU"], _length_rows(metrics))),
-        ("Translations", html_table(["source", "reference", "translation"], examples)),
-        ("Search", code({key: metrics[key] for key in search_keys})),
+    search = f"beam {metrics['num_beams']}, length penalty {metrics['length_penalty']:g}"
+    figures = [
+        ("BLEU", f"{metrics['bleu']:.2f}", "0 to 100"),
+        ("chrF", f"{metrics['chrf']:.2f}", "0 to 100"),
+        ("Brevity penalty", f"{metrics['brevity_penalty']:.3f}", "below 1: too short"),
+        ("Texts", f"{metrics['texts']:,}", search),
     ]
-    return html_page(f"Translations of {model.name}", f"{metrics['texts']:,} texts", sections)
+    lengths = _length_rows(metrics)
+    chart = bar_chart([Bar(f"{words} words ({texts:,} texts)", bleu) for words, texts, bleu in lengths], "BLEU")
+    caption = "A fall with the length means that the model loses track of long sources; few texts give noisy bars."
+    signatures = [(name, metrics[f"{name.lower()}_signature"]) for name in ("BLEU", "chrF")]
+    header = ["source", "reference", "translation"]
+    more = html_table(header, examples[_SHOWN_EXAMPLES:]) if examples[_SHOWN_EXAMPLES:] else ""
+    sections = [
+        ("BLEU by length of the source", figure(chart, caption)),
+        (
+            "Translations",
+            html_table(header, examples[:_SHOWN_EXAMPLES])
+            + collapsed(f"{len(examples) - _SHOWN_EXAMPLES} more translations", more),
+        ),
+        ("Signatures", html_table(["metric", "signature"], signatures)),
+    ]
+    return html_page(f"Translations of {model.name}", f"{metrics['texts']:,} texts", sections, key_figures(figures))

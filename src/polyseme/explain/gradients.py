@@ -1,6 +1,5 @@
 """Gradient norms by distance, which show how gradients vanish in vanilla RNNs."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,8 @@ import torch
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.packing import Inputs, PackedLayout
+from polyseme.report.charts import Series, line_chart
+from polyseme.report.svg import Axis, standalone_svg
 
 
 def gradients_by_distance(
@@ -50,19 +51,8 @@ def gradients_by_distance(
     return grads.float().view(len(starts), max_distance + 1, -1).norm(dim=-1).mean(0).flip(0).cpu().numpy()
 
 
-def plot_gradients(curves: dict[str, np.ndarray], path: Path) -> None:
-    """Plot one line per model on a logarithmic axis and save it as SVG."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axis = figure.add_subplot()
-    for name, norms in curves.items():
-        axis.semilogy(np.arange(len(norms)), np.where(norms > 0, norms, np.nan), label=name, linewidth=1.6)
-    axis.set_xlabel("distance in tokens")
-    axis.set_ylabel("norm of the gradient")
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    with rc_context({"svg.hashsalt": "polyseme", "svg.fonttype": "none"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+def plot_gradients(curves: dict[str, np.ndarray]) -> str:
+    """Draw one line per model on a logarithmic axis; return the content of an SVG file."""
+    series = [Series(name, list(enumerate(norms.tolist()))) for name, norms in curves.items()]
+    x, y = Axis("distance in tokens", integers=True), Axis("norm of the gradient", log=True)
+    return standalone_svg(line_chart(series, x, y, height=340, direct_labels=True))

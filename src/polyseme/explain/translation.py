@@ -15,10 +15,13 @@ from polyseme.generation.session import pack_inputs
 from polyseme.generation.text import TextGenerator
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.model import Model
-from polyseme.report.html import escape, html_page, html_table, note
+from polyseme.report.heatmap import Labels, attention_grid, heat_map
+from polyseme.report.html import collapsed, escape, figure, html_page, html_table, key_figures, note
+from polyseme.report.svg import shorten, svg_image, svg_text, text_width
 from polyseme.text.tokenizer import Tokenizer
 
 MAX_TREE_NODES = 400  # nodes that are drawn
+MAX_PIECE_CHARS = 24  # of a label in the tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,61 +74,90 @@ def explain_translation(model: NeuralLM, text: str, num_beams: int = 4, length_p
         (translation, f"{h.score:.3f}", f"{h.normalized_score:.3f}", "" if h.is_finished else "truncated")
         for translation, h in zip(translations, beam.hypotheses)
     ]
-    layers = ""
-    for i, layer in enumerate(alignment.weights, 1):
-        heads = (_heatmap_svg(f"head {j}", alignment, head, 7, False) for j, head in enumerate(layer, 1))
-        layers += f"<h3>layer {i}</h3><div class=side>{''.join(heads)}</div>"
-    alignment_html = note("None: this model has no attention; it reads the source as one vector.")
-    if layers:
-        alignment_html = _heatmap_svg("", alignment, alignment.mean, 22, True)
-        alignment_html += note("Cross attention, mean over layers and heads. A row is a target token.")
-    tree_note = f"Beam size {num_beams}, length penalty {length_penalty:g}. Numbers are cumulative log-probabilities."
+    best = beam.hypotheses[0]
+    figures = [
+        ("Log-probability", f"{best.score:.2f}", "" if best.is_finished else "truncated"),
+        ("Per token", f"{best.score / max(len(alignment.target_pieces), 1):.2f}", "0 would be certain"),
+        ("Tokens", f"{len(alignment.source_pieces)} → {len(alignment.target_pieces)}", "source and target"),
+        ("Beam", str(num_beams), f"length penalty {length_penalty:g}"),
+    ]
+    tree_caption = (
+        "One column per step, the best hypothesis in color. Numbers are cumulative log-probabilities: a path that "
+        "leaves the beam early shows what the model considered and dropped."
+    )
     sections = [
         ("Best translations", html_table(["translation", "log-probability", "by length", ""], rows)),
-        ("Alignment", alignment_html),
-        ("The beam", beam_tree_svg(beam, generator) + note(tree_note)),
-        ("Cross attention by layer and head", layers),
+        ("Alignment", _alignment_section(alignment)),
+        ("The beam", figure(beam_tree_svg(beam, generator), tree_caption)),
+        ("Cross attention by layer and head", _heads_section(alignment)),
     ]
-    summary = f"{escape(text)} → <b>{escape(translations[0])}</b>"
-    return html_page(f"A translation by {model.path.name}", summary, sections)
+    summary = f'<span dir="auto">{escape(text)}</span> → <b dir="auto">{escape(translations[0])}</b>'
+    return html_page(f"A translation by {model.path.name}", summary, sections, key_figures(figures))
+
+
+def _alignment_section(alignment: Alignment) -> str:
+    if not len(alignment.weights):
+        return note("None: this model has no attention; it reads the source as one vector.")
+    labels = Labels(alignment.target_pieces, alignment.source_pieces, "target", "source")
+    caption = (
+        "Cross attention, mean over layers and heads: each row shows where the model looked when it predicted a target "
+        "token. A dark diagonal means word-by-word translation, a dark cell far from it a change of word order."
+    )
+    return figure(heat_map(alignment.mean, labels), caption)
+
+
+def _heads_section(alignment: Alignment) -> str:
+    caption = (
+        "Rows are target tokens, columns source tokens; the mouse shows them. Look for heads that follow the "
+        "alignment, and for heads that look at the end of the source, which often means that they do nothing."
+    )
+    grids = [
+        figure(attention_grid(alignment.target_pieces, layer[None], alignment.source_pieces, first_layer=i), caption)
+        for i, layer in enumerate(alignment.weights, 1)
+    ]
+    return "".join(grids[:1]) + collapsed(f"{len(grids) - 1} more layers", "".join(grids[1:]))
 
 
 def beam_tree_svg(beam: BeamResult, generator: TextGenerator) -> str:
     """Draw the tree of a beam search: one column per step, with the path of the best hypothesis in color."""
     nodes = beam.nodes[:MAX_TREE_NODES]
-    depth = [0] * len(nodes)
+    levels = [0] * len(nodes)
     for i, node in enumerate(nodes):
-        depth[i] = depth[node.parent] + 1 if node.parent >= 0 else 0
-    best = _best_path(beam)
-    counts = [0] * (max(depth, default=0) + 1)
-    places: list[tuple[float, float]] = []
-    for level in depth:
-        places.append((60 + 96 * level, 24 + 30 * counts[level]))
+        levels[i] = levels[node.parent] + 1 if node.parent >= 0 else 0
+    pieces = [
+        shorten(piece, MAX_PIECE_CHARS)
+        for piece in _display_pieces(generator.target_tokenizer, [node.token for node in nodes])
+    ]
+    num_levels = max(levels, default=0) + 1
+    widths = [44.0] * num_levels  # of the columns
+    for level, piece in zip(levels, pieces):
+        widths[level] = max(widths[level], text_width(piece) + 8)
+    starts = [20 + sum(widths[:level]) + 36 * level for level in range(num_levels)]
+    counts, places = [0] * num_levels, []
+    for level in levels:
+        places.append((starts[level], 24 + 34 * counts[level]))
         counts[level] += 1
-    width, height = 96 * len(counts) + 90, 30 * max(counts, default=1) + 24
-    pieces = _display_pieces(generator.target_tokenizer, [node.token for node in nodes])
+    height, best = 34 * max(counts) + 16, _best_path(beam)
     lines, labels = [], []
-    for i, (node, (x, y)) in enumerate(zip(nodes, places)):
-        px, py = places[node.parent] if node.parent >= 0 else (-30.0, height / 2)
-        color, stroke_width = ("#2b6cb0", 2.2) if i in best else ("#b8c0cc", 1)
-        lines.append(
-            f'<path d="M{px + 34:.0f} {py:.0f} C{px + 60:.0f} {py:.0f} {x - 60:.0f} {y:.0f} {x - 34:.0f} {y:.0f}" '
-            f'fill="none" stroke="{color}" stroke-width="{stroke_width}"/>'
-        )
-        weight = ' font-weight="600"' if i in best else ""
-        end = ' fill="#a33"' if node.token in generator.eos_token_ids else ""
-        labels.append(
-            f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle" font-size="12"{weight}{end}>{escape(pieces[i])}</text>'
-            f'<text x="{x:.0f}" y="{y + 11:.0f}" text-anchor="middle" font-size="9" fill="#5b6478">'
-            f"{node.score:.2f}</text>"
-        )
+    for i, (node, level, (x, y)) in enumerate(zip(nodes, levels, places)):
+        parent_x, parent_y = 0.0, height / 2
+        if node.parent >= 0:
+            parent_x, parent_y = places[node.parent][0] + widths[level - 1], places[node.parent][1]
+        style = "stroke:var(--s1);stroke-width:2.4" if i in best else "stroke:var(--line);stroke-width:1.2"
+        middle = (parent_x + x) / 2
+        curve = f"M{parent_x:.0f} {parent_y:.0f}C{middle:.0f} {parent_y:.0f} {middle:.0f} {y} {x:.0f} {y}"
+        lines.append(f'<path d="{curve}" fill="none" style="{style}"/>')
+        weight = ' font-weight="700"' if i in best else ""
+        is_end = node.token in generator.eos_token_ids
+        end_style = ' style="fill:var(--s2)"' if is_end else ""
+        center = x + widths[level] / 2
+        labels.append(svg_text(center, y + 4, pieces[i], "middle", weight + end_style))
+        score_style = ' font-size="10" style="fill:var(--soft)"'
+        labels.append(svg_text(center, y + 16, f"{node.score:.2f}", "middle", score_style))
+    width = starts[-1] + widths[-1] + 12
+    drawing = svg_image(width, height, "".join([*lines, *labels]), "tree of the beam search", scalable=False)
     num_omitted = len(beam.nodes) - len(nodes)
-    omitted_note = note(f"{num_omitted} more nodes are not drawn.") if num_omitted else ""
-    drawing = (
-        f'<svg width="{width}" height="{height}" style="max-width:none" xmlns="http://www.w3.org/2000/svg">'
-        f"{''.join(lines)}{''.join(labels)}</svg>"
-    )
-    return f'<div style="overflow-x:auto">{drawing}</div>{omitted_note}'
+    return drawing + (note(f"{num_omitted} more nodes are not drawn.") if num_omitted else "")
 
 
 def _best_path(beam: BeamResult) -> set[int]:
@@ -140,35 +172,6 @@ def _best_path(beam: BeamResult) -> set[int]:
         if len(path) == size and math.isclose(beam.nodes[last].score, best.score):
             return set(path)
     return set()
-
-
-def _heatmap_svg(caption: str, alignment: Alignment, weights: np.ndarray, cell_size: int, show_labels: bool) -> str:
-    """Draw a matrix; `show_labels` adds the pieces at its sides."""
-    rows, columns = weights.shape
-    target, source = (list(map(escape, pieces)) for pieces in (alignment.target_pieces, alignment.source_pieces))
-    left = top = 1
-    if show_labels:
-        left, top = (9 * max(map(len, p), default=1) + 8 for p in (alignment.target_pieces, alignment.source_pieces))
-    parts = []
-    for i, j in np.ndindex(rows, columns):
-        x, y = left + j * cell_size, top + i * cell_size
-        parts.append(
-            f'<rect x="{x}" y="{y}" width="{cell_size}" height="{cell_size}" fill="#2b6cb0" '
-            f'fill-opacity="{weights[i, j]:.3f}"><title>{target[i]} → {source[j]}: {weights[i, j]:.2f}</title></rect>'
-        )
-    if show_labels:
-        for i, piece in enumerate(target[:rows]):
-            y = top + (i + 0.7) * cell_size
-            parts.append(f'<text x="{left - 5}" y="{y:.0f}" text-anchor="end" font-size="13">{piece}</text>')
-        for j, piece in enumerate(source[:columns]):
-            x, y = left + (j + 0.65) * cell_size, top - 5
-            rotation = f'transform="rotate(-90 {x:.0f} {y})"'
-            parts.append(f'<text x="{x:.0f}" y="{y}" font-size="13" {rotation}>{piece}</text>')
-    width, height = columns * cell_size, rows * cell_size
-    frame = f'<rect x="{left}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#dfe3ea"/>'
-    size = f'width="{left + width + 2}" height="{top + height + 2}"'
-    drawing = f'<svg {size} xmlns="http://www.w3.org/2000/svg">{"".join(parts)}{frame}</svg>'
-    return f"<figure style='margin:.3rem 0'>{drawing}<figcaption class=note>{escape(caption)}</figcaption></figure>"
 
 
 def _display_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

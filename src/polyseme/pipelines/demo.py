@@ -1,6 +1,5 @@
 """The demo: pre-train and fine-tune on the documentation of the installed Python, and write a report."""
 
-import html
 import json
 import logging
 import random
@@ -25,14 +24,33 @@ from polyseme.finetuning.finetune import finetune
 from polyseme.inference.load import load_neural
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.atomic import write_text
-from polyseme.io.json import write_json
+from polyseme.io.json import read_json, write_json
 from polyseme.pipelines.codewords import is_held_out, load_examples
 from polyseme.recipes.encoders import demo as recipe
-from polyseme.report.charts import loss_chart
+from polyseme.report.charts import Bar, bar_chart
 from polyseme.report.heatmap import attention_grid
-from polyseme.report.html import code, html_page, html_table
-from polyseme.report.pretraining_page import cost_table, metrics_table
+from polyseme.report.html import (
+    code,
+    collapsed,
+    escape,
+    figure,
+    html_page,
+    html_table,
+    key_figures,
+    next_steps,
+    note,
+    paragraph,
+)
+from polyseme.report.pretraining_page import (
+    cost_table,
+    curves_section,
+    format_seconds,
+    neighbors_section,
+    read_rows,
+    samples_section,
+)
 from polyseme.report.run_page import read_log
+from polyseme.report.svg import format_number
 from polyseme.tasks.tagging import TaggingExample, TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
@@ -53,17 +71,21 @@ MASKED_SENTENCES = (
     "Compute the [MASK] of two [MASK].",
 )
 ATTENTION_SENTENCE = "Returns the first element of the list, or None if it is empty."
-COMMANDS = """polyseme fill {out}/pretrain/model "Return the [MASK] of the array."
-polyseme score {out}/pretrain/model --data TEXT.txt
-polyseme embed {out}/pretrain/model --data TEXT.txt --out vectors.npz
-polyseme predict {out}/task/model --data SENTENCES.conll --out tagged.conll
-polyseme demo --minutes 15          # longer pre-training helps most
-
-# the same with your own text
-polyseme tokenizer train TEXT/ --vocab-size 16000 --out my/tokenizer
-polyseme prepare TEXT/ --tokenizer my/tokenizer --out my/corpus
-polyseme pretrain bert-tiny --corpus my/corpus --out my/run
-polyseme finetune my/run/model --task classification --train train.tsv --dev dev.tsv --out my/task --seeds 3"""
+NEXT_STEPS = (
+    ("Fill a mask", 'polyseme fill {out}/pretrain/model "Return the [MASK] of the array."'),
+    ("Tag your own sentences", "polyseme predict {out}/task/model --data SENTENCES.conll --out tagged.conll"),
+    ("Pre-train longer, which helps most", "polyseme demo --minutes 15"),
+    (
+        "Do the same with your own text",
+        "polyseme tokenizer train TEXT/ --vocab-size 16000 --out my/tokenizer\n"
+        "polyseme prepare TEXT/ --tokenizer my/tokenizer --out my/corpus\n"
+        "polyseme pretrain bert-tiny --corpus my/corpus --out my/run",
+    ),
+    (
+        "Fine-tune it on your labels",
+        "polyseme finetune my/run/model --task classification --train train.tsv --dev dev.tsv --out my/task --seeds 3",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -168,44 +190,73 @@ def _log(start_time: float, message: str) -> None:
 
 
 def _build_page(out: Path, results: DemoResults) -> str:
-    filled = [
+    best_name = list(results.f1_scores)[-1]
+    lead = (
+        f"A BERT of {results.pretraining['parameters']:,} parameters, pre-trained on the documentation of the "
+        f"installed Python and fine-tuned to find code words, in {results.seconds / 60:.1f} minutes on this machine."
+    )
+    scores = {name: statistics.fmean(values) for name, values in results.f1_scores.items()}
+    gain = scores[best_name] - scores["BERT from scratch"]
+    figures = [
+        ("F1 of the task", f"{scores[best_name]:.3f}", f"{gain:+.3f} by pre-training"),
+        ("Held-out loss", f"{results.pretraining['valid']['masked']:.2f}", f"unigrams {results.unigram_entropy:.2f}"),
+        ("Tokens read", format_number(results.pretraining["tokens"]), f"{results.pretraining['steps']:,} steps"),
+        ("Time", format_seconds(results.seconds), "everything on this page"),
+    ]
+    references = {"unigrams": results.unigram_entropy}
+    attention = attention_grid(*attention_maps(results.model, ATTENTION_SENTENCE))
+    attention_caption = (
+        f"“{ATTENTION_SENTENCE}” Each map is a head, each row a token, dark where it looks. Look for diagonals "
+        "(heads that read the word before or after) and for columns (heads that rest on one token)."
+    )
+    sections = [
+        ("Pre-training: predict the masked words", curves_section(read_log(out / "pretrain"), references)),
+        ("Filling masks", _fill_section(results)),
+        ("The same sentences during pre-training", samples_section(read_rows(out / "pretrain" / "samples.jsonl"))),
+        ("Transfer: find the code words", _transfer_section(results)),
+        ("Attention of the heads", figure(attention, attention_caption)),
+        ("Nearest words", neighbors_section(out / "pretrain")),
+        ("Cost of pre-training", cost_table(results.pretraining)),
+        ("Recipe", collapsed("The exact recipe", code(read_json(out / "pretrain" / "recipe.json")["recipe"]))),
+        ("Next steps", next_steps([(text, command.format(out=out)) for text, command in NEXT_STEPS])),
+    ]
+    return html_page("Polyseme: the demo", escape(lead), sections, key_figures(figures))
+
+
+def _fill_section(results: DemoResults) -> str:
+    rows = [
         (text, "; ".join(", ".join(f"{g.token} {g.probability:.0%}" for g in guesses) for guesses in masks))
         for text, masks in results.filled
     ]
-    lead = (
-        f"A BERT of {results.pretraining['parameters']:,} parameters, pre-trained on the documentation of the "
-        f"installed Python and fine-tuned to find code words, in {results.seconds / 60:.1f} minutes."
+    caption = (
+        "Grammar comes first: look whether the guesses have the right part of speech, then whether they make sense."
     )
-    loss = loss_chart(read_log(out / "pretrain"), {"word frequencies alone": results.unigram_entropy})
-    recipe_json = json.loads((out / "pretrain" / "recipe.json").read_text())["recipe"]
-    return html_page(
-        "Polyseme: the demo",
-        lead,
-        [
-            ("Pre-training: predict the masked words", loss + metrics_table(results.pretraining["valid"])),
-            ("Filling masks", html_table(["text", "best guesses"], filled)),
-            ("Transfer: find the code words", _transfer_section(results)),
-            ("Attention of the heads", attention_grid(*attention_maps(results.model, ATTENTION_SENTENCE))),
-            ("Cost of pre-training", cost_table(results.pretraining)),
-            ("The exact recipe", code(recipe_json)),
-            ("What to try next", code(COMMANDS.format(out=out))),
-        ],
-    )
+    return html_table(["text", "best guesses"], rows) + note(caption)
 
 
 def _transfer_section(results: DemoResults) -> str:
     """Render the F1 scores and some tagged sentences."""
-    scores = [(name, _mean_and_deviation(scores)) for name, scores in results.f1_scores.items()]
+    bars = []
+    for name, scores in results.f1_scores.items():
+        mean, std = statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0
+        interval = (mean - std, mean + std) if std else None
+        is_reference = "pre-trained" not in name
+        bars.append(Bar(name, mean, interval, is_reference, _mean_and_deviation(scores)))
     examples = results.test[:6]
     predictions = results.task_model.predict(examples)
     return (
-        "<p>The backticks were removed from documentation; which words were in them? "
-        f"{NUM_TRAIN} training sentences and {NUM_TEST} test sentences, the latter from modules that "
-        "neither the tokenizer nor the model has seen.</p>"
-        + html_table(["", "F1 on held-out modules"], scores)
+        paragraph(
+            "The backticks were removed from documentation; which words were in them? "
+            f"{NUM_TRAIN} training sentences and {NUM_TEST} test sentences, the latter from modules that "
+            "neither the tokenizer nor the model has seen."
+        )
+        + figure(
+            bar_chart(bars, "F1 on held-out modules"),
+            "The same network with and without pre-training: the difference between the last two bars is what the "
+            "unlabeled text is worth. A seed determines the training sentences, the new weights and the order.",
+        )
         + "".join(_highlight_tags(example, p.tags) for example, p in zip(examples, predictions))
-        + '<p class="note">Underlined: predicted by the pre-trained model. Struck through: wrong. The seed determines '
-        "the training sentences, the new weights and the order.</p>"
+        + note("Underlined: predicted by the pre-trained model. Struck through: wrong.")
     )
 
 
@@ -213,7 +264,7 @@ def _highlight_tags(example: TaggingExample, tags: Sequence[str]) -> str:
     """Render a sentence with the predicted words underlined and the errors struck through."""
     parts = []
     for word, gold, tag in zip(example.words, example.tags or (), tags):
-        text = html.escape(word)
+        text = escape(word)
         text = f'<b class="code">{text}</b>' if tag == "code" else text
         parts.append(f"<s>{text}</s>" if tag != gold else text)
     return f"<p>{' '.join(parts)}</p>"

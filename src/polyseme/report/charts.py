@@ -56,15 +56,18 @@ class Panel:
     height: float = 260
 
 
-def line_chart(series: Sequence[Series], x: Axis | str, y: Axis | str, height: float = 260) -> str:
+def line_chart(
+    series: Sequence[Series], x: Axis | str, y: Axis | str, height: float = 260, direct_labels: bool | None = None
+) -> str:
     """Draw lines; points that are not finite, or not positive on a logarithmic axis, are skipped.
 
-    Few lines with short labels are labeled at their ends, others in a legend above the chart.
+    Few lines with short labels are labeled at their ends, others in a legend above the chart, unless `direct_labels`
+    says which.
     """
-    return panel_chart([Panel(series, _as_axis(y), height)], x)
+    return panel_chart([Panel(series, _as_axis(y), height)], x, direct_labels)
 
 
-def panel_chart(panels: Sequence[Panel], x: Axis | str) -> str:
+def panel_chart(panels: Sequence[Panel], x: Axis | str, direct_labels: bool | None = None) -> str:
     """Draw line charts above each other on one x-axis; those without points are omitted."""
     x = _as_axis(x)
     visible = [replace(panel, series=_visible_series(panel, x)) for panel in panels]
@@ -73,6 +76,7 @@ def panel_chart(panels: Sequence[Panel], x: Axis | str) -> str:
         return ""
     labels = [line.label for panel in visible if len(panel.series) > 1 for line in panel.series if line.label]
     is_direct = len(labels) <= 8 and all(len(label) <= _MAX_DIRECT_LABEL for label in labels)
+    is_direct = is_direct if direct_labels is None else direct_labels
     right = 10 + (max((text_width(label, _LABEL_SIZE) for label in labels), default=14) if is_direct else 18)
     y_scales = [_y_scale(panel) for panel in visible]
     ticks = [
@@ -219,7 +223,7 @@ def loss_panels(
         for label, reference in (references or {}).items():
             ends = [(points[0][0], reference), (points[-1][0], reference)]
             series.append(Series(label, ends, "var(--s8)", "2 3"))
-        panels.append(Panel(series, Axis(f"{name} loss ({unit})")))
+        panels.append(Panel(series, Axis(f"{name} loss ({unit})"), 140 if panels else 260))
     return panels
 
 

@@ -89,10 +89,13 @@ def draw_cells(
     return "".join([*parts, "</g>"])
 
 
-def attention_grid(tokens: Sequence[str], maps: np.ndarray, columns: Sequence[str] | None = None) -> str:
+def attention_grid(
+    tokens: Sequence[str], maps: np.ndarray, columns: Sequence[str] | None = None, first_layer: int = 1
+) -> str:
     """Draw attention maps [layers, heads, queries, keys] as a grid of small heat maps; rows of a map are queries.
 
-    The keys are `columns` if they are other tokens. The mouse shows the tokens of a cell.
+    The keys are `columns` if they are other tokens. The mouse shows the tokens of a cell. `first_layer` is the number
+    of the first layer.
     """
     num_layers, num_heads, num_rows, num_columns = maps.shape
     if not maps.size:
@@ -102,7 +105,7 @@ def attention_grid(tokens: Sequence[str], maps: np.ndarray, columns: Sequence[st
     parts = []
     for layer, head in np.ndindex(num_layers, num_heads):
         left, top = 2 + head * width, layer * height
-        parts.append(svg_text(left, top + 14, f"layer {layer + 1}, head {head + 1}"))
+        parts.append(svg_text(left, top + 14, f"layer {layer + first_layer}, head {head + 1}"))
         parts.append(draw_cells(maps[layer, head], labels, (left, top + 20), (cell, cell)))
     size = num_heads * width, num_layers * height
     return svg_image(*size, "".join(parts), "attention by layer and head", scalable=False)

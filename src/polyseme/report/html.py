@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyseme.report.style import PRINT_SCRIPT, STYLE
+from polyseme.report.style import STYLE
 
 # Control characters are shown as control pictures, U+2400 and following.
 _CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -48,7 +48,7 @@ def html_page(title: str, lead: str, sections: Sequence[tuple[str, str]], top: s
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<style>{STYLE}</style><script>{PRINT_SCRIPT}</script></head>\n"
+        f"<style>{STYLE}</style></head>\n"
         f'<body><header><h1>{escape(title)}</h1><p class="lead">{lead}</p>\n{top}{contents}</header>\n'
         f"<main>{body}</main>\n</body></html>\n"
     )

@@ -28,6 +28,7 @@ from polyseme.report.html import (
 from polyseme.report.svg import Axis, color, format_number
 
 _MAX_SAMPLE_STEPS = 6  # validations whose samples are shown at once
+_MAX_SETTINGS = 12  # of a recipe that is shown in full
 _TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -46,10 +47,13 @@ def pretraining_page(run: Path, results: Mapping[str, Any], named_recipe: Config
         ("Cost", cost_table(results)),
         ("Next steps", next_steps(_suggest(run, recipe, results))),
     ]
-    warnings = "".join(map(warning, results.get("warnings", ())))
+    messages = list(results.get("warnings", ()))
+    if not results["valid"]:
+        messages.append("no text was held out, so that nothing says how good the model is: raise `valid_fraction`.")
+    warnings = "".join(map(warning, messages))
     top = warnings + key_figures(_key_figures(results, record))
     objective = recipe.get("objective", {}).get("kind", "")
-    lead = f"A {recipe['family']} model{f' trained with {objective}' if objective else ''} on {record['corpus']}."
+    lead = f"Family {recipe['family']}{f', objective {objective}' if objective else ''}, corpus {record['corpus']}"
     return html_page(f"Pre-training: {recipe['name']}", escape(lead), sections, top)
 
 
@@ -121,25 +125,24 @@ def samples_section(rows: Sequence[Mapping[str, Any]]) -> str:
     )
     parts = [paragraph(intro)]
     for number, sample in enumerate(rows[-1]["samples"]):
-        step_rows = [(rows[i]["step"], _sample_cell(rows[i]["samples"][number])) for i in chosen]
-        header = "best guesses" if is_masked else "continuation"
-        answer = f" <span style='color:var(--soft)'>({escape(sample['answer'])})</span>" if is_masked else ""
-        parts.append(
-            f'<p dir="auto"><b>{escape(sample["prompt"])}</b>{answer}</p>' + html_table(["step", header], step_rows)
-        )
-    shown = "".join(parts[:3])
-    return shown + collapsed(f"{len(parts) - 3} more sentences", "".join(parts[3:]))
+        step_rows = [(rows[i]["step"], *_sample_cells(rows[i]["samples"][number])) for i in chosen]
+        header = ["step", "continuation"]
+        if is_masked:
+            header = ["step", "best guesses", f"probability of “{sample['answer'].strip()}”"]
+        parts.append(f'<p dir="auto"><b>{escape(sample["prompt"])}</b></p>' + html_table(header, step_rows))
+    return "".join(parts[:3]) + collapsed(f"{len(parts) - 3} more sentences", "".join(parts[3:]))
 
 
-def _sample_cell(sample: Mapping[str, Any]) -> Html:
+def _sample_cells(sample: Mapping[str, Any]) -> list[Any]:
     if "continuation" in sample:
-        return Html(f'<span dir="auto">{escape(sample["continuation"])}</span>')
+        return [Html(f'<span dir="auto">{escape(sample["continuation"])}</span>')]
     words = []
     for word, probability in sample["guesses"]:
         is_right = word.strip() == sample["answer"].strip()
         shown = f"<b>{escape(word)}</b>" if is_right else escape(word)
         words.append(f"{shown} {probability:.0%}")
-    return Html(" &nbsp; ".join(words))
+    share = sample["answer_probability"]
+    return [Html(" &nbsp; ".join(words)), Cell(f"{share:.2%}", share)]
 
 
 def neighbors_section(run: Path) -> str:
@@ -166,7 +169,8 @@ def recipe_section(recipe: Mapping[str, Any], named_recipe: Config | None) -> st
     """Tabulate what differs from the named recipe; the full recipe is collapsed."""
     full = collapsed("The exact recipe, as saved in recipe.json", code(recipe))
     if named_recipe is None:
-        return full
+        leaves = [(path, _show(value)) for path, value in flatten(recipe).items()]
+        return html_table(["setting", ""], leaves) if len(leaves) <= _MAX_SETTINGS else full
     values, defaults = flatten(recipe), flatten(named_recipe.to_json())
     paths = [path for path in {**defaults, **values} if values.get(path) != defaults.get(path)]
     if not paths:
@@ -266,7 +270,7 @@ def _suggest(run: Path, recipe: Mapping[str, Any], results: Mapping[str, Any]) -
         steps.insert(0, ("Continue a text", f'polyseme generate {model} --prompt "Once upon a time" --do-sample'))
     elif "perplexity" not in terms:
         steps = [("See the nearest words of any word", f"polyseme neighbors {model} WORD")]
-    if not is_ngram and objective != "Translation":
+    if "perplexity" in terms and not is_ngram and objective != "Translation":
         command = f"polyseme finetune {model} --task classification --train train.csv --dev dev.csv --out my/task"
         steps.append(("Fine-tune it on labeled examples", command))
     return steps

@@ -48,7 +48,8 @@ margin:.5rem 0}}
 pre,code{{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}}
 code{{background:var(--tint);padding:.08rem .3rem;border-radius:4px;font-size:.9em;overflow-wrap:anywhere}}
 pre code{{padding:0;overflow-wrap:normal}}
-ol.steps{{padding-left:1.3rem;margin:.5rem 0}}ol.steps li{{margin:.9rem 0}}ol.steps pre{{user-select:all}}
+ol.steps{{padding-left:1.3rem;margin:.5rem 0}}ol.steps li{{margin:.9rem 0}}
+ol.steps pre{{user-select:all;white-space:pre-wrap;overflow-wrap:anywhere}}
 figure{{margin:1.2rem 0 1.6rem}}
 figcaption{{color:var(--soft);font-size:.9rem;max-width:72ch;margin-top:.35rem}}
 .plot{{overflow-x:auto;max-width:100%}}
@@ -74,8 +75,6 @@ h2,h3{{break-after:avoid}}figure,tr,dl.figures,li,p.warning{{break-inside:avoid}
 table{{font-size:9pt}}.plot svg{{max-width:100%;height:auto}}details::details-content{{content-visibility:visible;
 block-size:auto}}details{{border:0;padding:0}}}}
 """
-# Browsers without `::details-content` open collapsed parts before they print.
-PRINT_SCRIPT = "addEventListener('beforeprint',()=>document.querySelectorAll('details').forEach(part=>part.open=true))"
 _SCOPE = "polyseme-result"
 
 

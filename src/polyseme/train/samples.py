@@ -43,7 +43,7 @@ class HeldOutSamples:
     tokenizer: Tokenizer
     is_masked: bool
     prompts: list[list[int]]  # token ids with special tokens
-    answers: list[list[int]] = field(default_factory=list)  # the masked tokens
+    answers: list[int] = field(default_factory=list)  # the masked tokens
 
     @classmethod
     def open(
@@ -64,7 +64,7 @@ class HeldOutSamples:
                     continue
                 masked = [ids.mask if i == position else token for i, token in enumerate(sentence)]
                 prompts.append([ids.cls, *masked, ids.sep])
-                answers.append([sentence[position]])
+                answers.append(sentence[position])
             else:
                 start = ids.bos if ids.bos is not None else ids.eos
                 prompts.append([*([] if start is None else [start]), *sentence[:_PROMPT_TOKENS]])
@@ -96,9 +96,14 @@ class HeldOutSamples:
         probs = model.predict("masked", hidden, inputs.layout, rows).float().softmax(-1)
         best = probs.topk(min(_NUM_GUESSES, probs.shape[-1]))
         samples = []
-        for prompt, answer, ids, values in zip(self.prompts, self.answers, best.indices.tolist(), best.values.tolist()):
-            guesses = [(self._show([token]), round(value, 4)) for token, value in zip(ids, values)]
-            samples.append({"prompt": self._show(prompt[1:-1]), "answer": self._show(answer), "guesses": guesses})
+        for row, (prompt, answer) in enumerate(zip(self.prompts, self.answers)):
+            guesses = zip(best.indices[row].tolist(), best.values[row].tolist())
+            samples.append({
+                "prompt": self._show(prompt[1:-1]),
+                "answer": self._show([answer]),
+                "answer_probability": float(f"{probs[row, answer].item():.3g}"),
+                "guesses": [(self._show([token]), float(f"{value:.3g}")) for token, value in guesses],
+            })  # fmt: skip
         return samples
 
     def _continue(self, model: Model) -> list[dict[str, Any]]:
@@ -176,10 +181,12 @@ def nearest_tokens(model: Model, tokenizer: Tokenizer, corpus: Corpus) -> list[d
         if is_word and counts[token] >= _MIN_COUNT and text.lower() not in lowercase_texts:
             texts[token] = text
             lowercase_texts.add(text.lower())
-    words = [token for token, text in texts.items() if len(text) >= 4][:_NUM_WORDS]
     if len(texts) < 3 * _NUM_NEIGHBORS:
         return []
     candidates = list(texts)
+    # spread over the more frequent words, after those that are in every sentence
+    ranks = np.linspace(len(candidates) // 20, min(len(candidates) // 3, 300), _NUM_WORDS)
+    words = [candidates[rank] for rank in np.unique(ranks.astype(int))]
     vectors = F.normalize(table[torch.tensor(candidates, device=table.device)].float(), dim=-1)
     rows = []
     for word in words:

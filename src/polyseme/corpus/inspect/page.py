@@ -7,13 +7,30 @@ from typing import Any
 
 from polyseme.corpus.inspect.statistics import CorpusStatistics, SourceStats, TokenCount
 from polyseme.report.charts import Series, histogram, line_chart
-from polyseme.report.html import code, columns, escape, figure, html_page, html_table, note, quote
-from polyseme.report.svg import Axis
+from polyseme.report.html import (
+    Cell,
+    code,
+    collapsed,
+    columns,
+    escape,
+    figure,
+    html_page,
+    html_table,
+    key_figures,
+    next_steps,
+    note,
+    quote,
+    warning,
+)
+from polyseme.report.svg import Axis, format_number
 
 SMALLEST_RECIPE = {  # by kind of tokenizer
     "wordpiece": "bert-tiny", "bpe": "gpt2-tiny", "byte-bpe-roberta": "roberta-tiny", "events": "music-tiny"
 }  # fmt: skip
 _MAX_ROWS = 40  # of a table whose length depends on the corpus
+_SHOWN_SAMPLES = 2
+_MAX_UNKNOWN_RATE = 0.01
+_SHOWN_ROWS = 8  # of a long table; the others are collapsed
 
 
 def summary_rows(description: CorpusStatistics) -> list[tuple[str, str]]:
@@ -49,11 +66,14 @@ def _size_rows(description: CorpusStatistics) -> list[tuple[str, str]]:
 def render_page(description: CorpusStatistics) -> str:
     """Render one self-contained HTML page."""
     corpus, recipe = shlex.quote(description.path), SMALLEST_RECIPE.get(description.tokenizer_kind, "RECIPE")
-    next_command = f"polyseme pretrain {recipe} --corpus {corpus} --out RUN"
-    summary = f"{description.counts['documents']:,} documents, {description.counts['tokens']:,} tokens"
+    steps = [
+        ("Pre-train a small model on it", f"polyseme pretrain {recipe} --corpus {corpus} --out RUN"),
+        ("Choose another recipe", "polyseme recipes"),
+        ("Look for evaluation texts that leaked into it", f"polyseme overlap {corpus} --evaluation-set FILE"),
+    ]
     return html_page(
         f"Corpus: {Path(description.path).resolve().name}",
-        escape(f"{summary}, {description.tokenizer_kind} vocabulary of {description.unigram.vocab_size:,}"),
+        escape(f"{description.tokenizer_kind} vocabulary of {description.unigram.vocab_size:,}, {description.path}"),
         [
             ("Size", html_table(["", ""], _size_rows(description))),
             ("Sources", _source_table("source", description.sources)),
@@ -62,10 +82,38 @@ def render_page(description: CorpusStatistics) -> str:
             ("Tokens", _token_section(description)),
             ("What was removed", _removed_section(description.removed)),
             ("Random documents", _sample_section(description)),
-            ("Settings", code(description.settings)),
-            ("What next", code(f"polyseme recipes\n{next_command}\npolyseme overlap {corpus} --evaluation-set FILE")),
+            ("Settings", collapsed("Settings of the corpus, as in its manifest", code(description.settings))),
+            ("Next steps", next_steps(steps)),
         ],
+        _top(description),
     )
+
+
+def _top(description: CorpusStatistics) -> str:
+    """Render warnings and key figures."""
+    counts, unigram = description.counts, description.unigram
+    tokens = max(counts["tokens"], 1)
+    unknown_rate, used = unigram.num_unknown / tokens, unigram.num_types / unigram.vocab_size
+    warnings = ""
+    if unknown_rate > _MAX_UNKNOWN_RATE:
+        text = f"{unknown_rate:.2%} of the tokens are unknown: the vocabulary lacks characters of this text."
+        warnings = warning(f"{text} Train a tokenizer on it.")
+    figures = [
+        ("Tokens", format_number(counts["tokens"]), f"{format_number(counts['characters'])} characters"),
+        ("Documents", format_number(counts["documents"]), f"{tokens / max(counts['documents'], 1):,.0f} tokens each"),
+        ("Vocabulary used", f"{used:.0%}", f"{unigram.num_types:,} of {unigram.vocab_size:,}"),
+        ("Unigram perplexity", format_number(2**unigram.entropy, 4), "a model has to be better than this"),
+    ]
+    return warnings + key_figures(figures)
+
+
+def _long_table(header: list[str], rows: list[Any], what: str) -> str:
+    """Render a table whose rows after the first few are collapsed."""
+    num_shown = len(rows) if len(rows) <= _SHOWN_ROWS + 2 else _SHOWN_ROWS
+    rest = collapsed(
+        f"{len(rows) - num_shown} more {what}", html_table(header, rows[num_shown:]) if rows[num_shown:] else ""
+    )
+    return html_table(header, rows[:num_shown]) + rest
 
 
 def _source_table(group_by: str, sources: tuple[SourceStats, ...]) -> str:
@@ -80,12 +128,13 @@ def _source_table(group_by: str, sources: tuple[SourceStats, ...]) -> str:
         rows.append([
             source.name, *([source.lang] if group_by == "source" else []),
             *(counts[name] for name in ("documents", "tokens", "characters")),
-            f"{counts['characters'] / max(counts['tokens'], 1):.2f}", f"{source.token_share:.2%}",
+            f"{counts['characters'] / max(counts['tokens'], 1):.2f}",
+            Cell(f"{source.token_share:.2%}", source.token_share),
             *([weight, f"{source.weighted_share:.2%}"] if has_weights else []),
         ])  # fmt: skip
     header = [group_by, *(["language"] if group_by == "source" else []), "documents", "tokens", "characters"]
     header += ["characters per token", "share", *(["weight", "weighted share"] if has_weights else [])]
-    table = html_table(header, rows)
+    table = _long_table(header, rows, f"{group_by}s")
     if len(sources) > len(rows):
         table += note(f"and {len(sources) - len(rows):,} smaller ones")
     return table + (note("Shares are of tokens; training uses the weighted ones.") if has_weights else "")
@@ -144,8 +193,11 @@ def _frequent_tokens(title: str, top: tuple[TokenCount, ...], total: int) -> str
         return ""
     sums = accumulate(each.count for each in top)
     texts = [each.text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") for each in top]
-    rows = [(t, e.count, f"{e.count / total:.3%}", f"{s / total:.2%}") for t, e, s in zip(texts, top, sums)]
-    return f"<h3>{title}</h3>" + html_table(["token", "count", "share", "cumulative"], rows)
+    rows = [
+        (text, each.count, Cell(f"{each.count / total:.3%}", each.count / top[0].count), f"{cumulative / total:.2%}")
+        for text, each, cumulative in zip(texts, top, sums)
+    ]
+    return f"<h3>{title}</h3>" + _long_table(["token", "count", "share", "cumulative"], rows, "tokens")
 
 
 def _removed_section(removed: dict[str, Any]) -> str:
@@ -156,18 +208,23 @@ def _removed_section(removed: dict[str, Any]) -> str:
         total = duplicates.get("exact", 0) + duplicates.get("near", 0)
         rows.append(("all duplicates", 0, total, duplicates.get("characters", 0)))
     header = ["step", "documents changed", "documents removed", "characters removed"]
-    html = html_table(header, rows) if rows else ""
+    active_rows = [row for row in rows if any(row[1:])]
+    html = html_table(header, active_rows) if active_rows else ""
+    if idle_steps := [row[0] for row in rows if not any(row[1:])]:
+        html += note(f"Without effect: {', '.join(idle_steps)}.")
     for name, step in {**steps, "duplicates": duplicates}.items():
-        html += f"<h3>{escape(name)}</h3>" if step.get("examples") else ""
+        quotes = ""
         for example in step.get("examples", ()):
             repeats = f" repeats {example['duplicate_of']}" if "duplicate_of" in example else ""
-            html += note(f"{example.get('location', '')}{repeats}") + quote(example.get("text", ""))
+            quotes += note(f"{example.get('location', '')}{repeats}") + quote(example.get("text", ""))
+        html += collapsed(f"Examples: {name}", quotes)
     num_bad, messages = removed.get("num_bad", 0), removed.get("bad_row_messages", [])
     num_blank, num_empty = removed.get("num_blank", 0), removed.get("num_empty", 0)
     html += note(f"Blank documents: {num_blank:,}. Documents without tokens: {num_empty:,}. Bad rows: {num_bad:,}.")
     if messages:
         omitted = f"and {num_bad - _MAX_ROWS:,} more" if num_bad > _MAX_ROWS else ""
-        html += html_table(["bad row"], [[message] for message in messages[:_MAX_ROWS]]) + note(omitted)
+        rows_html = html_table(["bad row"], [[message] for message in messages[:_MAX_ROWS]]) + note(omitted)
+        html += collapsed("Bad rows", rows_html)
     return html
 
 
@@ -178,4 +235,6 @@ def _sample_section(description: CorpusStatistics) -> str:
         caption = f"document {sample.document_number:,}, {sample.num_tokens:,} tokens{suffix}"
         html_parts.append(note(f"{caption} · {sample.source}" if sample.source else caption))
         html_parts.append(quote(sample.text if sample.is_complete else sample.text + " …"))
-    return "".join(html_parts)
+    num_shown = 2 * _SHOWN_SAMPLES
+    num_more = (len(html_parts) - num_shown) // 2
+    return "".join(html_parts[:num_shown]) + collapsed(f"{num_more} more documents", "".join(html_parts[num_shown:]))
