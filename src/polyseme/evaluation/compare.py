@@ -99,12 +99,9 @@ def _run_values(results: dict[str, Any], predictions: dict[str, Any]) -> dict[st
 
 
 def read_runs(folders: Sequence[Path]) -> list[FinetuneRun]:
-    """Read the runs of these folders, the folder of a benchmark or of ULMFiT holds several, and name them."""
-    runs: list[FinetuneRun] = []
-    for folder in folders:
-        paths = find_runs(folder)
-        runs += [replace(read_run(path), row="" if paths == [folder] else str(folder)) for path in paths]
-    return name_runs(runs)
+    """Read and name the runs of these folders; that of a benchmark or of ULMFiT holds several."""
+    runs_by_folder = [(folder, read_run(path)) for folder in folders for path in find_runs(folder)]
+    return name_runs([run for _, run in runs_by_folder], [folder for folder, _ in runs_by_folder])
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -115,21 +112,22 @@ def find_runs(folder: Path) -> list[Path]:
     return [folder] if (folder / "results.json").is_file() or not inner else inner
 
 
-def name_runs(runs: Sequence[FinetuneRun]) -> list[FinetuneRun]:
-    """Name runs by their folders; those of one model on different tasks share a row with the model's name.
+def name_runs(runs: Sequence[FinetuneRun], folders: Sequence[Path] = ()) -> list[FinetuneRun]:
+    """Name runs by their paths, and their rows by those of the folders that hold them, if these are others.
 
-    Raises `ConfigError` if two runs are one folder.
+    The runs of one model on different tasks share a row, with the name of the model. Raises `ConfigError` if a run is
+    given twice.
     """
-    names = shortest_names([run.path for run in runs])
-    cells = Counter((run.model, run.task) for run in runs if not run.row)
-    counts = Counter(model for model, _ in cells)
+    folders = folders or [run.path for run in runs]
+    outer = list(dict.fromkeys(folder for run, folder in zip(runs, folders) if folder != run.path))
+    outer_names = dict(zip(outer, shortest_names(outer)))
+    cells = Counter((run.model, run.task) for run, folder in zip(runs, folders) if folder not in outer)
+    num_tasks = Counter(model for model, _ in cells)
     repeated_models = {model for (model, _), count in cells.items() if count > 1}
-    roots = list(dict.fromkeys(run.row for run in runs if run.row))
-    root_names = dict(zip(roots, shortest_names([Path(root) for root in roots])))
     named = []
-    for run, name in zip(runs, names):
-        shares_row = counts[run.model] > 1 and run.model not in repeated_models
-        row = root_names[run.row] if run.row else run.model if shares_row else name
+    for run, name, folder in zip(runs, shortest_names([run.path for run in runs]), folders):
+        shares_row = num_tasks[run.model] > 1 and run.model not in repeated_models
+        row = outer_names[folder] if folder in outer else run.model if shares_row else name
         named.append(replace(run, name=name, row=row))
     return named
 

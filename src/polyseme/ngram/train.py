@@ -73,6 +73,7 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
 
             counts = count_ngrams(streams(), vocab, recipe.order, work_dir, recipe.memory_mb << 20)
         ngrams, discounts = estimate_kneser_ney(counts, vocab, work_dir, recipe.cutoffs)
+        ratio = None if valid_corpus is None else characters_per_token(corpus, valid_corpus, tokenizer)
         results = {
             "valid": {} if valid_corpus is None else measure_perplexity(ngrams, valid_corpus),
             "steps": 1,
@@ -82,6 +83,7 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
             "tokens": train_corpus.num_tokens,
             "flops": 0,
             "device_hours": (time.perf_counter() - start_time) / 3600,
+            **({} if ratio is None else {"characters_per_token": ratio}),
             "environment": {"numpy": np.__version__, "machine": platform.machine(), "device": "cpu"},
         }
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polyseme.config import Config
+from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
@@ -122,6 +123,7 @@ def _pretrain(
     run.train(run.prepare(record, start_time))
     results = run.finish()
     if rank == 0:
+        results |= _heldout_characters(corpus, recipe, tokenizer)
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **provenance}
         with swap_averaged_weights(state.optimizer):
             model = state.model.finalize()
@@ -209,7 +211,7 @@ class _Run:
                             self.samples.write(state, report.step)
                     if isinstance(state.optimizer, NTASGD):
                         state.optimizer.report_validation_loss(self.valid_metrics[recipe.objective.terms[0]])
-                    log.write_row({"step": report.step, "valid": self.valid_metrics})
+                    log.write_row({"step": report.step, "valid": self.valid_metrics, "spent": dict(self.spent)})
                 stop = distributed.any_rank(bool(caught), state.device)
                 if is_last or stop or report.step % recipe.save_every == 0:
                     self._save(report, deadline)
@@ -351,6 +353,13 @@ def try_compile(loss_fn: LossFn, device: torch.device) -> LossFn:
         logger.warning("torch.compile does not work here (%s); continuing without it", reason)
         return loss_fn
     return torch.compile(loss_fn)
+
+
+def _heldout_characters(corpus: Corpus, recipe: Recipe, tokenizer: Tokenizer) -> dict[str, float]:
+    """Return the characters for each token of the held-out text, which bits per character are computed with."""
+    _, valid_corpus = corpus.split(recipe.valid_fraction)
+    ratio = None if valid_corpus is None else characters_per_token(corpus, valid_corpus, tokenizer)
+    return {} if ratio is None else {"characters_per_token": ratio}
 
 
 def _set_spellings(model: Model, tokenizer: Tokenizer) -> None:
