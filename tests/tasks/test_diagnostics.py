@@ -15,7 +15,7 @@ from polyseme.tasks.extractive_qa import ExtractiveQATask, SpanAnswer
 from polyseme.tasks.metrics.diagnostics import (
     MAX_CONFUSION_LABELS,
     MAX_ERRORS,
-    calibrate_bins,
+    measure_calibration,
     confusion_matrix,
     shorten,
 )
@@ -76,11 +76,11 @@ def test_most_confident_errors_come_first():
 
 
 def test_calibration_error_of_known_bins():
-    calibration = calibrate_bins([0.95] * 10 + [0.65] * 10, [True] * 5 + [False] * 5 + [True] * 10)
+    calibration = measure_calibration([0.95] * 10 + [0.65] * 10, [True] * 5 + [False] * 5 + [True] * 10)
     assert calibration.ece == pytest.approx(0.5 * 0.45 + 0.5 * 0.35)
     assert [(b.count, b.accuracy) for b in calibration.bins if b.count] == [(10, 1.0), (10, 0.5)]
-    assert calibrate_bins([], []) is None
-    perfect = calibrate_bins([1.0, 0.0], [True, False])
+    assert measure_calibration([], []) is None
+    perfect = measure_calibration([1.0, 0.0], [True, False])
     assert perfect.ece == 0.0 and perfect.bins[0].count == perfect.bins[-1].count == 1
 
 

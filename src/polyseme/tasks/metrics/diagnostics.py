@@ -71,7 +71,7 @@ def _label_score(label: str, num_correct: int, support: int, num_predicted: int,
     return LabelScore(label, precision, recall, f1, support, num_predicted, num_train)
 
 
-def calibrate_bins(probabilities: Sequence[float], is_correct: Sequence[bool]) -> Calibration | None:
+def measure_calibration(probabilities: Sequence[float], is_correct: Sequence[bool]) -> Calibration | None:
     """Return the expected calibration error over ten bins of equal width; None without predictions."""
     confidences, hits = np.nan_to_num(np.array(probabilities, np.float64)), np.array(is_correct, np.float64)
     if not len(confidences):
@@ -108,7 +108,7 @@ def diagnose_labels(
         len(examples),
         confusion=confusion_matrix(gold, predicted, labels),
         labels=label_scores(gold, predicted, train, labels),
-        calibration=calibrate_bins(confidences, is_correct),
+        calibration=measure_calibration(confidences, is_correct),
         errors=top_errors(errors),
         num_errors=len(examples) - sum(is_correct),
     )
@@ -128,7 +128,7 @@ def diagnose_choices(examples: Sequence[Any], predictions: Sequence[Any]) -> Dia
     return Diagnostics(
         len(examples),
         confusion=confusion_matrix(gold, predicted, positions),
-        calibration=calibrate_bins(confidences, is_correct),
+        calibration=measure_calibration(confidences, is_correct),
         errors=top_errors(errors),
         num_errors=len(examples) - sum(is_correct),
     )
@@ -148,7 +148,7 @@ def diagnose_spans(examples: Sequence[Any], predictions: Sequence[Any]) -> Diagn
     return Diagnostics(
         len(examples),
         unit="questions",
-        calibration=calibrate_bins(*zip(*answered)) if answered else None,
+        calibration=measure_calibration(*zip(*answered)) if answered else None,
         groups={
             "length of the answer": group_scores(answer_lengths, scores, names),
             "question word": group_scores(question_words, scores),
@@ -259,7 +259,7 @@ def diagnose_tags(train: Sequence[Any], examples: Sequence[Any], predictions: Se
         unit="entities" if has_entities else "words",
         confusion=confusion_matrix(gold_types, predicted_types, [*types, *outside]),
         labels=labels,
-        calibration=calibrate_bins(*zip(*scored)) if (scored := [w for w in words if w[0] is not None]) else None,
+        calibration=measure_calibration(*zip(*scored)) if (scored := [w for w in words if w[0] is not None]) else None,
         errors=top_errors(errors),
         num_errors=len(errors),
         weights_meaning="The marked word has the wrong tag.",
