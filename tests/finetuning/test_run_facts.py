@@ -19,7 +19,7 @@ from polyseme.finetuning.grid import expand_grid, grid_search
 from polyseme.finetuning.resume import UnfinishedRun
 from polyseme.inference import prediction as module
 from polyseme.inference.prediction import LATENCY_SAMPLES, median_latency_ms
-from polyseme.report.finetuning_page import dev_selection_note, truncation_note
+from polyseme.report.pages.finetuning_page import dev_selection_note, truncation_note
 from polyseme.tasks import TASKS
 from polyseme.tasks.base import RowScores
 from polyseme.tasks.classification import ClassificationTask

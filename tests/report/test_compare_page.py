@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from polyseme.report.compare_page import (
+from polyseme.report.pages.compare_page import (
     ComparedPretraining,
     comparison_page,
     pareto_front,
@@ -15,7 +15,7 @@ from polyseme.report.compare_page import (
     write_comparison,
     write_pretraining_comparison,
 )
-from polyseme.report.compare_tables import (
+from polyseme.report.pages.compare_tables import (
     ComparedRun,
     PairedTest,
     TaskScores,

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from polyseme.report.advice import suggest_next_steps
 from polyseme.report.diagnostics import (
     Calibration,
     CalibrationBin,
@@ -15,8 +14,9 @@ from polyseme.report.diagnostics import (
     LabelScore,
     RegressionFit,
 )
-from polyseme.report.diagnostics_page import diagnostics_sections, marked_words
-from polyseme.report.finetuning_page import dev_curves, finetuning_page, sampling_error
+from polyseme.report.pages.advice import suggest_next_steps
+from polyseme.report.pages.diagnostics_page import diagnostics_sections, marked_words
+from polyseme.report.pages.finetuning_page import dev_curves, finetuning_page, sampling_error
 
 DIAGNOSTICS = Diagnostics(
     100,

@@ -15,8 +15,8 @@ from polyseme.tasks.extractive_qa import ExtractiveQATask, SpanAnswer
 from polyseme.tasks.metrics.diagnostics import (
     MAX_CONFUSION_LABELS,
     MAX_ERRORS,
-    measure_calibration,
     confusion_matrix,
+    measure_calibration,
     shorten,
 )
 from polyseme.tasks.metrics.occlusion import MAX_UNITS, split_units

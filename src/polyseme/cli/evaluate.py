@@ -47,7 +47,7 @@ def evaluate(
     import polyseme
     from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS, minimal_pairs_table
     from polyseme.finetuning.api import ReadOptions
-    from polyseme.report.finetuning_page import dev_selection_note
+    from polyseme.report.pages.finetuning_page import dev_selection_note
 
     reading = asdict(ReadOptions(text_column, pair_column, label_column, header, skip_bad))
     changed = {name: value for name, value in reading.items() if value != getattr(ReadOptions(), name)}
@@ -117,7 +117,7 @@ def compare(
     from polyseme.evaluation.compare import comparison_table
     from polyseme.evaluation.comparison import MASKED_NOTE
     from polyseme.evaluation.pretraining_runs import pretraining_table
-    from polyseme.report.finetuning_page import dev_selection_note
+    from polyseme.report.pages.finetuning_page import dev_selection_note
 
     comparison = polyseme.compare(runs, out=out, num_resamples=num_resamples)
     if as_json:
@@ -164,7 +164,7 @@ def benchmark(
     from polyseme.cli.output import apply_overrides, parse_seeds
     from polyseme.evaluation.benchmarks import benchmark_table, run_benchmark
     from polyseme.finetuning.config import FinetuneConfig
-    from polyseme.report.finetuning_page import dev_selection_note
+    from polyseme.report.pages.finetuning_page import dev_selection_note
     from polyseme.weights.folder import read_model_config
 
     max_len = read_model_config(model)[0].trunk.embeddings.max_len

@@ -135,7 +135,7 @@ def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: li
 
 
 def _print_task(run: "FinetuneResult", row_name: str) -> None:
-    from polyseme.report.finetuning_page import dev_selection_note
+    from polyseme.report.pages.finetuning_page import dev_selection_note
 
     rows = [[name, *(f"{metrics[n]:.4f}" for n in run.mean)] for name, metrics in run.baselines.items()]
     rows.append([row_name, *(_format_mean(run, name) for name in run.mean)])

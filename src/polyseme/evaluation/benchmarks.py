@@ -23,7 +23,7 @@ from polyseme.inference.prediction import predict
 from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import locks_folder
-from polyseme.report.benchmark_page import write_benchmark_page
+from polyseme.report.pages.benchmark_page import write_benchmark_page
 from polyseme.weights.folder import load_model, read_model_config
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from polyseme.evaluation.pretraining_runs import PretrainRun, is_pretrain_run, r
 from polyseme.evaluation.significance import bootstrap_scores, paired_test, percentile_interval
 from polyseme.io.atomic import is_occupied
 from polyseme.io.json import write_json
-from polyseme.report.compare_page import ComparedPretraining, write_comparison, write_pretraining_comparison
-from polyseme.report.compare_tables import ComparedRun, PairedTest, TaskScores
-from polyseme.report.finetuning_page import dev_selection_note
 from polyseme.report.notebook import NotebookResult
+from polyseme.report.pages.compare_page import ComparedPretraining, write_comparison, write_pretraining_comparison
+from polyseme.report.pages.compare_tables import ComparedRun, PairedTest, TaskScores
+from polyseme.report.pages.finetuning_page import dev_selection_note
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 JSON_NAME = "compare.json"

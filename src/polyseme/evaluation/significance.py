@@ -7,7 +7,7 @@ import numpy as np
 
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.io.limits import MAX_RESAMPLES
-from polyseme.report.compare_tables import PairedTest
+from polyseme.report.pages.compare_tables import PairedTest
 
 if TYPE_CHECKING:
     from polyseme.evaluation.compare import FinetuneRun

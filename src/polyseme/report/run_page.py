@@ -6,7 +6,7 @@ from typing import Any
 from polyseme.config import Config
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json
-from polyseme.report.finetuning_page import finetuning_page
+from polyseme.report.pages.finetuning_page import finetuning_page
 from polyseme.report.pretraining_page import pretraining_page, read_rows
 
 

@@ -21,7 +21,7 @@ WEIGHTS_MEANING = (
 
 def split_units(text: str) -> list[tuple[int, int]]:
     """Return the spans of words, or of runs of words if there are many; of characters if there are no spaces."""
-    pattern = r"\S+" if len(text.split()) > 1 else r"\S"
+    pattern = r"\S+" if text.isascii() or len(text.split()) > 1 else r"\S"
     spans = [match.span() for match in re.finditer(pattern, text)]
     size = max(-(-len(spans) // MAX_UNITS), 1)
     runs = [spans[i : i + size] for i in range(0, len(spans), size)]

@@ -9,16 +9,6 @@ from pathlib import Path
 
 from polyseme.io.atomic import write_text
 from polyseme.report.charts import Bar, ScatterPoint, Series, bar_chart, line_chart, scatter_chart
-from polyseme.report.compare_tables import (
-    ComparedRun,
-    PairedTest,
-    Table,
-    TaskScores,
-    csv_scores,
-    latex_table,
-    list_tasks,
-    score_table,
-)
 from polyseme.report.html import (
     Html,
     code,
@@ -31,6 +21,16 @@ from polyseme.report.html import (
     note,
     paragraph,
     warning,
+)
+from polyseme.report.pages.compare_tables import (
+    ComparedRun,
+    PairedTest,
+    Table,
+    TaskScores,
+    csv_scores,
+    latex_table,
+    list_tasks,
+    score_table,
 )
 from polyseme.report.svg import Axis, color
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polyseme.report.diagnostics import Diagnostics
-from polyseme.report.diagnostics_page import top_confusion
+from polyseme.report.pages.diagnostics_page import top_confusion
 
 Step = tuple[str, str]  # what to do and why, and a command or nothing
 Curves = Mapping[int, Sequence[tuple[int, float]]]  # dev scores by seed: step and value

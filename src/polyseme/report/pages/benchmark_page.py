@@ -6,8 +6,6 @@ from typing import Any
 
 from polyseme.io.atomic import write_text
 from polyseme.report.charts import Bar, bar_chart
-from polyseme.report.compare_tables import Table, latex_table
-from polyseme.report.finetuning_page import dev_selection_note
 from polyseme.report.html import (
     Cell,
     Html,
@@ -21,6 +19,8 @@ from polyseme.report.html import (
     note,
     warning,
 )
+from polyseme.report.pages.compare_tables import Table, latex_table
+from polyseme.report.pages.finetuning_page import dev_selection_note
 
 COMPARABILITY = (
     "Published results are on the test sets, and those of this run on the dev sets, in percent: differences below a "

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from polyseme.io.json import read_json
-from polyseme.report.advice import suggest_next_steps
 from polyseme.report.charts import Bar, Panel, Series, bar_chart, line_chart, panel_chart, smoothed_series
 from polyseme.report.diagnostics import DIAGNOSTICS_NAME, Diagnostics
-from polyseme.report.diagnostics_page import diagnostics_sections
 from polyseme.report.heatmap import Labels, heat_map
 from polyseme.report.html import (
     Cell,
@@ -27,6 +25,8 @@ from polyseme.report.html import (
     paragraph,
     warning,
 )
+from polyseme.report.pages.advice import suggest_next_steps
+from polyseme.report.pages.diagnostics_page import diagnostics_sections
 from polyseme.report.svg import Axis, color
 
 Results = Mapping[str, Any]
