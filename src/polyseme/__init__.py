@@ -77,8 +77,9 @@ def prepare(
     """Clean, deduplicate and tokenize text into a corpus folder. A stopped run continues where it stopped.
 
     `sources` are files or folders of text, JSON lines, CSV, TSV, Parquet, WikiExtractor, WET or MIDI, or `python-docs`
-    or `gettext`; each may end in options such as `::lang=de,weight=2`. Options: `key`, `split`, `lang`, `format`,
-    `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `allow_large`, `append`, `num_workers`, `dask_address`.
+    or `gettext`; each may end in options such as `::lang=de,weight=2,text=body`. Options: `text_column`, `split`,
+    `lang`, `format`, `clean`, `dedup`, `dedup_threshold`, `skip_bad`, `allow_large`, `append`, `num_workers`,
+    `dask_address`.
 
     >>> corpus = polyseme.prepare("text", tokenizer, out="corpus")
     >>> corpus.num_tokens > 1000
@@ -95,11 +96,11 @@ def prepare(
 
 
 def pretrain(
-    recipe: Any,
-    corpus: Any,
-    out: str | Path,
+    recipe: Any = None,
+    corpus: Any = None,
+    out: str | Path = "",
     *,
-    budget: str = "",
+    budget: Any = None,
     resume: bool = False,
     init_from: str | Path | None = None,
     **overrides: Any,
@@ -107,37 +108,33 @@ def pretrain(
     """Pre-train a model on a corpus.
 
     `recipe` is a name from `list_recipes()`, a `recipe.json`, or a `Recipe`. `budget` is a time (`20m`, `1h30m`), a
-    number of steps (`500steps`) or of tokens (`1e9tokens`). `resume` continues the run in `out` exactly. `init_from`
-    starts from a model of the same sizes, or from word vectors. Other keywords override fields of the recipe.
+    number of steps (`500steps`) or of tokens (`1e9tokens`). `init_from` starts from a model of the same sizes, or from
+    word vectors. Other keywords override fields of the recipe: `seed=1`, `optimizer={"lr": 1e-3}`,
+    `objective="CausalLM"`.
+
+    `resume` continues the run in `out` exactly, and needs no other arguments; different ones are an error. With a
+    larger `budget`, the whole length of the run, it extends a run, also one that has ended.
 
     >>> run = polyseme.pretrain("bert-tiny", corpus, out="run", budget="2steps", valid_fraction=0.1)
     >>> run.num_steps, run.valid.perplexity > 1
     (2, True)
+    >>> polyseme.pretrain(out="run", resume=True, budget="4steps").num_steps
+    4
     """
     import time
 
     start_time = time.perf_counter()  # importing takes seconds, which count toward a budget in minutes
-    from polyseme.config import Config, override_config
     from polyseme.errors import ConfigError
-    from polyseme.ngram.train import NgramRecipe, train_ngram
-    from polyseme.recipes import find_named_recipe, get_recipe
+    from polyseme.recipes.launch import launch_pretraining
     from polyseme.report.results import PretrainResult
-    from polyseme.train.pretrain import pretrain as run
-    from polyseme.train.recipe import BudgetConfig
-    from polyseme.train.warm_start import init_from_model
 
-    corpus_path, out = Path(getattr(corpus, "path", corpus)), Path(out)
-    resolved: Any = override_config(recipe if isinstance(recipe, Config) else get_recipe(str(recipe)), overrides)
-    if isinstance(resolved, NgramRecipe):
-        if budget or resume or init_from:
-            raise ConfigError(f"{resolved.name} counts n-grams in one pass: budget, resume and init_from do not apply")
-        return PretrainResult.from_results(out, train_ngram(resolved, corpus_path, out))
-    if budget:
-        resolved = resolved.replace(budget=BudgetConfig.parse(budget))
-    initial = init_from_model(Path(init_from), resolved, corpus_path) if init_from else None
-    named = find_named_recipe(resolved.name)
-    results = run(resolved, corpus_path, out, resume, initial, start_time, named_recipe=named)
-    return PretrainResult.from_results(out, results)
+    if not str(out):
+        raise ConfigError("`out` is missing: pass the run folder to write, or to resume")
+    corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
+    settings = overrides if budget in (None, "") else overrides | {"budget": budget}
+    model_path = None if init_from is None else Path(init_from)
+    results = launch_pretraining(recipe, corpus_path, Path(out), settings, resume, model_path, start_time)
+    return PretrainResult.from_results(Path(out), results)
 
 
 def finetune(

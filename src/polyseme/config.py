@@ -44,6 +44,7 @@ class Config:
     """
 
     config_types: ClassVar[tuple[type[Config], ...]] = ()
+    name_field: ClassVar[str] = ""  # the field that a bare name in an override sets: `schedule=cosine`
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object."""
@@ -99,7 +100,7 @@ class Config:
         if rest:
             inner = getattr(self, name)
             if isinstance(inner, dict):
-                value = parse_value(typing.get_args(hints[name])[1], _parse_text(text, path), path)
+                value = parse_value(typing.get_args(hints[name])[1], parse_text(text, path), path)
                 return self.replace(**{name: {**inner, rest: value}})
             if not isinstance(inner, Config):
                 raise ConfigError(f"{name!r} in {type(self).__name__} has no fields, so {path!r} does not exist")
@@ -107,7 +108,14 @@ class Config:
                 return self.replace(**{name: inner.with_override(rest, text)})
             except ConfigError as error:
                 raise ConfigError(f"{name}.{error}" if str(error).startswith(rest) else str(error)) from None
-        return self.replace(**{name: parse_value(hints[name], _parse_text(text, path), path, self.config_types)})
+        value, inner = parse_text(text, path), getattr(self, name)
+        if isinstance(value, str) and isinstance(inner, Config) and (named := inner.with_name(value)) is not None:
+            return self.replace(**{name: named})
+        return self.replace(**{name: parse_value(hints[name], value, path, self.config_types)})
+
+    def with_name(self, name: str) -> Self | None:
+        """Return the config that a bare name in its place stands for; None if names mean nothing here."""
+        return self.with_override(self.name_field, json.dumps(name)) if self.name_field else None
 
     def expand_path(self, path: str) -> str:
         """Return the dotted path of a field: the path itself, or that of the only nested config with such a field."""
@@ -224,13 +232,23 @@ def parse_value(hint: Any, value: Any, location: str, config_types: Sequence[typ
         if member in (int, str, bool) and type(value) is member:
             return _check_number(value, location) if member is int else value
     possible = _possible_types(hint, config_types)
+    types_by_name = {t.__name__: t for t in possible}
+    if len(possible) > 1 and isinstance(value, str):  # the name of a type stands for its default
+        names = {_fold_name(name): name for name in types_by_name}
+        if _fold_name(value) not in names:
+            raise ConfigError(f"{location} is {value!r}; {suggest(value, types_by_name)}")
+        return types_by_name[names[_fold_name(value)]].from_json({}, location, config_types)
     if possible and isinstance(value, dict):
-        types_by_name = {t.__name__: t for t in possible}
         kind = value.get("kind", possible[0].__name__)  # a field of one type has no kind
         if not isinstance(kind, str) or kind not in types_by_name:
             raise ConfigError(f"kind {kind!r} at {location}; {suggest(str(kind), types_by_name)}")
         return types_by_name[kind].from_json(value, location, config_types)
     raise ConfigError(f"{location} is {value!r}, expected {_describe_type(hint)}")
+
+
+def _fold_name(name: str) -> str:
+    """Return a name without case and separators: `causal-lm` and `CausalLM` are one name."""
+    return name.replace("_", "").replace("-", "").replace(" ", "").lower()
 
 
 def _describe_type(hint: Any) -> str:
@@ -248,7 +266,8 @@ def _check_number(value: float, location: str) -> float:
     return value
 
 
-def _parse_text(text: str, location: str) -> Any:
+def parse_text(text: str, location: str) -> Any:
+    """Parse the value of a setting: JSON, or else the text itself."""
     try:
         return parse_strict(text)
     except json.JSONDecodeError:

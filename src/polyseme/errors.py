@@ -2,11 +2,18 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+EXTRA_OF_PACKAGE = {
+    **dict.fromkeys(("sklearn", "scipy", "rouge_score"), "tasks"),
+    **dict.fromkeys(("matplotlib", "tensorboard"), "report"),
+    **dict.fromkeys(("pyarrow", "py3langid"), "text"),
+    **{"sentencepiece": "unigram", "mido": "music", "sacrebleu": "translate", "h5py": "elmo", "distributed": "cluster"},
+}
 MAX_MESSAGE_CHARS = 1000  # a longer message, such as one that quotes a long value, is cut in the middle
 
 
@@ -87,3 +94,17 @@ def require_package(module: str, purpose: str, package: str = "") -> Any:
     except ImportError:
         name = module.partition(".")[0]
         raise UnsupportedError(f"{purpose} needs {name}: pip install {package or name}") from None
+
+
+def require_packages(purposes: Mapping[str, str]) -> None:
+    """Raise an `UnsupportedError` for the first module that is not installed, without importing any.
+
+    A command calls this, with the purpose of each module, before its work rather than when it needs them.
+    """
+    for module, purpose in purposes.items():
+        try:
+            is_missing = find_spec(module) is None
+        except (ImportError, ValueError):
+            is_missing = True
+        if is_missing:
+            raise UnsupportedError(f"{purpose} needs {module}: pip install 'polyseme[{EXTRA_OF_PACKAGE[module]}]'")

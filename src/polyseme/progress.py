@@ -3,6 +3,7 @@
 import logging
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,15 +11,17 @@ from contextvars import ContextVar
 from typing import Any
 
 logger = logging.getLogger(__name__)
+LOG_SECONDS = 10.0  # between messages without a terminal
 
 
 class Progress:
     """Count completed work. `advance(n, note)` is cheap enough for an inner loop."""
 
     def __init__(self, title: str, total: float | None, unit: str, show: bool = True):
-        self.title, self.total, self.unit, self.interval = title, total, unit, 10.0 if show else math.inf
+        self.title, self.total, self.unit, self.interval = title, total, unit, LOG_SECONDS if show else math.inf
         self.completed = self.resumed = 0.0
         self.start = self.last_logged = time.monotonic()
+        self.is_finished = False
         self._bar: Any = None
         if show and sys.stderr.isatty():
             from rich.console import Console
@@ -41,8 +44,17 @@ class Progress:
             self.last_logged = now
             logger.info(self._format_line(note))
 
+    def show_note(self, note: str) -> None:
+        """Show a note without progress: what the work waits for."""
+        if self._bar is not None:
+            self._bar.update(self._task, note=note)
+        elif self.interval < math.inf:
+            logger.info(f"{self.title}: {note}")
+
     def set_total(self, total: float) -> None:
         """Change the total amount of work."""
+        if total == self.total:
+            return
         self.total = total
         if self._bar is not None:
             self._bar.update(self._task, total=total)
@@ -64,8 +76,14 @@ class Progress:
         self.advance(start + amount - self.completed)
 
     def finish(self) -> None:
-        """Show that all is complete, if the progress has been logged before."""
-        if self.last_logged > self.start:
+        """Show that all is complete: 100 % of what was done, if the progress has been shown before."""
+        if self.is_finished:
+            return
+        self.is_finished = True
+        self.set_total(self.completed)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.completed)
+        elif self.last_logged > self.start:
             self.last_logged = -math.inf
             self.advance(0)
 
@@ -105,7 +123,7 @@ _parent: ContextVar[Callable[[float], None] | None] = ContextVar("parent_progres
 
 @contextmanager
 def progress(title: str, total: float | None, unit: str, show: bool = True) -> Iterator[Progress]:
-    """Show a progress bar while the context is open."""
+    """Show a progress bar while the context is open; it ends at 100 % unless an error ends the context."""
     show_fraction = _parent.get()
     bar = (
         Progress(title, total, unit, show)
@@ -114,8 +132,36 @@ def progress(title: str, total: float | None, unit: str, show: bool = True) -> I
     )
     try:
         yield bar
+        bar.finish()
     finally:
         bar.close()
+
+
+@contextmanager
+def waiting(title: str) -> Iterator[None]:
+    """Show that work without measurable progress is going on; log it every ten seconds if there is no terminal."""
+    if _parent.get() is not None:
+        yield
+        return
+    start, is_done = time.monotonic(), threading.Event()
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status(title):
+            yield
+        return
+
+    def log_time() -> None:
+        while not is_done.wait(LOG_SECONDS):
+            logger.info(f"{title}: {_format_duration(time.monotonic() - start)} so far")
+
+    thread = threading.Thread(target=log_time, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def _format_number(number: float) -> str:

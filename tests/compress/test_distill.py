@@ -354,7 +354,7 @@ def test_errors(teacher_run, tmp_path):
     with torch.no_grad():
         changed.model.trunk.token_embeddings.add_(0.01)
     save_model(tmp_path / "other", changed.model, changed.tokenizer)
-    with pytest.raises(PolysemeError, match="another recipe: objective was"):
+    with pytest.raises(PolysemeError, match=r"another recipe: objective\.teacher was"):
         distill(
             student_recipe(teacher_run, steps=2), tmp_path / "other", folder / "corpus", tmp_path / "run", resume=True
         )
@@ -371,6 +371,11 @@ def test_command(project, run_cli, cli, tmp_path):
     assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["mask_prob"] == 0.2
     assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
     assert "--resume" in cli(*common, *options).err
+    run_cli("distill", "--resume", "--out", tmp_path / "run", "--budget", "4steps")
+    assert json.loads((tmp_path / "run/results.json").read_text())["steps"] == 4
+    assert "is a distillation of" in cli("pretrain", "--resume", "--out", tmp_path / "run").err
+    assert "is not a distillation" in cli("distill", "--resume", "--out", project / "run-bert").err
+    assert "the teacher is missing" in cli("distill", "--out", tmp_path / "new").err
     gpt2 = ("distill", project / "run-gpt2/model", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "gpt2")
     output = run_cli(*gpt2, "--budget", "2steps", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256")
     assert "valid next:" in output

@@ -284,7 +284,7 @@ def test_command(corpus: Path, documents: list[str], tmp_path: Path, run_cli: An
         tmp_path / "dev.jsonl",
         "--evaluation-set",
         tmp_path / "other.jsonl",
-        "--key",
+        "--text-column",
         "question",
         "--n",
         5,

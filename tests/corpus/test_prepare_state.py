@@ -131,9 +131,29 @@ def test_sources_already_in_the_corpus(files: dict[str, Path], tmp_path: Path) -
     assert make(files["a"], out, append=True) == make(f"{files['b']}::weight=2", out, append=True) == whole
     with pytest.raises(PolysemeError, match=r"b\.jsonl is already in .*, with weight 2\.0, not 1\.0"):
         make(files["b"], out, append=True)
-    assert len(make(f"{files['a']}::key=more", out, append=True)["sources"]) == 3  # another column is another source
+    assert len(make(f"{files['a']}::text=more", out, append=True)["sources"]) == 3  # another column is another source
     with pytest.raises(PolysemeError, match="other sources"):
         make(files["c"], out)
+
+
+def test_fewer_more_or_changed_sources_are_an_error(files: dict[str, Path], tmp_path: Path) -> None:
+    def prepare_all(*names: str) -> dict[str, Any]:
+        config = PrepareConfig(clean="none", dedup="exact", num_workers=1)
+        return prepare([files[name] for name in names], TOKENIZER, tmp_path / "out", config)
+
+    manifest = prepare_all("a", "b")
+    for names, difference in (
+        ("a", r"not among the sources now: .*b\.jsonl"),
+        ("abc", r"not in the corpus: .*c\.jsonl"),
+        ("ac", r"not among the sources now: .*b\.jsonl; not in the corpus: .*c\.jsonl"),
+        ("ba", "the same files in another order"),
+    ):
+        with pytest.raises(PolysemeError, match=rf"holds a corpus with other sources \({difference}"):
+            prepare_all(*names)
+    assert prepare_all("a", "b") == manifest
+    files["b"].write_text(json.dumps({"text": "Another text."}))
+    with pytest.raises(PolysemeError, match=r"changed since: .*b\.jsonl\): choose another folder"):
+        prepare_all("a", "b")
 
 
 def test_unfinished_append_must_be_finished_before_another(

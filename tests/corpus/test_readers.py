@@ -212,14 +212,16 @@ def test_too_long_row_is_an_error_and_is_not_held_in_memory(tmp_path: Path, monk
 
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    assert read_texts(path, '{"a": "one", "b": "two"}\n{"b": "x"}\n', key="b+a") == [
+    assert read_texts(path, '{"a": "one", "b": "two"}\n{"b": "x"}\n', text="b+a") == [
         "two\none",
-        "!line 2: no key 'a' among b; valid: b",
+        "!line 2: no key 'a' among b; valid: b (choose with ::text=KEY)",
     ]
-    assert read_texts(path, '{"a+b": "one", "a": "two"}', key="a+b") == ["one"]
+    assert read_texts(path, '{"a+b": "one", "a": "two"}', text="a+b") == ["one"]
     escaped = r'{"text": "a\ud83d\ude00b\ud83dc\udc00\u0000d"}'
     assert read_texts(path, escaped) == ["a😀b\ufffdc\ufffd\0d"]
-    assert read_texts(path, r'{"\ud800": ""}') == ["!line 1: no key 'text' among \ufffd; valid: \ufffd"]
+    assert read_texts(path, r'{"\ud800": ""}') == [
+        "!line 1: no key 'text' among \ufffd; valid: \ufffd (choose with ::text=KEY)"
+    ]
     assert read_texts(path, '{"text": [1]}\n{"text": null}') == [
         "!line 1: 'text' is list, not a string",
         "!line 2: 'text' is null, not a string",
@@ -241,14 +243,16 @@ def test_csv_quotes_follow_rfc_4180(tmp_path: Path) -> None:
     rows = 'id,text\n1,"a ""b"", c\n\nd"\n2,plain\n\n3,"' + "x" * 300_000 + '"\n4,5" disk\n'
     assert read_texts(path, rows) == ['a "b", c\n\nd', "plain", "x" * 300_000, '5" disk']
     assert read_texts(path, "text\n\na\n") == ["", "a"]
-    assert read_texts(path, '"te""xt","b,c"\r\n1,2\r\n', key='b,c+te"xt') == ["2\n1"]
+    assert read_texts(path, '"te""xt","b,c"\r\n1,2\r\n', text='b,c+te"xt') == ["2\n1"]
     assert read_texts(path, "id,text\n1,a\n2,b,c\n3\n4,d\n") == [
         "a",
         "!line 3: 3 fields, but the first line has 2",
         "!line 4: 1 fields, but the first line has 2",
         "d",
     ]
-    assert read_texts(path, "id,txt\n1,a\n2,b\n") == ["!line 1: no column 'text' among id, txt; did you mean 'txt'?"]
+    assert read_texts(path, "id,txt\n1,a\n2,b\n") == [
+        "!line 1: no column 'text' among id, txt; did you mean 'txt'? (choose with ::text=COLUMN)"
+    ]
     assert read_texts(path, "") == ["!is empty"]
 
 
@@ -306,9 +310,11 @@ def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     content = build_parquet(table, row_group_size=1000)
     texts = read_texts(path, content)
     assert texts[:5] == ["a", "!row 2: the text is null", "b\nc", "", "0"] and texts[4:] == list(map(str, range(3000)))
-    assert read_texts(path, content, key="title+text")[2] == "t\nb\nc"
-    assert read_texts(path, content, key="txt") == ["!no column 'txt' among title, text, n; did you mean 'text'?"]
-    assert read_texts(path, content, key="n") == ["!column 'n' holds int64, not text"]
+    assert read_texts(path, content, text="title+text")[2] == "t\nb\nc"
+    assert read_texts(path, content, text="txt") == [
+        "!no column 'txt' among title, text, n; did you mean 'text'? (choose with ::text=COLUMN)"
+    ]
+    assert read_texts(path, content, text="n") == ["!column 'n' holds int64, not text"]
     assert read_texts(path, content[:-100]) == ["!is truncated or damaged: cannot read it beyond row 0"]
     assert read_texts(path, b"") == ["!is empty"]
     middle = content.find(b"PAR1", 4) * 2 // 3

@@ -46,7 +46,7 @@ def test_text_and_json_lines_plain_and_compressed(tmp_path: Path, compress: Call
     assert read_texts(text, split="blank") == ["A b.\nC.", "D é."]
     assert read_texts(text, split="line") == ["A b.", "C.", "D é."]
     assert read_texts(rows) == ["One é.", "Two.\nStill two."]
-    assert read_texts(rows, key="title") == ["t", "t"]
+    assert read_texts(rows, text_column="title") == ["t", "t"]
     assert read_texts(tmp_path) == read_texts(text, rows)
     sources = open_sources([rows])
     assert list(sources)[1] == Document("Two.\nStill two.", str(rows), "line 2")
@@ -142,9 +142,9 @@ def test_missing_sources_are_reported(tmp_path: Path) -> None:
 
 def test_parse_source() -> None:
     assert parse_source("a.txt") == CorpusSource("a.txt", "", 1.0, "text", "file", "")
-    specification = "wiki.jsonl.zst::lang=de,weight=2,key=title+body,format=jsonl"
+    specification = "wiki.jsonl.zst::lang=de,weight=2,text=title+body,format=jsonl"
     assert parse_source(specification) == CorpusSource("wiki.jsonl.zst", "de", 2.0, "title+body", "file", "jsonl")
-    defaults = CorpusSource("", lang="fr", key="k", split="line", format="csv")
+    defaults = CorpusSource("", lang="fr", text="k", split="line", format="csv")
     assert parse_source("-::weight=0.5,split=blank", defaults) == CorpusSource("-", "fr", 0.5, "k", "blank", "csv")
     assert parse_source("a::b.txt::lang=de").path == "a::b.txt"
 
@@ -160,9 +160,9 @@ def test_existing_path_with_separator_is_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("langs=de", "a source has no option 'langs'; did you mean 'lang'?"),
-        ("path=b", "a source has no option 'path'"),
-        ("", "a source has no option ''"),
+        ("langs=de", "there is no option 'langs' here; did you mean 'lang'?"),
+        ("path=b", "there is no option 'path' here"),
+        ("", "there is no option '' here"),
         ("lang", "lang is set without a value"),
         ("lang=", "lang is set without a value"),
         ("lang=de,lang=fr", "lang is set twice"),
@@ -196,16 +196,35 @@ def test_each_source_has_its_own_options(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"y": "four"}\n')
     specification = [
         f"{tmp_path / 'a.txt'}::split=line,lang=de",
-        f"{tmp_path / 'b.jsonl'}::key=x,weight=3",
-        tmp_path / "c.jsonl",
+        f"{tmp_path / 'b.jsonl'}::text=x,weight=3",
+        tmp_path / "c.jsonl::text=y",
     ]
-    sources = open_sources(specification, key="y", lang="fr")
+    sources = open_sources(specification, lang="fr")
     assert [document.text for document in sources] == ["one", "two", "three", "four"]
     assert [(file.source_index, file.lang) for file in sources.files] == [(0, "de"), (1, "fr"), (2, "fr")]
     assert [source.weight for source in sources.sources] == [1.0, 3.0, 1.0]
     assert [file["source_index"] for file in sources.file_facts] == [0, 1, 2]
     assert open_sources([f"{tmp_path / 'b.jsonl'}::format=text"]).estimated_characters == 15
     assert read_texts(f"{tmp_path / 'b.jsonl'}::format=text") == ['{"x": "three"}']
+
+
+def test_columns_chosen_twice_or_in_vain_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.csv").write_text("id,body\n1,two\n")
+    (tmp_path / "c.tsv").write_text("body\nthree\n")
+    table, text = tmp_path / "b.csv", tmp_path / "a.txt"
+    assert read_texts(f"{table}::text=body") == read_texts(table, text_column="body") == ["two"]
+    assert read_texts(tmp_path / "c.tsv") == ["three"]  # the only column
+    for source, options, message in (
+        (f"{table}::text=body", {"text_column": "id"}, "text is 'body', but `text_column` is 'id': leave out one"),
+        (f"{text}::text=body", {}, "text=body has no effect on its format, text"),
+        (f"{table}::split=line", {}, "split=line has no effect on its format, csv"),
+        (text, {"text_column": "body"}, "`text_column` is 'body', but no source has columns"),
+        (table, {}, r"no column 'text' among id, body; valid: body, id \(choose with ::text=COLUMN\)"),
+    ):
+        with pytest.raises(PolysemeError, match=message):
+            read_texts(source, **options)
+    assert read_texts(tmp_path, text_column="body") == ["one", "two", "three"]  # has an effect on some files
 
 
 # ----------------------------------------------------------------------------------- folders, standard input

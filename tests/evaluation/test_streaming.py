@@ -56,6 +56,8 @@ def models(tmp_path_factory):
 def files(tmp_path):
     (tmp_path / "t.txt").write_text("\n".join(TEXTS) + "\n")
     (tmp_path / "r.txt").write_text("\n".join(reversed(TEXTS)) + "\n")
+    table = "".join(f'{i},"{text}",{"ab"[i % 2]}\n' for i, text in enumerate(TEXTS))
+    (tmp_path / "t.csv").write_text("id,text,label\n" + table)
     (tmp_path / "t.tsv").write_text("text\n" + "\n".join(TEXTS) + "\n")
     (tmp_path / "t.conll").write_text("\n\n".join(text.replace(" ", "\n") for text in TEXTS) + "\n")
     rows = ["the -", "old see", "cat see", "ran -"]  # two predicates for each sentence
@@ -74,10 +76,16 @@ COMMANDS = {
     "text.npz": "embed gpt2 --data t.txt --layers 1",
     "token.npz": "embed gpt2 --data t.txt --granularity token",
     "word.npz": "embed classify --data t.txt --granularity word",
+    "predict.csv": "predict classify --data t.csv",
+    "predict.parquet": "predict classify --data t.csv",
+    "vectors.parquet": "embed gpt2 --data t.csv",
+    "vectors.npz": "embed gpt2 --data t.csv",
     "score.txt": "score gpt2 --data t.txt",
     "score.jsonl": "score gpt2 --data t.txt --json",
-    "last.txt": "score gpt2 --last-words w.jsonl",
-    "choices.txt": "score gpt2 --choices c.jsonl",
+    "score.csv": "score gpt2 --data t.csv",
+    "last.jsonl": "score gpt2 --last-words w.jsonl",
+    "choices.jsonl": "score gpt2 --choices c.jsonl",
+    "translate.tsv": "translate transformer --data t.csv --num-beams 2 --max-new-tokens 3",
     "translate.txt": "translate transformer --data t.txt --num-beams 2 --max-new-tokens 3",
     "bleu.txt": "translate transformer --data t.txt --reference r.txt --max-new-tokens 3",
 }
@@ -113,10 +121,9 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(name, models, files, cli, 
     expected = (files / name).read_bytes()
     before = {path.name for path in files.iterdir()} - {name}
     assert re.sub(r"\d\.\d+", "", shown) == re.sub(r"\d\.\d+", "", whole)
-    assert len(expected) == len(in_one_window)  # scores may differ in their last digits
-    assert re.findall(rb"\d+ tokens|\d+ questions|texts: \d+", expected) == re.findall(
-        rb"\d+ tokens|\d+ questions|texts: \d+", in_one_window
-    )
+    if not name.endswith(".parquet"):  # scores may differ in their last digits
+        assert expected.count(b"\n") == in_one_window.count(b"\n") or name.endswith(".npz")
+        assert abs(len(expected) - len(in_one_window)) < 100
     for checkpoint in (1, 2):
         (files / name).unlink()
         with monkeypatch.context() as patch:
@@ -153,10 +160,18 @@ def test_what_cannot_be_resumed(models, files, cli, rejects, run_cli, monkeypatc
 
 def test_standard_output_is_that_of_a_file(models, files, run_cli, monkeypatch):
     monkeypatch.setattr(streaming, "MAX_EXAMPLES", WINDOW)
-    for name in ("score.txt", "score.jsonl", "last.txt", "choices.txt", "translate.txt"):
+    *to_stdout, _, out = arguments("translate.txt", models, files)
+    run_cli(*to_stdout, "--out", out)
+    assert run_cli(*to_stdout) == out.read_text()
+    *to_stdout, _, out = arguments("score.jsonl", models, files)
+    run_cli(*to_stdout, "--out", out)
+    printed = [json.loads(line) for line in run_cli(*to_stdout).splitlines()]
+    assert printed == [json.loads(line) for line in out.read_text().splitlines()]
+    for name in ("last.jsonl", "choices.jsonl"):  # the summary is printed
         *to_stdout, _, out = arguments(name, models, files)
-        run_cli(*to_stdout, "--out", out)
-        assert run_cli(*to_stdout) == out.read_text()
+        shown = run_cli(*to_stdout, "--out", out)
+        summary = shown.removesuffix(f"{out}: {len(TEXTS)} texts\n")
+        assert summary and run_cli(*to_stdout).endswith(summary) and out.read_text().count("\n") == len(TEXTS)
 
 
 def test_an_error_names_the_rows_of_its_window(models, files, cli, rejects, monkeypatch):

@@ -2,11 +2,23 @@
 
 import pickle
 import signal
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import polyseme
-from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
+from polyseme.errors import (
+    EXTRA_OF_PACKAGE,
+    ConfigError,
+    DataError,
+    Interrupted,
+    ModelError,
+    PolysemeError,
+    UnsupportedError,
+    require_packages,
+)
 
 
 @pytest.mark.parametrize("cls", [ConfigError, DataError, ModelError, UnsupportedError])
@@ -30,3 +42,22 @@ def test_interrupted_keeps_its_signal():
 def test_errors_are_public():
     for name in ("PolysemeError", "ConfigError", "DataError", "ModelError", "UnsupportedError", "Interrupted"):
         assert name in polyseme.__all__ and issubclass(getattr(polyseme, name), Exception)
+
+
+def test_missing_packages_are_found_without_importing_any(monkeypatch):
+    before = set(sys.modules)
+    require_packages({"scipy": "a test", "matplotlib": "a plot"})
+    assert not {"scipy", "matplotlib"} & (set(sys.modules) - before)
+    for module in ("scipy", "matplotlib"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UnsupportedError, match=r"^a plot needs matplotlib: pip install 'polyseme\[report\]'$"):
+        require_packages({"json": "nothing", "matplotlib": "a plot", "scipy": "a test"})
+
+
+def test_extras_are_those_of_the_package():
+    metadata = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    names = {"scikit-learn": "sklearn", "rouge-score": "rouge_score"}
+    for extra, requirements in metadata["project"]["optional-dependencies"].items():
+        for requirement in requirements if extra not in ("all", "dev") else ():
+            package = requirement.partition(">")[0]
+            assert EXTRA_OF_PACKAGE[names.get(package, package)] == extra

@@ -1,8 +1,12 @@
 """Progress: bars inside a window of another one advance that one, and the last line shows that all is complete."""
 
 import logging
+import time
+from types import SimpleNamespace
 
-from polyseme.progress import progress
+import pytest
+
+from polyseme.progress import progress, waiting
 
 
 def test_bars_inside_a_window_advance_the_outer_one(caplog):
@@ -38,3 +42,51 @@ def test_the_last_line_is_complete(caplog):
         logging.getLogger("polyseme").removeHandler(caplog.handler)
     assert [message.split(",")[0] for message in caplog.messages] == ["work: 15 of 20 texts", "work: 20 of 20 texts"]
     assert "texts/s" in caplog.messages[-1]
+
+
+def test_every_bar_ends_at_100_percent_unless_it_fails(caplog):
+    """Whatever the caller counted, the last line is complete; a bar that an error ends is not."""
+    caplog.set_level(logging.INFO, "polyseme.progress")
+    logging.getLogger("polyseme").addHandler(caplog.handler)
+    try:
+        for total in (100, None):
+            with progress("work", total, "texts") as bar:
+                bar.interval = 0
+                bar.advance(40)
+        with pytest.raises(KeyError), progress("failed", 100, "texts") as bar:
+            bar.interval = 0
+            bar.advance(40)
+            raise KeyError
+    finally:
+        logging.getLogger("polyseme").removeHandler(caplog.handler)
+    assert [message.split(",")[0] for message in caplog.messages] == [
+        "work: 40 of 100 texts",
+        "work: 40 of 40 texts",
+        "work: 40 texts",
+        "work: 40 of 40 texts",
+        "failed: 40 of 100 texts",
+    ]
+
+
+def test_the_bar_of_a_terminal_ends_at_100_percent(monkeypatch):
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True, write=lambda text: None, flush=lambda: None))
+    for total in (100, None):
+        with progress("work", total, "texts") as bar:
+            bar.show_note("compiling kernels in the first step")
+            assert bar._bar.tasks[0].fields["note"] == "compiling kernels in the first step"
+            bar.advance(40)
+        assert bar._bar.tasks[0].percentage == 100 and bar._bar.tasks[0].finished
+
+
+def test_waiting_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr("polyseme.progress.LOG_SECONDS", 0.01)
+    caplog.set_level(logging.INFO, "polyseme.progress")
+    logging.getLogger("polyseme").addHandler(caplog.handler)
+    try:
+        with waiting("training"):
+            time.sleep(0.1)
+        num_messages = len(caplog.messages)
+        time.sleep(0.03)
+    finally:
+        logging.getLogger("polyseme").removeHandler(caplog.handler)
+    assert caplog.messages[0] == "training: 0:00 so far" and len(caplog.messages) == num_messages

@@ -145,8 +145,21 @@ def test_heat_map_labels_are_inside():
     titles = [element.text for element in root.iter(f"{SVG}title")]
     assert "a → donaudampfschifffahrtsgesellschaft: 0.5" in titles and "日本語" * 20 in titles  # the whole label
     assert heat_map(np.zeros((0, 0)), Labels([], [])) == ""
-    grid = check_svg(attention_grid(["a", "b"], np.full((2, 3, 2, 2), 0.5)))
-    assert sum(text.text.startswith("layer 2") for text in grid.iter(f"{SVG}text")) == 3
+
+
+def test_attention_grid():
+    maps = np.zeros((2, 12, 3, 4))
+    maps[1, 11, 2, 3], maps[0, 0, 0, 0] = 1.0, 0.01
+    root = check_svg(attention_grid(maps, first_layer=5))
+    assert sum(text.text.startswith("layer 6") for text in root.iter(f"{SVG}text")) == 12
+    (path,) = root.iter(f"{SVG}path")  # the only cell that is not blank
+    x, y = map(float, re.match(r"M([\d.]+) ([\d.]+)h10v10h-10$", path.get("d")).groups())
+    frame = list(root.iter(f"{SVG}rect"))[-1]
+    assert (x, y) == (float(frame.get("x")) + 30, float(frame.get("y")) + 20) and path.get("fill-opacity") == "0.70"
+    assert len(attention_grid(np.random.default_rng(0).dirichlet([0.1] * 40, (6, 8, 40)))) < 700_000
+    assert attention_grid(np.zeros((0, 0, 3, 3))) == ""
+    many = heat_map(np.full((60, 60), 0.5), Labels(["a"] * 60, ["b"] * 60))
+    assert "<title>" not in many and many.count("<path") == 1
 
 
 def test_standalone_svg_has_its_colors():

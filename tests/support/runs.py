@@ -78,6 +78,8 @@ def assert_same(first: Path, second: Path) -> None:
     rows = [[json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()] for run in (first, second)]
     facts = [[(r["step"], r.get("loss"), r.get("valid")) for r in log] for log in rows]
     assert facts[0] == facts[1]
+    samples = [(run / "samples.jsonl").read_text() for run in (first, second) if (run / "samples.jsonl").exists()]
+    assert len(set(samples)) <= 1 and len(samples) != 1
     assert [r["step"] for r in rows[0] if "loss" in r] == list(range(1, STEPS + 1))
 
 

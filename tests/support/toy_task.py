@@ -71,5 +71,5 @@ class StarTask(SequenceTask):
     def score(self, gold: Sequence[int], predicted: Sequence[int]) -> dict[str, float]:
         return {"closeness": 1 - float(np.abs(np.array(gold) - np.array(predicted)).mean()) / self.max_stars}
 
-    def to_record(self, example: StarExample, prediction: Stars) -> dict[str, Any]:
-        return {"text": example.text, "stars": prediction.stars, "expected": prediction.expected}
+    def prediction_columns(self, example: StarExample, prediction: Stars) -> dict[str, Any]:
+        return {"prediction": prediction.stars, "expected": prediction.expected}

@@ -63,8 +63,8 @@ CASES = {
     "p.props": (SemanticRolesTask(labels=("O",)), [("a b", 0), ("c d", 1), "e f"], Tagging(("O", "B-V"), (0.5, 0.5))),
 }
 EXPECTED = {
-    "p.tsv": "text\tpair\tlabel\nx\t\t1.5\ny t\tpair\t1.5\nz\t\t1.5\n",
-    "q.tsv": "text\tlabel\tp(a)\tp(b)\nx\ta\t0.75\t0.25\ny\ta\t0.75\t0.25\nz\ta\t0.75\t0.25\n",
+    "p.tsv": "text\tpair\tprediction\nx\t\t1.5\ny t\tpair\t1.5\nz\t\t1.5\n",
+    "q.tsv": "text\tprediction\tprobability\tp(a)\tp(b)\n" + "".join(f"{x}\ta\t0.75\t0.75\t0.25\n" for x in "xyz"),
     "p.conll": "a\tO\nb\tB-X\n\nc\tO\nd\tB-X\n\ne\tO\nf\tB-X\n",
     "p.json": '{\n  "1": "a \\"é\\"",\n  "2": "a \\"é\\"",\n  "3": "a \\"é\\""\n}\n',
     "p.props": "a\t*\n-\t(V*)\n\n-\t*\nd\t(V*)\n\n-\n-\n",

@@ -64,7 +64,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) -> None:
     if kind == "unigram":
         pytest.importorskip("sentencepiece")
-    sources = [corpus / "en.txt", f"{corpus}/xx.jsonl::lang=xx,weight=2,key=body"]
+    sources = [corpus / "en.txt", f"{corpus}/xx.jsonl::lang=xx,weight=2,text=body"]
     size = [] if kind == "characters" else ["--vocab-size", 2500]
     out = corpus / "tokenizer"
     words = ["tokenizer", "train", *sources, "--kind", kind, *size, "--out", out, "--smoothing", "0.5"]

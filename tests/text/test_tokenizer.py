@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -324,3 +325,23 @@ def test_validate_rejects_special_tokens_in_plain_text() -> None:
     tokenizer = with_config(train("unigram", False), unguarded)
     with pytest.raises(PolysemeError, match="in the text of a corpus as its special token"):
         tokenizer.validate(["the statement"])
+
+
+@pytest.mark.parametrize(
+    "kind,reason",
+    [
+        ("wordpiece", r"no more pieces are as frequent as `min_frequency` \(2\); train on more text"),
+        ("bpe", "no more pieces are as frequent as"),
+        ("words", "no more of them are as frequent as"),
+        ("unigram", "and no more pieces; train on more text"),
+        ("characters", "the text has no more different characters"),
+    ],
+)
+def test_a_vocabulary_that_is_smaller_than_requested(kind, reason, capsys):
+    texts = ["a few words and a few more words, few of them different"] * 3
+    tokenizer = Tokenizer.train(kind, iter(texts), 5000)
+    message = f"the vocabulary has {tokenizer.vocab_size} entries, not the 5,000 requested: .*{reason}"
+    assert re.search(message, capsys.readouterr().err)
+    Tokenizer.train("words", iter(texts))
+    Tokenizer.train("words", iter(texts), 6)
+    assert capsys.readouterr().err == "", "nothing more was requested"

@@ -14,7 +14,7 @@ from polyseme.families import FAMILIES
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
-from polyseme.train.budget import Deadline, count_fitting_steps
+from polyseme.train.budget import Deadline, Overhead, Segment, StepPlan
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.loop import TrainState, count_parameters, count_training_flops, prefetch, train
 from polyseme.train.optimizer import (
@@ -353,16 +353,24 @@ def test_numbers_of_a_recipe_that_cannot_be(path, value, told):
         recipe.with_override(path, value).check()
 
 
-def test_a_later_budget_setting_replaces_the_earlier_one(capsys):
-    recipe = Recipe("r", "bert", budget=BudgetConfig(steps=1000, tokens=5000))
+def test_a_budget_setting_replaces_that_of_the_recipe(capsys):
+    recipe = Recipe("r", "bert", budget=BudgetConfig(steps=1000))
     timed = recipe.with_override("budget.minutes", "7")
     assert timed.budget == BudgetConfig(minutes=7) and timed.check().budget.is_wall_clock
-    assert capsys.readouterr().err == "budget.minutes=7 replaces budget.steps=1000, budget.tokens=5000\n"
+    assert capsys.readouterr().err == "budget.minutes=7 replaces budget.steps=1000\n"
     assert timed.with_override("budget.steps", "30").budget == BudgetConfig(steps=30)
+    assert timed.with_override("budget", "30steps").budget == BudgetConfig(steps=30)
     assert capsys.readouterr().err == "budget.steps=30 replaces budget.minutes=7\n"
     assert timed.with_override("budget.minutes", "8").budget == BudgetConfig(minutes=8)
     assert timed.with_override("budget.steps", "0").budget == BudgetConfig(minutes=7)
     assert capsys.readouterr().err == "", "nothing was replaced"
+    with pytest.raises(PolysemeError, match=r"budget\.steps=4 and budget\.minutes=1 both limit the run"):
+        BudgetConfig(steps=4, minutes=1.0)
+
+
+@pytest.mark.parametrize("text", ["20m", "90m", "90s", "5s", "500steps", "1000000000tokens"])
+def test_a_budget_is_shown_as_it_is_read(text):
+    assert str(BudgetConfig.parse(text)) == text
 
 
 @pytest.mark.parametrize("seconds,each,others", [(60, 0.5, []), (100, 0.1, [(2, 50), (5, 200)]), (7, 0.3, [(1, 4)])])
@@ -370,9 +378,10 @@ def test_steps_fill_the_time_and_no_more(seconds, each, others):
     def spent(steps):
         return steps * each + sum(cost * (steps / every + 1) for cost, every in others)
 
-    steps = count_fitting_steps(seconds, each, others)
+    deadline = Deadline(100.0, 0, 10, {str(every): Overhead(every, cost) for cost, every in others})
+    steps = deadline.count_fitting_steps(seconds, each)
     assert steps > 1 and spent(steps) <= seconds + 1e-9 < spent(steps + 1) + 1e-9
-    assert count_fitting_steps(0.01, each, others) == 0
+    assert deadline.count_fitting_steps(0.01, each) == 0
 
 
 def test_gradients_of_the_copy_replace_or_add():
@@ -390,26 +399,96 @@ def test_gradients_of_the_copy_replace_or_add():
     assert (weights[0][0].grad == 1).all() and all((p.grad == 0).all() for p, _ in weights[1:])
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets."""
+    now = [0.0]
+    monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: now[0])
+    return now
+
+
 @pytest.mark.parametrize("each,total", [(1.0, 100), (1.015, 100), (0.97, 100), (2.0, 50), (0.5, 200), (30.0, 10)])
-def test_a_deadline_counts_the_steps_that_fit(each, total, monkeypatch):
+def test_a_deadline_counts_the_steps_that_fit(each, total, clock):
     """A hundred steps of a second, checked after ten: a speed that nearly fits changes nothing."""
-    clock = [0.0]
-    monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
-    deadline = Deadline(end_time=100.0, start_step=0, total_steps=200)
+    deadline = Deadline(end_time=100.0, start_step=0, total_steps=200, is_calibrated=True)
     assert not deadline.should_check(9) and deadline.should_check(10)
     clock[0] = 10 * each
     assert deadline.replan_steps(10, 100) == total
-    assert not deadline.should_check(19) and deadline.should_check(20)
+    assert not deadline.should_check(14) and deadline.should_check(20)
 
 
-def test_measuring_and_saving_are_no_part_of_the_pace(monkeypatch):
+def test_validating_and_saving_are_no_part_of_the_speed(clock):
     """Ten steps of a second and 30 s of validation: later steps take a second each, and validation its own time."""
-    clock = [0.0]
-    monkeypatch.setattr("polyseme.train.budget.time.perf_counter", lambda: clock[0])
-    deadline = Deadline(end_time=200.0, start_step=0, total_steps=200, overheads=[(30.0, 50)])
+    deadline = Deadline(200.0, 0, 200, {"validate": Overhead(50, steps=5.0)}, is_calibrated=True)
     clock[0] = 4.0
-    with deadline.pause():
+    with deadline.measure("validate"):
         clock[0] += 30.0
     clock[0] += 6.0
     assert deadline.replan_steps(10, 300) == 10 + int((160 - 30) / (1 + 30 / 50))
     assert not Deadline(math.inf, 0, 10).should_check(10)
+
+
+def test_calibration_starts_with_the_second_step(clock, capsys):
+    """The first step compiles; a validation that was not measured yet is estimated in steps."""
+    deadline = Deadline(100.0, 0, 1000, {"validate": Overhead(1000, steps=10.0)})
+    assert [step for step in range(1, 30) if deadline.should_check(step)][:5] == [1, 2, 4, 8, 16]
+    clock[0] = 40.0
+    assert deadline.replan_steps(1, 1000) == 1000
+    clock[0] = 41.0
+    assert deadline.replan_steps(2, 1000) == 2 + int((59 - 10) / 1.01)
+    deadline.log_plan(2, "100s")
+    clock[0] = 42.0
+    assert deadline.replan_steps(4, 50) == 4 + int((58 - 5) / 0.505)
+    deadline.log_plan(4, "100s")
+    clock[0] = 44.05
+    deadline.log_plan(8, "100s" if deadline.replan_steps(8, 108) == 108 else "changed")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "1 steps/s after step 2: the budget of 100s is planned as 50 steps" and len(lines) == 2
+    late = Deadline(100.0, 0, 1000)
+    clock[0] = 101.0
+    assert late.replan_steps(1, 1000) == 1
+
+
+# --- the plan of a run -----------------------------------------------------------------------------------------------
+
+
+def rates(plan, schedule, num_steps):
+    """Return the factor of the learning rate at every step of a plan."""
+    state = TrainState(*[None] * 3, schedule, 0, None)
+    factors = []
+    for step in range(num_steps):
+        plan.apply(state, schedule, step)
+        assert step < state.total_steps
+        length = (state.schedule_end or state.total_steps) - state.schedule_start
+        factors.append(state.schedule.lr_factor(step - state.schedule_start, length))
+    return factors
+
+
+@pytest.mark.parametrize("warmup", [0.1, 20])
+@pytest.mark.parametrize("shape", ["linear", "cosine", "slanted", "constant", "inverse_sqrt"])
+def test_an_extended_run(shape, warmup):
+    schedule = ScheduleConfig(shape, warmup)
+    plan = StepPlan((Segment(0, 100),))
+    longer = plan.extend(100, 200, schedule)
+    before, after = rates(plan, schedule, 100), rates(longer, schedule, 200)
+    assert longer.total_steps == 200 and longer.end_steps == {100, 200} and after[:100] == before
+    if schedule.depends_on_length:  # it warms up and decays again
+        assert max(after[100:]) == pytest.approx(1, abs=0.02) and after[100] < 0.2 and after[199] < 0.1
+        assert after[100:].index(max(after[100:])) <= 11, "the warm-up has at most a tenth of the added steps"
+    else:
+        assert after == rates(StepPlan((Segment(0, 100), Segment(100, 200, schedule_end=100))), schedule, 200)
+        assert after[100] == pytest.approx(after[99], rel=0.01)
+    assert StepPlan.from_json(json.loads(json.dumps(longer.to_json())), "recipe.json") == longer
+
+
+def test_a_run_that_is_extended_before_its_end():
+    schedule, plan = ScheduleConfig("linear", 10), StepPlan((Segment(0, 100),))
+    longer = plan.extend(40, 200, schedule)
+    assert (
+        rates(longer, schedule, 200)
+        == rates(plan, schedule, 40) + rates(StepPlan((Segment(0, 200),)), schedule, 200)[40:]
+    )
+    assert longer.end_steps == {200}
+    for rows in ([], None, [{"step": 1}], [{"step": 0, "total_steps": "a"}], 3, [3]):
+        with pytest.raises(PolysemeError, match="not the recipe of a run"):
+            StepPlan.from_json(rows, "recipe.json")

@@ -24,7 +24,7 @@ from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import pretrain as module
-from polyseme.train.budget import CLOCK_CHECKS, STEPS_PER_TIMING, Deadline
+from polyseme.train.budget import Deadline
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig
@@ -274,51 +274,45 @@ def test_disk_full_while_saving(corpora, tmp_path, monkeypatch):
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["LATEST", "step-2"]
 
 
-def test_a_budget_in_minutes_is_settled_once(corpora, tmp_path, monkeypatch):
-    """The number of steps is calibrated once; a resumed run at the same speed keeps it."""
-    real = module.train
+def test_a_resumed_run_repeats_the_plans_of_a_budget_in_minutes(corpora, tmp_path, monkeypatch):
+    """Killed after the number of steps changed twice, it continues from a checkpoint before that, at the same rates."""
+    real, replans = module.train, {2: 40, 4: 12, 8: 14}
+    monkeypatch.setattr(Deadline, "replan_steps", lambda self, step, total: replans.get(step, total))
 
-    def short(run, data):
+    def killed(run, data):
         for report in real(run, data):
-            if report.step == 1:
+            if report.step == 5:
                 raise Killed
             yield report
 
-    timed = tiny_recipe("bert").replace(budget=BudgetConfig(minutes=0.02), save_every=2)
-    monkeypatch.setattr(Deadline, "replan_steps", lambda self, step, total: total)
-    monkeypatch.setattr(module, "train", short)
+    timed = tiny_recipe("bert").replace(budget=BudgetConfig(minutes=1.0), save_every=100)
+    pretrain(timed, corpora["wordpiece"], tmp_path / "whole")
+    timed_run = tmp_path / "killed"
+    monkeypatch.setattr(module, "train", killed)
     with pytest.raises(Killed):
-        pretrain(timed, corpora["wordpiece"], tmp_path / "run")
-    total = json.loads((tmp_path / "run" / "recipe.json").read_text())["total_steps"]
+        pretrain(timed, corpora["wordpiece"], timed_run)
     monkeypatch.setattr(module, "train", real)
-    monkeypatch.setattr(module, "plan_steps", lambda *_: pytest.fail("calibrated again"))
-    results = pretrain(timed, corpora["wordpiece"], tmp_path / "run", resume=True)
-    assert results["steps"] == total
+    replans.update({2: 99, 4: 99})
+    assert pretrain(timed, corpora["wordpiece"], timed_run, resume=True)["steps"] == 14
+    plans = [json.loads((run / "recipe.json").read_text())["plan"] for run in (tmp_path / "whole", timed_run)]
+    assert plans[0] == plans[1] and [row["total_steps"] for row in plans[0]] == [1000, 40, 12, 14]
+    models = [load_file(run / "model" / "model.safetensors") for run in (tmp_path / "whole", timed_run)]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
-@pytest.mark.parametrize("settled,then", [(40, 12), (6, 15), (40, 0)], ids=["slower", "faster", "over"])
-def test_when_the_pace_changes_so_does_the_length_of_the_run(settled, then, corpora, tmp_path, monkeypatch):
-    """The schedule and `recipe.json` change too; a run out of time ends after the step, with its model."""
-    monkeypatch.setattr(module, "plan_steps", lambda *_: (settled, [(0.5, 10)]))
-    monkeypatch.setattr(Deadline, "replan_steps", lambda self, step, total: max(then, step))
+def test_a_run_out_of_time_ends_after_the_step_with_its_model(corpora, tmp_path, monkeypatch):
+    """The plans are in the log; the schedule ends where the run does; the result says that it was short."""
+    monkeypatch.setattr(Deadline, "replan_steps", lambda self, step, total: 5 if step == 2 else total)
     run = tmp_path / "run"
     timed = tiny_recipe("bert").replace(budget=BudgetConfig(minutes=1.0), log_every=1)
     results = pretrain(timed, corpora["wordpiece"], run)
-    first = max(settled // CLOCK_CHECKS, STEPS_PER_TIMING)
-    assert results["steps"] == max(then, first) == json.loads((run / "recipe.json").read_text())["total_steps"]
+    assert results["steps"] == 5 == json.loads((run / "recipe.json").read_text())["total_steps"]
     rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     rates = [row["lr"] for row in rows if "lr" in row]
-    assert len(rates) == results["steps"] == load_checkpoint(run / "checkpoints").step
-    if then:
-        assert rates[-1] < 0.2 * max(rates)  # a rate that falls to nothing got there
+    assert len(rates) == 5 == load_checkpoint(run / "checkpoints").step and rates[-1] < 0.4 * max(rates)
+    assert [row["plan"]["steps"] for row in rows if "plan" in row] == [5]
+    assert any("only 5 steps fit into the budget of 60s" in warning for warning in results["warnings"])
     assert (run / "model" / "config.json").exists()
-
-
-def test_minutes_do_not_matter_where_there_are_steps(corpora, tmp_path, monkeypatch):
-    """The first nonzero limit of a budget counts: minutes are ignored if steps are set."""
-    monkeypatch.setattr(Deadline, "replan_steps", lambda *_: pytest.fail("looked at the clock"))
-    both = tiny_recipe("bert").replace(budget=BudgetConfig(steps=4, minutes=1.0))
-    assert pretrain(both, corpora["wordpiece"], tmp_path / "run")["steps"] == 4
 
 
 def test_two_ranks_train_the_same_model(corpora, tmp_path):

@@ -25,7 +25,7 @@ def prepare(
     tokenizer: Annotated[Path, Option(help="Tokenizer folder, a published vocabulary, or `events` for MIDI.")],
     out: Annotated[Path, Option(help="Corpus folder to write, or to continue.")],
     append: Annotated[bool, Option("--append", help="Add these sources to the finished corpus in --out.")] = False,
-    key: options.KeyOption = "text",
+    text_column: options.TextColumnOption = "",
     split: options.SplitOption = "file",
     format: options.FormatOption = "",
     lang: options.LangOption = "en",
@@ -41,9 +41,9 @@ def prepare(
     import polyseme
 
     corpus = polyseme.prepare(
-        source, polyseme.Tokenizer.load(tokenizer), out, key=key, split=split, lang=lang, format=format, clean=clean,
-        dedup=dedup, dedup_threshold=dedup_threshold, skip_bad=skip_bad, append=append, num_workers=num_workers,
-        allow_large=allow_large, dask_address=dask_address,
+        source, polyseme.Tokenizer.load(tokenizer), out, text_column=text_column, split=split, lang=lang,
+        format=format, clean=clean, dedup=dedup, dedup_threshold=dedup_threshold, skip_bad=skip_bad, append=append,
+        num_workers=num_workers, allow_large=allow_large, dask_address=dask_address,
     )  # fmt: skip
     _print_removed(out, corpus)
 

@@ -31,7 +31,7 @@ def explain(
 
 def gradients(
     models: Annotated[list[Path], Argument(help="Folders of causal language models.")],
-    data: options.LinesOption,
+    data: options.TextsOption,
     out: Annotated[Path, Option(help="Output .svg file.")],
     max_distance: Annotated[int, Option(help="Maximum distance in tokens.")] = 50,
 ) -> None:

@@ -21,7 +21,7 @@ SequencesOption = Annotated[int | None, Option(help="Texts per prompt: samples, 
 def generate(
     model: Annotated[Path, Argument(help="Folder of a model that generates text.")],
     prompt: Annotated[str | None, Option(help=PROMPT_HELP)] = None,
-    data: Annotated[Path | None, Option(help="File with one prompt per line.")] = None,
+    data: Annotated[Path | None, Option(help=f"Prompts: {options.INPUT_HELP}")] = None,
     max_new_tokens: Annotated[int, Option(help="Maximum number of generated tokens.", min=1)] = 100,
     do_sample: Annotated[bool, Option("--do-sample", help=SAMPLE_HELP)] = False,
     temperature: TemperatureOption = None,
@@ -39,7 +39,7 @@ def generate(
     import polyseme
 
     if (prompt is None) == (data is None):
-        raise ConfigError("give either --prompt with a text, or --data with one prompt per line")
+        raise ConfigError("give either --prompt with a text, or --data with a file of prompts")
     settings = {
         "max_new_tokens": max_new_tokens, "do_sample": do_sample or None, "temperature": temperature, "top_k": top_k,
         "top_p": top_p, "repetition_penalty": repetition_penalty, "seed": seed, "num_beams": num_beams,

@@ -1,7 +1,7 @@
 """Print tables and JSON; read what several commands read."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,27 +25,34 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         print("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right_align)).rstrip())
 
 
-def read_texts(path: Path) -> list[str]:
-    """Read one text per line; an empty line is an error, because each line gets one result."""
-    return list(iter_texts(path))
+def read_texts(source: str | Path) -> list[str]:
+    """Read the texts of a file in any format; an empty one is an error, because each text gets one result."""
+    from polyseme.evaluation.text_rows import open_texts
 
-
-def iter_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of `read_texts`."""
-    from polyseme.tasks.readers.rows import iter_lines
-
-    for number, line in enumerate(iter_lines(path), start=1):
-        if not line.strip():
-            raise ConfigError(f"{path}, line {number} is empty: every line must contain a text")
-        yield line
+    return [row.text for row in open_texts(source).source]
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, str]:
     """Split each `--set path=value`."""
+    values: dict[str, str] = {}
     for override in overrides:
-        if "=" not in override:
+        path, equals, value = override.partition("=")
+        if not equals:
             raise ConfigError(f"--set {override!r} is not path=value")
-    return dict(override.split("=", 1) for override in overrides)
+        if values.setdefault(path, value) != value:
+            raise ConfigError(f"{path} is set twice, to {values[path]} and to {value}")
+    return values
+
+
+def parse_settings(overrides: Sequence[str], **flags: Any) -> dict[str, Any]:
+    """Return the values of each `--set path=value` and of the flags that were passed; one setting may not be both."""
+    from polyseme.config import parse_text
+
+    values = {path: parse_text(text, path) for path, text in parse_overrides(overrides).items()}
+    for name, value in flags.items():
+        if value not in (None, "") and values.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is set twice, to {values[name]} and to {value}")
+    return values
 
 
 def parse_seeds(text: str) -> int | list[int]:

@@ -25,7 +25,7 @@ def overlap(
     evaluation_sets: SetsOption,
     more_evaluation_sets: Annotated[list[str] | None, Argument(help="More evaluation sets.")] = None,
     n: Annotated[int, Option(help="N-gram length in words: 8 as in GPT-2, 13 as in GPT-3.")] = 8,
-    key: options.KeyOption = "text",
+    text_column: options.TextColumnOption = "",
     num_shown: Annotated[int, Option(help="Number of examples shown per set.", min=0)] = 3,
     skip_bad: options.SkipBadOption = False,
     allow_large: options.AllowLargeOption = False,
@@ -40,8 +40,8 @@ def overlap(
 
     opened = Corpus.open(corpus)
     names = (*evaluation_sets, *(more_evaluation_sets or ()))
-    settings: dict[str, Any] = {"key": key, "split": "line", "skip_bad": skip_bad, "allow_large": allow_large}
-    sources = {name: open_sources([name], **settings) for name in names}
+    settings: dict[str, Any] = {"split": "line", "skip_bad": skip_bad, "allow_large": allow_large}
+    sources = {name: open_sources([name], text_column, **settings) for name in names}
     locations: dict[str, list[str]] = {name: [] for name in sources}
 
     def texts(name: str, reader: "SourceReader") -> Iterator[str]:

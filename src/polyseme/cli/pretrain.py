@@ -6,52 +6,53 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import apply_overrides, print_json, print_table
+from polyseme.cli.output import parse_settings, print_json, print_table
 
 if TYPE_CHECKING:
     from polyseme.report.results import PretrainResult
 
+RECIPE_HELP = "A name from `polyseme recipes`, or a recipe.json; not needed with --resume."
 DISTILL_RECIPE_HELP = "A name from `polyseme recipes`, or a recipe.json; default: half of the teacher's layers."
 
 
 def pretrain(
-    recipe: Annotated[str, Argument(help="A name from `polyseme recipes`, or a recipe.json.")],
-    corpus: Annotated[Path, Option(help="Corpus folder from `polyseme prepare`.")],
     out: options.RunOption,
+    recipe: Annotated[str | None, Argument(help=RECIPE_HELP)] = None,
+    corpus: Annotated[Path | None, Option(help="Corpus folder from `polyseme prepare`.")] = None,
     overrides: options.SetOption = [],
     budget: options.BudgetOption = "",
+    seed: options.SeedOption = None,
     resume: options.ResumeOption = False,
     init_from: Annotated[Path | None, Option(help="Model of the same sizes, or word vectors, to start from.")] = None,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save the run and stop it; --resume continues it exactly."""
-    import polyseme
-    from polyseme.recipes import get_recipe
+    import time
 
-    resolved = apply_overrides(get_recipe(recipe), overrides)
-    print_results(polyseme.pretrain(resolved, corpus, out, budget=budget, resume=resume, init_from=init_from))
+    start_time = time.perf_counter()
+    from polyseme.recipes.launch import launch_pretraining
+    from polyseme.report.results import PretrainResult
+
+    settings = parse_settings(overrides, seed=seed, budget=budget)
+    results = launch_pretraining(recipe, corpus, out, settings, resume, init_from, start_time)
+    print_results(PretrainResult.from_results(out, results))
 
 
 def distill(
-    teacher: Annotated[Path, Argument(help="Model folder of the teacher.")],
-    corpus: Annotated[Path, Option(help="Corpus folder that was prepared with the teacher's tokenizer.")],
     out: options.RunOption,
+    teacher: Annotated[Path | None, Argument(help="Model folder of the teacher.")] = None,
+    corpus: Annotated[Path | None, Option(help="Corpus folder that was prepared with the teacher's tokenizer.")] = None,
     recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP)] = "",
     overrides: options.SetOption = [],
     budget: options.BudgetOption = "",
+    seed: options.SeedOption = None,
     resume: options.ResumeOption = False,
 ) -> None:
     """Distill a teacher into a smaller model. Ctrl-C and SIGTERM save and stop; --resume continues exactly."""
-    from polyseme.compress.distill import derive_recipe, with_distillation
     from polyseme.compress.distill import distill as run
-    from polyseme.recipes import get_training_recipe
     from polyseme.report.results import PretrainResult
-    from polyseme.train.recipe import BudgetConfig
 
-    resolved = get_training_recipe(recipe) if recipe else derive_recipe(teacher)
-    resolved = apply_overrides(with_distillation(resolved, teacher), overrides)
-    if budget:
-        resolved = resolved.replace(budget=BudgetConfig.parse(budget))
-    print_results(PretrainResult.from_results(out, run(resolved, teacher, corpus, out, resume)))
+    settings = parse_settings(overrides, seed=seed, budget=budget)
+    print_results(PretrainResult.from_results(out, run(recipe or None, teacher, corpus, out, resume, settings)))
 
 
 def print_results(run_result: "PretrainResult") -> None:
@@ -63,16 +64,22 @@ def print_results(run_result: "PretrainResult") -> None:
             print(f"valid {name}: {value:.4f}")
         sizes = f"{run_result.num_parameters:,} parameters, {run_result.num_tokens:,} tokens"
         print(f"{run_result.model}: {sizes}; see {run_result.report}")
+        for warning in run_result.warnings:
+            print(f"warning: {warning}")
     distributed.shutdown()
 
 
 def recipes(family: Annotated[str | None, Option(help="Only the recipes of this family.")] = None) -> None:
-    """List the recipes and what they reproduce."""
+    """List the recipes, their objectives by the names that --set objective=NAME takes, and what they reproduce."""
     import polyseme
     from polyseme.recipes import get_recipe
 
-    rows = [(name, get_recipe(name).family, about) for name, about in polyseme.list_recipes(family).items()]
-    print_table(["recipe", "family", "what it is"], rows)
+    rows = []
+    for name, about in polyseme.list_recipes(family).items():
+        recipe = get_recipe(name)
+        objective = getattr(recipe, "objective", None)
+        rows.append((name, recipe.family, "" if objective is None else type(objective).__name__, about))
+    print_table(["recipe", "family", "objective", "what it is"], rows)
 
 
 def families(as_json: options.JsonOption = False) -> None:

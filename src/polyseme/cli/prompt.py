@@ -14,9 +14,9 @@ from polyseme.io.limits import MAX_INTEGER
 def prompt(
     model: Annotated[Path, Argument(help="Folder of a model that generates text.")],
     prompt_name: Annotated[str, Option("--prompt", help="question, cloze, summary, translation, or a JSON file.")],
-    data: Annotated[Path, Option(help="JSON lines with the fields of the prompt and `answer`.")],
+    data: Annotated[Path, Option(help="Fields of the prompt and `answer`: JSON lines, CSV, TSV or Parquet.")],
     num_shots: Annotated[int, Option(help="Number of examples before each question (few-shot).", min=0)] = 0,
-    examples: Annotated[Path | None, Option(help="JSON lines to sample the shots from.")] = None,
+    examples: Annotated[Path | None, Option(help="Records to sample the shots from.")] = None,
     seed: Annotated[int, Option(help="Random seed of the shots.", min=0, max=MAX_INTEGER)] = 0,
     as_json: options.JsonLinesOption = False,
 ) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import iter_texts, print_json, print_table
-from polyseme.errors import ConfigError
+from polyseme.cli.output import print_json, print_table
 
+EMBED_HELP = "Output file: .npz with the vectors, or .parquet or .jsonl with all columns of the input and `vector`."
 LAYERS_HELP = "embeddings, last, second_to_last, sum_last_4, concat_last_4, sum_all, all, or a layer number."
 
 
@@ -83,22 +83,25 @@ def ask(
 
 def embed(
     model: options.ModelArgument,
-    data: options.LinesOption,
-    out: Annotated[Path, Option(help="Output .npz file.")],
+    data: options.TextsOption,
+    out: Annotated[Path, Option(help=EMBED_HELP)],
     layers: Annotated[str, Option(help=LAYERS_HELP)] = "last",
     granularity: Annotated[str, Option(help="One vector per token, word, or text (mean pooling).")] = "text",
     precision: Annotated[str, Option(help="float32, or bf16 on a GPU.")] = "float32",
     truncate: Annotated[bool, Option(help="Truncate texts that are longer than the model's maximum length.")] = False,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Write vectors to an .npz file: `vectors`, and for tokens or words `starts`, the first row of each text."""
-    import polyseme
-    from polyseme.evaluation.embed_file import embed_file
-    from polyseme.evaluation.streaming import Source
+    """Write the vectors of texts: to an .npz file, or to rows with the columns of the input and `vector`.
 
-    if out.suffix != ".npz":
-        raise ConfigError(f"--out {out} does not end in .npz")
+    The file has `vectors`, for tokens or words `starts`, the first row of each text, and `id` if the input has ids.
+    """
+    import polyseme
+    from polyseme.evaluation.embed_file import EMBED_SUFFIXES, embed_file
+    from polyseme.evaluation.text_rows import open_texts
+    from polyseme.io.table_output import check_output_suffix
+
+    check_output_suffix(out, EMBED_SUFFIXES, "vectors")
     language_model = polyseme.load(model, precision=precision)
-    source = Source(data, lambda _: iter_texts(data))
-    shapes = embed_file(language_model, source, out, layers, granularity, truncate, precision, resume)  # type: ignore[arg-type]
+    texts = open_texts(data, model)
+    shapes = embed_file(language_model, texts, out, layers, granularity, truncate, precision, resume)  # type: ignore[arg-type]
     print(f"{out}: " + ", ".join(f"{name} {shape}" for name, shape in shapes.items()))

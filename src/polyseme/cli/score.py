@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import iter_texts
 from polyseme.errors import ConfigError
 from polyseme.io.limits import MAX_INTEGER
 
@@ -17,9 +16,10 @@ if TYPE_CHECKING:
     from polyseme.evaluation.streaming import Source
     from polyseme.inference.base import LanguageModel
     from polyseme.inference.results import ChoiceResult, TextScore
+    from polyseme.io.table_output import Row, TableOutput
     from polyseme.tasks.multiple_choice import ChoiceExample
 
-CHOICES_HELP = "Questions as JSON lines with text (or prompt), choices and, if known, label."
+CHOICES_HELP = "Questions with text (or prompt), choices and, if known, label: JSON lines, CSV or Parquet."
 LAST_WORDS_HELP = "LAMBADA: JSON lines with context and continuation (or text), or one text per line."
 NORMALIZATION_HELP = "Score of a choice: none (log-probability), length (per token), or unconditional (minus that "
 NORMALIZATION_HELP += "after --context)."
@@ -28,7 +28,7 @@ _SUMMED = ("log_prob", "num_tokens", "num_characters")
 
 def score(
     model: Annotated[Path, Argument(help="Folder of a model with a language-model head.")],
-    data: Annotated[Path | None, Option(help="Text file, one text per line.")] = None,
+    data: Annotated[Path | None, Option(help=f"Texts: {options.INPUT_HELP}")] = None,
     choices: Annotated[Path | None, Option(help=CHOICES_HELP)] = None,
     last_words: Annotated[Path | None, Option(help=LAST_WORDS_HELP)] = None,
     num_shots: Annotated[int, Option(help="Number of examples before each question (few-shot).", min=0)] = 0,
@@ -40,7 +40,7 @@ def score(
     context: Annotated[str, Option(help="Text before an unconditional answer.")] = "Answer: ",
     seed: Annotated[int, Option(help="Random seed of the shots.", min=0, max=MAX_INTEGER)] = 0,
     as_json: options.JsonLinesOption = False,
-    out: Annotated[Path | None, Option(help="Output file instead of standard output.")] = None,
+    out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
     resume: options.ResumeOutputOption = False,
 ) -> None:
     """Score texts (log-probability, perplexity, bits per character), last words, or the choices of questions.
@@ -51,7 +51,8 @@ def score(
     knows the number of tokens of a last word.
     """
     import polyseme
-    from polyseme.evaluation.streaming import hash_path, open_text_output, run_windows
+    from polyseme.evaluation.streaming import hash_path, hash_spec
+    from polyseme.io.table_output import TABLE_SUFFIXES, TableOutput, check_output_suffix
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
@@ -59,6 +60,8 @@ def score(
         raise ConfigError("--num-shots and --examples go with --choices")
     if (num_shots > 0) != (examples is not None):
         raise ConfigError("--num-shots K and --examples FILE go together")
+    if out is not None:
+        check_output_suffix(out, TABLE_SUFFIXES, "scores")
     language_model = polyseme.load(model)
     if data is not None:
         mode = _text_mode(language_model, data, as_json)
@@ -71,52 +74,74 @@ def score(
 
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
-        shots = {"examples": examples and hash_path(examples), "num_shots": num_shots, "seed": seed}
+        shots = {"examples": examples and f"{examples} {hash_spec(examples)}", "num_shots": num_shots, "seed": seed}
         ranking = {"template": template, "normalization": normalization, "context": context}
         hashes = {"input": mode.source.hash, "model": hash_path(model)}
-        return {**hashes, "mode": kind, "json": as_json, **shots, **ranking}
+        return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking}
 
-    output = open_text_output(out, lambda text: print(text, end="", flush=True), settings, resume)
-    run_windows(
-        mode.source, mode.source.windows(), output, lambda window, _, summary: [mode.score(window, summary).encode()],
-        lambda summary: [mode.format_footer(summary).encode()], "score",
-    )  # fmt: skip
-    if out is not None:
+    _run(mode, None if out is None else TableOutput(out, mode.names), settings, resume)
+    if out is not None and not as_json:
         print(f"{out}: {mode.source.total} texts")
 
 
 class _Mode(NamedTuple):
-    """What is scored, how the lines of a window are computed, and the last line, from what `score` has summed up."""
+    """What is scored, the names of its columns, and how.
+
+    `score` returns a row for each of a window, its columns and ours, and adds to a summary. `format_row` and
+    `format_footer`, which reads the summary, are for the console.
+    """
 
     source: "Source[Any]"
-    score: Callable[[list[Any], dict[str, Any]], str]
+    names: list[str]
+    score: Callable[[list[Any], dict[str, Any]], list["Row"]]
+    format_row: Callable[["Row"], str]
     format_footer: Callable[[dict[str, Any]], str]
 
 
+def _run(mode: _Mode, table: "TableOutput | None", settings: Callable[[], dict[str, Any]], resume: bool) -> None:
+    """Write the rows to a file, or print them; the summary is printed."""
+    from polyseme.evaluation.streaming import open_row_output, run_windows
+
+    def compute(window: list[Any], start: int, summary: dict[str, Any]) -> list[bytes]:
+        rows = mode.score(window, summary)
+        text = "".join(map(mode.format_row, rows)) if table is None else table.encode(rows, start)
+        return [text.encode()]
+
+    output = open_row_output(table, lambda text: print(text, end="", flush=True), settings, resume)
+    summary = run_windows(mode.source, mode.source.windows(), output, compute, lambda _: [b""], "score")
+    print(mode.format_footer(summary), end="")
+
+
 def _text_mode(language_model: "LanguageModel", data: Path, as_json: bool) -> _Mode:
-    from polyseme.evaluation.streaming import Source
+    from polyseme.evaluation.text_rows import TextRow, open_texts
     from polyseme.inference.results import TextScore
 
-    def score(window: list[str], summary: dict[str, Any]) -> str:
-        scores = language_model.score(window)
-        add_to(summary, **{name: sum(getattr(s, name) for s in scores) for name in _SUMMED})
-        return "".join(map(format_line, window, scores))
+    texts = open_texts(data, language_model.path)
 
-    def format_line(line: str, s: "TextScore") -> str:
-        if as_json:
-            row = {"log_prob": s.log_prob, "num_tokens": s.num_tokens, "perplexity": s.perplexity}
-            return to_json_line({**row, "bits_per_character": s.bits_per_character, "text": line})
-        return _format_score(s, line)
+    def score(window: list[TextRow], summary: dict[str, Any]) -> "list[Row]":
+        scores = language_model.score([row.text for row in window])
+        add_to(summary, **{name: sum(getattr(s, name) for s in scores) for name in _SUMMED})
+        return [(row.row, _score_columns(s)) for row, s in zip(window, scores)]
+
+    def format_row(row: "Row") -> str:
+        text = row[0][texts.text_column]
+        return to_json_line({**row[1], "text": text}) if as_json else _format_score(row[1], text)
 
     def format_footer(summary: dict[str, Any]) -> str:
-        return "" if as_json else _format_score(TextScore(*(summary[name] for name in _SUMMED)), "(all)")
+        total = TextScore(*(summary[name] for name in _SUMMED))
+        return "" if as_json else _format_score(_score_columns(total), "(all)")
 
-    return _Mode(Source(data, lambda _: iter_texts(data)), score, format_footer)
+    return _Mode(texts.source, texts.names, score, format_row, format_footer)
 
 
-def _format_score(score: "TextScore", text: str) -> str:
-    columns = f"{score.log_prob:12.4f}  {score.num_tokens:5d} tokens  {score.perplexity:12.4f}"
-    return f"{columns}  {score.bits_per_character:8.4f} bits per character  {text}\n"
+def _score_columns(score: "TextScore") -> dict[str, Any]:
+    names = ("log_prob", "num_tokens", "perplexity", "bits_per_character")
+    return {name: getattr(score, name) for name in names}
+
+
+def _format_score(score: Mapping[str, Any], text: str) -> str:
+    columns = f"{score['log_prob']:12.4f}  {score['num_tokens']:5d} tokens  {score['perplexity']:12.4f}"
+    return f"{columns}  {score['bits_per_character']:8.4f} bits per character  {text}\n"
 
 
 def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) -> _Mode:
@@ -124,12 +149,14 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
     from polyseme.datasets.lambada import iter_lambada
     from polyseme.evaluation.streaming import Source
 
-    def score(window: list[tuple[str, str]], summary: dict[str, Any]) -> str:
+    def score(window: list[tuple[str, str]], summary: dict[str, Any]) -> "list[Row]":
         words = language_model.score_last_words(window)
         log_prob, num_truncated = sum(w.score.log_prob for w in words), sum(w.num_truncated > 0 for w in words)
         num_correct = sum(word.is_correct for word in words)
         add_to(summary, texts=len(words), correct=num_correct, log_prob=log_prob, truncated=num_truncated)
-        return ""
+        inputs = [{"context": context, "word": word} for context, word in window]
+        outputs = [{"log_prob": w.score.log_prob, "is_correct": w.is_correct} for w in words]
+        return list(zip(inputs, outputs))
 
     def format_footer(summary: dict[str, Any]) -> str:
         num_texts = summary["texts"]
@@ -143,7 +170,8 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
             return to_json_line(metrics)
         return "".join(f"{name}: {value:.4g}\n" for name, value in metrics.items())
 
-    return _Mode(Source(path, lambda _: iter_lambada(path)), score, format_footer)
+    texts = Source(path, lambda _: iter_lambada(path))
+    return _Mode(texts, ["context", "word"], score, lambda row: "", format_footer)
 
 
 def _choice_mode(
@@ -155,16 +183,22 @@ def _choice_mode(
 ) -> _Mode:
     from polyseme.evaluation.streaming import Source
     from polyseme.tasks.multiple_choice import MultipleChoiceTask
+    from polyseme.tasks.readers.columns import Columns
 
-    source: Source[ChoiceExample] = Source(path, lambda _: MultipleChoiceTask.iter_examples(path))
+    file, columns = MultipleChoiceTask.open_input(path, Columns(keep_rows=True))
+    source: Source[ChoiceExample] = Source(file, lambda _: MultipleChoiceTask.iter_examples(file, columns))
     shots = _sample_shots(*shot_options, source)
+    names = list(dict.fromkeys(name for question in source for name in question.row or ()))
 
-    def score(window: "list[ChoiceExample]", summary: dict[str, Any]) -> str:
+    def score(window: "list[ChoiceExample]", summary: dict[str, Any]) -> "list[Row]":
         prompts, choices = [question.text for question in window], [question.choices for question in window]
         results = language_model.rank_choices(prompts, choices, shots=shots, **ranking)
         is_correct = [str(r.best_index) == q.label for q, r in zip(window, results) if q.label is not None]
         add_to(summary, questions=len(is_correct), correct=sum(is_correct))
-        return "".join(_format_choice(question, choice, as_json) for question, choice in zip(window, results))
+        return [(question.row or {}, _choice_columns(question, each)) for question, each in zip(window, results)]
+
+    def format_row(row: "Row") -> str:
+        return _format_choice(MultipleChoiceTask.from_record(dict(row[0]), "", columns, False), row[1], as_json)
 
     def format_footer(summary: dict[str, Any]) -> str:
         num_questions = summary["questions"]
@@ -175,7 +209,7 @@ def _choice_mode(
             return to_json_line({"accuracy": accuracy, "questions": num_questions, "num_shots": len(shots)})
         return f"accuracy: {accuracy:.4f} ({num_questions} questions, {len(shots)} shots)\n"
 
-    return _Mode(source, score, format_footer)
+    return _Mode(source, names, score, format_row, format_footer)
 
 
 def _sample_shots(
@@ -198,17 +232,21 @@ def _sample_shots(
     return [(shot.text, shot.choices[int(shot.label or 0)]) for shot in shots]
 
 
-def _format_choice(question: "ChoiceExample", choice: "ChoiceResult", as_json: bool) -> str:
-    best = choice.best_index
+def _choice_columns(question: "ChoiceExample", choice: "ChoiceResult") -> dict[str, Any]:
+    return {
+        "best_index": choice.best_index, "answer": question.choices[choice.best_index],
+        "normalized_scores": list(choice.normalized_scores), "log_probs": [s.log_prob for s in choice.scores],
+        "num_tokens": [s.num_tokens for s in choice.scores],
+    }  # fmt: skip
+
+
+def _format_choice(question: "ChoiceExample", columns: Mapping[str, Any], as_json: bool) -> str:
+    best = columns["best_index"]
     if as_json:
-        row = {
-            "text": question.text, "choices": question.choices, "best_index": best,
-            "normalized_scores": choice.normalized_scores, "log_probs": [s.log_prob for s in choice.scores],
-            "num_tokens": [s.num_tokens for s in choice.scores],
-        }  # fmt: skip
+        row = {"text": question.text, "choices": question.choices, **columns}
         return to_json_line(row | ({} if question.label is None else {"label": int(question.label)}))
     verdict = "" if question.label is None else "right  " if str(best) == question.label else "wrong  "
-    return f"{choice.normalized_scores[best]:12.4f}  {verdict}{question.choices[best]}\n"
+    return f"{columns['normalized_scores'][best]:12.4f}  {verdict}{columns['answer']}\n"
 
 
 def add_to(summary: dict[str, Any], **amounts: float) -> None:

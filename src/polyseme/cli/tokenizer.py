@@ -45,7 +45,7 @@ def train(
     smoothing: Annotated[float, Option(help=SMOOTHING_HELP, min=0, max=1)] = 0.7,
     num_sentinels: Annotated[int, Option(help="Sentinel tokens for span corruption; T5 has 100.", min=0)] = 0,
     sample_characters: Annotated[int, Option(help=SAMPLE_HELP, min=1)] = 200_000_000,
-    key: options.KeyOption = "text",
+    text_column: options.TextColumnOption = "",
     split: options.SplitOption = "file",
     format: options.FormatOption = "",
     lang: options.LangOption = "en",
@@ -61,7 +61,7 @@ def train(
 
     ensure_new_directory(out)
     config = VocabularyConfig(kind, vocab_size, min_frequency, max_alphabet, num_sentinels)
-    reader = open_sources(source, key, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
+    reader = open_sources(source, text_column, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
     counts = count_source_words(kind, reader, lowercase, sample_characters)
     _save(out, Tokenizer.from_counts(counts, config, smoothing))
     log_counts(counts, reader)  # at the end, so that a failed command prints one line
@@ -71,7 +71,7 @@ def train(
 def inspect(
     tokenizer: Annotated[Path, Argument(help="Tokenizer folder, or a published vocabulary.")],
     text: Annotated[list[str] | None, Option(help=f"Text to evaluate on, by language. {options.SOURCES_HELP}")] = None,
-    key: options.KeyOption = "text",
+    text_column: options.TextColumnOption = "",
     split: options.SplitOption = "file",
     format: options.FormatOption = "",
     lang: options.LangOption = "en",
@@ -89,7 +89,7 @@ def inspect(
     facts = describe_vocabulary(loaded)
     stats: dict[Any, TokenizationStats] = {}
     if text:
-        sources = open_sources(text, key, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
+        sources = open_sources(text, text_column, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
         with progress("read", None, "characters") as bar:
 
             def texts() -> Iterator[tuple[tuple[str, str], str]]:

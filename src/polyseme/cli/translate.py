@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, require_packages
 
 PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
 _SHOWN_EXAMPLES = 10  # translations on the page; the others are collapsed
@@ -17,9 +17,11 @@ LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source le
 
 def translate(
     model: Annotated[Path, Argument(help="Folder of a sequence-to-sequence model.")],
-    data: Annotated[Path, Option(help="Texts to translate, one per line; an empty line stays empty.")],
-    reference: Annotated[Path | None, Option(help="Reference translations, one per line, for BLEU and chrF.")] = None,
-    out: Annotated[Path | None, Option(help="Output file, one translation per line.")] = None,
+    data: Annotated[Path, Option(help=f"Texts to translate; an empty one stays empty: {options.INPUT_HELP}")],
+    reference: Annotated[
+        Path | None, Option(help="Reference translations in the same order, for BLEU and chrF.")
+    ] = None,
+    out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
     num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 5,
     length_penalty: options.LengthPenaltyOption = 1.0,
     patience: Annotated[float, Option(help=PATIENCE_HELP)] = 0.0,
@@ -30,12 +32,13 @@ def translate(
     as_json: Annotated[bool, Option("--json", help="Print the metrics as JSON.")] = False,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Translate each line by beam search; with references, compute BLEU and chrF with sacrebleu."""
+    """Translate each text by beam search; with references, compute BLEU and chrF with sacrebleu."""
     import polyseme
     from polyseme.corpus.clean.sentences import split_sentences
     from polyseme.evaluation import translate_file as files
-    from polyseme.evaluation.streaming import hash_path, open_text_output, run_windows
+    from polyseme.evaluation.streaming import hash_path, open_row_output, run_windows
     from polyseme.io.atomic import write_text
+    from polyseme.io.table_output import TableOutput
     from polyseme.tasks.metrics.translation import translation_metrics
 
     for path in (out, report):
@@ -43,19 +46,25 @@ def translate(
             raise ConfigError(f"{path} already exists: choose another name, or remove it first")
     if reference is None and (report is not None or as_json):
         raise ConfigError("--report and --json need --reference")
-    source = files.read_text_pairs(data, reference)
+    if reference is not None:
+        require_packages({"sacrebleu": "BLEU"})
+    pairs = files.open_text_pairs(data, reference, model)
+    source, references = pairs.source, pairs.references
+    table = None if out is None else TableOutput(out, pairs.names)
     search = {"num_beams": num_beams, "length_penalty": length_penalty}
     config = polyseme.GenerationConfig(max_new_tokens, patience=patience, **search)  # type: ignore[arg-type]
     splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
     language_model = polyseme.load(model)
 
     def settings() -> dict[str, Any]:
-        hashes = {"input": source.hash, "model": hash_path(model), "reference": reference and hash_path(reference)}
-        return {**hashes, **config.to_json(), "split_sentences": by_sentence, "lang": lang}
+        hashes = {"input": source.hash, "model": hash_path(model), "reference": references and references.hash}
+        return {**hashes, "data": str(data), **config.to_json(), "split_sentences": by_sentence, "lang": lang}
 
     def compute(window: list[Any], start: int, summary: dict[str, Any]) -> list[bytes]:
         lines = files.translate_window(language_model, config, splitter, window, summary)
-        return ["".join(line + "\n" for line in lines).encode()]
+        if table is None:
+            return ["".join(line + "\n" for line in lines).encode()]
+        return [table.encode([(pair.row, {"translation": line}) for pair, line in zip(window, lines)], start).encode()]
 
     def write_report(summary: dict[str, Any]) -> list[bytes]:
         if report is not None:  # before the output is complete: a run that is killed here can be resumed
@@ -66,7 +75,7 @@ def translate(
     def show(text: str) -> None:
         print(text if reference is None else "", end="", flush=True)
 
-    output = open_text_output(out, show, settings, resume)
+    output = open_row_output(table, show, settings, resume)
     summary = run_windows(source, source.windows(files.MAX_CHARACTERS), output, compute, write_report, "translate")
     if num_unfinished := summary["num_unfinished"]:
         print(f"{num_unfinished:,} translations reached the maximum number of tokens", file=sys.stderr)

@@ -1,6 +1,7 @@
 """`polyseme ulmfit`: the three stages of ULMFiT, or the low-shot curve."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from polyseme.cli.output import apply_overrides, parse_seeds, print_table
 from polyseme.errors import ConfigError
 from polyseme.io.lock import locks_folder
 
+PRESET_HELP = "Model size: tiny, lecture (300 wide) or paper (400 wide); default: paper with a GPU, otherwise tiny."
 UnlabeledOption = Annotated[list[str], Option(help="More texts of the task, one per line, for the second stage.")]
 TextOption = Annotated[list[str], Option(help=f"General text for the first stage. {options.SOURCES_HELP}")]
 ModelsOption = Annotated[list[Path], Option(help="Or trained general language models, one for each direction.")]
@@ -18,21 +20,21 @@ ModelsOption = Annotated[list[Path], Option(help="Or trained general language mo
 
 @locks_folder("ulmfit")
 def ulmfit(
-    train: Annotated[Path, Option(help="Training examples: TSV or JSON lines, plain or compressed.")],
+    train: Annotated[Path, Option(help=f"Training examples: {options.INPUT_HELP}")],
     dev: Annotated[Path, Option(help="Dev examples for evaluation.")],
     out: options.RunOption,
     text: TextOption = [],
     corpus: Annotated[Path | None, Option(help="Or general text as a corpus folder.")] = None,
     general_models: ModelsOption = [],
     unlabeled: UnlabeledOption = [],
-    preset: Annotated[str, Option(help="Model size: tiny, lecture (300 wide) or paper (400 wide).")] = "paper",
+    preset: Annotated[str, Option(help=PRESET_HELP)] = "",
     direction: Annotated[str, Option(help="forward, backward, or both (averaged).")] = "forward",
     budget: Annotated[str, Option(help="Budget of the first stage: 20m, 500steps or 1e9tokens.")] = "",
     seeds: options.SeedsOption = "1",
     train_sizes: Annotated[str, Option(help="Plot the low-shot curve for these sizes: 100,500,2000.")] = "",
     overrides: options.SetOption = [],
-    text_column: options.TextColumnOption = "text",
-    label_column: options.LabelColumnOption = "label",
+    text_column: options.TextColumnOption = "",
+    label_column: options.LabelColumnOption = "",
     header: options.HeaderOption = True,
     skip_bad: options.SkipBadOption = False,
 ) -> None:
@@ -49,13 +51,17 @@ def ulmfit(
     from polyseme.tasks.readers.rows import Columns
 
     sizes, seed_list = _parse_sizes(train_sizes), list_seeds(parse_seeds(seeds))
-    settings: dict[str, Any] = {"preset": preset, "direction": direction, "budget": budget}
+    settings: dict[str, Any] = {"preset": preset or stages.choose_preset(out), "direction": direction, "budget": budget}
     config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
     config.general_recipe("forward").check()
     config.classifier.validate()
     columns = Columns(text_column, label=label_column, has_header=header)
-    train_examples, dev_examples = (ClassificationTask.read(path, columns, skip_bad=skip_bad) for path in (train, dev))
-    texts = [document.text for document in open_sources(unlabeled, "text", "line", skip_bad)] if unlabeled else []
+    train, train_columns = ClassificationTask.open_input(train, columns)
+    dev, dev_columns = ClassificationTask.open_input(dev, replace(columns, remembered=train_columns))
+    train_examples = ClassificationTask.read(train, train_columns, skip_bad=skip_bad)
+    dev_examples = ClassificationTask.read(dev, dev_columns, skip_bad=skip_bad)
+    unlabeled_documents = open_sources(unlabeled, split="line", skip_bad=skip_bad) if unlabeled else ()
+    texts = [document.text for document in unlabeled_documents]
     stages.validate_sources(config, text, corpus, general_models)
     inputs = {
         "config": config.to_json(),

@@ -1,5 +1,6 @@
 """Distillation of a model into a smaller one."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
 from polyseme.recipes import get_training_recipe
+from polyseme.recipes.launch import resolve_arguments
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import InitialModel, pretrain
 from polyseme.train.recipe import Recipe
@@ -19,15 +21,33 @@ MAX_TINY_DIM = 256  # hidden size up to which a teacher counts as small
 
 
 def distill(
-    recipe: Recipe | None, teacher_path: Path, corpus_path: Path, out: Path, resume: bool = False
+    recipe: Recipe | str | None,
+    teacher_path: Path | None,
+    corpus_path: Path | None,
+    out: Path,
+    resume: bool = False,
+    overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train a student of a teacher and return the results of the run.
 
     An objective that is not a distillation becomes one. Without a recipe, one is derived from the teacher
     (`derive_recipe`). The student starts with layers of the teacher. The run folder is that of `pretrain`, and a run is
-    resumed in the same way, with the same teacher.
+    resumed in the same way, with the same teacher; what is not passed is that of the run.
     """
-    recipe = with_distillation(derive_recipe(teacher_path) if recipe is None else recipe, teacher_path)
+    is_saved = resume and (out / "recipe.json").is_file()
+    if recipe is not None or not is_saved:
+        if teacher_path is None:
+            raise ConfigError("the teacher is missing: pass the folder of a model")
+        recipe = get_training_recipe(recipe) if isinstance(recipe, str) else recipe
+        recipe = with_distillation(derive_recipe(teacher_path) if recipe is None else recipe, teacher_path)
+    arguments = resolve_arguments(recipe, corpus_path, out, overrides or {}, resume)
+    recipe, corpus_path = arguments.recipe, arguments.corpus
+    if not isinstance(recipe, Recipe) or not isinstance(recipe.objective, Distillation):
+        raise ConfigError(f"{out} is not a distillation: resume it by `pretrain`")
+    if teacher_path is None:
+        teacher_path = Path(recipe.objective.teacher)
+    elif is_saved:
+        recipe = with_distillation(recipe, teacher_path)
     tokenizer = Tokenizer.load(Corpus.open(corpus_path).path / "tokenizer")
     folder = load_model(teacher_path)
     teacher, head = folder.model, recipe.objective.terms[0]

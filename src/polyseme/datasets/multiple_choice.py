@@ -10,7 +10,8 @@ from polyseme.errors import DataError
 from polyseme.io.json import parse_json
 from polyseme.tasks.extractive_qa import ExtractiveQATask
 from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
-from polyseme.tasks.readers.rows import Columns, JsonRow, RowFormat, RowReader, iter_table_or_json, lazy_rows
+from polyseme.tasks.readers.records import detect_record_format
+from polyseme.tasks.readers.rows import Columns, JsonRow, RowFormat, RowReader, iter_row_format, lazy_rows
 
 # cells to a text, its choices and the label
 ParseFn = Callable[[dict[str, str]], tuple[str, Sequence[str], str | None]]
@@ -25,7 +26,8 @@ def _table_reader(columns: Sequence[str], label: str, parse: ParseFn) -> Dataset
     def read(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         names = {name: name for name in (*columns, label)}
         row_format = RowFormat(names, () if needs_labels else (label,), build)
-        return iter_table_or_json(path, Columns(), MultipleChoiceTask.task_type, row_format)
+        format = detect_record_format(path, Columns()).replace("text", "tsv")
+        return iter_row_format(path, Columns(), format, lambda _: row_format)
 
     return read
 

@@ -3,13 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, require_packages
 from polyseme.evaluation.predict import find_models, predict_ensemble
 from polyseme.evaluation.streaming import Source, hash_path, run_windows
 from polyseme.evaluation.submission import SUBMISSION_FILES, submission_format
@@ -19,10 +19,11 @@ from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.load import load, load_neural
 from polyseme.inference.prediction import count_truncated, log_truncated, median_latency_ms, select_task
 from polyseme.inference.prediction import predict as predict_examples
-from polyseme.io.partial import PartialOutput, install_parts, part_path
+from polyseme.io.partial import PartialOutput, part_path
 from polyseme.report.results import EvaluationResult
 from polyseme.tasks import load_task
 from polyseme.tasks.base import TaskConfig, require_gold
+from polyseme.tasks.readers.columns import Columns
 from polyseme.train.loop import count_parameters
 
 
@@ -56,16 +57,21 @@ class TaskPredictor:
         """Read a split of the data set of this name, or else the file or values of the task of this name."""
         if name in DATASETS:
             return DATASETS[name].read_split(data, split, options.skip_bad, needs_labels)
-        return options.read(self._task_type(name), data, needs_labels)
+        return options.read(self._task_type(name), data, self.columns(options), needs_labels)
 
     def open(self, data: Any, name: str, options: ReadOptions) -> Source[Any]:
         """Return unlabeled examples as `read` does, those of a file without holding them."""
-        path = Path(data) if isinstance(data, str | Path) else None
-        if path is None or name in DATASETS or options.strict:
+        if not isinstance(data, str | Path) or name in DATASETS or options.strict:
             examples = self.read(data, name, "test", options, needs_labels=False)
-            return Source(path, lambda _: examples)
-        read = partial(self._task_type(name).iter_examples, path, options.columns, skip_bad=options.skip_bad)
+            return Source(Path(data) if isinstance(data, str | Path) else None, lambda _: examples)
+        task_type = self._task_type(name)
+        path, columns = task_type.open_input(data, replace(self.columns(options), keep_rows=True))
+        read = partial(task_type.iter_examples, path, columns, skip_bad=options.skip_bad)
         return Source(path, lambda is_first: read(log_skipped=is_first))
+
+    def columns(self, options: ReadOptions) -> Columns:
+        """Return the chosen columns, and those of fine-tuning."""
+        return replace(options.columns, remembered=Columns.from_metadata(self.metadata[0]))
 
     def _task_type(self, name: str) -> type[TaskConfig]:
         return find_task_type(name) if name and not self.is_multitask else type(self.task)
@@ -107,6 +113,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Compute the metrics and measure the speed; see `polyseme.evaluate`."""
     predictor = load_predictor(models, task, ensemble, truncate)
+    require_packages(predictor.task.required_packages)
     examples = predictor.read(data, task, "dev", options)
     require_gold(examples)
     started = time.perf_counter()
@@ -168,7 +175,8 @@ def predict_file(
     def settings() -> dict[str, Any]:
         model_hashes = [hash_path(path) for path in predictor.paths]
         truncation = {"task": task, "truncate": predictor.truncate}
-        return {"input": source.hash, "model": model_hashes, **truncation, **asdict(options)}
+        spec = {"data": str(data)} if isinstance(data, str | Path) else {}
+        return {"input": source.hash, "model": model_hashes, **truncation, **spec, **asdict(options)}
 
     def compute(window: list[Any], start: int, summary: dict[str, Any]) -> list[bytes]:
         with count_truncated(summary.setdefault("truncated", {})):
@@ -176,7 +184,12 @@ def predict_file(
         collect(predictions)
         return [each.format_window(window, predictions, start).encode() for each in formats.values()]
 
-    output = PartialOutput(out, list(targets), partial(install_parts, targets), settings, resume)
+    def install() -> None:
+        for (part, file), each in zip(targets.items(), formats.values()):
+            if part.exists():  # else it was complete before
+                each.install(part, file)
+
+    output = PartialOutput(out, list(targets), install, settings, resume)
     footers = [each.footer.encode() for each in formats.values()]
     windows = source.windows(group_key=group_key)
     summary = run_windows(source, windows, output, compute, lambda _: footers, "predict", "examples")

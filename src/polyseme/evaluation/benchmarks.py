@@ -10,7 +10,7 @@ from typing import Any
 from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
 from polyseme.datasets.published import published_table
-from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.errors import ConfigError, DataError, require_packages, suggest
 from polyseme.evaluation.compare import mean_speed, read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
@@ -95,6 +95,8 @@ def run_benchmark(
     tasks = [task for task in tasks if _is_available(benchmark.prefix + task, data)]
     if not tasks:
         raise DataError(f"{data} holds none of the data sets of {name}")
+    for task in tasks:
+        require_packages(benchmark.dataset(task).task.required_packages)
     results: dict[str, dict[str, Any]] = {}
 
     def write_progress() -> None:

@@ -14,7 +14,9 @@ from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.json import read_json
 from polyseme.tasks.metrics.standard import normalize_answer, word_f1
 from polyseme.tasks.metrics.translation import score_translations
-from polyseme.tasks.readers.rows import JsonRow, iter_json_lines, read_lines
+from polyseme.tasks.readers.columns import Columns
+from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input, unknown_format
+from polyseme.tasks.readers.rows import JsonRow, iter_records, read_rows
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 ANSWER_FIELD = "{answer}"
@@ -72,8 +74,13 @@ def load_prompt_template(name: str) -> PromptTemplate:
     return PromptTemplate.from_json(read_json(path), path.name)
 
 
-def read_questions(path: Path, prompt: PromptTemplate) -> list[Question]:
-    """Read JSON lines with the fields of the template and `answer`: a text, or a list of correct texts."""
+def read_questions(source: Path | str, prompt: PromptTemplate) -> list[Question]:
+    """Read records with the fields of the template and `answer`: a text, or a list of correct texts."""
+    path, columns = parse_input(source, Columns())
+    columns.reject(path, "prompts, whose template names the columns", "text", "pair", "label", "id")
+    format = detect_record_format(path, columns)
+    if not format:
+        raise unknown_format(path)
 
     def build(record: dict[str, Any], location: str) -> Question:
         row = JsonRow(location, record)
@@ -83,7 +90,7 @@ def read_questions(path: Path, prompt: PromptTemplate) -> list[Question]:
             raise DataError(f"{location}: the fields of a question and its answers are texts")
         return Question(fields, tuple(answers))
 
-    return [read() for read in iter_json_lines(path, read_lines(path), build)]
+    return read_rows(path, iter_records(open_records(path, columns, format).rows, build))
 
 
 def sample_shots(pool: Sequence[Question], num_shots: int, seed: int, questions: Sequence[Question]) -> list[Question]:

@@ -5,15 +5,17 @@ Windows depend on the input alone, so a resumed run computes the same batches as
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import sha256
-from polyseme.io.partial import PartialOutput, install_parts, part_path
+from polyseme.io.partial import PartialOutput, part_path
+from polyseme.io.specs import split_spec
+from polyseme.io.table_output import TableOutput
 from polyseme.progress import progress
+from polyseme.tasks.readers.columns import SPEC_OPTIONS
 
 T = TypeVar("T")
 MAX_EXAMPLES = 8192  # of a window
@@ -71,11 +73,15 @@ class Source(Generic[T]):
 
 
 def count_characters(example: Any) -> int:
-    """Return the number of characters of a text, of a tuple of texts, or of the texts of an example's fields."""
+    """Return the number of characters of a text, of a tuple of texts, or of the texts of an example's fields.
+
+    An example that keeps the row of its file counts as much as the longer of the two.
+    """
     if isinstance(example, str):
         return len(example)
     values = example if isinstance(example, tuple) else getattr(example, "__dict__", {}).values()
-    return sum(count_characters(value) for value in values if isinstance(value, str | tuple))
+    row = sum(len(cell) for value in values if isinstance(value, dict) for cell in value.values() if type(cell) is str)
+    return max(sum(count_characters(value) for value in values if isinstance(value, str | tuple)), row)
 
 
 def hash_path(path: Path) -> str:
@@ -84,6 +90,11 @@ def hash_path(path: Path) -> str:
         return sha256(path) if path.is_file() else ""
     files = sorted(p.relative_to(path) for p in path.rglob("[!.]*") if p.is_file())
     return hashlib.sha256("".join(f"{file} {sha256(path / file)}\n" for file in files).encode()).hexdigest()
+
+
+def hash_spec(source: str | Path) -> str:
+    """Return the hash of the file that `PATH::name=value,…` names."""
+    return hash_path(Path(split_spec(str(source), SPEC_OPTIONS)[0]))
 
 
 class WindowOutput(Protocol):
@@ -134,13 +145,13 @@ class ConsoleOutput:
         pass
 
 
-def open_text_output(
-    out: Path | None, show: Callable[[str], object], settings: Callable[[], Mapping[str, Any]], resume: bool
+def open_row_output(
+    table: TableOutput | None, show: Callable[[str], object], settings: Callable[[], Mapping[str, Any]], resume: bool
 ) -> WindowOutput:
-    """Return a text file to write, or the console if there is none."""
-    if out is not None:
-        part = part_path(out)
-        return PartialOutput(out, [part], partial(install_parts, {part: out}), settings, resume)
+    """Return a file of rows to write, or the console if there is none."""
+    if table is not None:
+        part = part_path(table.out)
+        return PartialOutput(table.out, [part], lambda: table.install(part), settings, resume)
     if resume:
         raise ConfigError("`resume` needs an output file: set `out`")
     return ConsoleOutput(show)

@@ -1,43 +1,64 @@
 """Translations of the lines of a file in bounded memory: what metrics and a report need is a summary."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyseme.errors import DataError
 from polyseme.evaluation.streaming import Source
+from polyseme.evaluation.text_rows import open_texts
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import Split
 from polyseme.inference.base import LanguageModel
 from polyseme.tasks.metrics.translation import add_statistics
-from polyseme.tasks.readers.rows import iter_lines
 
 NUM_EXAMPLES = 30  # in a report
 MAX_CHARACTERS = 1 << 17  # of a window: less than for other commands, because a search takes longer
-TextPair = tuple[str, str | None]  # a text and its reference
 
 
-def read_text_pairs(data: Path, reference: Path | None) -> Source[TextPair]:
-    """Return the lines of a file, including empty ones, each with its reference if there are any."""
-    texts = Source(data, lambda _: iter_lines(data, keep_blank=True))
+class TextPair(NamedTuple):
+    """A text with its row, and its reference translation."""
+
+    text: str
+    row: dict[str, Any]
+    reference: str | None
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """The texts of a file with their references, the names of all its columns, and the file of the references."""
+
+    source: Source[TextPair]
+    names: list[str]
+    references: Source[Any] | None = None
+
+
+def open_text_pairs(data: str | Path, reference: str | Path | None, model: Path) -> TextPairs:
+    """Open the texts of a file, including empty ones, each with its reference if there are any."""
+    texts = open_texts(data, model, allow_blank=True)
     if reference is None:
-        return Source(data, lambda _: ((text, None) for text in texts))
-    references = Source(reference, lambda _: iter_lines(reference, keep_blank=True))
-    if texts.total != references.total:
-        counts = f"{data} has {texts.total} lines, and {reference} has {references.total}"
+        unpaired = Source(texts.source.path, lambda _: (TextPair(*row, None) for row in texts.source))
+        return TextPairs(unpaired, texts.names)
+    references = open_texts(reference, allow_blank=True).source
+    if texts.source.total != references.total:
+        counts = f"{data} has {texts.source.total} texts, and {reference} has {references.total}"
         raise DataError(f"{counts}: they are not parallel")
-    return Source(data, lambda _: zip(texts, references))
+    pairs = Source(
+        texts.source.path, lambda _: (TextPair(*row, other.text) for row, other in zip(texts.source, references))
+    )
+    return TextPairs(pairs, texts.names, references)
 
 
 def translate_window(
     model: LanguageModel, config: GenerationConfig, split: Split | None, window: list[TextPair], summary: dict[str, Any]
 ) -> list[str]:
     """Return the translation of each text as one line, and add the statistics of metrics to the summary."""
-    texts = [text for text, _ in window]
+    texts = [pair.text for pair in window]
     translations = model.translate(texts, config, split=split)
     lines = [" ".join(translation.text.split()) for translation in translations]
     num_unfinished = sum(not translation.is_finished for translation in translations)
     summary["num_unfinished"] = summary.get("num_unfinished", 0) + num_unfinished
-    references = [reference for _, reference in window if reference is not None]
+    references = [pair.reference for pair in window if pair.reference is not None]
     if references:
         add_statistics(summary.setdefault("statistics", {}), lines, references, texts)
         examples = summary.setdefault("examples", [])

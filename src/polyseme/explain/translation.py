@@ -108,12 +108,11 @@ def _alignment_section(alignment: Alignment) -> str:
 
 def _heads_section(alignment: Alignment) -> str:
     caption = (
-        "Rows are target tokens, columns source tokens; the mouse shows them. Look for heads that follow the "
-        "alignment, and for heads that look at the end of the source, which often means that they do nothing."
+        "Rows are target tokens, columns source tokens, in the order of the alignment above. Look for heads that "
+        "follow it, and for heads that look at the end of the source, which often means that they do nothing."
     )
     grids = [
-        figure(attention_grid(alignment.target_pieces, layer[None], alignment.source_pieces, first_layer=i), caption)
-        for i, layer in enumerate(alignment.weights, 1)
+        figure(attention_grid(layer[None], first_layer=i), caption) for i, layer in enumerate(alignment.weights, 1)
     ]
     return "".join(grids[:1]) + collapsed(f"{len(grids) - 1} more layers", "".join(grids[1:]))
 

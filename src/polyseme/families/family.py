@@ -24,6 +24,10 @@ HEAD_POOLING: dict[str, Literal["tokens", "pooled"]] = {
 FIXED_LABELS: dict[str, tuple[str, ...]] = {"span": ("start", "end"), "choice": ("score",)}
 
 
+# of a family whose paper, or whose published models, have vocabularies of several kinds
+TEXT_TOKENIZERS = ("wordpiece", "bpe", "byte-bpe-roberta", "unigram", "words", "whitespace", "characters")
+
+
 def transformer_sizes(**sizes: tuple[int, int, int]) -> dict[str, dict[str, Any]]:
     """Return the arguments of sizes given as layers, dimension and attention heads."""
     return {name: dict(zip(("num_layers", "dim", "num_heads"), numbers)) for name, numbers in sizes.items()}
@@ -71,6 +75,7 @@ class Family:
     ignored_weights: tuple[str, ...] = ()  # published names of tensors that are not weights
     legacy_suffixes: dict[str, str] = field(default_factory=dict)  # suffixes in older files -> current ones
     cls_position: Literal["first", "last"] = "first"  # of the classification token, if there is one
+    other_tokenizers: tuple[str, ...] = ()  # kinds that suit it as well as `tokenizer`
     departures: tuple[str, ...] = ()  # differences from the paper
     model_type: str = ""  # in config.json, if it differs from `name`
     paper_params: dict[str, str] = field(default_factory=dict)  # counts printed in the paper, if rounded differently

@@ -1,7 +1,7 @@
 """Neural probabilistic language model (Bengio et al. 2003): the next word from a window of word vectors."""
 
 from polyseme.families import hf
-from polyseme.families.family import Family, linear_task_head
+from polyseme.families.family import TEXT_TOKENIZERS, Family, linear_task_head
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
@@ -45,6 +45,7 @@ NNLM = Family(
     name="nnlm",
     paper="Bengio et al. 2003, A Neural Probabilistic Language Model",
     tokenizer="bpe",
+    other_tokenizers=TEXT_TOKENIZERS,
     objective="causal LM",
     trunk_config=trunk_config,
     sizes={"tiny": {"dim": 64, "hidden_dim": 128, "window": 5}, "ap": {"dim": 100, "hidden_dim": 60, "window": 5}},

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from polyseme.families import hf
-from polyseme.families.family import Family, linear_task_head
+from polyseme.families.family import TEXT_TOKENIZERS, Family, linear_task_head
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
@@ -123,6 +123,7 @@ RNN_LM = Family(
     name="rnn_lm",
     paper="Zaremba et al. 2014, Recurrent Neural Network Regularization; Mikolov et al. 2010; Cho et al. 2014",
     tokenizer="bpe",
+    other_tokenizers=TEXT_TOKENIZERS,
     objective="causal LM over segments with memory",
     trunk_config=trunk_config,
     sizes={
@@ -162,6 +163,7 @@ PERFORMANCE_RNN = replace(  # for comparison with the Music Transformer
     name="performance_rnn",
     paper="Simon and Oore 2017, Performance RNN: Generating Music with Expressive Timing and Dynamics",
     tokenizer="events",
+    other_tokenizers=(),
     trunk_config=performance_rnn_config,
     sizes={"tiny": {"num_layers": 1, "dim": 128}, "base": {"num_layers": 3, "dim": 512}},
     architectures=architectures("PerformanceRNN"),

@@ -4,7 +4,7 @@ from typing import Literal
 
 from polyseme.errors import ConfigError
 from polyseme.families import hf
-from polyseme.families.family import Family, linear_task_head
+from polyseme.families.family import TEXT_TOKENIZERS, Family, linear_task_head
 from polyseme.families.rnn_lm import DEPARTURES
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig
@@ -112,6 +112,7 @@ SEQ2SEQ = Family(
     name="seq2seq",
     paper="Sutskever et al. 2014, Sequence to Sequence Learning; Bahdanau et al. 2015; Luong et al. 2015",
     tokenizer="bpe",
+    other_tokenizers=TEXT_TOKENIZERS,
     objective="translation",
     trunk_config=trunk_config,
     sizes={

@@ -1,7 +1,7 @@
 """Transformer (Vaswani et al. 2017): the original encoder-decoder for translation."""
 
 from polyseme.families import hf
-from polyseme.families.family import Family, transformer_sizes
+from polyseme.families.family import TEXT_TOKENIZERS, Family, transformer_sizes
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.init import InitConfig
@@ -72,6 +72,7 @@ TRANSFORMER = Family(
     name="transformer",
     paper="Vaswani et al. 2017, Attention Is All You Need",
     tokenizer="bpe",
+    other_tokenizers=TEXT_TOKENIZERS,
     objective="translation",
     trunk_config=trunk_config,
     sizes=transformer_sizes(tiny=(2, 128, 2), base=(6, 512, 8), big=(6, 1024, 16)),

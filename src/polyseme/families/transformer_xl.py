@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al. 2019): causal Transformer with segment-level memory and relative positions."""
 
 from polyseme.families import hf
-from polyseme.families.family import Family
+from polyseme.families.family import TEXT_TOKENIZERS, Family
 from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.init import InitConfig
@@ -91,6 +91,7 @@ TRANSFORMER_XL = Family(
     name="transformer_xl",
     paper="Dai et al. 2019, Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
     tokenizer="bpe",
+    other_tokenizers=TEXT_TOKENIZERS,
     objective="causal LM over segments with memory",
     trunk_config=trunk_config,
     sizes={

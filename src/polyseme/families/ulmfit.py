@@ -3,7 +3,7 @@
 from typing import Literal
 
 from polyseme.families import hf, rnn_lm
-from polyseme.families.family import HEAD_POOLING, Family
+from polyseme.families.family import HEAD_POOLING, TEXT_TOKENIZERS, Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.init import InitConfig
@@ -79,6 +79,7 @@ ULMFIT = Family(
     name="ulmfit",
     paper="Howard and Ruder 2018, Universal Language Model Fine-tuning for Text Classification",
     tokenizer="bpe",
+    other_tokenizers=TEXT_TOKENIZERS,
     objective="causal LM over segments of variable length, with memory",
     trunk_config=trunk_config,
     sizes={

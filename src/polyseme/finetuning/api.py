@@ -31,9 +31,9 @@ OptionsT = TypeVar("OptionsT")
 class ReadOptions:
     """How files of examples are read: the columns or keys of a row, and what happens to bad rows."""
 
-    text_column: str = "text"
-    pair_column: str = "pair"
-    label_column: str = "label"
+    text_column: str = ""
+    pair_column: str = ""
+    label_column: str = ""
     header: bool = True
     skip_bad: bool = False
     strict: bool = False
@@ -43,9 +43,11 @@ class ReadOptions:
         """The columns of tables."""
         return Columns(self.text_column, self.pair_column, self.label_column, self.header)
 
-    def read(self, task: TaskConfig | type[TaskConfig], source: Any, needs_labels: bool = True) -> list[Any]:
+    def read(
+        self, task: TaskConfig | type[TaskConfig], source: Any, columns: Columns, needs_labels: bool = True
+    ) -> list[Any]:
         """Read the examples of a task from a file, or from plain values."""
-        return task.read(source, self.columns, needs_labels=needs_labels, skip_bad=self.skip_bad, strict=self.strict)
+        return task.read(source, columns, needs_labels=needs_labels, skip_bad=self.skip_bad, strict=self.strict)
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,13 @@ def _read(data: TaskData, source: Any, files: Mapping[str, Any], options: ReadOp
         if train is None or dev is None:
             missing = "train" if train is None else "dev"
             raise ConfigError(f"`{missing}` is missing: {label} needs `train` and `dev`")
-        return replace(data, train=options.read(data.task, train), dev=options.read(data.task, dev))
+        columns = options.columns
+        if isinstance(train, str | Path):
+            train, columns = data.task.open_input(train, columns)
+        train_examples = options.read(data.task, train, columns)
+        dev_columns = replace(options.columns, remembered=columns)  # those of the training file by default
+        dev_examples = options.read(data.task, dev, dev_columns)
+        return replace(data, train=train_examples, dev=dev_examples, columns=columns.to_metadata())
     name = source if isinstance(source, str) else dataset.folder
     if train is not None or dev is not None or options.columns != Columns():
         raise ConfigError(f"{name} has its own files and columns: pass `data` alone")

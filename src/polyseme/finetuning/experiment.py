@@ -50,11 +50,17 @@ class TaskData:
     extra_metrics: MetricsFn | None = None
     extra_eval: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     baselines: Callable[[], dict[str, Metrics]] = dict
+    columns: Mapping[str, str] = field(default_factory=dict)  # of the training file, which the model folder remembers
 
     @property
     def label(self) -> str:
         """The name of the data in results: the data set, or a name other than the type of the task."""
         return self.dataset_name or (self.name if self.name != self.task.task_type else "")
+
+    @property
+    def remembered(self) -> dict[str, Any]:
+        """The columns that were chosen, for the metadata of the model folder."""
+        return {"columns": dict(self.columns)} if self.columns else {}
 
 
 @dataclass(frozen=True)
@@ -236,11 +242,12 @@ class Experiment:
         """Return the metadata of a model folder."""
         settings = self.config.to_json()
         if not self.is_multitask:
-            return {"task": tasks[0].to_json(), "settings": settings, **extra}
+            return {"task": tasks[0].to_json(), "settings": settings, **self.runs[0].data.remembered, **extra}
         each: dict[str, Any] = {}
         for run, task in zip(self.runs, tasks):
             task_json = task.replace(name="").to_json()
-            each[run.data.name] = {"task": task_json, "settings": settings, "data": run.data.label}
+            facts = {"data": run.data.label, **run.data.remembered}
+            each[run.data.name] = {"task": task_json, "settings": settings, **facts}
         return {"tasks": each, "settings": settings, **extra}
 
 

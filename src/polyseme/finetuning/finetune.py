@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import ConfigError, ModelError
+from polyseme.errors import ConfigError, ModelError, require_packages
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
@@ -79,6 +79,7 @@ def finetune(
 
 def fit_task(path: Path, data: TaskData) -> TaskConfig:
     """Return the task with the labels of its training examples; as text-to-text, if that is how the model answers."""
+    require_packages(data.task.required_packages)
     model_config, family = _read_config(path)
     task = data.task.replace(name=data.name).fit(data.train)
     if not answers_in_text(family, model_config.trunk, task):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from polyseme.errors import DataError
+from polyseme.io.binary_files import describe_binary
 from polyseme.io.compression import CorruptFileError, read_decompressed
 from polyseme.io.limits import MAX_ROW_BYTES
 
@@ -83,6 +84,9 @@ def read_line_chunks(
         for raw, is_continued in _read_byte_chunks(path, max_line_bytes, split_long_lines, allow_large):
             if not offset and (encoding := detect_wide_encoding(raw)):
                 yield wide_encoding_error(f"{name} line 1", encoding)
+                return
+            if not offset and (problem := describe_binary(raw, path)):
+                yield bad_input(problem)
                 return
             if is_continued and not split_long_lines:
                 if not is_skipping:

@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -125,11 +125,17 @@ def parse_columns(key: str, names: Collection[str]) -> list[str]:
     return [key] if key in names else key.split("+")
 
 
+def choose_columns(key: str, names: Collection[str]) -> list[str]:
+    """Return the columns of a table that a key names; the only column is the text if none has the default name."""
+    return list(names) if len(names) == 1 and key == "text" else parse_columns(key, names)
+
+
 def missing_column(location: str, noun: str, key: str, names: Collection[str]) -> DataError:
     """Return the error for a column or key (`noun`) that does not exist, with the names that do."""
     shown = [name[:40] for name in islice(names, 20)]
     listing = " among " + ", ".join(shown) + (", …" if len(names) > len(shown) else "") if shown else ""
-    return bad_input(f"{location}: no {noun} {key!r}{listing}; {suggest(key, shown)}")
+    advice = f" (choose with ::text={noun.upper()})" if shown else ""
+    return bad_input(f"{location}: no {noun} {key!r}{listing}; {suggest(key, shown)}{advice}")
 
 
 def read_parquet_rows(path: Path, name: str, key: str, allow_large: bool = False) -> Iterator[list[str] | str]:
@@ -145,10 +151,23 @@ def read_parquet_rows(path: Path, name: str, key: str, allow_large: bool = False
                 yield f"byte {error.start} of the text is not UTF-8"
 
 
-def _read_batches(path: Path, name: str, key: str, allow_large: bool) -> Iterator[list[list[Any]]]:
-    """Yield the columns of `key` for a batch of rows at a time. Arrow's errors become `CorruptFileError`."""
+def open_parquet_rows(path: Path, name: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """Return the names of all columns, and an iterator over the rows; `CorruptFileError` if the file is damaged."""
+    with _open_parquet(path, name, allow_large=False) as file:
+        names = list(file.schema_arrow.names)
+
+    def read() -> Iterator[dict[str, Any]]:
+        with _open_parquet(path, name, allow_large=False) as file:
+            for batch in file.iter_batches(_BATCH_ROWS, use_threads=False):
+                yield from batch.to_pylist()
+
+    return names, read()
+
+
+@contextmanager
+def _open_parquet(path: Path, name: str, allow_large: bool) -> Iterator[Any]:
+    """Open a Parquet file, plain or compressed. Arrow's errors become `CorruptFileError`."""
     pa = require_package("pyarrow", "reading Parquet files")
-    text_types = [pa.string(), pa.large_string(), pa.string_view()]
     try:
         from pyarrow import parquet
 
@@ -162,31 +181,40 @@ def _read_batches(path: Path, name: str, key: str, allow_large: bool) -> Iterato
             if not path.stat().st_size:
                 raise bad_input(f"{name} is empty")
             input_file = stack.enter_context(pa.OSFile(os.fsencode(path)))
-            file = stack.enter_context(parquet.ParquetFile(input_file, pre_buffer=False, buffer_size=1 << 20))
-            schema = file.schema_arrow
-            columns = parse_columns(key, schema.names)
-            for column in columns:
-                if column not in schema.names:
-                    raise missing_column(name, "column", column, schema.names)
-                column_type = schema.field(column).type
-                value_type = getattr(column_type, "value_type", None)  # of a dictionary
-                if column_type not in text_types and value_type not in text_types:
-                    raise bad_input(f"{name}: column {column!r} holds {column_type}, not text")
-            num_bytes = 0
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
-                values = [_to_bytes(pa, batch.column(column)) for column in columns]
-                num_bytes += sum(len(value) for column_values in values for value in column_values if value)
-                if not allow_large:
-                    check_expansion(name, path, num_bytes)
-                yield values
-    except PolysemeError:
+            yield stack.enter_context(parquet.ParquetFile(input_file, pre_buffer=False, buffer_size=1 << 20))
+    except (PolysemeError, GeneratorExit):
         raise
+    except FileNotFoundError:
+        raise DataError(f"{name} is missing") from None
     except OSError as error:
         if error.errno is not None:
             raise DataError(f"cannot read {name}: {error.strerror or error}") from None
         raise CorruptFileError(str(error)) from None
     except Exception as error:  # from Arrow, or from Python for impossible sizes and names
         raise CorruptFileError(str(error)) from None
+
+
+def _read_batches(path: Path, name: str, key: str, allow_large: bool) -> Iterator[list[list[Any]]]:
+    """Yield the columns of `key` for a batch of rows at a time."""
+    pa = require_package("pyarrow", "reading Parquet files")
+    text_types = [pa.string(), pa.large_string(), pa.string_view()]
+    with _open_parquet(path, name, allow_large) as file:
+        schema = file.schema_arrow
+        columns = choose_columns(key, schema.names)
+        for column in columns:
+            if column not in schema.names:
+                raise missing_column(name, "column", column, schema.names)
+            column_type = schema.field(column).type
+            value_type = getattr(column_type, "value_type", None)  # of a dictionary
+            if column_type not in text_types and value_type not in text_types:
+                raise bad_input(f"{name}: column {column!r} holds {column_type}, not text")
+        num_bytes = 0
+        for batch in file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
+            values = [_to_bytes(pa, batch.column(column)) for column in columns]
+            num_bytes += sum(len(value) for column_values in values for value in column_values if value)
+            if not allow_large:
+                check_expansion(name, path, num_bytes)
+            yield values
 
 
 def _to_bytes(pa: Any, array: Any) -> list[bytes | None]:

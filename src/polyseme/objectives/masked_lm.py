@@ -38,6 +38,8 @@ class MaskingConfig(Objective):
 
     def __post_init__(self) -> None:
         check_probability("mask_prob", self.mask_prob)
+        if self.mask_prob == 0:
+            raise ConfigError("mask_prob is 0, so nothing would be predicted: expected more than 0, such as 0.15")
         check_probability("random_token_prob + keep_token_prob", self.random_token_prob + self.keep_token_prob)
         self.check_range(0, math.inf, "num_static_masks")
 

@@ -28,7 +28,7 @@ from polyseme.io.json import read_json, write_json
 from polyseme.pipelines.codewords import is_held_out, load_examples
 from polyseme.recipes.encoders import demo as recipe
 from polyseme.report.charts import Bar, bar_chart
-from polyseme.report.heatmap import attention_grid
+from polyseme.report.heatmap import Labels, attention_grid, heat_map
 from polyseme.report.html import (
     code,
     collapsed,
@@ -204,17 +204,12 @@ def _build_page(out: Path, results: DemoResults) -> str:
         ("Time", format_seconds(results.seconds), "everything on this page"),
     ]
     references = {"unigrams": results.unigram_entropy}
-    attention = attention_grid(*attention_maps(results.model, ATTENTION_SENTENCE))
-    attention_caption = (
-        f"“{ATTENTION_SENTENCE}” Each map is a head, each row a token, dark where it looks. Look for diagonals "
-        "(heads that read the word before or after) and for columns (heads that rest on one token)."
-    )
     sections = [
         ("Pre-training: predict the masked words", curves_section(read_log(out / "pretrain"), references)),
         ("Filling masks", _fill_section(results)),
         ("The same sentences during pre-training", samples_section(read_rows(out / "pretrain" / "samples.jsonl"))),
         ("Transfer: find the code words", _transfer_section(results)),
-        ("Attention of the heads", figure(attention, attention_caption)),
+        ("Attention of the heads", _attention_section(results)),
         ("Nearest words", neighbors_section(out / "pretrain")),
         ("Cost of pre-training", cost_table(results.pretraining)),
         ("Recipe", collapsed("The exact recipe", code(read_json(out / "pretrain" / "recipe.json")["recipe"]))),
@@ -257,6 +252,23 @@ def _transfer_section(results: DemoResults) -> str:
         )
         + "".join(_highlight_tags(example, p.tags) for example, p in zip(examples, predictions))
         + note("Underlined: predicted by the pre-trained model. Struck through: wrong.")
+    )
+
+
+def _attention_section(results: DemoResults) -> str:
+    """Render all heads as small maps, and the mean of the last layer with its tokens."""
+    tokens, maps = attention_maps(results.model, ATTENTION_SENTENCE)
+    labels = Labels(tokens, tokens, "reads", f"layer {len(maps)}, mean of its heads")
+    return figure(
+        attention_grid(maps),
+        f"“{ATTENTION_SENTENCE}” Each map is a head, each row a token, dark where it looks. Look for diagonals "
+        "(heads that read the word before or after) and for columns (heads that rest on one token).",
+    ) + collapsed(
+        "The last layer with its tokens",
+        figure(
+            heat_map(maps[-1].mean(0), labels, cell_size=22),
+            "Rows add up to one. Look for words that belong together: a verb and its object, a word and its article.",
+        ),
     )
 
 

@@ -5,6 +5,7 @@ Each stage has a subfolder of the run folder. Running again continues with the s
 
 import itertools
 import json
+import logging
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from polyseme.config import Config
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
@@ -30,10 +32,10 @@ from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.inference.prediction import predict
 from polyseme.io.atomic import write_text
 from polyseme.io.hashes import HASHES_FILE, write_hashes
-from polyseme.io.json import read_json, write_json
+from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report.charts import mean_std_chart
-from polyseme.report.html import code, figure, html_page, html_table
+from polyseme.report.html import code, collapsed, figure, html_page, html_table
 from polyseme.report.svg import Axis
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
@@ -45,10 +47,28 @@ from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.warm_start import init_from_model
 from polyseme.weights.folder import load_model, read_model_config
 
+logger = logging.getLogger(__name__)
+
 PRESETS = {"tiny": recipes.tiny, "lecture": recipes.lecture, "paper": recipes.paper}
 VOCAB_SIZES = {"tiny": 4_000, "lecture": 60_003, "paper": 30_000}
 SCRATCH, SUPERVISED, UNLABELED = "from scratch", "supervised", "with unlabeled text"  # rows of the low-shot curve
 CURVE_ROWS = (SCRATCH, SUPERVISED, UNLABELED)
+
+
+def default_preset() -> Literal["tiny", "paper"]:
+    """Return the preset that suits this machine: the paper's sizes on a GPU, where a CPU would train for days."""
+    return "paper" if torch.cuda.is_available() else "tiny"
+
+
+def choose_preset(out: Path) -> str:
+    """Return the preset of the run in a folder, or else the default one, and log which it is."""
+    path = out / "ulmfit.json"
+    if path.is_file() and isinstance(config := read_json_object(path).get("config"), dict) and "preset" in config:
+        return str(config["preset"])
+    preset = default_preset()
+    device = "this machine has a GPU" if preset == "paper" else "this machine has no GPU"
+    logger.info("the preset is %s, because %s; `preset` chooses another", preset, device)
+    return preset
 
 
 def _default_classifier() -> FinetuneConfig:
@@ -66,9 +86,12 @@ def _default_classifier() -> FinetuneConfig:
 
 @dataclass(frozen=True)
 class UlmfitConfig(Config):
-    """Settings of the three stages. An empty `budget` or a `vocab_size` of 0 is that of the preset."""
+    """Settings of the three stages. An empty `budget` or a `vocab_size` of 0 is that of the preset.
 
-    preset: Literal["tiny", "lecture", "paper"] = "paper"
+    The default preset suits the machine: `paper` with a GPU, otherwise `tiny`.
+    """
+
+    preset: Literal["tiny", "lecture", "paper"] = field(default_factory=default_preset)
     direction: Literal["forward", "backward", "both"] = "forward"
     vocab_size: int = 0
     budget: str = ""  # of the general model: 20m, 500steps or 1e9tokens
@@ -119,7 +142,7 @@ def validate_sources(
     elif corpus:
         Corpus.open(corpus)
     else:
-        open_sources(text, "text", "file", False)
+        open_sources(text)
 
 
 def hash_sources(corpus: Path | None, general_models: Sequence[Path]) -> list[str]:
@@ -148,7 +171,7 @@ def pretrain_general_lm(
     if corpus is None:
         corpus = out / "corpus"
         if not (corpus / "manifest.json").exists():
-            sources = open_sources(text, "text", "file", False)
+            sources = open_sources(text)
             vocab_size = config.vocab_size or VOCAB_SIZES[config.preset]
             prepare(text, Tokenizer.train("bpe", (d.text for d in sources), vocab_size), corpus)
     pretrained = {}
@@ -350,7 +373,8 @@ def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]])
     if results:
         names = list(next(iter(results["rows"].values())))
         rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
-        sections += [("Results", html_table(["", *names], rows)), ("Config", code(results["config"]))]
+        sections.append(("Results", html_table(["", *names], rows)))
+        sections.append(("Config", collapsed("All settings of the three stages", code(results["config"]))))
     if points:
         curves, sizes = error_curves(points), sorted({d["size"] for d in points})
         rows = [

@@ -20,6 +20,7 @@ from polyseme.report.svg import (
     downsample,
     format_number,
     path_of,
+    shorten,
     svg_image,
     svg_text,
     text_width,
@@ -28,6 +29,7 @@ from polyseme.report.svg import (
 WIDTH = 640  # of a chart's coordinates; it is scaled to its column
 _X_AXIS_HEIGHT = 46
 _LABEL_SIZE = 18  # of texts on a phone, in these coordinates: margins are wide enough for it
+_MAX_LABEL = 40  # characters of a line's label
 _MAX_DIRECT_LABEL = 14  # characters of a label at the end of a line; longer labels are in a legend above the chart
 
 
@@ -76,8 +78,9 @@ def panel_chart(panels: Sequence[Panel], x: Axis | str, direct_labels: bool | No
         return ""
     labels = [line.label for panel in visible if len(panel.series) > 1 for line in panel.series if line.label]
     is_direct = len(labels) <= 8 and all(len(label) <= _MAX_DIRECT_LABEL for label in labels)
+    label_size = _LABEL_SIZE if direct_labels is None else 12
     is_direct = is_direct if direct_labels is None else direct_labels
-    right = 10 + (max((text_width(label, _LABEL_SIZE) for label in labels), default=14) if is_direct else 18)
+    right = 10 + (max((text_width(label, label_size) for label in labels), default=14) if is_direct else 18)
     y_scales = [_y_scale(panel) for panel in visible]
     ticks = [
         [(tick, panel.y.format(tick)) for tick in scale.ticks(max(2, int(panel.height / 45)), panel.y)]
@@ -115,7 +118,9 @@ def _visible_series(panel: Panel, x: Axis) -> list[Series]:
         if points:
             band = [triple for triple in line.band if is_drawable(triple)]
             dash = DASHES[index % len(DASHES)] if line.dash is None else line.dash
-            series.append(replace(line, points=points, band=band, color=line.color or color(index), dash=dash))
+            label = shorten(line.label, _MAX_LABEL)
+            line_color = line.color or color(index)
+            series.append(replace(line, label=label, points=points, band=band, color=line_color, dash=dash))
     return series
 
 

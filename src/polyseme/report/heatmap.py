@@ -9,6 +9,9 @@ from polyseme.report.html import escape
 from polyseme.report.svg import shorten, svg_image, svg_text, text_width
 
 _MAX_LABEL = 28  # characters
+_MAX_TITLES = 2500  # cells that the mouse explains
+_NUM_SHADES = 16
+_MAX_OPACITY = 0.7  # so that texts in the cells stay readable
 
 
 @dataclass(frozen=True)
@@ -67,47 +70,56 @@ def heat_map(
 
 def draw_cells(
     values: np.ndarray,
-    labels: Labels,
+    labels: Labels | None,
     origin: tuple[float, float],
     cell: tuple[float, float],
     scale: tuple[float, float] = (0.0, 1.0),
 ) -> str:
-    """Draw the cells of a matrix and their frame at a place; the mouse shows labels and value."""
+    """Draw the cells of a matrix and their frame at a place; with labels, the mouse shows them and the value.
+
+    Without labels, or if there are many cells, the cells of each of 16 shades are one path, which is far smaller.
+    """
     (left, top), (width, height), (low, high) = origin, cell, scale
     num_rows, num_columns = values.shape
     frame = f'x="{left:.1f}" y="{top:.1f}" width="{num_columns * width:.1f}" height="{num_rows * height:.1f}"'
     parts = [f'<rect {frame} style="fill:var(--tint);stroke:var(--line)"/><g style="fill:var(--s1)">']
+    shares = np.clip((values - low) / ((high - low) or 1.0), 0.0, 1.0)
+    if labels is None or values.size > _MAX_TITLES:
+        shades = np.round(shares * _NUM_SHADES).astype(int)
+        for shade in range(1, _NUM_SHADES + 1):
+            rows, columns = np.nonzero(shades == shade)
+            places = zip((top + rows * height).tolist(), (left + columns * width).tolist())
+            path = "".join(f"M{x:g} {y:g}h{width:g}v{height:g}h-{width:g}" for y, x in places)
+            parts.append(f'<path d="{path}" fill-opacity="{_MAX_OPACITY * shade / _NUM_SHADES:.2f}"/>' if path else "")
+        return "".join([*parts, "</g>"])
     for i, j in np.ndindex(num_rows, num_columns):
-        share = min(max((values[i, j] - low) / ((high - low) or 1.0), 0.0), 1.0)
-        if share < 0.005 and values.size > 400:
-            continue  # invisible
         title = escape(f"{labels.rows[i]} → {labels.columns[j]}: {values[i, j]:.3g}")
         parts.append(
             f'<rect x="{left + j * width:.1f}" y="{top + i * height:.1f}" width="{width:.1f}" height="{height:.1f}" '
-            f'fill-opacity="{0.7 * share:.2f}"><title>{title}</title></rect>'
+            f'fill-opacity="{_MAX_OPACITY * shares[i, j]:.2f}"><title>{title}</title></rect>'
         )
     return "".join([*parts, "</g>"])
 
 
-def attention_grid(
-    tokens: Sequence[str], maps: np.ndarray, columns: Sequence[str] | None = None, first_layer: int = 1
-) -> str:
+def attention_grid(maps: np.ndarray, first_layer: int = 1) -> str:
     """Draw attention maps [layers, heads, queries, keys] as a grid of small heat maps; rows of a map are queries.
 
-    The keys are `columns` if they are other tokens. The mouse shows the tokens of a cell. `first_layer` is the number
-    of the first layer.
+    `first_layer` is the number of the first layer.
     """
-    num_layers, num_heads, num_rows, num_columns = maps.shape
     if not maps.size:
         return ""
-    labels, cell = Labels(tokens, tokens if columns is None else columns), max(4, min(11, 200 // max(num_rows, 1)))
-    width, height = max(num_columns * cell + 14, 110), num_rows * cell + 34
+    num_layers, num_heads, num_rows, num_columns = maps.shape
+    cell = max(3, min(10, 160 // max(num_rows, num_columns)))
+    width, height = max(num_columns * cell + 14, 120), num_rows * cell + 34
+    maps_per_row = max(1, min(num_heads, 720 // width))
+    rows_per_layer = -(-num_heads // maps_per_row)
     parts = []
     for layer, head in np.ndindex(num_layers, num_heads):
-        left, top = 2 + head * width, layer * height
+        row, column = divmod(head, maps_per_row)
+        left, top = 2 + column * width, (layer * rows_per_layer + row) * height
         parts.append(svg_text(left, top + 14, f"layer {layer + first_layer}, head {head + 1}"))
-        parts.append(draw_cells(maps[layer, head], labels, (left, top + 20), (cell, cell)))
-    size = num_heads * width, num_layers * height
+        parts.append(draw_cells(maps[layer, head], None, (left, top + 20), (cell, cell)))
+    size = maps_per_row * width + 4, num_layers * rows_per_layer * height
     return svg_image(*size, "".join(parts), "attention by layer and head", scalable=False)
 
 

@@ -45,18 +45,22 @@ class _RunResult(NotebookResult):
 
 @dataclass(frozen=True)
 class PretrainResult(_RunResult):
-    """A finished pre-training run: its folder, validation losses, and sizes."""
+    """A finished pre-training run: its folder, validation losses, and sizes.
+
+    `warnings` say what is wrong with a run that ended but did not train: it diverged, or predicted nothing.
+    """
 
     valid: ValidationResult
     num_parameters: int
     num_tokens: int
     num_steps: int
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def from_results(cls, out: Path, results: Mapping[str, Any]) -> Self:
         """From the dictionary in `results.json`."""
-        valid = ValidationResult(dict(results["valid"]))
-        return cls(Path(out), valid, results["parameters"], results["tokens"], results["steps"])
+        valid, warnings = ValidationResult(dict(results["valid"])), tuple(results.get("warnings", ()))
+        return cls(Path(out), valid, results["parameters"], results["tokens"], results["steps"], warnings)
 
 
 @dataclass(frozen=True)

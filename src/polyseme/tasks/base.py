@@ -19,6 +19,8 @@ from polyseme.config import Config
 from polyseme.errors import ConfigError, DataError, UnsupportedError, require_package, suggest
 from polyseme.families.family import Family
 from polyseme.io.atomic import write_text
+from polyseme.io.partial import part_path
+from polyseme.io.table_output import TABLE_SUFFIXES, check_output_suffix
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model
@@ -27,10 +29,12 @@ from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
-from polyseme.tasks.formats import PredictionFormat, json_lines_format
+from polyseme.tasks.formats import PredictionFormat, table_format
 from polyseme.tasks.metrics.diagnostics import diagnose_values
 from polyseme.tasks.metrics.occlusion import PredictFn, Weights
-from polyseme.tasks.readers.rows import Columns, RowReader, iter_json_lines, iter_lines, iter_valid_rows, read_rows
+from polyseme.tasks.readers.columns import Columns
+from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input
+from polyseme.tasks.readers.rows import RowReader, iter_records, iter_valid_rows, read_rows, wrong_suffix
 from polyseme.tasks.text_templates import TextToTextTemplate
 
 Metrics = dict[str, float]
@@ -47,6 +51,7 @@ class Example:
     gold_field: ClassVar[str] = "label"
 
     location: str
+    row: Mapping[str, Any] | None = field(default=None, kw_only=True, compare=False, repr=False)  # as in the file
 
     @property
     def is_trainable(self) -> bool:
@@ -81,8 +86,10 @@ class TaskConfig(Config, Codec):
     task_type: ClassVar[str]  # its name on the command line and in results
     example_type: ClassVar[type[Example]]
     default_metric: ClassVar[str]
+    required_packages: ClassVar[Mapping[str, str]] = {}  # modules that its metrics need, with their purpose
     head_type: ClassVar[str]
-    output_suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
+    record_suffixes: ClassVar[tuple[str, ...]] = ()  # of files whose rows `from_record` reads
+    own_suffixes: ClassVar[tuple[str, ...]] = ()  # of predictions in formats of the field
     loss_unit: ClassVar[str] = "nats"
     feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
     averages_logits: ClassVar[bool] = False  # whether ensembles average scores instead of probabilities
@@ -105,15 +112,28 @@ class TaskConfig(Config, Codec):
         skip_bad: bool = False,
         strict: bool = False,
     ) -> list[Any]:
-        """Read examples from a file, or from plain Python values (texts, tuples, dictionaries as in JSON lines).
+        """Read examples from a file, `PATH::name=value,…`, or from plain Python values.
 
-        A row that cannot be read is an error, or is counted and skipped with `skip_bad`. With `strict`, labels that
-        would otherwise be repaired are an error.
+        Values are texts, tuples, or dictionaries as in JSON lines. A row that cannot be read is an error, or is counted
+        and skipped with `skip_bad`. With `strict`, labels that would otherwise be repaired are an error.
         """
         if isinstance(source, str | Path):
-            path = Path(source)
+            path, columns = cls.open_input(source, columns)
             return cls.collect(path, cls.iter_rows(path, columns, needs_labels), skip_bad, strict)
         return [cls.from_value(value, f"example {i}", needs_labels) for i, value in enumerate(source, 1)]
+
+    @classmethod
+    def open_input(cls, source: Path | str, columns: Columns = Columns()) -> tuple[Path, Columns]:
+        """Parse `PATH::name=value,…` or `-`; return the file to open, and its columns, as `iter_rows` takes them."""
+        path, columns = parse_input(source, columns)
+        if path.is_file() and (format := cls.record_format(path, columns)):
+            columns = open_records(path, columns, format).resolve(path, columns)
+        return path, columns
+
+    @classmethod
+    def record_format(cls, path: Path, columns: Columns) -> str:
+        """Return the format of a file whose rows `from_record` reads; empty if it is of another kind."""
+        return detect_record_format(path, columns, cls.record_suffixes)
 
     @classmethod
     def iter_examples(
@@ -133,10 +153,13 @@ class TaskConfig(Config, Codec):
         """Yield one function per row of a file; calling it parses the row."""
 
     @classmethod
-    def iter_json_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
-        """Yield the rows of a file of JSON lines, which `from_record` parses."""
+    def iter_record_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
+        """Yield the rows of JSON lines, a table or Parquet, which `from_record` parses."""
+        format = cls.record_format(path, columns)
+        if not format:
+            raise wrong_suffix(path, cls.task_type, cls.record_suffixes)
         build = partial(cls.from_record, columns=columns, needs_labels=needs_labels)
-        return iter_json_lines(path, iter_lines(path, columns.encoding), build)
+        return iter_records(open_records(path, columns, format).rows, build, columns.keep_rows)
 
     @classmethod
     def from_value(cls, value: Any, location: str, needs_labels: bool = False) -> Any:
@@ -149,7 +172,7 @@ class TaskConfig(Config, Codec):
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
-        """Convert a JSON object to an example."""
+        """Convert a JSON object, or the row of a table by column, to an example."""
         raise UnsupportedError(f"{location}: {cls.task_type} does not read JSON objects")
 
     @classmethod
@@ -332,26 +355,34 @@ class TaskConfig(Config, Codec):
     def write(self, path: Path, examples: Sequence[Any], predictions: Sequence[Any]) -> None:
         """Write predictions in the order of the examples, in a format that can be read as examples."""
         for file, file_format in self.output_formats(path, examples).items():
-            write_text(file, file_format.format_file(examples, predictions))
+            write_text(part_path(file), file_format.format_file(examples, predictions))
+            file_format.install(part_path(file), file)
+            part_path(file).unlink(missing_ok=True)
 
     def output_formats(self, path: Path, examples: Iterable[Any]) -> dict[Path, PredictionFormat]:
         """Return the files that predictions are written to, and the format of each, by the suffix of `path`.
 
         A format may depend on all examples, which are read once more for that.
         """
-        if path.suffix not in self.output_suffixes:
-            known = ", ".join(self.output_suffixes)
-            raise ConfigError(f"{path}: predictions of {self.task_type} are written as {known}, not {path.suffix!r}")
-        return (
-            {path: json_lines_format(self.to_record)} if path.suffix == ".jsonl" else self.other_formats(path, examples)
-        )
+        suffixes = tuple(dict.fromkeys((*self.own_suffixes, *TABLE_SUFFIXES)))
+        check_output_suffix(path, suffixes, f"predictions of {self.task_type}")
+        if path.suffix in self.own_suffixes:
+            return self.own_formats(path, examples)
+        return {path: table_format(path, examples, self.example_columns, self.prediction_columns)}
 
-    @abstractmethod
-    def to_record(self, example: Any, prediction: Any) -> dict[str, Any]:
-        """Return an example and its prediction as a JSON object."""
+    def example_columns(self, example: Any) -> Mapping[str, Any]:
+        """Return an example as columns: the row of the file that it was read from, or else its fields."""
+        if example.row is not None:
+            return example.row  # type: ignore[no-any-return]
+        values = {each.name: getattr(example, each.name) for each in fields(example)}
+        return {n: v for n, v in values.items() if n not in ("location", "row") and v is not None and v not in ("", ())}
 
-    def other_formats(self, path: Path, examples: Iterable[Any]) -> dict[Path, PredictionFormat]:
-        """Return the files of a format that is not JSON lines, as `output_formats` does."""
+    def prediction_columns(self, example: Any, prediction: Any) -> dict[str, Any]:
+        """Return a prediction as columns that follow those of its example; the first is `prediction`."""
+        return {"prediction": prediction.value}
+
+    def own_formats(self, path: Path, examples: Iterable[Any]) -> dict[Path, PredictionFormat]:
+        """Return the files of a format in `own_suffixes`, as `output_formats` does."""
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------- frozen features, text

@@ -49,8 +49,9 @@ class CoreferenceTask(TaskConfig):
     task_type = "coreference"
     example_type = DocumentExample
     default_metric = "f1"
+    required_packages = {"scipy": "the coreference score CEAF"}  # noqa: RUF012
     head_type = "coreference"
-    output_suffixes = (".conll", ".jsonl")
+    own_suffixes = (".conll",)
     feature_networks = ("bilstm", "linear")
 
     head: CoreferenceHeadConfig = field(default_factory=CoreferenceHeadConfig)
@@ -58,6 +59,7 @@ class CoreferenceTask(TaskConfig):
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
         """Read the columns of CoNLL-2012, a file or a folder of them."""
+        columns.reject(path, "CoNLL columns")
         return iter_documents(path, needs_labels)
 
     @classmethod
@@ -194,10 +196,10 @@ class CoreferenceTask(TaskConfig):
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": no_mentions, "linear": string_match}
 
-    def to_record(self, example: DocumentExample, prediction: CoreferenceClusters) -> dict[str, Any]:
-        return {"id": example.id, "words": example.words, "clusters": prediction.clusters}
+    def example_columns(self, example: DocumentExample) -> Mapping[str, Any]:
+        return {"id": example.id, "words": example.words}
 
-    def other_formats(self, path: Path, examples: Iterable[DocumentExample]) -> dict[Path, PredictionFormat]:
+    def own_formats(self, path: Path, examples: Iterable[DocumentExample]) -> dict[Path, PredictionFormat]:
         return {path: row_format(lambda example, prediction: format_conll(example.document, prediction.clusters))}
 
     def word_sequences(self, example: DocumentExample) -> list[tuple[Words, ...]]:

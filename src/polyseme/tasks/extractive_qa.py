@@ -22,7 +22,15 @@ from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, Ids
 from polyseme.tasks.formats import PredictionFormat, json_object_format
 from polyseme.tasks.metrics.diagnostics import diagnose_spans
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
-from polyseme.tasks.readers.rows import WORD_PATTERN, Columns, RowReader, parse_text, split_words
+from polyseme.tasks.readers.rows import (
+    NESTED_SUFFIXES,
+    WORD_PATTERN,
+    Columns,
+    RowReader,
+    parse_text,
+    parse_texts,
+    split_words,
+)
 from polyseme.tasks.readers.squad import QuestionExample, iter_questions
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextQA
@@ -60,7 +68,8 @@ class ExtractiveQATask(TaskConfig):
     example_type = QuestionExample
     default_metric = "f1"
     head_type = "span"
-    output_suffixes = (".json", ".jsonl")
+    own_suffixes = (".json",)
+    record_suffixes = NESTED_SUFFIXES
     feature_networks = ("bidaf", "bilstm")
     answers_questions = True
     averages_logits = True
@@ -79,17 +88,26 @@ class ExtractiveQATask(TaskConfig):
 
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
-        """Read SQuAD's JSON."""
+        """Read SQuAD's JSON, or records with `context`, `question` and a list of `answers`."""
+        if cls.record_format(path, columns):
+            return cls.iter_record_rows(path, columns, needs_labels)
+        columns.reject(path, "SQuAD's JSON")
         return iter_questions(path, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
-        context, question = (parse_text(record.get(key), location, key) for key in ("context", "question"))
-        answers = record.get("answers")
+        """Convert a record; its text is the `context`, its pair the `question` and its label the `answers`."""
+        names = (columns.text or "context", columns.pair or "question")
+        context, question = (parse_text(record.get(name), location, name) for name in names)
+        answers = record.get(columns.label or "answers")
         if answers is None and needs_labels:
             raise DataError(f"{location}: there is no answer")
+        if isinstance(answers, Mapping):  # as `datasets` stores SQuAD
+            answers = answers.get("text")
+        elif isinstance(answers, str):  # a cell of a table
+            answers = list(parse_texts(answers, location, "answers")) if answers.startswith("[") else [answers]
         spans = None if answers is None else tuple((text, context.find(text)) for text in answers)
-        return QuestionExample(location, context, question, spans, str(record.get("id", location)))
+        return QuestionExample(location, context, question, spans, str(record.get(columns.id or "id", location)))
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> QuestionExample:
@@ -217,10 +235,15 @@ class ExtractiveQATask(TaskConfig):
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": first_words, "linear": sliding_window}
 
-    def to_record(self, example: QuestionExample, prediction: SpanAnswer) -> dict[str, Any]:
-        return {"id": example.id, "question": example.question, **asdict(prediction)}
+    def example_columns(self, example: QuestionExample) -> Mapping[str, Any]:
+        """Return the row of the file, or else the question without its context."""
+        return example.row or {"id": example.id, "question": example.question}
 
-    def other_formats(self, path: Path, examples: Iterable[QuestionExample]) -> dict[Path, PredictionFormat]:
+    def prediction_columns(self, example: QuestionExample, prediction: SpanAnswer) -> dict[str, Any]:
+        columns = asdict(prediction)
+        return {"prediction": columns.pop("text"), **columns}
+
+    def own_formats(self, path: Path, examples: Iterable[QuestionExample]) -> dict[Path, PredictionFormat]:
         """Return what SQuAD's script reads, with the scores of "no answer" in a second file."""
         return {
             path.with_suffix(".null_odds.json"): json_object_format(lambda e, p: (e.id, p.null_score_diff)),

@@ -1,9 +1,13 @@
 """File formats of predictions, which are written a window of examples at a time."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from polyseme.io.table_output import TableOutput
 
 Values = Sequence[Any]
 
@@ -21,6 +25,7 @@ class PredictionFormat:
     separator: str = ""
     footer: str = ""
     group_key: Callable[[Any], Any] | None = None
+    install: Callable[[Path, Path], object] = os.replace  # turns the part, to which all is written, into the file
 
     def format_window(self, examples: Values, predictions: Values, start: int = 0) -> str:
         """Format the examples of a window, the first of which is number `start` in the file, from 0."""
@@ -42,9 +47,20 @@ def row_format(format_row: Callable[[Any, Any], str], header: str = "", separato
     return PredictionFormat(format_rows, header, separator)
 
 
-def json_lines_format(to_record: Callable[[Any, Any], Any]) -> PredictionFormat:
-    """Return the format of JSON lines."""
-    return row_format(lambda example, prediction: json.dumps(to_record(example, prediction), ensure_ascii=False) + "\n")
+def table_format(
+    path: Path,
+    examples: Iterable[Any],
+    example_columns: Callable[[Any], Mapping[str, Any]],
+    prediction_columns: Callable[[Any, Any], Mapping[str, Any]],
+) -> PredictionFormat:
+    """Return the format of rows with the columns of an example, followed by those of its prediction."""
+    output = TableOutput(path, (name for example in examples for name in example_columns(example)))
+
+    def format_rows(examples: Values, predictions: Values, start: int) -> Iterator[str]:
+        pairs = zip(examples, predictions, strict=True)
+        yield output.encode([(example_columns(e), prediction_columns(e, p)) for e, p in pairs], start)
+
+    return PredictionFormat(format_rows, install=lambda part, _: output.install(part))
 
 
 def json_object_format(to_entry: Callable[[Any, Any], tuple[str, Any]]) -> PredictionFormat:

@@ -51,25 +51,26 @@ class MultipleChoiceTask(SequenceTask):
     head_type = "choice"
     feature_networks = ("esim", "biattentive", "linear", "bilstm")
     output_labels = ("score",)
+    record_suffixes = rows.NESTED_SUFFIXES
 
     @classmethod
     def iter_rows(cls, path: Path, columns: rows.Columns, needs_labels: bool) -> Iterator[rows.RowReader]:
-        """Read JSON lines: a text (or `prompt`), a list of `choices`, and the correct one or its index from 0."""
-        if rows.data_suffix(path) not in rows.JSON_LINES_SUFFIXES:
-            raise rows.wrong_suffix(path, cls.task_type, rows.JSON_LINES_SUFFIXES)
-        return cls.iter_json_rows(path, columns, needs_labels)
+        """Read records: a text (or `prompt`), a list of `choices`, and the correct one or its index from 0."""
+        columns.reject(path, cls.task_type, "pair")
+        return cls.iter_record_rows(path, columns, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:
-        text = "prompt" if columns.text not in record and "prompt" in record else columns.text
-        names = {"text": text, "choices": "choices", "label": columns.label}
+        text, label_name = columns.text or "text", columns.label or "label"
+        text = "prompt" if text not in record and "prompt" in record else text
+        names = {"text": text, "choices": "choices", "label": label_name}
         optional = () if needs_labels else ("label",)
         values = rows.from_record(record, location, rows.RowFormat(names, optional, lambda _, values: values))
         choices = rows.parse_texts(values["choices"], location, "choices")
         if len(choices) < 2:
             raise DataError(f"{location}: there is one choice, which leaves nothing to choose")
-        label = _parse_index(values.get("label"), choices, location, columns.label, needs_labels)
-        return ChoiceExample(location, rows.parse_text(values["text"], location, columns.text), choices, label)
+        label = _parse_index(values.get("label"), choices, location, label_name, needs_labels)
+        return ChoiceExample(location, rows.parse_text(values["text"], location, text), choices, label)
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> ChoiceExample:
@@ -119,9 +120,10 @@ class MultipleChoiceTask(SequenceTask):
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_label, "linear": linear_choice}
 
-    def to_record(self, example: ChoiceExample, prediction: ChoicePrediction) -> dict[str, Any]:
-        label, probabilities = int(prediction.label), prediction.probabilities
-        return {"text": example.text, "choices": example.choices, "label": label, "probabilities": probabilities}
+    def prediction_columns(self, example: ChoiceExample, prediction: ChoicePrediction) -> dict[str, Any]:
+        """Return the index of the chosen text, its probability, and those of all, a list."""
+        index, probabilities = int(prediction.label), list(prediction.probabilities.values())
+        return {"prediction": index, "probability": probabilities[index], "probabilities": probabilities}
 
     def candidate_answers(self, template: TextToTextTemplate, example: ChoiceExample) -> Sequence[str]:
         return template.choice_answers(example.choices)

@@ -33,6 +33,7 @@ class RegressionTask(TextTask):
 
     task_type = "regression"
     default_metric = "spearman"
+    required_packages = {"scipy": "the correlation of numbers"}  # noqa: RUF012
     text_format = "regression text1: {text} text2: {pair}"
     loss_unit = "squared error"
     averages_logits = True

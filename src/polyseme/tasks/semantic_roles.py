@@ -1,6 +1,6 @@
 """Semantic roles: the arguments of a predicate, as tags of the words of its sentence."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -12,9 +12,9 @@ from polyseme.errors import DataError
 from polyseme.tasks.encoded import EncodedExample, IdsAndSegments, add_special_tokens, encode_words, separator_id
 from polyseme.tasks.formats import PredictionFormat
 from polyseme.tasks.metrics.srl import format_props, srl_scores
-from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, Columns, RowReader, data_suffix
+from polyseme.tasks.readers.rows import Columns, RowReader
 from polyseme.tasks.readers.srl import PredicateExample, iter_predicates
-from polyseme.tasks.tagging import Tagging, WordTask, parse_words, place_words, read_tagged_record
+from polyseme.tasks.tagging import WordTask, parse_words, place_words, read_tagged_record
 from polyseme.text.tokenizer import Tokenizer
 
 
@@ -24,20 +24,23 @@ class SemanticRolesTask(WordTask):
 
     task_type = "semantic_roles"
     example_type = PredicateExample
-    output_suffixes = (".jsonl", ".conll", ".props")
+    own_suffixes = (".conll", ".props")
     has_word_marks = True
 
     @classmethod
     def iter_rows(cls, path: Path, columns: Columns, needs_labels: bool) -> Iterator[RowReader]:
-        """Read JSON lines with `words`, `tags` and `predicate`, or columns as CoNLL-2005 and CoNLL-2012 have them."""
-        if data_suffix(path) in JSON_LINES_SUFFIXES:
-            return cls.iter_json_rows(path, columns, needs_labels)
+        """Read records with `words`, `tags` and `predicate`, or columns as CoNLL-2005 and CoNLL-2012 have them."""
+        if cls.record_format(path, columns):
+            return cls.iter_record_rows(path, columns, needs_labels)
+        columns.reject(path, "CoNLL columns")
         return iter_predicates(path, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: Columns, needs_labels: bool) -> Any:
-        words, tags = read_tagged_record(record, location, needs_labels)
+        words, tags = read_tagged_record(record, location, columns, needs_labels)
         place = record.get("predicate")
+        if isinstance(place, str):  # a cell of a table
+            place = int(place) if place.isdecimal() else place or None
         if place is None:
             return PredicateExample(location, words, tags)
         if type(place) is not int or not 0 <= place < len(words):
@@ -84,11 +87,12 @@ class SemanticRolesTask(WordTask):
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
         return super().score(gold, predicted) | srl_scores(gold, predicted)
 
-    def to_record(self, example: PredicateExample, prediction: Tagging) -> dict[str, Any]:
-        record = super().to_record(example, prediction)
-        return record | ({"predicate": example.predicate[0]} if example.predicate else {})
+    def example_columns(self, example: PredicateExample) -> Mapping[str, Any]:
+        columns = super().example_columns(example)
+        place = {"predicate": example.predicate[0]} if example.predicate and example.row is None else {}
+        return {**columns, **place}
 
-    def other_formats(self, path: Path, examples: Iterable[PredicateExample]) -> dict[Path, PredictionFormat]:
+    def own_formats(self, path: Path, examples: Iterable[PredicateExample]) -> dict[Path, PredictionFormat]:
         """Return columns as srl-eval reads them (.props), or with the words in front (.conll)."""
 
         def format_sentences(examples: Sequence[Any], predictions: Sequence[Any], start: int) -> Iterator[str]:

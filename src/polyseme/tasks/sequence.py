@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -15,9 +16,10 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import Example, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, RowScores, add_special_tokens, truncate_longest
-from polyseme.tasks.formats import PredictionFormat, row_format
 from polyseme.tasks.metrics.occlusion import PredictFn, Weights, occlude_words
 from polyseme.tasks.readers import rows
+from polyseme.tasks.readers.lines import iter_lines
+from polyseme.tasks.readers.records import RECORD_FORMATS
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextToText
 from polyseme.text.tokenizer import Tokenizer
@@ -130,7 +132,7 @@ class TextTask(SequenceTask):
     """One answer per `TextExample`, read from tables or JSON lines."""
 
     example_type = TextExample
-    output_suffixes = (".jsonl", ".tsv")
+    record_suffixes = tuple(RECORD_FORMATS)
     pair_column: ClassVar[Literal["absent", "optional", "required"]] = "absent"
 
     def text_sequences(self, example: TextExample) -> list[TextPair]:
@@ -145,7 +147,22 @@ class TextTask(SequenceTask):
 
     @classmethod
     def iter_rows(cls, path: Path, columns: rows.Columns, needs_labels: bool) -> Iterator[rows.RowReader]:
-        return rows.iter_table_or_json(path, columns, cls.task_type, cls.row_format(columns, needs_labels))
+        format = cls.record_format(path, columns)
+        if not format:
+            raise rows.wrong_suffix(path, cls.task_type, cls.record_suffixes)
+        if cls.pair_column == "absent":
+            columns.reject(path, f"{cls.task_type}, which reads one text", "pair")
+        return rows.iter_row_format(path, columns, format, partial(cls.row_format, needs_labels=needs_labels))
+
+    @classmethod
+    def record_format(cls, path: Path, columns: rows.Columns) -> str:
+        """Return the format of a file; `.txt` is a table if its first line is a header, else lines of text."""
+        format = super().record_format(path, columns)
+        if format != "text" or columns.format:
+            return format
+        top = next(iter_lines(path, columns.encoding))
+        names = ("text", columns.text, columns.remembered and columns.remembered.text)
+        return "tsv" if "\t" in top or top in names or not columns.has_header else "text"
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:
@@ -154,12 +171,13 @@ class TextTask(SequenceTask):
     @classmethod
     def row_format(cls, columns: rows.Columns, needs_labels: bool) -> rows.RowFormat:
         """Return the columns of the task, and how a row of them becomes an example."""
-        names = {"text": columns.text, "pair": columns.pair, "label": columns.label}
+        names = {role: getattr(columns, role) or role for role in ("text", "pair", "label")}
         if cls.pair_column == "absent":
             del names["pair"]
+        if columns.id:
+            names["id"] = columns.id
         optional: tuple[str, ...] = () if needs_labels else ("label",)
-        has_default_name = columns.pair == rows.Columns().pair  # a pair column of another name is required
-        if cls.pair_column == "optional" and has_default_name:
+        if cls.pair_column == "optional" and not columns.pair:  # a pair column that was chosen is required
             optional += ("pair",)
 
         def build(location: str, values: dict[str, Any]) -> TextExample:
@@ -168,7 +186,7 @@ class TextTask(SequenceTask):
                 pair = rows.parse_text(values["pair"], location, names["pair"])
             label = rows.parse_label(values.get("label"), location, names["label"], needs_labels)
             cls.check_label(label, location)
-            return TextExample(location, text, pair, label)
+            return TextExample(location, text, pair, label, str(values.get("id", "")))
 
         return rows.RowFormat(names, optional, build)
 
@@ -185,19 +203,9 @@ class TextTask(SequenceTask):
             raise DataError(f"{location} has {len(parts)} parts: the model reads a text or a pair of texts")
         return TextExample(location, *parts)
 
-    def to_record(self, example: TextExample, prediction: Any) -> dict[str, Any]:
-        texts = {"text": example.text} | ({} if example.pair is None else {"pair": example.pair})
+    def prediction_columns(self, example: TextExample, prediction: Any) -> dict[str, Any]:
         probabilities = getattr(prediction, "probabilities", {})
-        return texts | {"label": prediction.value} | ({"probabilities": probabilities} if probabilities else {})
-
-    def other_formats(self, path: Path, examples: Iterable[TextExample]) -> dict[Path, PredictionFormat]:
-        """Return a table, which has a column of second texts if there are any."""
-        has_pairs = any(e.pair is not None for e in examples)
-        header = ["text", *["pair"] * has_pairs, "label", *(f"p({label})" for label in self.output_labels)]
-
-        def format_row(example: TextExample, prediction: Any) -> str:
-            texts = [example.text, *[example.pair or ""] * has_pairs]
-            shares = [f"{share:.6g}" for share in getattr(prediction, "probabilities", {}).values()]
-            return "\t".join([*map(rows.flatten_cell, texts), str(prediction.value), *shares]) + "\n"
-
-        return {path: row_format(format_row, "\t".join(header) + "\n")}
+        if not probabilities:
+            return {"prediction": prediction.value}
+        share = probabilities[prediction.value]
+        return {"prediction": prediction.value, "probability": share, "probabilities": probabilities}

@@ -11,6 +11,7 @@ import numpy as np
 
 from polyseme.errors import DataError
 from polyseme.families.family import Family
+from polyseme.io.table_output import flatten_cell
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.crf import CRFConfig
@@ -52,6 +53,7 @@ class WordTask(LabelSetTask):
 
     default_metric = "f1"
     head_type = "tag"
+    record_suffixes = rows.NESTED_SUFFIXES
     feature_networks = ("bilstm", "linear")
 
     decoder: Literal["softmax", "crf"] = "softmax"
@@ -142,8 +144,8 @@ class WordTask(LabelSetTask):
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_tag, "linear": linear_tags, "memm": memm_tags, "crf": crf_tags}
 
-    def to_record(self, example: Any, prediction: Tagging) -> dict[str, Any]:
-        return {"words": example.words, "tags": prediction.tags, "tag_probabilities": prediction.probabilities}
+    def prediction_columns(self, example: Any, prediction: Tagging) -> dict[str, Any]:
+        return {"prediction": list(prediction.tags), "probabilities": list(prediction.probabilities)}
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         if not example.words:
@@ -160,7 +162,7 @@ class TaggingTask(WordTask):
 
     task_type = "tagging"
     example_type = TaggingExample
-    output_suffixes = (".jsonl", ".tsv", *rows.CONLL_SUFFIXES)
+    own_suffixes = (".tsv", *rows.CONLL_SUFFIXES)
 
     @classmethod
     def from_head(cls, head: ClassificationHeadConfig) -> Self:
@@ -168,23 +170,24 @@ class TaggingTask(WordTask):
 
     @classmethod
     def iter_rows(cls, path: Path, columns: rows.Columns, needs_labels: bool) -> Iterator[rows.RowReader]:
-        """Read JSON lines with `words` and `tags`, or columns with the word first and its tag last."""
-        if rows.data_suffix(path) in rows.JSON_LINES_SUFFIXES:
-            return cls.iter_json_rows(path, columns, needs_labels)
+        """Read records with `words` and `tags`, or columns with the word first and its tag last."""
+        if cls.record_format(path, columns):
+            return cls.iter_record_rows(path, columns, needs_labels)
+        columns.reject(path, "CoNLL columns", "text", "pair", "label", "id", "header")
         return iter_sentences(path, columns.encoding, needs_labels)
 
     @classmethod
     def from_record(cls, record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool) -> Any:
-        return TaggingExample(location, *read_tagged_record(record, location, needs_labels))
+        return TaggingExample(location, *read_tagged_record(record, location, columns, needs_labels))
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> TaggingExample:
         return TaggingExample(location, parse_words(value, location))
 
-    def other_formats(self, path: Path, examples: Iterable[TaggingExample]) -> dict[Path, PredictionFormat]:
+    def own_formats(self, path: Path, examples: Iterable[TaggingExample]) -> dict[Path, PredictionFormat]:
         def format_sentence(example: TaggingExample, prediction: Tagging) -> str:
             pairs = zip(example.words, prediction.tags)
-            return "".join(f"{rows.flatten_cell(word)}\t{tag}\n" for word, tag in pairs)
+            return "".join(f"{flatten_cell(word)}\t{tag}\n" for word, tag in pairs)
 
         return {path: row_format(format_sentence, separator="\n")}
 
@@ -201,12 +204,18 @@ def place_words(
     return EncodedExample(ids, segments, positions, target), len(pieces) + len(template) - 1
 
 
-def read_tagged_record(record: dict[str, Any], location: str, needs_labels: bool) -> tuple[Words, Words | None]:
-    """Return the words and the tags of a JSON object."""
-    names, optional = {"words": "words", "tags": "tags"}, () if needs_labels else ("tags",)
+def read_tagged_record(
+    record: dict[str, Any], location: str, columns: rows.Columns, needs_labels: bool
+) -> tuple[Words, Words | None]:
+    """Return the words and the tags of a record: lists, or in a table texts that are split at spaces."""
+    names = {"words": columns.text or "words", "tags": columns.label or "tags"}
+    optional = () if needs_labels else ("tags",)
     values = rows.from_record(record, location, rows.RowFormat(names, optional, lambda _, values: values))
-    words = rows.parse_texts(values["words"], location, "words")
-    tags = None if values.get("tags") is None else rows.parse_texts(values["tags"], location, "tags")
+    for role, value in values.items():
+        if isinstance(value, str) and not value.startswith("["):
+            values[role] = value.split() or None
+    words = rows.parse_texts(values["words"], location, names["words"])
+    tags = None if values.get("tags") is None else rows.parse_texts(values["tags"], location, names["tags"])
     if needs_labels and tags is None:
         raise DataError(f"{location}: the tags are missing")
     if tags is not None and len(tags) != len(words):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from polyseme.config import check_in_range
-from polyseme.errors import ConfigError, DataError, require_package
+from polyseme.errors import ConfigError, DataError, require_package, require_packages
 from polyseme.io.limits import MAX_VOCAB_SIZE
+from polyseme.progress import waiting
 from polyseme.text import pipelines
 from polyseme.text.pipelines import ALBERT_SPECIALS, BERT_SPECIALS, ROBERTA_SPECIALS, T5_SPECIALS, WORD_SPECIALS
 from polyseme.text.sentencepiece_model import parse_model
+
+logger = logging.getLogger(__name__)
 
 MAX_ALPHABET = 10_000
 MAX_WORDS = 2_000_000
@@ -46,6 +50,8 @@ class VocabularyConfig:
     def __post_init__(self) -> None:
         if self.vocab_size is None and self.kind not in ("characters", "words", "whitespace"):
             raise ConfigError(f"vocab_size is missing: the maximum number of entries in a {self.kind} vocabulary")
+        if self.kind == "unigram":  # before the text is read
+            require_packages({"sentencepiece": "training a unigram vocabulary"})
         size = self.size
         for name in ("vocab_size", "min_frequency", "max_alphabet", "num_sentinels"):
             check_in_range(name, getattr(self, name) or 0, 0, MAX_VOCAB_SIZE)
@@ -66,23 +72,43 @@ class VocabularyConfig:
 
 
 def train_vocabulary(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:
-    """Train a tokenizer on sorted counts (`WordCounts.smoothed_counts`)."""
+    """Train a tokenizer on sorted counts (`WordCounts.smoothed_counts`); warn if it is smaller than requested."""
     if not word_counts:
         raise DataError("there is no text to train the tokenizer on")
+    with waiting(f"training a {config.kind} vocabulary on {len(word_counts):,} words"):
+        tokenizer = _train_kind(word_counts, lowercase, config)
+    pipelines.add_sentinels(tokenizer, config.num_sentinels)
+    if config.vocab_size is not None and (size := tokenizer.get_vocab_size()) < config.vocab_size:
+        reason = _explain_size(len(word_counts), config)
+        logger.warning(f"the vocabulary has {size:,} entries, not the {config.vocab_size:,} requested: {reason}")
+    return tokenizer
+
+
+def _explain_size(num_words: int, config: VocabularyConfig) -> str:
+    """Say why a vocabulary is smaller than requested, and what to do."""
+    if config.kind == "characters":
+        return "the text has no more different characters"
+    text = f"the text has {num_words:,} different words"
+    if config.kind == "unigram":
+        return f"{text} and no more pieces; train on more text, or request fewer entries"
+    unit = "of them are" if config.kind in ("words", "whitespace") else "pieces are"
+    advice = "train on more text, lower `min_frequency`, or request fewer entries"
+    return f"{text}, and no more {unit} as frequent as `min_frequency` ({config.min_frequency}); {advice}"
+
+
+def _train_kind(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:
+    """Train a tokenizer without sentinels."""
     if config.kind == "wordpiece":
-        tokenizer = _train_wordpiece(word_counts, lowercase, config)
-    elif config.kind in BYTE_BPE_SPECIALS:
-        tokenizer = _train_bpe(word_counts, lowercase, config)
-    elif config.kind == "unigram":
-        tokenizer = _train_unigram(word_counts, lowercase, config)
-    elif config.kind in ("words", "whitespace"):
+        return _train_wordpiece(word_counts, lowercase, config)
+    if config.kind in BYTE_BPE_SPECIALS:
+        return _train_bpe(word_counts, lowercase, config)
+    if config.kind == "unigram":
+        return _train_unigram(word_counts, lowercase, config)
+    if config.kind in ("words", "whitespace"):
         frequent = {w: n for w, n in word_counts.items() if n >= config.min_frequency and w not in WORD_SPECIALS}
         words = _most_frequent(frequent, config.size - len(WORD_SPECIALS))
-        tokenizer = pipelines.build_word_level(words, lowercase, config.kind)
-    else:
-        tokenizer = pipelines.build_characters(_choose_alphabet(word_counts, config, 1), lowercase)
-    pipelines.add_sentinels(tokenizer, config.num_sentinels)
-    return tokenizer
+        return pipelines.build_word_level(words, lowercase, config.kind)
+    return pipelines.build_characters(_choose_alphabet(word_counts, config, 1), lowercase)
 
 
 def _train_wordpiece(word_counts: Mapping[str, int], lowercase: bool, config: VocabularyConfig) -> Tokenizer:

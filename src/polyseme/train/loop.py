@@ -88,7 +88,7 @@ def count_training_flops(model: Model, batch: AnyBatch) -> int:
 class TrainState:
     """Everything a step needs. `start_step` is the number of steps already done.
 
-    The schedule runs from step `schedule_start` to step `total_steps`.
+    The schedule runs from step `schedule_start` to step `schedule_end`, or `total_steps` if that is 0.
     """
 
     model: Model
@@ -102,6 +102,7 @@ class TrainState:
     rank: int = 0
     start_step: int = 0
     schedule_start: int = 0
+    schedule_end: int = 0
     loss_fn: Callable[[Model, Any], dict[str, Tensor]] = compute_losses
     is_compiled: bool = False  # whether `loss_fn` is
     use_cuda_graphs: bool = False  # on a GPU, capture the kernels of a step; micro-batches must have one shape
@@ -145,7 +146,8 @@ def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) 
             counts = {name: sum(b.counts()[name] for b in micro_batches) for name in terms}
             counts |= {" tokens": sum(b.num_tokens for b in micro_batches)}
             counts = distributed.all_reduce_counts(counts, state.device)
-            lr_factor = state.schedule.lr_factor(step - state.schedule_start, state.total_steps - state.schedule_start)
+            schedule_steps = (state.schedule_end or state.total_steps) - state.schedule_start
+            lr_factor = state.schedule.lr_factor(step - state.schedule_start, schedule_steps)
             lr = state.optimizer_config.lr * lr_factor * micro_batches[0].lr_scale
             set_lr(state.optimizer, lr)
             divisors = torch.tensor([float(max(counts[name], 1)) for name in terms])

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ class OptimizerConfig(Config):
     encoder may learn faster (coreference: 1e-5 and 2e-4; Joshi et al. 2019, §3).
     """
 
+    name_field: ClassVar[str] = "name"
     lr: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.999
@@ -95,6 +96,7 @@ class ScheduleConfig(Config):
     is the ratio of the highest to the lowest rate.
     """
 
+    name_field: ClassVar[str] = "shape"
     shape: Literal["constant", "linear", "cosine", "inverse_sqrt", "slanted"] = "linear"
     warmup: float = 0.1
     min_lr_ratio: float = 0.0
@@ -103,9 +105,18 @@ class ScheduleConfig(Config):
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "slanted_ratio")
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the rate after the warm-up depends on the length of the run."""
+        return self.shape not in ("constant", "inverse_sqrt")
+
+    def warmup_steps(self, total_steps: int) -> int:
+        """Return the number of warm-up steps of a run."""
+        return max(int(self.warmup * total_steps if self.warmup < 1 else self.warmup), 1)
+
     def lr_factor(self, step: int, total_steps: int) -> float:
         """Return the factor on the peak learning rate at a step, counted from 0."""
-        warmup = max(int(self.warmup * total_steps if self.warmup < 1 else self.warmup), 1)
+        warmup = self.warmup_steps(total_steps)
         if self.shape == "slanted":
             fraction = step / warmup if step < warmup else 1 - (step - warmup) / max(total_steps - warmup, 1)
             return (1 + fraction * (self.slanted_ratio - 1)) / self.slanted_ratio

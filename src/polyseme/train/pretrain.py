@@ -20,9 +20,9 @@ from polyseme.config import Config
 from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
-from polyseme.errors import Interrupted, ModelError, convert_out_of_memory
+from polyseme.errors import ConfigError, Interrupted, ModelError, convert_out_of_memory
 from polyseme.families import Family, get_family
-from polyseme.io.hashes import write_hashes
+from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import lock_folder
 from polyseme.nn.attention.relative import exclude_from_compile
@@ -34,7 +34,7 @@ from polyseme.progress import progress
 from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
-from polyseme.train.budget import Deadline, plan_steps
+from polyseme.train.budget import PROVISIONAL_STEPS, Deadline, Segment, StepPlan, plan_steps
 from polyseme.train.checkpoint import (
     Checkpoint,
     average_checkpoints,
@@ -42,12 +42,13 @@ from polyseme.train.checkpoint import (
     publish_checkpoint,
     save_checkpoint,
 )
+from polyseme.train.diagnostics import RunDiagnostics, describe_tokenizer_mismatch
 from polyseme.train.loop import StepReport, TrainState, count_parameters, count_training_flops, setup_device, train
+from polyseme.train.monitoring.samples import NEIGHBORS_FILE, HeldOutSamples, nearest_tokens
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
 from polyseme.train.ranks import broadcast_checkpoint, require_same_run, require_same_state
-from polyseme.train.recipe import Recipe
-from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, update_run_record
-from polyseme.train.samples import NEIGHBORS_FILE, HeldOutSamples, nearest_tokens
+from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, read_best_losses, update_run_record
 from polyseme.train.signals import catch_signals
 from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
@@ -112,14 +113,18 @@ def _pretrain(
     family = get_family(config.family, families)
     tokenizer = tokenizer.with_cls_position(family.cls_position)
     check_tokenizer_compatible(config, tokenizer, family)
+    mismatch = describe_tokenizer_mismatch(family, tokenizer)
     record = distributed.on_rank_zero(lambda: open_run(out, recipe, corpus, provenance, resume))
     special_ids = SpecialIds.from_tokenizer(tokenizer, target_tokenizer)
     stream, valid = open_streams(recipe, corpus, special_ids, rank, world_size)
     state = build_train_state(recipe, config, device, rank, initial_model)
     state.model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids, stream.builder.token_counts)
     _set_spellings(state.model, tokenizer)
-    samples = HeldOutSamples.open(out, config, tokenizer, valid, recipe.max_len) if rank == 0 else None
-    run = _Run(recipe, out, state, stream, valid, samples)
+    run = _Run(recipe, out, state, stream, valid, RunDiagnostics.from_run(recipe, config, corpus))
+    if rank == 0:
+        run.samples = HeldOutSamples.open(out, config, tokenizer, valid, recipe.max_len)
+    if mismatch and rank == 0:
+        run.diagnostics.add_note(mismatch)
     run.train(run.prepare(record, start_time))
     results = run.finish()
     if rank == 0:
@@ -145,10 +150,14 @@ class _Run:
     state: TrainState
     stream: BatchStream
     valid: BatchBuilder | None
+    diagnostics: RunDiagnostics
+    plan: StepPlan = field(default_factory=lambda: StepPlan((Segment(0, PROVISIONAL_STEPS),)))
     samples: HeldOutSamples | None = None
     position: DataPosition = field(default_factory=DataPosition)
     spent: dict[str, Any] = field(default_factory=lambda: {"tokens": 0, "flops": 0, "seconds": 0.0})
     valid_metrics: dict[str, float] = field(default_factory=dict)
+    extensions: list[dict[str, Any]] = field(default_factory=list)
+    training_losses: dict[str, float] = field(default_factory=dict)  # of the last step that was logged
 
     def __post_init__(self) -> None:
         is_cuda = self.state.device.type == "cuda"
@@ -165,19 +174,54 @@ class _Run:
     def prepare(self, record: dict[str, Any], start_time: float) -> Deadline:
         """Determine the number of steps, or take that of the run to resume, and load its last checkpoint."""
         recipe, state = self.recipe, self.state
-        if "total_steps" not in record:
-            total_steps, overheads = plan_steps(recipe, state, self.stream, self._validate, start_time)
-            changes = {"total_steps": total_steps} | ({"overheads": overheads} if overheads else {})
-            record = distributed.on_rank_zero(lambda: update_run_record(self.out, record, **changes))
-        state.total_steps = record["total_steps"]
         distributed.broadcast_weights(state.model)
         if (checkpoint := broadcast_checkpoint(self._load_checkpoint, state.device)) is not None:
             self._restore(checkpoint)
+        self.extensions = list(record.get("extensions", ()))
+        if "total_steps" in record:
+            rows = record.get("plan", [{"step": 0, "total_steps": record["total_steps"]}])
+            self.plan = StepPlan.from_json(rows, str(self.out / "recipe.json"))
+            if (saved_budget := BudgetConfig.from_json(record["recipe"]["budget"])) != recipe.budget:
+                self._extend(record, saved_budget)
+        else:
+            self.plan = StepPlan((Segment(0, plan_steps(recipe, self.stream)),))
+            self._update_record(record)
+        self.plan.apply(state, recipe.schedule, state.start_step)
         require_same_state(state, self.position)
+        self.diagnostics.best_losses = read_best_losses(self.out, recipe.objective.terms, state.start_step)
         end_time = start_time + recipe.budget.minutes * 60 - self.spent["seconds"]
-        start_step = max(state.start_step, recipe.batch_warmup_steps)
-        overheads = record.get("overheads", ())
-        return Deadline(end_time if recipe.budget.is_wall_clock else math.inf, start_step, state.total_steps, overheads)
+        valid_tokens = int(self.valid.samples.lengths.sum()) if self.valid else 0
+        return Deadline.from_recipe(recipe, end_time, self.plan, state, self.stream, valid_tokens)
+
+    def _extend(self, record: dict[str, Any], saved_budget: BudgetConfig) -> None:
+        """Give the run the longer budget of the recipe, and record that."""
+        state, budget = self.state, self.recipe.budget
+        if budget.is_wall_clock and state.start_step:
+            seconds_per_step = self.spent["seconds"] / state.start_step
+            seconds_left = 60 * budget.minutes - self.spent["seconds"]
+            total_steps = state.start_step + int(seconds_left / max(seconds_per_step, 1e-9))
+        else:
+            total_steps = plan_steps(self.recipe, self.stream)
+        is_longer = total_steps > state.start_step and not (
+            budget.is_wall_clock and saved_budget.is_wall_clock and budget.minutes < saved_budget.minutes
+        )
+        if not is_longer or (not budget.is_wall_clock and total_steps < self.plan.total_steps):
+            length = f"{state.start_step:,} steps in {self.spent['seconds'] / 60:.3g} minutes"
+            raise ConfigError(
+                f"{self.out} has a budget of {saved_budget} and was trained for {length}, so a budget of {budget} does "
+                "not extend it: the budget of a resumed run is its whole length; choose a larger one, or none"
+            )
+        self.plan = self.plan.extend(state.start_step, total_steps, self.recipe.schedule)
+        self.extensions.append({"step": state.start_step, "from": str(saved_budget), "to": str(budget)})
+        if state.rank == 0:
+            logger.info("extended from %s to %s, after step %s", saved_budget, budget, f"{state.start_step:,}")
+            (self.out / HASHES_FILE).unlink(missing_ok=True)  # the folder is that of an unfinished run again
+        self._update_record(record | {"recipe": self.recipe.to_json(), "extensions": self.extensions})
+
+    def _update_record(self, record: dict[str, Any]) -> None:
+        """Write `recipe.json` with the plan."""
+        changes = {"total_steps": self.plan.total_steps, "plan": self.plan.to_json()}
+        distributed.on_rank_zero(lambda: update_run_record(self.out, record, **changes))
 
     def train(self, deadline: Deadline) -> None:
         """Run the remaining steps, with validation, logging and checkpoints.
@@ -188,34 +232,38 @@ class _Run:
         log, last_time = RunLogger(self.out, state.start_step, state.rank), time.perf_counter()
         if self.samples is not None:
             self.samples.truncate(state.start_step)
-        title, total_tokens = "pretrain", state.total_steps * recipe.batch_tokens
+        title, total_tokens = "pretrain", self.plan.total_steps * recipe.batch_tokens
         with catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
             bar.add_completed(state.start_step * recipe.batch_tokens)
+            if state.is_compiled or (state.use_cuda_graphs and state.device.type == "cuda"):
+                bar.show_note("compiling kernels in the first step")
             for report in train(state, self.stream.steps(self.position, state.start_step)):
                 now = time.perf_counter()
                 self.spent["tokens"] += report.tokens
                 self.spent["flops"] += report.flops * self.stream.world_size
                 self.spent["seconds"] += now - last_time  # with validation and saving after the step before
                 last_time = now
-                if deadline.should_check(report.step) and report.step < state.total_steps:
-                    self._adjust_total_steps(deadline, report)
-                    bar.set_total(state.total_steps * recipe.batch_tokens)
-                is_last = report.step == state.total_steps
-                if is_last or report.step == 1 or report.step % recipe.log_every == 0:
+                self._update_plan(deadline, report, log)
+                bar.set_total(self.plan.total_steps * recipe.batch_tokens)
+                is_end = report.step in self.plan.end_steps
+                if is_end or report.step == 1 or report.step % recipe.log_every == 0:
                     log.log_step(report)
+                    self.training_losses = report.loss
                 bar.advance(recipe.batch_tokens, self._format_loss(report))
-                if self.valid is not None and (is_last or report.step % recipe.eval_every == 0) and report.metrics:
-                    with deadline.pause():
+                if self.valid is not None and (is_end or report.step % recipe.eval_every == 0) and report.metrics:
+                    with deadline.measure("validate"):
                         self.valid_metrics = self._validate(state)
                         if self.samples is not None:
                             self.samples.write(state, report.step)
                     if isinstance(state.optimizer, NTASGD):
                         state.optimizer.report_validation_loss(self.valid_metrics[recipe.objective.terms[0]])
                     log.write_row({"step": report.step, "valid": self.valid_metrics, "spent": dict(self.spent)})
+                    if state.rank == 0:
+                        self.diagnostics.record(report.step, self.valid_metrics)
                 stop = distributed.any_rank(bool(caught), state.device)
-                if is_last or stop or report.step % recipe.save_every == 0:
+                if is_end or stop or report.step % recipe.save_every == 0:
                     self._save(report, deadline)
-                if stop and not is_last:
+                if stop and report.step != self.plan.total_steps:
                     raise Interrupted(caught[0] if caught else signal.SIGTERM, report.step)
 
     def finish(self) -> dict[str, Any]:
@@ -228,15 +276,21 @@ class _Run:
             distributed.broadcast_weights(state.model)
         if averaged_steps or not self.valid_metrics:  # or every step was done before this call
             self.valid_metrics = self._validate(state)
+        warnings = []
+        if state.rank == 0:
+            self.diagnostics.check_length(self.plan.total_steps)
+            warnings = self.diagnostics.finish(self.valid_metrics, self.training_losses)
         return {
             "valid": self.valid_metrics,
-            "steps": state.total_steps,
+            "steps": self.plan.total_steps,
             "parameters": count_parameters(state.model),
             "tokens": self.spent["tokens"],
             "flops": self.spent["flops"],
             "device_hours": self.spent["seconds"] * self.stream.world_size / 3600,
             **({"averaged_steps": averaged_steps} if averaged_steps else {}),
+            **({"extensions": self.extensions} if self.extensions else {}),
             "environment": self.environment,
+            "warnings": warnings,
         }
 
     def _validate(self, state: TrainState) -> dict[str, float]:
@@ -247,20 +301,30 @@ class _Run:
             return ""  # reading the loss would wait for the GPU
         return ", ".join(f"{name} {value:.3f}" for name, value in report.loss.items())
 
-    def _adjust_total_steps(self, deadline: Deadline, report: StepReport) -> None:
-        """Set the number of steps to what fits before the deadline, by the clock of the first rank."""
-        report.metrics  # noqa: B018  # waits for the end of the step on a GPU
-        replanned_steps = deadline.replan_steps(report.step, self.state.total_steps)
-        total_steps = distributed.on_rank_zero(lambda: replanned_steps)
-        if total_steps != self.state.total_steps and self.state.rank == 0:
-            update_run_record(self.out, read_json(self.out / "recipe.json"), total_steps=total_steps)
-        self.state.total_steps = total_steps
+    def _update_plan(self, deadline: Deadline, report: StepReport, log: RunLogger) -> None:
+        """Set the number of steps to what fits before the deadline, by the clock of the first rank.
+
+        A resumed run first repeats the plans that were made after its checkpoint.
+        """
+        state, step = self.state, report.step
+        if step > self.plan.last_change and step < self.plan.total_steps and deadline.should_check(step):
+            report.metrics  # noqa: B018  # waits for the end of the step on a GPU
+            replanned_steps = deadline.replan_steps(step, self.plan.total_steps)
+            total_steps = deadline.total_steps = distributed.on_rank_zero(lambda: replanned_steps)
+            if state.rank == 0:
+                deadline.log_plan(step, str(self.recipe.budget))
+            if total_steps != self.plan.total_steps:
+                self.plan = self.plan.with_total(step, total_steps)
+                self._update_record(distributed.on_rank_zero(lambda: read_json(self.out / "recipe.json")))
+                steps_per_second = deadline.steps_per_second
+                log.write_row({"step": step, "plan": {"steps": total_steps, "steps_per_second": steps_per_second}})
+        self.plan.apply(state, self.recipe.schedule, step)
 
     def _save(self, report: StepReport, deadline: Deadline) -> None:
         """Write a checkpoint on rank 0; every rank has to call this."""
         state, memory = self.state, self.stream.state_dict()
         if state.rank == 0 and report.metrics:
-            with deadline.pause():
+            with deadline.measure("save"):
                 optimizer_state = optimizer_state_dict(state.optimizer, state.model)
                 tensors = {"model": state.model.state_dict(), "optimizer": optimizer_state}
                 tensors |= {"memory": memory} if memory else {}

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BudgetConfig(Config):
-    """The length of a run: the first of these that is not zero. Minutes are converted to steps by a calibration."""
+    """The length of a run: a number of steps, of tokens, or minutes, which the clock converts to steps."""
 
     steps: int = 0
     tokens: int = 0
@@ -42,16 +42,31 @@ class BudgetConfig(Config):
         self.check_range(0, MAX_STEPS, "steps")
         self.check_range(0, MAX_TOKENS, "tokens")
         self.check_range(0, MAX_MINUTES, "minutes")
+        if len(limits := self._limits()) > 1:
+            raise ConfigError(f"{' and '.join(limits)} both limit the run: set one of them")
+
+    def _limits(self) -> list[str]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return [f"budget.{name}={value:g}" for name, value in values.items() if value]
 
     def with_override(self, path: str, text: str) -> Self:
-        """Set one limit; it replaces the others, so that the latest setting counts."""
-        changed = super().with_override(path, text)
-        others = {f.name: getattr(self, f.name) for f in fields(self) if f.name != path}
-        replaced = ", ".join(f"budget.{name}={value:g}" for name, value in others.items() if value)
-        if not getattr(changed, path) or not replaced:
-            return changed
-        logger.info("budget.%s=%g replaces %s", path, getattr(changed, path), replaced)
-        return type(self)(**{path: getattr(changed, path)})
+        """Set one limit, which replaces another."""
+        changed = super(BudgetConfig, type(self)()).with_override(path, text)
+        if not changed._limits():
+            return self.replace(**{path: 0})
+        if replaced := [limit for limit in self._limits() if not limit.startswith(f"budget.{path}=")]:
+            logger.info("%s replaces %s", changed._limits()[0], replaced[0])
+        return changed
+
+    def with_name(self, name: str) -> Self:
+        """Return the budget that a text such as `20m` describes."""
+        return self.parse(name)
+
+    def __str__(self) -> str:
+        """Format as `parse` reads it."""
+        if self.is_wall_clock:
+            return f"{60 * self.minutes:g}s" if self.minutes < 2 else f"{self.minutes:g}m"
+        return f"{self.steps}steps" if self.steps else f"{self.tokens}tokens"
 
     @property
     def is_wall_clock(self) -> bool:

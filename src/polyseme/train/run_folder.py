@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,37 @@ def open_run(
         return record
     if not resume:
         raise ConfigError(f"{out} already holds a run: resume the run, or choose another folder")
-    existing = read_json(path)
-    total_steps = existing.get("total_steps", 1) if isinstance(existing, dict) else 0
-    if not isinstance(existing, dict) or not record.keys() <= existing.keys() or type(total_steps) is not int:
+    existing = read_run_record(out)
+    if not record.keys() <= existing.keys():
         raise DataError(f"{path} is not the recipe of a run")
     if existing["corpus_hash"] != record["corpus_hash"]:
         raise ConfigError(f"{out} was started on another corpus ({existing['corpus']})")
     # parsed, so that it has the fields that were added since
     saved_recipe = Recipe.from_json(existing["recipe"], config_types=(type(recipe.objective),)).to_json()
-    for key, value in recipe_json.items():
-        if saved_recipe.get(key) != value:
-            old = saved_recipe.get(key)
-            raise ConfigError(f"{out} was started with another recipe: {key} was {old!r}, now {value!r}")
+    if difference := describe_difference(saved_recipe | {"budget": recipe_json["budget"]}, recipe_json):
+        advice = "pass no recipe and no overrides to continue with those of the run, or choose another folder"
+        raise ConfigError(f"{out} was started with another recipe: {difference}; {advice}")
     if existing.get("initialized_from_hash") != record.get("initialized_from_hash"):
         raise ConfigError(f"{out} was started from another model ({existing.get('initialized_from')})")
     return existing | {"recipe": saved_recipe}
+
+
+def read_run_record(out: Path) -> dict[str, Any]:
+    """Return the contents of the `recipe.json` of a run: its recipe, corpus, plan and provenance."""
+    path = out / "recipe.json"
+    existing = read_json(path)
+    total_steps = existing.get("total_steps", 1) if isinstance(existing, dict) else 0
+    if not isinstance(existing, dict) or type(total_steps) is not int or not isinstance(existing.get("recipe"), dict):
+        raise DataError(f"{path} is not the recipe of a run")
+    return existing
+
+
+def describe_difference(saved: Any, current: Any, path: str = "") -> str:
+    """Describe the first value that differs in two JSON objects; empty if there is none."""
+    if isinstance(saved, dict) and isinstance(current, dict) and saved.get("kind") == current.get("kind"):
+        keys = [key for key in {**saved, **current} if saved.get(key) != current.get(key)]
+        return describe_difference(saved.get(keys[0]), current.get(keys[0]), f"{path}.{keys[0]}") if keys else ""
+    return f"{path[1:]} was {saved!r}, now {current!r}" if saved != current else ""
 
 
 def update_run_record(out: Path, record: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -93,6 +110,18 @@ def truncate_rows(path: Path, step: int) -> None:
     """Remove the rows of a log that were written after a step; damaged ones too."""
     rows = _read_rows(path) if step else []
     write_text(path, "".join(row + "\n" for row in rows if _row_step(row) <= step))
+
+
+def read_best_losses(out: Path, terms: Sequence[str], max_step: int) -> dict[str, tuple[float, int]]:
+    """Return the lowest held-out loss of each term in the log up to a step, with its step."""
+    best_losses: dict[str, tuple[float, int]] = {}
+    rows = [json.loads(row) for row in _read_rows(out / "log.jsonl") if _row_step(row) <= max_step]
+    for row in rows:
+        for term in terms:
+            loss = row["valid"].get(term) if isinstance(row.get("valid"), dict) else None
+            if isinstance(loss, float) and loss < best_losses.get(term, (math.inf, 0))[0]:
+                best_losses[term] = loss, row["step"]
+    return best_losses
 
 
 def last_logged_step(out: Path) -> int:

@@ -38,7 +38,7 @@ _TRASH_DIR = ".work.gone"
 class PrepareConfig(Config):
     """Settings of `prepare`. The first four are defaults for sources that do not set them."""
 
-    key: str = "text"  # column or key of the text; "a+b" joins two
+    text_column: str = ""  # column or key of the text; "a+b" joins two; by default `text`
     split: str = "file"  # how to split plain text into documents: "file", "blank" (lines) or "line"
     lang: str = "en"
     format: str = ""  # detected from the file name if empty
@@ -79,7 +79,7 @@ def prepare(
     with exclusive_workdir(out) as work_dir:
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
         reader = open_sources(
-            sources, config.key, config.split, config.skip_bad, lang=config.lang, format=config.format,
+            sources, config.text_column, config.split, config.skip_bad, lang=config.lang, format=config.format,
             allow_large=config.allow_large, spool_dir=work_dir, exclude_dir=out,
         )  # fmt: skip
         _check_first_document(reader, tokenizer)  # before anything is written: most bad input shows here
@@ -213,8 +213,7 @@ def remove_unlisted(out: Path, is_new: bool = False) -> None:
 def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append: bool) -> bool:
     """Return whether a corpus contains the sources of `plan`; raise `ConfigError` if they cannot be added either."""
     if not append:
-        comparable = base | {key: base[key][: len(plan[key])] for key in ("source_files", "sources")}
-        if mismatch := describe_difference(comparable, plan):
+        if (mismatch := describe_difference(base, plan)) and describe_difference(_initial_part(base), plan):
             raise ConfigError(f"{out} holds a corpus with {mismatch}: choose another folder or remove it")
         return True
     if mismatch := describe_difference(base | {key: plan[key] for key in ("source_files", "sources")}, plan):
@@ -233,10 +232,17 @@ def is_up_to_date(out: Path, base: dict[str, Any], plan: dict[str, Any], append:
     return bool(present)
 
 
+def _initial_part(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest without the sources that were appended, so that a script of both calls can be run again."""
+    num_sources = manifest.get("num_initial_sources", len(manifest["sources"]))
+    files = [file for file in manifest["source_files"] if file["source_index"] < num_sources]
+    return manifest | {"sources": manifest["sources"][:num_sources], "source_files": files}
+
+
 def _content_and_weight(plan: dict[str, Any], file: dict[str, Any]) -> tuple[tuple[str, ...], float]:
     """Return what identifies the documents of a file, wherever it is, and the weight of its source."""
     source = plan["sources"][file["source_index"]]
-    return (file.get("sha256") or file["version"], file["format"], source["key"], source["split"]), source["weight"]
+    return (file.get("sha256") or file["version"], file["format"], source["text"], source["split"]), source["weight"]
 
 
 def ensure_plan(out: Path, plan: dict[str, Any], base: dict[str, Any] | None, tokenizer: Tokenizer) -> None:
@@ -275,4 +281,26 @@ def describe_difference(existing: dict[str, Any], plan: dict[str, Any]) -> str:
             if name != "path" and existing_settings.get(name) != value:
                 return f"{name} {existing_settings.get(name)!r}, not {value!r}"
     contents = [[file | {"path": ""} for file in manifest["source_files"]] for manifest in (existing, plan)]
-    return "" if contents[0] == contents[1] else "other sources, or sources that have changed since"
+    return "" if contents[0] == contents[1] else _describe_other_files(existing["source_files"], plan["source_files"])
+
+
+def _describe_other_files(existing: Sequence[dict[str, Any]], planned: Sequence[dict[str, Any]]) -> str:
+    """Describe the files that only a corpus has, those that it lacks, and those that have changed."""
+    contents = [
+        {file["path"]: file.get("sha256") or file["version"] for file in files} for files in (existing, planned)
+    ]
+    only_existing, only_planned = (
+        [path for path, content in files.items() if content not in other.values()]
+        for files, other in (contents, reversed(contents))
+    )
+    paths_by_problem = {
+        "changed since": [path for path in only_planned if path in contents[0]],
+        "not among the sources now": [path for path in only_existing if path not in contents[1]],
+        "not in the corpus": [path for path in only_planned if path not in contents[0]],
+    }
+    parts = [
+        f"{problem}: {paths[0]}{f' and {len(paths) - 1:,} more' if len(paths) > 1 else ''}"
+        for problem, paths in paths_by_problem.items()
+        if paths
+    ]
+    return f"other sources ({'; '.join(parts) or 'the same files in another order or number'})"

@@ -330,4 +330,5 @@ def merge_manifests(base: dict[str, Any], addition: dict[str, Any]) -> dict[str,
         "source_files": base["source_files"] + source_files,
         "shards": base["shards"] + addition["shards"],
         "removed": removed,
+        "num_initial_sources": base.get("num_initial_sources", offset),  # before the first append
     }

@@ -15,10 +15,18 @@ from polyseme.io.compression import CorruptFileError, read_decompressed, read_fi
 from polyseme.io.json import parse_json
 from polyseme.io.limits import MAX_ROW_BYTES
 from polyseme.io.lines import bad_input, make_printable, read_line_chunks, read_lines, replace_surrogates
-from polyseme.io.tables import missing_column, parse_columns, read_csv_rows, read_parquet_rows, read_tsv_rows
+from polyseme.io.tables import (
+    choose_columns,
+    missing_column,
+    parse_columns,
+    read_csv_rows,
+    read_parquet_rows,
+    read_tsv_rows,
+)
 
 PYTHON_DOCS = "python-docs"
 SPLITS = ("file", "blank", "line")
+COLUMN_FORMATS = ("jsonl", "csv", "tsv", "parquet", "wiki")  # a row has several values, one of which is the text
 SUFFIX_FORMATS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
@@ -37,7 +45,7 @@ class SourceFile:
     path: Path | str  # as given by the user
     lang: str = "en"
     format: str = "text"
-    key: str = "text"
+    text: str = "text"  # column or key
     split: str = "file"
     spooled_path: Path | None = None  # the copy of standard input, opened instead of `path`
     allow_large: bool = False  # read compressed files that expand a thousandfold, too
@@ -113,9 +121,9 @@ def _parse_json_row(file: SourceFile, number: int, line: str) -> ReadResult:
     except DataError as error:
         return bad_input(f"{error}; each line must be one object")
     if not isinstance(row, dict):
-        return bad_input(f"{location}: expected an object with {file.key!r}, not {type(row).__name__}")
+        return bad_input(f"{location}: expected an object with {file.text!r}, not {type(row).__name__}")
     texts = []
-    for key in parse_columns(file.key, row):
+    for key in parse_columns(file.text, row):
         if key not in row:
             return missing_column(location, "key", key, row)
         value = row[key]
@@ -141,7 +149,7 @@ def _read_table(file: SourceFile) -> Iterator[ReadResult]:
         number, fields = row
         if not columns and fields != [""]:
             width = len(fields)
-            for column in parse_columns(file.key, fields):
+            for column in choose_columns(file.text, fields):
                 if column not in fields:
                     yield missing_column(f"{file.name} line {number}", "column", column, fields)
                     return
@@ -156,7 +164,7 @@ def _read_parquet(file: SourceFile) -> Iterator[ReadResult]:
     """Read documents from text columns of a Parquet file."""
     row = 0
     try:
-        rows = read_parquet_rows(file.local_path, file.name, file.key, file.allow_large)
+        rows = read_parquet_rows(file.local_path, file.name, file.text, file.allow_large)
         for row, texts in enumerate(rows, 1):
             if isinstance(texts, str):
                 yield bad_input(f"{file.name} row {row}: {texts}")

@@ -1,12 +1,10 @@
 """Text sources: files and folders of any format, standard input, and text installed on this machine.
 
-A source is written as `PATH` or `PATH::lang=de,weight=2,key=title+body,split=blank,format=jsonl`. PATH may also be `-`
+A source is written as `PATH` or `PATH::lang=de,weight=2,text=title+body,split=blank,format=jsonl`. PATH may also be `-`
 (standard input), `python-docs` (documentation of Python packages) or `gettext` (translated program messages).
 """
 
 import os
-import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -16,13 +14,23 @@ from typing import Any
 
 from polyseme.corpus.sources import gettext_catalogs, midi, python_docs
 from polyseme.corpus.sources.documents import Document, ReadResult
-from polyseme.corpus.sources.readers import FORMATS, PYTHON_DOCS, SPLITS, SUFFIX_FORMATS, SourceFile, detect_format
+from polyseme.corpus.sources.readers import (
+    COLUMN_FORMATS,
+    FORMATS,
+    PYTHON_DOCS,
+    SPLITS,
+    SUFFIX_FORMATS,
+    SourceFile,
+    detect_format,
+)
 from polyseme.errors import ConfigError, DataError, require_package, suggest
-from polyseme.io.atomic import atomic_write, sha256
+from polyseme.io.atomic import sha256
+from polyseme.io.binary_files import require_text
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.lines import make_printable
+from polyseme.io.specs import STDIN, check_conflicts, split_spec, spool_stdin
 
-STDIN, GETTEXT = "-", "gettext"
+GETTEXT = "gettext"
 MAX_WEIGHT = 1000
 MAX_REPORTED_ROWS = 100  # bad rows listed with their message; all are counted
 
@@ -34,7 +42,7 @@ class CorpusSource:
     path: str  # a file, a folder, "-" (standard input), "python-docs" or "gettext"
     lang: str = ""
     weight: float = 1.0
-    key: str = "text"  # column or key of the text; "a+b" joins two with a line break
+    text: str = "text"  # column or key of the text; "a+b" joins two with a line break
     split: str = "file"  # how to split plain text into documents: "file", "blank" (lines) or "line"
     format: str = ""
 
@@ -43,19 +51,11 @@ _OPTIONS = tuple(option.name for option in fields(CorpusSource) if option.name !
 
 
 def parse_source(text: str, defaults: CorpusSource | None = None) -> CorpusSource:
-    """Parse `PATH::name=value,…`; other options come from `defaults`. An existing path that contains `::` is a path."""
+    """Parse `PATH::name=value,…`; other options come from `defaults`, except that a text column of these must agree."""
     defaults = defaults or CorpusSource("")
-    path, separator, options = text.rpartition("::")
-    if not separator or os.path.exists(text):
-        return _check_source(replace(defaults, path=text))
-    settings: dict[str, Any] = {}
-    for option in options.split(","):
-        name, equals, value = (part.strip() for part in option.partition("="))
-        if name not in _OPTIONS:
-            raise ConfigError(f"{text}: a source has no option {name!r}; {suggest(name, _OPTIONS)}")
-        if not equals or not value or name in settings:
-            raise ConfigError(f"{text}: {name} is set " + ("twice" if name in settings else "without a value"))
-        settings[name] = value
+    path, options = split_spec(text, _OPTIONS)
+    settings: dict[str, Any] = dict(options)
+    check_conflicts(text, options, {"text_column": "" if defaults.text == CorpusSource.text else defaults.text})
     if "weight" in settings:
         try:
             settings["weight"] = float(settings["weight"])
@@ -181,7 +181,7 @@ class SourceReader:
 
 def open_sources(
     paths: Sequence[str | Path | CorpusSource],
-    key: str = "text",
+    text_column: str = "",
     split: str = "file",
     skip_bad: bool = False,
     *,
@@ -193,35 +193,36 @@ def open_sources(
 ) -> SourceReader:
     """Find the files of all sources without reading them.
 
-    `key`, `split`, `format` and `lang` are the defaults for sources that do not set them; `lang` does not select
-    among the languages of `gettext`. A compressed file that expands more than a thousandfold is an error unless
+    `text_column`, `split`, `format` and `lang` are the defaults for sources that do not set them; `lang` does not
+    select among the languages of `gettext`. A compressed file that expands more than a thousandfold is an error unless
     `allow_large`. Standard input is copied to `spool_dir` (by default a temporary folder), because
     it is read more than once. `exclude_dir` is skipped inside source folders, as are corpora.
     """
-    defaults = _check_source(CorpusSource("", key=key, split=split, format=format))
+    defaults = _check_source(CorpusSource("", text=text_column or "text", split=split, format=format))
     sources: list[CorpusSource] = []
     for source in paths:
         if isinstance(source, CorpusSource):
             sources.append(_check_source(source))
-        elif isinstance(source, Path):
-            sources.append(replace(defaults, path=str(source)))
         else:
-            sources.append(parse_source(source, defaults))
+            sources.append(parse_source(str(source), defaults))
     if not sources:
         raise ConfigError("no source of text: give at least one")
     if [source.path for source in sources].count(STDIN) > 1:
         raise ConfigError("standard input (-) can be a source only once")
     reader = SourceReader(sources, [], skip_bad)
     for index, source in enumerate(sources):
-        file = SourceFile(index, source.path, source.lang or lang, source.format or "text", source.key, source.split)
+        file = SourceFile(index, source.path, source.lang or lang, source.format or "text", source.text, source.split)
         file = replace(file, allow_large=allow_large)
         if source.path == STDIN:
             if spool_dir is None:
                 reader.spool_dir = tempfile.TemporaryDirectory(prefix="polyseme-")
                 spool_dir = Path(reader.spool_dir.name)
-            reader.files.append(replace(file, spooled_path=_spool_stdin(spool_dir)))
+            reader.files.append(replace(file, spooled_path=spool_stdin(spool_dir)))
         else:
             reader.files += _list_files(file, source, exclude_dir, reader.skipped_files)
+        _check_effects(source, defaults, [file for file in reader.files if file.source_index == index])
+    if text_column and not any(file.format in COLUMN_FORMATS for file in reader.files):
+        raise ConfigError(f"`text_column` is {text_column!r}, but no source has columns: leave it out")
     if any(file.format == "parquet" for file in reader.files):
         require_package("pyarrow", "reading Parquet files")
     if any(file.format == "midi" for file in reader.files):
@@ -229,6 +230,16 @@ def open_sources(
     if any(file.local_path.suffix.lower() == ".zst" for file in reader.files):
         require_package("pyarrow", "reading files that end in .zst")
     return reader
+
+
+def _check_effects(source: CorpusSource, defaults: CorpusSource, files: Sequence[SourceFile]) -> None:
+    """Raise an error if an option of a source applies to none of its files."""
+    uses = {"text": COLUMN_FORMATS, "split": ("text",)}
+    for name, formats in uses.items():
+        value = getattr(source, name)
+        if value != getattr(defaults, name) and not any(file.format in formats for file in files):
+            shown = ", ".join(sorted({file.format for file in files}))
+            raise ConfigError(f"{source.path}: {name}={value} has no effect on its format, {shown}: leave it out")
 
 
 def _list_files(
@@ -253,6 +264,7 @@ def _list_files(
     source_files = []
     for file in files:
         format = source.format or detect_format(file) or "text"
+        require_text(file, format)
         catalog_lang = gettext_catalogs.language_from_path(file) if format == "mo" else ""
         lang = source.lang or catalog_lang or template.lang
         source_files.append(replace(template, path=file, lang=lang, format=format))
@@ -286,17 +298,3 @@ def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_fil
         known_suffixes = f"{' '.join(SUFFIX_FORMATS)}, plain or with {' '.join(COMPRESSED_SUFFIXES)}"
         raise DataError(f"{folder} contains no text" + ("" if format else f" in files that end in {known_suffixes}"))
     return sorted(paths, key=lambda path: path.relative_to(folder).parts)
-
-
-def _spool_stdin(folder: Path) -> Path:
-    stream = getattr(sys.stdin, "buffer", None)
-    if stream is None or sys.stdin.isatty():
-        raise DataError("standard input (-) is not piped from anything")
-    path = folder / "stdin"
-
-    def write(temporary: Path) -> None:
-        with open(temporary, "wb") as file:
-            shutil.copyfileobj(stream, file, 1 << 20)
-
-    atomic_write(path, write)
-    return path

@@ -3,7 +3,6 @@
 A row that cannot be read is an error with file and line; `skip_bad` counts and skips such rows.
 """
 
-import codecs
 import json
 import logging
 import math
@@ -11,35 +10,27 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
-from polyseme.errors import ConfigError, DataError, suggest
-from polyseme.io.compression import COMPRESSED_SUFFIXES, data_suffix, read_decompressed
-from polyseme.io.json import parse_json_object
-from polyseme.io.lines import detect_wide_encoding, wide_encoding_error
-from polyseme.io.tables import NumberedRow, read_csv_rows, read_tsv_rows
+from polyseme.errors import DataError, suggest
+from polyseme.io.compression import COMPRESSED_SUFFIXES, data_suffix
+from polyseme.io.json import parse_json
+from polyseme.tasks.readers.columns import Columns, missing_role
+from polyseme.tasks.readers.lines import iter_lines as iter_lines
+from polyseme.tasks.readers.lines import read_lines as read_lines
+from polyseme.tasks.readers.records import Record, open_records
 
 logger = logging.getLogger(__name__)
 
-TABLE_SUFFIXES, JSON_LINES_SUFFIXES = (".tsv", ".txt", ".csv"), (".jsonl", ".ndjson")
+JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
+NESTED_SUFFIXES = (*JSON_LINES_SUFFIXES, ".csv", ".parquet")  # where rows may hold lists
 CONLL_SUFFIXES = (".conll", ".iob", ".bio")
 WORD_PATTERN = re.compile(r"\w+|[^\w\s]")
 RowReader = Callable[[], Any]  # parses one row, sentence or document
 _JSON_NOUNS: dict[Any, str] = {str: "a text", int: "a number", list: "a list", dict: "an object"}
 Build = Callable[[str, dict[str, Any]], Any]  # a location and the values by column to an example
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns or keys of a file: names, or without a header numbers from 1."""
-
-    text: str = "text"
-    pair: str = "pair"
-    label: str = "label"
-    has_header: bool = True
-    encoding: str = "utf-8"
 
 
 @dataclass(frozen=True)
@@ -133,58 +124,6 @@ def _get_example(example: Any) -> Any:
     return example
 
 
-def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
-    """Read the lines of a text file without their ends; an empty file is an error."""
-    return list(iter_lines(path, encoding))
-
-
-def iter_lines(path: Path, encoding: str = "utf-8", keep_blank: bool = False) -> Iterator[str]:
-    """Yield the lines of a text file without their ends, in bounded memory; an empty file is an error.
-
-    Blank lines at the end are dropped. With `keep_blank` they are lines like any other, and a file may be empty.
-    """
-    is_empty, pieces = True, list[str]()  # the last line so far, and blank lines that may be at the end
-    for block in _decode_blocks(path, encoding):
-        pieces.append(block)
-        if "\n" in block and not block.isspace():
-            text = "".join(pieces)
-            end = text.rfind("\n", 0, len(text) - 1 if keep_blank else len(text.rstrip("\r\n")))
-            if end >= 0:
-                is_empty = False
-                yield from _split_lines(text[:end])
-            pieces = [text[end + 1 :]]
-    text = "".join(pieces)
-    if not keep_blank and is_empty and not text.strip():
-        raise DataError(f"{path} is empty")
-    yield from _split_lines(text.removesuffix("\n") if keep_blank else text.rstrip("\r\n"))
-
-
-def _split_lines(text: str) -> list[str]:
-    return [line.removesuffix("\r") for line in text.split("\n")]
-
-
-def _decode_blocks(path: Path, encoding: str) -> Iterator[str]:
-    """Yield the decoded content of a file in blocks; an error names the line and byte that are not text."""
-    is_utf8 = encoding.lower() in ("utf-8", "utf8")
-    try:
-        decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)()
-    except LookupError:
-        raise ConfigError(f"there is no encoding {encoding!r}") from None
-    num_bytes = num_lines = 0
-    for block in chain(read_decompressed(path), [None]):
-        if is_utf8 and not num_bytes and block and (wide_encoding := detect_wide_encoding(block)):
-            raise wide_encoding_error(f"{path}:1", wide_encoding)
-        num_bytes += len(block or b"")
-        try:
-            text = decoder.decode(block or b"", final=block is None)
-        except UnicodeDecodeError as error:
-            line = num_lines + error.object.count(b"\n", 0, error.start) + 1
-            position = num_bytes - len(error.object) + error.start
-            raise DataError(f"{path}:{line}: not {encoding} text (byte {position} of the file)") from None
-        num_lines += text.count("\n")
-        yield text
-
-
 def split_sentences(lines: Iterable[str], separators: str | tuple[str, ...] = ()) -> Iterator[list[tuple[int, str]]]:
     """Yield runs of numbered lines between blank lines, or lines that start with one of `separators`."""
 
@@ -200,70 +139,43 @@ def split_words(text: str) -> tuple[str, ...]:
     return tuple(WORD_PATTERN.findall(text))
 
 
-def iter_table_or_json(path: Path, columns: Columns, task_type: str, row_format: RowFormat) -> Iterator[RowReader]:
-    """Yield the rows of a table (tabs or commas) or of JSON lines, by the file's suffix."""
-    suffix = data_suffix(path)
-    if suffix in JSON_LINES_SUFFIXES:
-        lines = iter_lines(path, columns.encoding)
-        return iter_json_lines(path, lines, lambda record, location: from_record(record, location, row_format))
-    if suffix not in TABLE_SUFFIXES:
-        raise wrong_suffix(path, task_type, TABLE_SUFFIXES + JSON_LINES_SUFFIXES)
-    return iter_table(path, iter_lines(path, columns.encoding), columns.has_header, row_format)
+def iter_row_format(
+    path: Path, columns: Columns, format: str, get_row_format: Callable[[Columns], RowFormat]
+) -> Iterator[RowReader]:
+    """Yield the rows of a file of records; in a table, all required columns must exist."""
+    records = open_records(path, columns, format)
+    columns = records.resolve(path, columns)
+    row_format = get_row_format(columns)
+    if format != "jsonl":
+        for role, name in row_format.columns.items():
+            if name not in records.names and role not in row_format.optional:
+                if not columns.has_header:
+                    numbers = f"a column number from 1 to {len(records.names)}"
+                    raise DataError(f"{path}: without a header, {role} is {numbers}, not {name!r}")
+                raise missing_role(f"{path}:1", role, name, records.names)
+    build = partial(from_record, row_format=row_format)
+    return iter_records(records.rows, build, columns.keep_rows)
+
+
+def iter_records(
+    records: Iterable[Record | DataError], build: Callable[[dict[str, Any], str], Any], keep_rows: bool = False
+) -> Iterator[RowReader]:
+    """Yield a function per record; `build` turns a dictionary and its location into an example."""
+
+    def read(record: Record | DataError) -> Any:
+        if isinstance(record, DataError):
+            raise record
+        location, values = record
+        example = build(values, location)
+        return replace(example, row=values) if keep_rows else example
+
+    return (partial(read, record) for record in records)
 
 
 def wrong_suffix(path: Path, task_type: str, suffixes: Iterable[str]) -> DataError:
     """Return the error for a file whose suffix a task does not read."""
     readable = f"{', '.join(suffixes)} (or these with {' '.join(COMPRESSED_SUFFIXES)})"
     return DataError(f"{path}: {task_type} reads {readable}, not {data_suffix(path)!r}")
-
-
-def iter_table(path: Path, lines: Iterable[str], has_header: bool, row_format: RowFormat) -> Iterator[RowReader]:
-    """Yield the rows of tab-separated columns, where a quote is a character like any other, or of quoted CSV."""
-    remaining = iter(lines)
-    top = next(remaining)
-    is_csv = data_suffix(path) == ".csv" and "\t" not in top
-    numbered_lines = enumerate(chain([top], remaining), 1)
-    rows = read_csv_rows(numbered_lines, f"{path}:") if is_csv else read_tsv_rows(numbered_lines)
-    header = next(rows)
-    if isinstance(header, DataError):
-        raise header
-    first_line, first = header
-    indices: dict[str, int] = {}
-    for role, name in row_format.columns.items():
-        if has_header and name in first:
-            indices[role] = first.index(name)
-        elif not has_header and name.isdecimal() and 1 <= int(name) <= len(first):
-            indices[role] = int(name) - 1
-        elif role in row_format.optional:
-            continue
-        elif has_header:
-            raise DataError(f"{path}:{first_line}: there is no column {name!r}; {suggest(name, first)}")
-        else:
-            raise DataError(f"{path}: without a header, {role} is a column number from 1 to {len(first)}, not {name!r}")
-
-    prefix = f"{path}:"
-
-    def read(row: NumberedRow | DataError) -> Any:
-        if isinstance(row, DataError):
-            raise row
-        location, cells = f"{prefix}{row[0]}", row[1]
-        if len(cells) != len(first):
-            raise DataError(f"{location}: {len(cells)} columns, but the first line has {len(first)}")
-        return row_format.build(location, {role: cells[index] for role, index in indices.items()})
-
-    yield from (partial(read, row) for row in (rows if has_header else chain([header], rows)))
-
-
-def iter_json_lines(
-    path: Path, lines: Iterable[str], build: Callable[[dict[str, Any], str], Any]
-) -> Iterator[RowReader]:
-    """Yield the JSON objects of a file, one per line; `build` turns one and its location into an example."""
-
-    def read(location: str, line: str) -> Any:
-        return build(parse_json_object(line, location), location)
-
-    prefix = f"{path}:"
-    return (partial(read, f"{prefix}{number}", line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def from_record(record: dict[str, Any], location: str, row_format: RowFormat) -> Any:
@@ -303,6 +215,8 @@ def parse_text(value: Any, location: str, name: str) -> str:
 
 def parse_texts(value: Any, location: str, name: str) -> tuple[str, ...]:
     """Check that a value is a list of texts."""
+    if isinstance(value, str) and value.startswith("["):  # a cell of a table
+        value = parse_json(value, location)
     if not isinstance(value, list | tuple) or not value:
         raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a list of texts")
     return tuple(parse_text(text, location, f"{name}[{i}]") for i, text in enumerate(value))
@@ -317,8 +231,3 @@ def parse_label(value: Any, location: str, name: str, needs_labels: bool) -> str
     if needs_labels and not value:
         raise DataError(f"{location}: the label ({name}) is missing")
     return value or None
-
-
-def flatten_cell(text: str) -> str:
-    """Return a text as one cell of a table."""
-    return re.sub(r"[\t\r\n]+", " ", text)

@@ -1,0 +1,74 @@
+"""Texts of a file in any format, each with the row that it was read from."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polyseme.errors import DataError
+from polyseme.evaluation.streaming import Source
+from polyseme.io.json import read_json_object
+from polyseme.io.lines import raise_errors
+from polyseme.tasks.readers.columns import Columns, missing_role
+from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input
+
+
+class TextRow(NamedTuple):
+    """A text, and all columns of its row."""
+
+    text: str
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """The texts of a file, the names of all its columns, and those of the text and, if there is one, the id."""
+
+    source: Source[TextRow]
+    names: list[str]
+    text_column: str
+    id_column: str
+
+
+def open_texts(
+    source: str | Path, model: Path | None = None, columns: Columns = Columns(), allow_blank: bool = False
+) -> TextFile:
+    """Open the texts of a file, `PATH::name=value,…` or `-`. A file of unknown format holds one text per line.
+
+    The text is in the chosen column, that of the model's fine-tuning, `text`, or the only one. With `allow_blank` a
+    text may be empty; otherwise that is an error, because each row gets one result.
+    """
+    path, columns = parse_input(source, replace(columns, remembered=model and read_remembered(model)))
+    columns.reject(path, "a command that reads one text per row", "pair", "label")
+    format = detect_record_format(path, columns) or "text"
+    records = open_records(path, columns, format)
+    resolved = records.resolve(path, columns)
+    text_column = resolved.text or "text"
+    for role, name in (("text", text_column), ("id", columns.id)):
+        if name and records.is_table and name not in records.names:
+            raise missing_role(f"{path}:1", role, name, records.names)
+    names = dict.fromkeys(records.names)
+
+    def read(is_first: bool) -> Iterator[TextRow]:
+        for location, row in raise_errors(open_records(path, columns, format, allow_blank).rows):
+            if is_first:
+                names.update(dict.fromkeys(row))
+            if text_column not in row:
+                raise missing_role(location, "text", text_column, row, "key")
+            text = "" if row[text_column] is None and allow_blank else row[text_column]
+            if not isinstance(text, str):
+                raise DataError(f"{location}: {text_column} is {str(text)[:40]!r}, not a text")
+            if not allow_blank and not text.strip():
+                raise DataError(f"{location} is empty: every row must contain a text")
+            yield TextRow(text, row)
+
+    texts = Source(path, read)
+    id_column = columns.id or ("id" if "id" in names and format != "text" else "")
+    return TextFile(texts, list(names), text_column, id_column)
+
+
+def read_remembered(model: Path) -> Columns | None:
+    """Return the columns that a model folder remembers from fine-tuning."""
+    path = model / "polyseme.json"
+    metadata = read_json_object(path).get("metadata") if path.is_file() else None
+    return Columns.from_metadata(metadata) if isinstance(metadata, dict) else None

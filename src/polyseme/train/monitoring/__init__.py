@@ -1,0 +1,1 @@
+"""What is observed while a model is trained."""
