@@ -73,7 +73,7 @@ def test_grid_compare_and_ensemble(project, run_cli, tmp_path, rejects):
             "is trained over features",
         ),
         (("compare", tmp_path), "is not a finished run|p.svg|results.json"),
-        (("compare", tmp_path / "a", "--out", tmp_path / "p.xls"), "written as .png"),
+        (("compare", tmp_path / "a", "--out", tmp_path / "p.xls"), "plotted as .png"),
         (("finetune", base, *shared, "--out", tmp_path / "c", "--grid", "lr"), "is not name=value"),
         (("benchmark", "glue", base, "--data", tmp_path, "--out", tmp_path / "d"), "holds none of the data sets"),
     ):

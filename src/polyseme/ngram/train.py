@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from polyseme.config import Config
+from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import ConfigError
 from polyseme.io.atomic import ensure_new_directory

@@ -1,5 +1,7 @@
 """Count the characters of a part of a corpus, so that losses of models with different tokenizers can be compared."""
 
+import itertools
+
 import numpy as np
 
 from polyseme.corpus.inspect.contamination import piece_bytes
@@ -26,7 +28,7 @@ def count_token_ids(corpus: Corpus, vocab_size: int) -> np.ndarray:
     counts = np.zeros(vocab_size, dtype=np.int64)
     starts = corpus.sentence_offsets[corpus.document_offsets]
     boundaries = np.searchsorted(starts, np.arange(0, corpus.num_tokens + CHUNK_TOKENS, CHUNK_TOKENS))
-    for first, end in zip(boundaries, boundaries[1:]):
+    for first, end in itertools.pairwise(boundaries):
         last = min(end, len(starts) - 1)
         if first < last:
             tokens = corpus.gather_tokens(starts[first:last], np.diff(starts[first : last + 1]))
