@@ -61,6 +61,10 @@ def finetuning_page(run: Path, results: Results, log: Sequence[dict[str, Any]]) 
         ("Settings", _settings(results)),
     ]
     warnings = [*results.get("warnings", ()), dev_selection_note(results.get("chosen_on_dev", ()))]
+    if results["failed_seeds"]:
+        warnings.append(
+            f"Failed seeds, no better than a trivial baseline: {', '.join(map(str, results['failed_seeds']))}."
+        )
     warnings += [truncation_note(results, split) for split in results["num_truncated"]]
     top = "".join(warning(line) for line in dict.fromkeys(warnings) if line) + _key_figures(results, diagnostics)
     title = f"Fine-tuning: {results.get('data') or results['task']}"
