@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
     from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
     from polyseme.evaluation.comparison import Comparison, PretrainComparison
+    from polyseme.evaluation.search import SearchHit
     from polyseme.generation.config import GenerationConfig
     from polyseme.generation.text import GeneratedText, TranslatedText
     from polyseme.inference.base import LanguageModel
+    from polyseme.inference.feature_extraction import ElmoModel
     from polyseme.inference.feature_model import FeatureModel
     from polyseme.inference.load import load
     from polyseme.inference.neural_lm import NeuralLM
@@ -42,9 +44,11 @@ _MODULES = {
     "corpus.store": ("Corpus",),
     "errors": ("ConfigError", "DataError", "Interrupted", "ModelError", "PolysemeError", "UnsupportedError"),
     "evaluation.comparison": ("Comparison", "PretrainComparison"),
+    "evaluation.search": ("SearchHit",),
     "generation.config": ("GenerationConfig",),
     "generation.text": ("GeneratedText", "TranslatedText"),
     "inference.base": ("LanguageModel",),
+    "inference.feature_extraction": ("ElmoModel",),
     "inference.feature_model": ("FeatureModel",),
     "inference.load": ("load",),
     "inference.neural_lm": ("NeuralLM",),
@@ -56,7 +60,7 @@ _MODULES = {
     "text.tokenizer": ("Tokenizer",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
-_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain")
+_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain", "search")
 __all__ = sorted([*_LAZY, *_FUNCTIONS, "list_datasets", "list_families", "list_recipes"])
 
 
@@ -131,9 +135,10 @@ def pretrain(
     if not str(out):
         raise ConfigError("`out` is missing: pass the run folder to write, or to resume")
     corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
-    settings = overrides if budget in (None, "") else overrides | {"budget": budget}
+    if budget not in (None, ""):
+        overrides["budget"] = str(budget) if isinstance(budget, int | float) else budget
     model_path = None if init_from is None else Path(init_from)
-    results = launch_pretraining(recipe, corpus_path, Path(out), settings, resume, model_path, start_time)
+    results = launch_pretraining(recipe, corpus_path, Path(out), overrides, resume, model_path, start_time)
     return PretrainResult.from_results(Path(out), results)
 
 
@@ -248,6 +253,28 @@ def compare(
 
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(folder) for folder in runs]
     return run(folders, None if out is None else Path(out), num_resamples)
+
+
+def search(
+    model: Any, texts: Any, query: str | Sequence[str], top_k: int = 10, *, vectors: str | Path | None = None
+) -> Any:
+    """Find the texts closest in meaning to a query: a list of `SearchHit`, or for several queries a list of such lists.
+
+    `texts` are a file, such as `products.csv::text=title`, or a list of texts. The search is exact (cosine similarity
+    of `embed`'s vectors) and its memory bounded. `vectors` is the `.npz` file that `polyseme embed` wrote for the same
+    file and model, to search again fast.
+
+    >>> hits = polyseme.search("run/model", ["the cat sat", "a dog ran"], "the cat sat", top_k=1)
+    >>> hits[0].text, hits[0].row, round(hits[0].score, 3)
+    ('the cat sat', 1, 1.0)
+    """
+    from polyseme.evaluation.search import open_texts
+    from polyseme.evaluation.search import search as run
+    from polyseme.inference.load import load
+
+    loaded, queries = load(model), [query] if isinstance(query, str) else list(query)
+    hits = run(loaded, open_texts(texts, loaded.path), queries, top_k, None if vectors is None else Path(vectors))
+    return hits[0] if isinstance(query, str) else hits
 
 
 def list_recipes(family: str | None = None) -> dict[str, str]:

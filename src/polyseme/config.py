@@ -111,6 +111,8 @@ class Config:
         value, inner = parse_text(text, path), getattr(self, name)
         if isinstance(value, str) and isinstance(inner, Config) and (named := inner.with_name(value)) is not None:
             return self.replace(**{name: named})
+        if hints[name] is str and not isinstance(value, str):
+            value = text  # a string that looks like a number
         return self.replace(**{name: parse_value(hints[name], value, path, self.config_types)})
 
     def with_name(self, name: str) -> Self | None:

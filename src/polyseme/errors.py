@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -78,13 +78,60 @@ def convert_out_of_memory(advice: Callable[[], str]) -> Iterator[None]:
         raise PolysemeError(f"out of {device}memory{request}: {advice()}") from error
 
 
+MAX_EDITS = 3  # between a misspelled name and the name that is suggested
+
+
 def suggest(name: str, valid: Iterable[str]) -> str:
-    """Return the end of an error message: the closest valid name, or the valid names if none is close."""
+    """Return the end of an error message: the name that was probably meant, or else the valid names.
+
+    A name is suggested if a few edits apart (at most a third of its letters), or if it contains all words of `name`
+    or the reverse (`cola` and `glue/cola`), or starts with it (`acc` and `accuracy`).
+    """
     names = sorted(valid)
-    if close := difflib.get_close_matches(name, names, n=1, cutoff=0.5):
-        return f"did you mean {close[0]!r}?"
-    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-    return f"valid: {shown}" if names else "there is none"
+    if meant := _find_misspelled(name, names) or _find_related(name, names):
+        return f"did you mean {meant!r}?"
+    return f"valid: {_list_names(names)}" if names else "there is none"
+
+
+def unsupported(name: object, valid: Iterable[str]) -> str:
+    """Return the end of an error message about an unsupported name, which is not taken for a misspelled one."""
+    return f"{name!r} is not supported; supported: {', '.join(sorted(valid))}"
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+
+
+def _find_misspelled(name: str, names: Sequence[str]) -> str:
+    """Return the closest name if it is a few edits from `name`, else an empty string."""
+    max_edits = min(max(len(name) // 3, 1), MAX_EDITS) if len(name) > 1 else 0
+    candidates = difflib.get_close_matches(name.lower(), {n.lower() for n in names}, n=5, cutoff=0.5)
+    edits = {n: _count_edits(name.lower(), n.lower()) for n in names if n.lower() in candidates}
+    closest = min(edits, key=lambda n: edits[n], default="")
+    return closest if closest and edits[closest] <= max_edits else ""
+
+
+def _find_related(name: str, names: Sequence[str]) -> str:
+    """Return the shortest name that has all words of `name`, or whose words `name` has, or that starts with it."""
+    words = set(re.findall(r"[^\W_]+", name.lower()))
+    if len(name) < 3 or not words:
+        return ""
+    words_by_name = {n: set(re.findall(r"[^\W_]+", n.lower())) for n in names}
+    has_words = [n for n, w in words_by_name.items() if w and (words <= w or w <= words)]
+    return min([*has_words, *(n for n in names if n.lower().startswith(name.lower()))], key=len, default="")
+
+
+def _count_edits(first: str, second: str) -> int:
+    """Return the number of inserted, deleted, replaced and swapped neighboring letters between two names."""
+    before, previous = list[int](), list(range(len(second) + 1))
+    for i, letter in enumerate(first, 1):
+        row = [i]
+        for j, other in enumerate(second, 1):
+            row.append(min(previous[j] + 1, row[-1] + 1, previous[j - 1] + (letter != other)))
+            if i > 1 and j > 1 and first[i - 2 : i] == second[j - 1] + second[j - 2]:
+                row[-1] = min(row[-1], before[j - 2] + 1)
+        before, previous = previous, row
+    return previous[-1]
 
 
 def require_package(module: str, purpose: str, package: str = "") -> Any:

@@ -125,8 +125,9 @@ def test_finetune_evaluate_predict(project, run_cli, tmp_path, kind):
         right = [p == g for r, s in zip(rows, gold) for p, g in zip(r["tags"], s)]
         assert np.mean(right) == pytest.approx(found["accuracy"])
         run_cli("predict", run / "model", "--data", dev, "--out", tmp_path / "p.conll")
-        first = (tmp_path / "p.conll").read_text().splitlines()[0]
-        assert first == f"{rows[0]['words'][0]}\t{rows[0]['tags'][0]}"
+        lines, predicted = dev.read_text().splitlines(), (tag for r in rows for tag in r["tags"])
+        expected = [f"{line}\t{next(predicted)}" if line else line for line in lines]
+        assert (tmp_path / "p.conll").read_text().splitlines() == expected
     elif kind == "regression":
         gold = [float(line.split("\t")[1]) for line in dev.read_text().splitlines()[1:]]
         assert np.corrcoef(gold, [r["label"] for r in rows])[0, 1] == pytest.approx(found["pearson"])
@@ -300,10 +301,10 @@ def test_recipes_and_families(run_cli):
     from polyseme.families import FAMILIES
     from polyseme.recipes import NGRAM_RECIPES, RECIPES
 
-    lines = run_cli("recipes").splitlines()
+    lines = [line for line in run_cli("recipes").splitlines() if not line.startswith(" ")]  # without wrapped ones
     assert [line.split()[0] for line in lines[1:]] == [*RECIPES, *NGRAM_RECIPES]
-    assert all(len(line.split()) > 3 for line in lines[1:])
-    said = run_cli("families")
+    assert all(len(line.split()) > 1 for line in lines[1:])
+    said = " ".join(run_cli("families").split())
     rows = json.loads(run_cli("families", "--json"))
     assert {r["family"] for r in rows} == set(FAMILIES)
     for family in FAMILIES.values():

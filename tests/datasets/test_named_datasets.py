@@ -315,3 +315,48 @@ def test_real_trees():
     if not path.is_file():
         pytest.skip("the real files are not here")
     assert sum(1 for _ in DATASETS["ud-pos"].iter_rows(path, True)) == 12544
+
+
+OTHER_NAMES = {
+    "conll-2003": ({"train": "train.txt", "dev": "valid.txt", "test": "test.txt"}, "Ann NNP I-NP I-PER\n\n"),
+    "wnut-17": ({"train": "train.txt", "dev": "dev.txt", "test": "test.txt"}, "Ann\tB-person\n\n"),
+    "ner": ({"train": "train.bio", "dev": "valid.conll", "test": "test.txt.gz"}, "Ann B-PER\n\n"),
+    "ud-pos": (
+        {"train": "fr_gsd-ud-train.conllu", "dev": "fr_gsd-ud-dev.conllu.gz", "test": "fr_gsd-ud-test.conllu"},
+        "1\tla\t_\tDET\t_\t_\t_\t_\t_\t_\n\n",
+    ),
+    "sick": (
+        {"train": "SICK_train.txt", "dev": "SICK_trial.txt", "test": "SICK_test_annotated.txt"},
+        "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n1\ta b\tc\t4.5\tNEUTRAL\n",
+    ),
+    "glue/cola": ({"train": "raw/in_domain_train.tsv", "dev": "in_domain_dev.tsv"}, "x\t1\t\tThe cat sat.\n"),
+    "conll-2012": (
+        {"train": "train.english.v4_gold_conll", "dev": "dev.english.v4_gold_conll"},
+        "#begin document (d); part 000\nd 0 0 Ann NNP - - - - s (0)\n\n#end document\n",
+    ),
+    "story-cloze": (
+        {"dev": "cloze_test_test__spring2016_ALL.csv"},
+        commas(["InputStoryid", *(f"InputSentence{i}" for i in range(1, 5)), "RandomFifthSentenceQuiz1",
+                "RandomFifthSentenceQuiz2", "AnswerRightEnding"], [*"abcdefg", "1"]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_released_names(name, tmp_path):
+    dataset, (files, content) = DATASETS[name], OTHER_NAMES[name]
+    for split, file in files.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        encoded = content.encode()
+        (tmp_path / file).write_bytes(gzip.compress(encoded) if file.endswith(".gz") else encoded)
+        (example,) = dataset.read_split(tmp_path, split)
+        assert example.gold is not None and str(tmp_path / file) in example.location
+    (tmp_path / dataset.splits["dev"]).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / dataset.splits["dev"]).write_bytes(b"")
+    with pytest.raises(PolysemeError, match="which are both names of its dev examples: keep one of them"):
+        dataset.read_split(tmp_path, "dev")
+
+
+def test_missing_files_are_listed_by_their_names(tmp_path):
+    with pytest.raises(PolysemeError, match=r"has no dev examples: none of eng\.testa, valid\.txt, dev\.txt$"):
+        DATASETS["conll-2003"].read_split(tmp_path, "dev")

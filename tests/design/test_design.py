@@ -17,7 +17,7 @@ MAX_FILE_LINES = 500
 
 # Each package may import those on the lines above its own.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "progress", "logs"),
+    ("errors", "progress", "logs", "machine"),
     ("io",),
     ("config",),
     ("report", "rng"),

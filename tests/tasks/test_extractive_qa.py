@@ -41,7 +41,7 @@ def tokenizers():
     for kind in sorted(set(TOKENIZERS.values())):
         more = ["question: context:"] if kind == "unigram" else []  # written by T5
         texts = iter([" ".join(words), *words, *more] * 30)
-        tokenizers_by_kind[kind] = Tokenizer.train(kind, texts, 120 if kind == "unigram" else 300)
+        tokenizers_by_kind[kind] = Tokenizer.train(kind, texts, 120 if kind.startswith("unigram") else 300)
     return tokenizers_by_kind
 
 

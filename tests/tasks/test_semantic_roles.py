@@ -252,7 +252,9 @@ def folders(tmp_path_factory):
         family = FAMILIES[name]
         kind = family.tokenizer.replace("events", "bpe")
         words = [*VERBS, *NOUNS]
-        tokenizer = Tokenizer.train(kind, iter([" ".join(words), *words] * 30), 120 if kind == "unigram" else 300)
+        tokenizer = Tokenizer.train(
+            kind, iter([" ".join(words), *words] * 30), 120 if kind.startswith("unigram") else 300
+        )
         tokenizer = tokenizer.with_cls_position(family.cls_position)
         sizes = {"num_layers": 2, "dim": 32, "num_heads": 2, "vocab_size": tokenizer.vocab_size, "max_len": 48}
         usual = supported_args(family, **sizes, dropout=0.0, attention_dropout=0.0)

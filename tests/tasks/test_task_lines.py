@@ -82,3 +82,58 @@ def test_formats_in_windows_are_those_of_whole_files(tmp_path, name):
         for borders in ((0, 1, 3), (0, 2, 3), (0, 1, 2, 3)):
             windows = [file_format.format_window(examples[a:b], predictions[a:b], a) for a, b in pairwise(borders)]
             assert "".join(windows) + file_format.footer == path.read_text()
+
+
+CONLL = """-DOCSTART- -X- O O
+
+# a comment
+EU NNP I-NP I-ORG
+# in a sentence
+rejects VBZ I-VP O
+
+-DOCSTART-
+
+
+German JJ I-NP I-MISC \n# NN I-NP O
+
+# the end
+
+"""
+
+
+def write_tags(path, out, task):
+    """Write `T1`, `T2`, … for the words of a file."""
+    examples = task.read(path, needs_labels=False)
+    names = (f"T{i}" for i in range(1, 1000))
+    predictions = [Tagging(tuple(next(names) for _ in e.words), (1.0,) * len(e.words)) for e in examples]
+    task.write(out, examples, predictions)
+    return out.read_text()
+
+
+def test_tags_are_written_to_the_lines_of_the_input(tmp_path):
+    """Blank lines, comments and document starts stay where they are; the last line here is a word, not a comment."""
+    path, task = tmp_path / "a.txt", TaggingTask(labels=("I-ORG", "O"))
+    path.write_text(CONLL)
+    assert write_tags(path, tmp_path / "p.conll", task) == (
+        "-DOCSTART- -X- O O O\n\n# a comment\nEU NNP I-NP I-ORG T1\n# in a sentence\nrejects VBZ I-VP O T2\n\n"
+        "-DOCSTART-\n\n\nGerman JJ I-NP I-MISC T3\n# NN I-NP O T4\n\n# the end\n\n"
+    )
+    tsv = write_tags(path, tmp_path / "p.tsv", task).splitlines()
+    assert tsv[3] == "EU\tNNP\tI-NP\tI-ORG\tT1" and len(tsv) == CONLL.count("\n")
+    assert TaggingTask.read(tmp_path / "p.conll")[0].tags == ("T1", "T2")
+    path.write_text("-DOCSTART-\n\nEU\nrejects")
+    assert write_tags(path, tmp_path / "p.txt.conll", task) == "-DOCSTART-\tO\n\nEU\tT1\nrejects\tT2\n"
+
+
+def test_every_line_of_any_file_is_kept(tmp_path):
+    draw, task = random.Random(1), TaggingTask(labels=("O",))
+    lines = ["a\tO", "b\tX", "", " ", "# c", "#\tO", "-DOCSTART-", "-DOCSTART-\tO"]
+    for _ in range(200):
+        rows = ["a\tO", *draw.choices(lines, k=draw.randint(0, 12))]
+        draw.shuffle(rows)
+        (tmp_path / "a.conll").write_text("".join(f"{row}\n" for row in rows))
+        written = write_tags(tmp_path / "a.conll", tmp_path / "p.conll", task).split("\n")[:-1]
+        tagged = [read for e in task.read(tmp_path / "a.conll", needs_labels=True) for read in e.words]
+        assert len(written) == len(rows)
+        assert all(line == row or line.startswith(f"{row}\t") for line, row in zip(written, rows))
+        assert sum("\tT" in line for line in written) == len(tagged)

@@ -45,7 +45,7 @@ def test_counts_equal_those_of_pretokens(kind: str, lowercase: bool) -> None:
         cleaned = untrained.normalizer.normalize_str(text) if untrained.normalizer is not None else text
         expected.update(word for word, _ in untrained.pre_tokenizer.pre_tokenize_str(cleaned))
     word_counts = count_words(kind, texts, lowercase=lowercase).smoothed_counts()
-    if kind == "unigram":  # a metaspace written in the text is not a word
+    if kind.startswith("unigram"):  # a metaspace written in the text is not a word
         word_counts.pop("▁"), expected.pop("▁")
     assert word_counts == dict(expected)
 
@@ -178,7 +178,7 @@ def test_alphabet_too_small_for_the_text_is_an_error() -> None:
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_training_is_deterministic_across_processes(kind: str) -> None:
     """`tokenizers` seeds its hash maps randomly in each process."""
-    if kind == "unigram":
+    if kind.startswith("unigram"):
         pytest.importorskip("sentencepiece")
     code = f"""
 from pydoc_data.topics import topics

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from polyseme.errors import ConfigError, DataError
 from polyseme.recipes import get_recipe
 from polyseme.recipes.launch import resolve_arguments
 from polyseme.train import pretrain as module
-from tests.support.runs import Killed, folder_bytes
+from tests.support.runs import Killed, folder_bytes, run_with_kills
 
 TINY = {
     "model": {"num_layers": 1, "dim": 16, "num_heads": 2, "max_len": 32},
@@ -169,6 +170,18 @@ def test_an_extended_run_is_exact_and_survives_kills(schedule, run_tiny, tmp_pat
         assert_same_weights(tmp_path / "start", tmp_path / "whole")
     else:
         assert rates[4] > 2 * rates[3] and rates[8] < rates[4]
+
+
+def test_an_extension_survives_a_kill_before_any_change_of_a_file(run_tiny, tmp_path):
+    for name in ("once", "killed"):
+        run_tiny(name, budget="2steps")
+    polyseme.pretrain(out=tmp_path / "once", resume=True, budget="5steps")
+    extend = partial(polyseme.pretrain, out=tmp_path / "killed", resume=True, budget="5steps")
+    assert run_with_kills(extend, growth=4) > 3
+    assert_same_weights(tmp_path / "once", tmp_path / "killed")
+    records = [json.loads((tmp_path / name / "recipe.json").read_text()) for name in ("once", "killed")]
+    assert records[0] == records[1] and len(records[0]["extensions"]) == 1
+    polyseme.verify(tmp_path / "killed")
 
 
 def test_a_budget_that_does_not_extend_a_run(run_tiny, tmp_path, rejects):

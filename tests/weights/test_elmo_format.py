@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, words_to_char_ids
 from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.weights.elmo_format import read_elmo, write_elmo
+from polyseme.weights.folder import load_model
 
 h5py = pytest.importorskip("h5py")
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "elmo-fixture"
@@ -226,19 +229,21 @@ def add_tensor(folder):
 
 DAMAGES = {
     r"lm_weights\.hdf5 is not a valid HDF5 file \(": truncate_weights,
-    r"Cell0/LSTMCell/W_0' has shape \(12, 40\), which does not match options\.json$": change_option("lstm.dim", 11),
+    r"Cell0/LSTMCell/W_0' of shape \(12, 40\) does not match options\.json$": change_option("lstm.dim", 11),
     r"has no 'RNN_0/RNN/MultiRNNCell/Cell3/LSTMCell/W_0', which options\.json requires": change_option(
         "lstm.n_layers", 4
     ),
-    r"has an unexpected tensor 'RNN_0/RNN/\w+/Cell2/LSTMCell/B': options\.json has none$": change_option(
+    r"has a tensor 'RNN_0/RNN/\w+/Cell2/LSTMCell/B' that options\.json does not describe$": change_option(
         "lstm.n_layers", 2
     ),
-    r"has an unexpected tensor 'CNN/W_cnn_9': options\.json has none$": add_tensor,
+    r"has a tensor 'CNN/W_cnn_9' that options\.json does not describe$": add_tensor,
     r"options\.json has no lstm\.dim; ": change_option("lstm.dim", None),
     r"options\.json: char_cnn\.n_characters is 90, expected 261 or 262$": change_option("char_cnn.n_characters", 90),
     r"filters contains \[60, 3\]; expected a width, 1 to 50": change_option("char_cnn.filters", [[60, 3]]),
     r"activation is 'rilu', expected one of": change_option("char_cnn.activation", "rilu"),
-    r"has 0 files \*weights\*\.hdf5, expected 1$": lambda folder: (folder / "lm_weights.hdf5").unlink(),
+    r"has 1 \*options\.json and 0 \*weights\*\.hdf5 files, expected one of each$": lambda folder: (
+        folder / "lm_weights.hdf5"
+    ).unlink(),
 }  # fmt: skip
 
 
@@ -248,3 +253,53 @@ def test_damaged_folders_are_rejected(tmp_path, message):
     DAMAGES[message](tmp_path)
     with pytest.raises(PolysemeError, match=message):
         read_elmo(tmp_path)
+
+
+PUBLISHED_NAME = "elmo_2x1024_128_2048cnn_1xhighway"
+
+
+@pytest.fixture
+def published(tmp_path) -> Path:
+    """A folder with one model under the names of AllenNLP's release."""
+    folder = tmp_path / "elmo"
+    write_random_model(folder)
+    (folder / "options.json").rename(folder / f"{PUBLISHED_NAME}_options.json")
+    (folder / "lm_weights.hdf5").rename(folder / f"{PUBLISHED_NAME}_weights.hdf5")
+    return folder
+
+
+def test_released_names_by_folder_or_file(published, tmp_path):
+    write_random_model(tmp_path / "plain")
+    plain = polyseme.load(tmp_path / "plain")
+    expected = plain.embed(list(TEXTS))
+    assert plain.capabilities == ("embed",) and expected.shape == (len(TEXTS), 12)
+    paths = [published, published / f"{PUBLISHED_NAME}_options.json", published / f"{PUBLISHED_NAME}_weights.hdf5"]
+    for path in paths:
+        assert polyseme.verify(path).kind == "model"
+        np.testing.assert_array_equal(polyseme.load(path).embed(list(TEXTS)), expected)
+    assert hash_model_files(paths[1]) == hash_model_files(paths[2]) == hash_model_files(published)
+    words = polyseme.load(published).embed(TEXTS[0], granularity="word", layers="all")
+    assert words.shape == (7, 4, 12)
+    np.testing.assert_allclose(words[:, 3].mean(0), expected[0], atol=1e-6)
+
+
+def test_one_of_several_models_of_a_folder(published):
+    """PubMed's weights share the options of another model; two models need a file."""
+    weights = published / f"{PUBLISHED_NAME}_weights.hdf5"
+    (published / f"{PUBLISHED_NAME}_weights_PubMed_only.hdf5").write_bytes(weights.read_bytes())
+    (published / "elmo_pt_options.json").write_text("{}")
+    assert read_elmo(weights).config == read_elmo(published / f"{PUBLISHED_NAME}_weights_PubMed_only.hdf5").config
+    for path in (published, published / f"{PUBLISHED_NAME}_options.json"):
+        with pytest.raises(
+            PolysemeError, match=r"has 2 .* and 2 .* files, expected one of each; pass a file of one model"
+        ):
+            polyseme.load(path)
+
+
+def test_what_elmo_cannot_do(published):
+    with pytest.raises(PolysemeError, match=r"cannot score texts: it is an elmo model .*, which supports embed"):
+        polyseme.load(published).score("a")
+    with pytest.raises(PolysemeError, match="published format, which is frozen: pass it as `features`"):
+        load_model(published)
+    with pytest.raises(PolysemeError, match="the text has no words: ' '"):
+        polyseme.load(published).embed([" "])

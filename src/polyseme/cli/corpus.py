@@ -134,3 +134,5 @@ def verify(
         print(f"{folder}: intact ({verified.kind})")
     else:
         print(f"{folder}: readable, but it contains no hashes: only the structure of the {verified.kind} was checked")
+    for path in verified.edited_cards:
+        print(f"{path} was edited since it was written, which is no damage")

@@ -1,6 +1,7 @@
 """`polyseme evaluate`, `predict`, `compare` and `benchmark`."""
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,7 @@ def evaluate(
     from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS, minimal_pairs_table
     from polyseme.finetuning.api import ReadOptions
     from polyseme.report.pages.finetuning_page import dev_selection_note
+    from polyseme.report.results import metric_title
 
     reading = asdict(ReadOptions(text_column, pair_column, label_column, header, skip_bad))
     changed = {name: value for name, value in reading.items() if value != getattr(ReadOptions(), name)}
@@ -66,13 +68,14 @@ def evaluate(
     if as_json:
         sizes = {"examples": evaluation.num_examples, "parameters": evaluation.num_parameters}
         speed = {"examples_per_second": evaluation.examples_per_second, "ms_per_text": evaluation.ms_per_text}
-        print_json({**sizes, **speed, **evaluation.metrics})
+        label = {"positive_label": evaluation.positive_label} if evaluation.positive_label else {}
+        print_json({**sizes, **speed, **evaluation.metrics, **label})
         return
     speed_text = f"{evaluation.examples_per_second:,.1f} per second, {evaluation.ms_per_text:.1f} ms for one alone"
     print(f"{evaluation.num_examples} examples, {speed_text}")
     print(f"{evaluation.num_parameters:,} parameters")
     for name, value in evaluation.metrics.items():
-        print(f"{name}: {value:.4f}")
+        print(f"{metric_title(name, evaluation.positive_label)}: {value:.4f}")
 
 
 def predict(
@@ -162,7 +165,7 @@ def benchmark(
     The same command resumes a run that was interrupted.
     """
     from polyseme.cli.output import apply_overrides, parse_seeds
-    from polyseme.evaluation.benchmarks import benchmark_table, run_benchmark
+    from polyseme.evaluation.benchmarks import benchmark_notes, benchmark_table, run_benchmark
     from polyseme.finetuning.config import FinetuneConfig
     from polyseme.report.pages.finetuning_page import dev_selection_note
     from polyseme.weights.folder import read_model_config
@@ -173,7 +176,9 @@ def benchmark(
     if as_json:
         print_json(summary)
         return
-    print_table(*benchmark_table(name, str(model), summary))
+    print_table(*benchmark_table(name, summary))
+    for line in benchmark_notes(name, summary):
+        print(textwrap.fill(line, 80, subsequent_indent="   "))
     print("Published results are on the test sets; ours are on the dev sets, in percent.")
     if summary["chosen_on_dev"]:
         print(dev_selection_note(summary["chosen_on_dev"]))

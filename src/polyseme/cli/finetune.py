@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import parse_overrides, parse_seeds, print_table
-from polyseme.errors import ConfigError
+from polyseme.cli.completion import DATASET_NAMES, TASK_NAMES, complete
+from polyseme.cli.output import parse_overrides, parse_seeds, print_table, print_wrapped_table
+from polyseme.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from polyseme.report.results import FinetuneResult
 
 TASK_HELP = (
     "classification, pair_classification, regression, multiple_choice, tagging, semantic_roles, extractive_qa, "
-    "coreference, or a data set of `polyseme tasks`. Repeat it as [NAME=]TASK to train several tasks over one trunk, "
-    "with --train and --dev, or --data, in the same order."
+    "coreference, contrastive (vectors for search), or a data set of `polyseme tasks`. Repeat it as [NAME=]TASK to "
+    "train several tasks over one trunk, with --train and --dev, or --data, in the same order."
 )
 FEATURES_HELP = "Folder of a model to freeze; a small network is trained on its word vectors. Repeat it to concatenate "
 FEATURES_HELP += "several models; none: words alone."
@@ -23,7 +24,7 @@ LAYERS_HELP = (
     "Layers of --features: embeddings, last, second_to_last, sum_all, scalar_mix (default), scalar_mix_last_4, "
     "concat_last_4; once, or once for each --features."
 )
-TaskOption = Annotated[list[str], Option("--task", help=TASK_HELP)]
+TaskOption = Annotated[list[str], Option("--task", help=TASK_HELP, autocompletion=complete(TASK_NAMES, DATASET_NAMES))]
 TrainOption = Annotated[list[Path], Option(help="Training examples: TSV, JSON lines, CoNLL columns or SQuAD's JSON.")]
 UnfreezeOption = Annotated[float | None, Option(help="Gradual unfreezing: epochs before the next layer is trained.")]
 GridOption = Annotated[list[str], Option(help="Grid search: name=value,value…; the best on the dev examples is kept.")]
@@ -32,6 +33,7 @@ BaselineOption = Annotated[
     list[str], Option(help="Add one baseline: majority, linear; for tags also memm, crf (slow).")
 ]
 TagOption = Annotated[str | None, Option(help="How tags are decoded: softmax, or crf (the default over features).")]
+PositiveOption = Annotated[str | None, Option(help="Label whose F1 is reported; default: the second of two labels.")]
 JoinOption = Annotated[str, Option(help="Where features enter the network: input (default), output, both, between.")]
 VectorsOption = Annotated[Path | None, Option(help="Word vectors that initialize the word embeddings of the network.")]
 NetworkOption = Annotated[str, Option(help="Network over features: auto, linear, bilstm, biattentive, esim or bidaf.")]
@@ -64,6 +66,7 @@ def finetune(
     skip_bad: options.SkipBadOption = False,
     strict: Annotated[bool, Option(help="Reject malformed IOB tags instead of repairing them.")] = False,
     tag_decoder: TagOption = None,
+    positive_label: PositiveOption = None,
     features: Annotated[list[str], Option(help=FEATURES_HELP)] = [],
     layers: Annotated[list[str], Option(help=LAYERS_HELP)] = [],
     join_at: JoinOption = "",
@@ -82,7 +85,7 @@ def finetune(
     run = polyseme.finetune(
         model, **_assign_files(task, train, dev, data), out=out, seeds=parse_seeds(seeds), grid=grid,
         from_scratch=from_scratch, keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints,
-        baselines=["default"] * baselines + baseline,
+        baselines=["default"] * baselines + baseline, positive_label=positive_label,
         text_column=text_column, pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
         strict=strict, layer_decay=layer_decay, unfreeze_every=unfreeze_every, tag_decoder=tag_decoder,
         features=folders if features else None, layers=layers, join_at=join_at, word_vectors=word_vectors,
@@ -98,12 +101,29 @@ def finetune(
         _print_task(run, frozen if model is None else "from scratch" if from_scratch else "fine-tuned")
 
 
-def tasks() -> None:
+def tasks(
+    name: Annotated[
+        str, Argument(help="A data set, to list its folder and files.", autocompletion=complete(DATASET_NAMES))
+    ] = "",
+) -> None:
     """List the named data sets: `polyseme finetune MODEL --task NAME --data FOLDER --out RUN`."""
     from polyseme.datasets.catalog import DATASETS
 
-    rows = [[name, d.task.task_type, d.metric, d.folder, d.description] for name, d in DATASETS.items()]
-    print_table(["dataset", "task", "metric", "folder", "description"], rows)
+    if not name:
+        rows = [[name, d.task.task_type, d.metric, d.description] for name, d in DATASETS.items()]
+        print_wrapped_table(["dataset", "task", "metric", "description"], rows)
+        print("\npolyseme tasks NAME lists the folder and the files of a data set.")
+        return
+    if name not in DATASETS:
+        raise ConfigError(f"there is no data set {name!r}; {suggest(name, DATASETS)}")
+    dataset = DATASETS[name]
+    rows = [
+        ["task", dataset.task.task_type],
+        ["metric", dataset.metric],
+        ["folder", f"{dataset.folder}, or another that holds these files"],
+        *([split, " or ".join(dict.fromkeys(dataset.file_names(split)))] for split in dataset.splits),
+    ]
+    print_wrapped_table([name, dataset.description], rows)
 
 
 def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: list[Path]) -> dict[str, Any]:
@@ -136,10 +156,14 @@ def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: li
 
 def _print_task(run: "FinetuneResult", row_name: str) -> None:
     from polyseme.report.pages.finetuning_page import dev_selection_note
+    from polyseme.report.results import metric_title
 
+    titles = [metric_title(name, run.details.get("positive_label", "")) for name in run.mean]
     rows = [[name, *(f"{metrics[n]:.4f}" for n in run.mean)] for name, metrics in run.baselines.items()]
+    if before := run.details.get("before"):
+        rows.append(["before training", *(f"{before[n]:.4f}" for n in run.mean)])
     rows.append([row_name, *(_format_mean(run, name) for name in run.mean)])
-    print_table([f"{len(run.seeds)} seed(s)", *run.mean], rows)
+    print_table([f"{len(run.seeds)} seed(s)", *titles], rows)
     if choices := run.details["chosen_on_dev"]:
         print(dev_selection_note(choices))
     print(f"{run.model}: seed {run.best_seed}; see {run.report}")

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from polyseme.cli import (
     arpa,
     corpus,
     demo,
+    doctor,
     evaluate,
     explain,
     finetune,
@@ -21,6 +22,7 @@ from polyseme.cli import (
     prompt,
     query,
     score,
+    search,
     tokenizer,
     translate,
     ulmfit,
@@ -28,14 +30,23 @@ from polyseme.cli import (
 )
 from polyseme.errors import ConfigError, Interrupted, PolysemeError, convert_out_of_memory
 from polyseme.logs import log_to_stderr
+from polyseme.report.cards.run_card import record_command
 
 app = typer.Typer(
-    help="From a folder of text to a pre-trained language model, and from that model to an evaluated task model.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=doctor.version, is_eager=True, help="Print the versions and exit.")
+]
+
+
+@app.callback()
+def options(version: VersionOption = False) -> None:
+    """From a folder of text to a pre-trained language model, and from that model to an evaluated task model."""
+
+
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(arpa.app, name="arpa")
 app.add_typer(vectors.app, name="vectors")
@@ -66,12 +77,14 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "music": music.music,
     "gradients": explain.gradients,
     "embed": query.embed,
+    "search": search.search,
     "explain": explain.explain,
     "encode": query.encode,
     "neighbors": vectors.neighbors,
     "analogy": vectors.analogy,
     "similarity": vectors.similarity,
     "demo": demo.demo,
+    "doctor": doctor.doctor,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
@@ -94,7 +107,8 @@ def main() -> None:
     try:
         for argument in sys.argv:
             _check_utf8(argument)
-        with convert_out_of_memory(lambda: "use a smaller model, or less data at once"):
+        advice = "use a smaller model, or less data at once"
+        with convert_out_of_memory(lambda: advice), record_command(sys.argv[1:]):
             status = app(standalone_mode=False)
         if status == 130:  # typer's status after Ctrl-C
             raise KeyboardInterrupt

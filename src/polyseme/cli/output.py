@@ -1,6 +1,8 @@
 """Print tables and JSON; read what several commands read."""
 
 import json
+import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,9 @@ from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.config import ConfigT
+
+
+MIN_WRAPPED_WIDTH = 24  # of a column of text
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
@@ -23,6 +28,33 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     right_align = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
     for row in cells:
         print("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right_align)).rstrip())
+
+
+def print_wrapped_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print aligned columns, the last of which is wrapped to the width of the terminal, or 80 columns.
+
+    If little room is left for a long last column, it is printed below the others.
+    """
+    cells = [list(header)] + [[f"{c:,}" if type(c) is int else str(c) for c in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header) - 1)]
+    right_align = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(widths))]
+    indent = sum(widths) + 2 * len(widths)
+    room = shutil.get_terminal_size().columns - indent
+    is_below = room < MIN_WRAPPED_WIDTH and any(len(row[-1]) > room for row in cells)
+    for row in cells:
+        start = "".join(f"{c.rjust(w) if r else c.ljust(w)}  " for c, w, r in zip(row, widths, right_align))
+        if is_below:
+            print(start.rstrip())
+            print_wrapped(f"    {row[-1]}", 4, 4)
+        else:
+            print_wrapped(start + row[-1], indent, indent)
+
+
+def print_wrapped(text: str, indent: int, num_fixed: int = 0) -> None:
+    """Print a text in lines as wide as the terminal, the second and later ones indented; the first characters stay."""
+    width = max(shutil.get_terminal_size().columns, indent + 8)
+    lines = textwrap.wrap(text[num_fixed:], width - max(indent, num_fixed), break_on_hyphens=False) or [""]
+    print(f"\n{' ' * indent}".join([text[:num_fixed] + lines[0], *lines[1:]]).rstrip())
 
 
 def read_texts(source: str | Path) -> list[str]:

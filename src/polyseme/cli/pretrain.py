@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import parse_settings, print_json, print_table
+from polyseme.cli.completion import FAMILY_NAMES, RECIPE_NAMES, complete
+from polyseme.cli.output import parse_settings, print_json, print_wrapped, print_wrapped_table
 
 if TYPE_CHECKING:
+    from polyseme.families.summary import FamilySummary
     from polyseme.report.results import PretrainResult
 
 RECIPE_HELP = "A name from `polyseme recipes`, or a recipe.json; not needed with --resume."
@@ -17,7 +19,7 @@ DISTILL_RECIPE_HELP = "A name from `polyseme recipes`, or a recipe.json; default
 
 def pretrain(
     out: options.RunOption,
-    recipe: Annotated[str | None, Argument(help=RECIPE_HELP)] = None,
+    recipe: Annotated[str | None, Argument(help=RECIPE_HELP, autocompletion=complete(RECIPE_NAMES))] = None,
     corpus: Annotated[Path | None, Option(help="Corpus folder from `polyseme prepare`.")] = None,
     overrides: options.SetOption = [],
     budget: options.BudgetOption = "",
@@ -41,7 +43,7 @@ def distill(
     out: options.RunOption,
     teacher: Annotated[Path | None, Argument(help="Model folder of the teacher.")] = None,
     corpus: Annotated[Path | None, Option(help="Corpus folder that was prepared with the teacher's tokenizer.")] = None,
-    recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP)] = "",
+    recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP, autocompletion=complete(RECIPE_NAMES))] = "",
     overrides: options.SetOption = [],
     budget: options.BudgetOption = "",
     seed: options.SeedOption = None,
@@ -69,7 +71,11 @@ def print_results(run_result: "PretrainResult") -> None:
     distributed.shutdown()
 
 
-def recipes(family: Annotated[str | None, Option(help="Only the recipes of this family.")] = None) -> None:
+def recipes(
+    family: Annotated[
+        str | None, Option(help="Only the recipes of this family.", autocompletion=complete(FAMILY_NAMES))
+    ] = None,
+) -> None:
     """List the recipes, their objectives by the names that --set objective=NAME takes, and what they reproduce."""
     import polyseme
     from polyseme.recipes import get_recipe
@@ -79,19 +85,29 @@ def recipes(family: Annotated[str | None, Option(help="Only the recipes of this 
         recipe = get_recipe(name)
         objective = getattr(recipe, "objective", None)
         rows.append((name, recipe.family, "" if objective is None else type(objective).__name__, about))
-    print_table(["recipe", "family", "objective", "what it is"], rows)
+    print_wrapped_table(["recipe", "family", "objective", "what it is"], rows)
 
 
 def families(as_json: options.JsonOption = False) -> None:
     """List the families with their sizes and numbers of parameters (without heads)."""
     from polyseme.families import FAMILIES
-    from polyseme.families.summary import FamilySummary, summarize_families
+    from polyseme.families.summary import summarize_families
 
     if as_json:
         print_json([row._asdict() for row in summarize_families()])
         return
-    print_table(FamilySummary._fields, summarize_families())
+    rows = [(*row[:6], _describe_published(row)) for row in summarize_families()]
+    print_wrapped_table(["family", "size", "layers", "dim", "heads", "parameters", "published"], rows)
+    print("\nparameters are counted without heads; after a comma: the number that the paper prints")
     for family in FAMILIES.values():
-        print(f"\n{family.name}: {family.paper}; {family.tokenizer}; {family.objective}")
+        print()
+        print_wrapped(f"{family.name}: {family.paper}; {family.tokenizer}; {family.objective}", 2)
         for departure in family.departures:
-            print(f"  departs: {departure}")
+            print_wrapped(f"  departs: {departure}", 4, 2)
+
+
+def _describe_published(row: "FamilySummary") -> str:
+    """Say whether the number of parameters is the published one, and what the paper prints if it differs."""
+    count, _, paper = row.published_params.partition(" ")
+    is_same = "yes" if count == f"{row.num_params:,}" else count
+    return f"{is_same}, {paper.strip('()').removeprefix('paper: ')}" if paper else is_same

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, Typer
 
 from polyseme.cli import options
+from polyseme.cli.completion import TOKENIZER_KINDS, complete
 from polyseme.cli.output import print_json, print_table
 from polyseme.errors import DataError
 from polyseme.io.lock import locks_folder
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 app = Typer(help="Train, inspect, or import a tokenizer.", no_args_is_help=True, rich_markup_mode=None)
 KIND_HELP = (
-    "wordpiece (BERT), bpe (byte-level, GPT-2), byte-bpe-roberta (RoBERTa), unigram (ALBERT), characters, words "
-    "(punctuation split off) or whitespace."
+    "wordpiece (BERT), bpe (byte-level, GPT-2), byte-bpe-roberta (RoBERTa), unigram (ALBERT), unigram-roberta "
+    "(XLM-RoBERTa), characters, words (punctuation split off) or whitespace."
 )
 SMOOTHING_HELP = "Smoothing of language sizes: a language of n characters counts as n to this power; 1: none."
 SAMPLE_HELP = "After this many characters half of the documents are sampled, then a quarter, …"
@@ -38,7 +39,7 @@ def train(
     vocab_size: Annotated[
         int | None, Option(help="Maximum vocabulary size; optional for characters and words.")
     ] = None,
-    kind: Annotated[str, Option(help=KIND_HELP)] = "wordpiece",
+    kind: Annotated[str, Option(help=KIND_HELP, autocompletion=complete(TOKENIZER_KINDS))] = "wordpiece",
     lowercase: Annotated[bool | None, Option(help="Default: on for wordpiece, off for the others.")] = None,
     min_frequency: Annotated[int, Option(help="Minimum frequency of a WordPiece or BPE merge, or of a word.")] = 2,
     max_alphabet: Annotated[int, Option(help="Maximum number of characters in the alphabet.", min=1)] = 10_000,

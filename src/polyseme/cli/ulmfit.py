@@ -117,9 +117,11 @@ def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], num_
     from polyseme.io.hashes import write_hashes
     from polyseme.io.json import read_json
     from polyseme.pipelines import ulmfit as stages
+    from polyseme.report.cards.run_card import write_run_card
 
     full_results = read_json(out / "results.json") if (out / "results.json").exists() else None
     write_text(out / "report.html", stages.build_page(full_results, points))
+    write_run_card(out, "ULMFiT: low-shot curve")
     write_hashes(out)
     curves = stages.error_curves(points)
     rows = [[row, *(stages.format_mean_std(line[size]) for size in sizes)] for row, line in curves.items()]

@@ -41,13 +41,10 @@ def distill(
         recipe = get_training_recipe(recipe) if isinstance(recipe, str) else recipe
         recipe = with_distillation(derive_recipe(teacher_path) if recipe is None else recipe, teacher_path)
     arguments = resolve_arguments(recipe, corpus_path, out, overrides or {}, resume)
-    recipe, corpus_path = arguments.recipe, arguments.corpus
-    if not isinstance(recipe, Recipe) or not isinstance(recipe.objective, Distillation):
+    if not isinstance(arguments.recipe, Recipe) or not isinstance(arguments.recipe.objective, Distillation):
         raise ConfigError(f"{out} is not a distillation: resume it by `pretrain`")
-    if teacher_path is None:
-        teacher_path = Path(recipe.objective.teacher)
-    elif is_saved:
-        recipe = with_distillation(recipe, teacher_path)
+    teacher_path = teacher_path or Path(arguments.recipe.objective.teacher)
+    recipe, corpus_path = with_distillation(arguments.recipe, teacher_path), arguments.corpus
     tokenizer = Tokenizer.load(Corpus.open(corpus_path).path / "tokenizer")
     folder = load_model(teacher_path)
     teacher, head = folder.model, recipe.objective.terms[0]

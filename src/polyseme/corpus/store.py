@@ -215,6 +215,8 @@ def verify_corpus(folder: Path | str) -> None:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a finished corpus, and check that its files exist and have the listed sizes."""
+    if folder.is_file():
+        raise DataError(f"{folder} is a file, not a corpus folder: prepare a corpus from it first")
     if not folder.is_dir():
         raise DataError(f"corpus folder {folder} does not exist")
     if not (folder / "manifest.json").is_file():

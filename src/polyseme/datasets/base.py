@@ -1,6 +1,6 @@
 """Named data sets: files as distributed, their task and their main metric."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ DatasetReader = Callable[[Path, bool], Iterable[RowReader]]  # a file, and wheth
 class NamedDataset:
     """Data set as distributed: `folder` is the name of its folder, `splits` maps splits to files in it.
 
+    `other_names` has other names under which the files of a split are distributed; `*` stands for any characters.
     `format` is the columns of files that the task itself reads, or a function that reads a file. `extra_metrics` are
     metrics that need more than labels. `split_filter` selects a split that is not a file of its own. `get_warnings`
     returns warnings, given train, dev and the score on dev.
@@ -34,6 +35,22 @@ class NamedDataset:
     extra_metrics: MetricsFn | None = None
     split_filter: Callable[[Path, str, list[Any]], list[Any]] | None = None
     get_warnings: Callable[[list[Any], list[Any], float], list[str]] | None = None
+    other_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def file_names(self, split: str) -> tuple[str, ...]:
+        """Return the names that the file or folder of a split may have, the usual one first."""
+        return (self.splits[split], *self.other_names.get(split, ()))
+
+    def find_file(self, folder: Path, split: str) -> Path:
+        """Return the file of a split under any of its names, plain or compressed; two files are an error."""
+        names = self.file_names(split)
+        existing = list(dict.fromkeys(path for name in names for path in _find_files(folder, name)))
+        if len(existing) > 1:
+            shown = " and ".join(str(path.relative_to(folder)) for path in existing)
+            raise DataError(f"{folder} has {shown}, which are both names of its {split} examples: keep one of them")
+        if not existing and len(names) > 1:
+            raise DataError(f"{folder} has no {split} examples: none of {', '.join(names)}")
+        return existing[0] if existing else folder / names[0]
 
     def iter_rows(self, path: Path, needs_labels: bool) -> Iterable[RowReader]:
         """Yield one function per row of a file; calling it parses the row."""
@@ -65,9 +82,18 @@ class NamedDataset:
         if split not in self.splits:
             raise ConfigError(f"there is no split {split!r} of {self.folder}; {suggest(split, self.splits)}")
         path = path / self.folder if (path / self.folder).is_dir() else path
-        file = find_compressed(path / self.splits[split])
+        file = self.find_file(path, split)
         examples = self.task.collect(file, self.iter_rows(file, needs_labels), skip_bad, strict)
         return self.split_filter(path, split, examples) if self.split_filter else examples
+
+
+def _find_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files that match a pattern, each plain if it exists, else compressed."""
+    files: dict[str, Path] = {}
+    for suffix in ("", *COMPRESSED_SUFFIXES):
+        for path in sorted(folder.glob(pattern + suffix)):
+            files.setdefault(str(path).removesuffix(suffix), path)
+    return list(files.values())
 
 
 def find_compressed(path: Path) -> Path:
@@ -79,6 +105,12 @@ def find_compressed(path: Path) -> Path:
 def split_files(pattern: str = "{}.tsv", *splits: str, **names: str) -> dict[str, str]:
     """Return the files of splits (train, dev and test): the split, or its name given here, in the place of `{}`."""
     return {split: pattern.format(names.get(split, split)) for split in splits or ("train", "dev", "test")}
+
+
+def other_names(*patterns: str, dev: Sequence[str] = ("dev",)) -> dict[str, tuple[str, ...]]:
+    """Return other names of the files of train, dev and test: the split, or each name of dev, in the place of `{}`."""
+    names = {"train": ["train"], "dev": dev, "test": ["test"]}
+    return {split: tuple(p.format(name) for p in patterns for name in names[split]) for split in names}
 
 
 def line_reader(parse: Callable[[str, str], Any], encoding: str = "utf-8") -> DatasetReader:

@@ -44,6 +44,14 @@ def _read_mrpc(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     return PairClassificationTask.iter_rows(source_path, Columns("#1 String", "#2 String", "Quality"), needs_labels)
 
 
+def _read_sick(path: Path, needs_labels: bool) -> Iterator[RowReader]:
+    """Read the files of SemEval 2014, which have a header, or three columns without one."""
+    columns = Columns("1", "2", "3", has_header=False)
+    if path.name.startswith("SICK_"):
+        columns = Columns("sentence_A", "sentence_B", "entailment_judgment")
+    return PairClassificationTask.iter_rows(path, columns, needs_labels)
+
+
 def wnli_warnings(train: Sequence[TextExample], dev: Sequence[TextExample], accuracy: float) -> list[str]:
     """Warn that dev sentences of WNLI also occur in train, mostly with the opposite label.
 
@@ -100,13 +108,15 @@ _DUPLICATES, _NLI = Columns("question1", "question2", "is_duplicate"), Columns("
 _MATCHED = {"train": "train.tsv", "dev": "dev_matched.tsv", "test": "test_matched.tsv"}
 _MISMATCHED = {"train": "train.tsv", "dev": "dev_mismatched.tsv", "test": "test_mismatched.tsv"}
 _DIAGNOSTIC = {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"}
+_COLA_NAMES = {split: (f"in_domain_{split}.tsv", f"raw/in_domain_{split}.tsv") for split in ("train", "dev")}
+_SICK_NAMES = {"train": ("SICK_train.txt",), "dev": ("SICK_trial.txt",), "test": ("SICK_test_annotated.txt",)}
 _SIMILAR = "how similar are the two sentences, from 0 to 5?"
 _FOLLOWS = "does the second sentence follow from the first?"
 _text, _pair = partial(NamedDataset, ClassificationTask), partial(NamedDataset, PairClassificationTask)
 _nli = partial(_pair, "accuracy", NLI_DESCRIPTION)
 _diagnostic = partial(_pair, "matthews", f"evaluation of MNLI models by phenomenon: {NLI_DESCRIPTION}")
 DATASETS: dict[str, NamedDataset] = {
-    "glue/cola": _text("matthews", "is the sentence acceptable English?", "CoLA", _read_cola),
+    "glue/cola": _text("matthews", "is the sentence acceptable English?", "CoLA", _read_cola, other_names=_COLA_NAMES),
     "glue/sst-2": _text("accuracy", "is the movie review positive?", "SST-2", Columns("sentence")),
     "glue/mrpc": _pair("f1", "are the two sentences paraphrases?", "MRPC", _read_mrpc, split_filter=_filter_by_dev_ids),
     "glue/sts-b": NamedDataset(RegressionTask, "spearman", _SIMILAR, "STS-B", _SCORED),
@@ -118,5 +128,5 @@ DATASETS: dict[str, NamedDataset] = {
     "glue/wnli": _pair("accuracy", _FOLLOWS, "WNLI", _SENTENCES, get_warnings=wnli_warnings),
     "glue/diagnostic": _diagnostic("diagnostic", _read_diagnostic, _DIAGNOSTIC, _matthews_by_phenomenon),
     "snli": _nli("snli_1.0", pair_reader("sentence1", "sentence2", "gold_label"), split_files("snli_1.0_{}.jsonl")),
-    "sick": _nli("sick", Columns("1", "2", "3", has_header=False), split_files("{}.txt")),
+    "sick": _nli("sick", _read_sick, split_files("{}.txt"), other_names=_SICK_NAMES),
 }

@@ -109,6 +109,7 @@ _STORY_FILES = {
     "train": "cloze_test_val__spring2016 - cloze_test_ALL_val.csv",
     "dev": "cloze_test_test__spring2016 - cloze_test_ALL_test.csv",
 }
+_STORY_NAMES = {"train": ("cloze_test_val__spring2016*.csv",), "dev": ("cloze_test_test__spring2016*.csv",)}
 _SHIFTS_FILES = {"train": "new_wiki_v1.0.json", "dev": "nyt_v1.0.json", "test": "amazon_reviews_v1.0.json"}
 _QA = "which words of the text answer the question?"
 _SQUAD_FILES, _SQUAD_2_FILES = (split_files(f"{{}}-v{version}.json", "train", "dev") for version in ("1.1", "2.0"))
@@ -119,7 +120,9 @@ DATASETS: dict[str, NamedDataset] = {
     "swag": _choice("how does the scene continue?", "swag", _SWAG, split_files("{}.csv", dev="val")),
     "race": _choice("which option is correct, according to the article?", "RACE", _read_race, split_files("{}")),
     "arct": _choice("which warrant connects the reason to the claim?", "arct", _ARCT, split_files("{}-full.txt")),
-    "story-cloze": _choice("which ending is correct?", "story_cloze", _STORY_CLOZE, _STORY_FILES),
+    "story-cloze": _choice(
+        "which ending is correct?", "story_cloze", _STORY_CLOZE, _STORY_FILES, other_names=_STORY_NAMES
+    ),
     "squad/1.1": _question(_QA, "squad", splits=_SQUAD_FILES),
     "squad/2.0": _question(f"{_QA} Or is there no answer?", "squad", splits=_SQUAD_2_FILES),
     "squad-shifts": _question(f"{_QA} Trained on Wikipedia, evaluated on news", "squad-shifts", splits=_SHIFTS_FILES),

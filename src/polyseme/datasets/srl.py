@@ -46,9 +46,14 @@ _ROLES = "who does what to whom: the arguments of a predicate"
 _CONLL_2005_FILES = {"train": "train", "dev": "devel", "test": "test.wsj", "brown": "test.brown"}
 _VERSIONS = {"train": "v4/data/train", "dev": "v4/data/development", "test": "v9/data/test"}
 _CONLL_2012_FILES = split_files("{}/data/english/annotations", **_VERSIONS)
+# as converted for coreference, one file per split, and the layout of conll-formatted-ontonotes-5.0
+ONTONOTES_NAMES = {
+    split: (f"{name}.english.v4_gold_conll", f"data/{folder}/data/english/annotations")
+    for split, name, folder in (("train", "train", "train"), ("dev", "dev", "development"), ("test", "test", "test"))
+}
 _roles = partial(NamedDataset, SemanticRolesTask, "f1")
 DATASETS: dict[str, NamedDataset] = {
     "srl": _roles(f"{_ROLES}; columns as in CoNLL-2005 or CoNLL-2012", "srl", Columns(), split_files("{}.conll")),
     "srl/conll-2005": _roles(_ROLES, "conll05st-release", _read_conll_2005, _CONLL_2005_FILES),
-    "srl/conll-2012": _roles(_ROLES, "conll-2012", _read_conll_2012, _CONLL_2012_FILES),
+    "srl/conll-2012": _roles(_ROLES, "conll-2012", _read_conll_2012, _CONLL_2012_FILES, other_names=ONTONOTES_NAMES),
 }

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polyseme.datasets.base import NamedDataset, line_reader, split_files
+from polyseme.datasets.base import NamedDataset, line_reader, other_names, split_files
+from polyseme.datasets.srl import ONTONOTES_NAMES
 from polyseme.errors import DataError
 from polyseme.io.tables import NumberedRow, read_csv_rows
 from polyseme.tasks.classification import ClassificationTask
@@ -97,10 +98,14 @@ _text = partial(NamedDataset, ClassificationTask, "accuracy", extra_metrics=comp
 _tags, _coreference = (partial(NamedDataset, task, "f1") for task in (TaggingTask, CoreferenceTask))
 _parts_of_speech = partial(NamedDataset, TaggingTask, "accuracy")
 _IMDB_FILES, _TREC_FILES = {"train": "train", "dev": "test"}, {"train": "train_5500.label", "dev": "TREC_10.label"}
+_VALID = ("valid", "dev")
 _NER_FILES, _UD_FILES = split_files("eng.{}", dev="testa", test="testb"), split_files("en_ewt-ud-{}.conllu")
 _YELP_FILES = split_files("{}.csv", "train", "dev", dev="test")
 _WNUT_FILES = {"train": "wnut17train.conll", "dev": "emerging.dev.conll", "test": "emerging.test.annotated"}
 _CONLL_2012_FILES = split_files("v4/data/{}/data/english/annotations", dev="development")
+_NER_NAMES = other_names("{}.txt", dev=_VALID)
+_WNUT_NAMES, _UD_NAMES = other_names("{}.conll", "{}.txt", dev=_VALID), other_names("*-ud-{}.conllu")
+_ANY_NER_NAMES = other_names("{}.conll", "{}.txt", "{}.tsv", "{}.bio", "{}.iob", "{}.iob2", dev=_VALID)
 _SST, _TREC = line_reader(_parse_sst_tree), line_reader(_parse_trec_line, "latin-1")
 _TREC_FINE = line_reader(partial(_parse_trec_line, is_fine_grained=True), "latin-1")
 DATASETS: dict[str, NamedDataset] = {
@@ -110,10 +115,22 @@ DATASETS: dict[str, NamedDataset] = {
     "yelp-2": _text("is the review positive?", "yelp_review_polarity_csv", _read_yelp, _YELP_FILES),
     "trec-6": _text("type of the expected answer, 6 classes", "trec", _TREC, _TREC_FILES),
     "trec-50": _text("type of the expected answer, 50 classes", "trec", _TREC_FINE, _TREC_FILES),
-    "conll-2003": _tags("named entities: people, places, organizations, others", "conll2003", Columns(), _NER_FILES),
-    "wnut-17": _tags("rare and emerging named entities", "wnut17", Columns(), _WNUT_FILES),
-    "ner": _tags("named entities in CoNLL format", "ner", Columns(), split_files("{}.conll", "train", "dev")),
+    "conll-2003": _tags(
+        "named entities: people, places, organizations, others",
+        "conll2003",
+        Columns(),
+        _NER_FILES,
+        other_names=_NER_NAMES,
+    ),
+    "wnut-17": _tags("rare and emerging named entities", "wnut17", Columns(), _WNUT_FILES, other_names=_WNUT_NAMES),
+    "ner": _tags(
+        "named entities in CoNLL format", "ner", Columns(), split_files("{}.conll"), other_names=_ANY_NER_NAMES
+    ),
     "conll-2000": _tags("chunks", "conll2000", Columns(), split_files("{}.txt", "train", "dev", dev="test")),
-    "conll-2012": _coreference("coreference, English OntoNotes", "conll-2012", Columns(), _CONLL_2012_FILES),
-    "ud-pos": _parts_of_speech("part-of-speech tags, English Web Treebank", "ud-ewt", _read_conllu, _UD_FILES),
+    "conll-2012": _coreference(
+        "coreference, English OntoNotes", "conll-2012", Columns(), _CONLL_2012_FILES, other_names=ONTONOTES_NAMES
+    ),
+    "ud-pos": _parts_of_speech(
+        "part-of-speech tags, English Web Treebank", "ud-ewt", _read_conllu, _UD_FILES, other_names=_UD_NAMES
+    ),
 }

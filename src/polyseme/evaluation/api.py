@@ -128,7 +128,9 @@ def evaluate(
         logging.disable(log_level)
     choices = predictor.dev_choices if task and task == predictor.dataset else ()
     speed = len(examples) / seconds
-    return EvaluationResult(metrics, len(examples), predictor.num_parameters, speed, latency_ms, choices)
+    positive_label = getattr(predictor.task, "positive_label", "")
+    sizes = (len(examples), predictor.num_parameters, speed, latency_ms)
+    return EvaluationResult(metrics, *sizes, choices, positive_label)
 
 
 def predict(

@@ -171,7 +171,7 @@ def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[
         cells = [runs_by_cell.get((name, task)) for task in tasks]
         row_runs = [run for run in cells if run]
         speed, latency_ms = speeds[name]
-        row = [name, model_names[row_runs[0].model], f"{row_runs[0].num_parameters:,}"]
+        row = [model_names.get(name, name), model_names[row_runs[0].model], f"{row_runs[0].num_parameters:,}"]
         row += ["" if run is None else format_score(run) for run in cells]
         if len(tasks) > 1:
             row.append(f"{100 * statistics.fmean(run.mean for run in row_runs):.1f}" if all(cells) else "")

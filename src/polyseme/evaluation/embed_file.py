@@ -3,14 +3,15 @@
 import json
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, DataError
 from polyseme.evaluation.streaming import MAX_CHARACTERS, hash_path, run_windows
 from polyseme.evaluation.text_rows import TextFile, TextRow
 from polyseme.inference.base import Granularity, LanguageModel
@@ -20,6 +21,7 @@ from polyseme.io.table_output import TableOutput, check_output_suffix
 
 Shape = tuple[int, ...]
 EMBED_SUFFIXES = (".npz", ".jsonl", ".parquet")
+MAX_BLOCK_ROWS = 8192
 
 
 def embed_file(
@@ -77,7 +79,8 @@ def embed_file(
             return
         dtypes = {"vectors": np.dtype(output.summary["dtype"]), "starts": np.dtype(np.int64)}
         ids = {name: read_ids(parts[name]) for name in id_names}
-        write_npz(out, {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()}, ids)
+        files = {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()}
+        write_npz(out, files, ids, comment=json.dumps(settings()))
 
     output = PartialOutput(out, list(parts.values()), install, settings, resume)
     max_characters = MAX_CHARACTERS if granularity == "text" else MAX_CHARACTERS // 8
@@ -93,12 +96,16 @@ def read_ids(path: Path) -> np.ndarray:
 
 
 def write_npz(
-    out: Path, files: Mapping[str, tuple[Path, np.dtype[Any], Shape]], arrays: Mapping[str, np.ndarray] | None = None
+    out: Path,
+    files: Mapping[str, tuple[Path, np.dtype[Any], Shape]],
+    arrays: Mapping[str, np.ndarray] | None = None,
+    comment: str = "",
 ) -> None:
-    """Write arrays, and those whose content is in files, as `np.savez` does."""
+    """Write arrays, and those whose content is in files, as `np.savez` does, and a comment, which `np.load` ignores."""
 
     def write(temporary: Path) -> None:
         with zipfile.ZipFile(temporary, "w") as archive:
+            archive.comment = comment.encode()
             for name, (path, dtype, shape) in files.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry, open(path, "rb") as content:
                     descr = npy.dtype_to_descr(dtype)
@@ -109,3 +116,37 @@ def write_npz(
                     npy.write_array(entry, array, allow_pickle=False)
 
     atomic_write(out, write)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedVectors:
+    """The vectors of an `.npz` file, read from disk when they are used, and the settings of `embed` that wrote it."""
+
+    vectors: np.ndarray
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> "MappedVectors":
+        """Map the vectors of a file; the settings are empty if another tool wrote it."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                info, comment = archive.getinfo("vectors.npy"), archive.comment
+            with open(path, "rb") as file:
+                file.seek(info.header_offset + 26)  # of the entry's local header: the lengths of name and extra field
+                name_size, extra_size = (int.from_bytes(file.read(2), "little") for _ in range(2))
+                file.seek(info.header_offset + 30 + name_size + extra_size)
+                if npy.read_magic(file) != (1, 0) or info.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError("it is compressed, or in another version of the format")
+                shape, _, dtype = npy.read_array_header_1_0(file)
+                vectors = np.memmap(path, dtype, "r", file.tell(), shape)
+            settings = json.loads(comment) if comment else {}
+        except FileNotFoundError:
+            raise DataError(f"there is no file {path}: write vectors with `polyseme embed`") from None
+        except (zipfile.BadZipFile, KeyError, ValueError) as error:
+            raise DataError(f"{path} is not a file of vectors that `polyseme embed` wrote ({error})") from None
+        return cls(vectors, settings if isinstance(settings, dict) else {})
+
+    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the first row of each block of vectors, and the block."""
+        for start in range(0, len(self.vectors), MAX_BLOCK_ROWS):
+            yield start, np.asarray(self.vectors[start : start + MAX_BLOCK_ROWS])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from polyseme.errors import ConfigError, suggest
+from polyseme.errors import ConfigError, unsupported
 from polyseme.families.albert import ALBERT
 from polyseme.families.bert import BERT
 from polyseme.families.distilbert import DISTILBERT
@@ -23,6 +23,7 @@ from polyseme.families.transformer import TRANSFORMER
 from polyseme.families.transformer_xl import TRANSFORMER_XL
 from polyseme.families.ulmfit import ULMFIT
 from polyseme.families.word_vectors import FASTTEXT, GLOVE, WORD2VEC
+from polyseme.families.xlm_roberta import CAMEMBERT, XLM_ROBERTA
 from polyseme.families.xlnet import XLNET
 
 FAMILIES: dict[str, Family] = {
@@ -31,7 +32,7 @@ FAMILIES: dict[str, Family] = {
         *(WORD2VEC, FASTTEXT, GLOVE),
         *(NNLM, RNN_LM, ELMO, FLAIR),
         *(SEQ2SEQ, TRANSFORMER),
-        *(BERT, ROBERTA, ALBERT, SPANBERT, DISTILBERT, MODERNBERT),
+        *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, SPANBERT, DISTILBERT, MODERNBERT),
         *(GPT, GPT2, TRANSFORMER_XL, XLNET),
         *(T5, MUSIC, PERFORMANCE_RNN),
         ULMFIT,
@@ -43,7 +44,7 @@ def get_family(name: str, families: Sequence[Family] = ()) -> Family:
     """Return the family of this name, from `families` or the package."""
     known = FAMILIES | {family.name: family for family in families}
     if name not in known:
-        raise ConfigError(f"unknown family {name!r}; {suggest(name, known)}")
+        raise ConfigError(f"family {unsupported(name, known)}")
     return known[name]
 
 

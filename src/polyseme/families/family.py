@@ -57,7 +57,9 @@ class Family:
 
     name: str
     paper: str
-    tokenizer: Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "events", "words", "characters"]
+    tokenizer: Literal[
+        "wordpiece", "bpe", "byte-bpe-roberta", "unigram", "unigram-roberta", "events", "words", "characters"
+    ]
     objective: str  # pre-training objective, for display
     trunk_config: Callable[..., TrunkConfig]
     sizes: dict[str, dict[str, Any]]  # arguments of `trunk_config`

@@ -107,7 +107,7 @@ def finetune(
         _check_multitask(model, run_options, baselines)
     sources = task if isinstance(task, Mapping) else {name: name for name in task} if is_multitask else {"": task}
     tasks = [TaskData(_create_task(source), (), (), name) for name, source in sources.items()]
-    config = FinetuneConfig()
+    config = FinetuneConfig(**tasks[0].task.finetune_settings if len(tasks) == 1 else {})
     if model is None:
         config, tasks = FEATURE_DEFAULTS, [replace(each, task=each.task.for_features()) for each in tasks]
         config, tasks = override(config, tasks, "network", features.network_fields())
@@ -230,13 +230,18 @@ def _read(data: TaskData, source: Any, files: Mapping[str, Any], options: ReadOp
         if train is None or dev is None:
             missing = "train" if train is None else "dev"
             raise ConfigError(f"`{missing}` is missing: {label} needs `train` and `dev`")
-        columns = options.columns
+        names = {
+            key: Path(str(files[key]).split("::")[0]).name
+            for key in ("train", "dev")
+            if isinstance(files[key], str | Path)
+        }
+        columns, needs_labels = options.columns, data.task.needs_labels
         if isinstance(train, str | Path):
             train, columns = data.task.open_input(train, columns)
-        train_examples = options.read(data.task, train, columns)
+        train_examples = options.read(data.task, train, columns, needs_labels)
         dev_columns = replace(options.columns, remembered=columns)  # those of the training file by default
-        dev_examples = options.read(data.task, dev, dev_columns)
-        return replace(data, train=train_examples, dev=dev_examples, columns=columns.to_metadata())
+        dev_examples = options.read(data.task, dev, dev_columns, needs_labels)
+        return replace(data, train=train_examples, dev=dev_examples, columns=columns.to_metadata(), files=names)
     name = source if isinstance(source, str) else dataset.folder
     if train is not None or dev is not None or options.columns != Columns():
         raise ConfigError(f"{name} has its own files and columns: pass `data` alone")

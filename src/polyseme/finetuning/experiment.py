@@ -20,9 +20,8 @@ from polyseme.inference.prediction import predict_encoded
 from polyseme.io.json import json_differences
 from polyseme.io.limits import MAX_INTEGER, MAX_SEEDS
 from polyseme.nn.model import Model
-from polyseme.nn.packing import token_budget_batches
 from polyseme.nn.trunks.base import TrunkConfig
-from polyseme.objectives.batch import Batch, ChunkedExtra, Targets
+from polyseme.objectives.batch import NO_EXTRA, Batch, ChunkedExtra, Targets
 from polyseme.objectives.packing import pad_to_bucket
 from polyseme.tasks.base import Metrics, MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
@@ -51,6 +50,7 @@ class TaskData:
     extra_eval: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     baselines: Callable[[], dict[str, Metrics]] = dict
     columns: Mapping[str, str] = field(default_factory=dict)  # of the training file, which the model folder remembers
+    files: Mapping[str, str] = field(default_factory=dict)  # names of the files of `train` and `dev`, for cards
 
     @property
     def label(self) -> str:
@@ -130,13 +130,15 @@ class TaskRun:
     train: Split
     dev: Split
     extra_eval: Mapping[str, Split] = field(default_factory=dict)
+    before: Mapping[str, float] = field(default_factory=dict)  # metrics of the model before it was trained, if it can
 
     @cached_property
     def primary_metric(self) -> str:
         """The metric that selects models; raise `ConfigError` if there is no such metric."""
         examples = self.dev.examples
         known = self.task.score_values(examples, self.task.perfect_values(examples), self.data.extra_metrics)
-        name = self.data.primary_metric or self.task.default_metric
+        default = self.task.default_metric
+        name = self.data.primary_metric or (default if default in known else next(iter(known)))
         if name not in known:
             raise ConfigError(f"there is no metric {name!r}; {suggest(name, known)}")
         return name
@@ -148,6 +150,11 @@ class TaskRun:
             metrics = self.task.baseline_metrics(name, self.train.examples, self.dev.examples)
             return metrics.get(self.primary_metric, -math.inf)
         return -math.inf
+
+    def describe(self, task: TaskConfig) -> dict[str, Any]:
+        """Return what a model folder records besides the task: columns, names of files, and how the model is used."""
+        files = {"files": dict(self.data.files)} if self.data.files else {}
+        return {**self.data.remembered, **files, "usage": task.describe_usage(self.data.train)}
 
     def predict(self, model: Model) -> list[Any]:
         """Predict the dev examples."""
@@ -242,11 +249,11 @@ class Experiment:
         """Return the metadata of a model folder."""
         settings = self.config.to_json()
         if not self.is_multitask:
-            return {"task": tasks[0].to_json(), "settings": settings, **self.runs[0].data.remembered, **extra}
+            return {"task": tasks[0].to_json(), "settings": settings, **self.runs[0].describe(tasks[0]), **extra}
         each: dict[str, Any] = {}
         for run, task in zip(self.runs, tasks):
             task_json = task.replace(name="").to_json()
-            facts = {"data": run.data.label, **run.data.remembered}
+            facts = {"data": run.data.label, **run.describe(task)}
             each[run.data.name] = {"task": task_json, "settings": settings, **facts}
         return {"tasks": each, "settings": settings, **extra}
 
@@ -261,8 +268,7 @@ def epoch_batches(
         order = np.random.default_rng((seed, epoch)).permutation(len(encoded))
         for start in range(skipped * size, len(order), size):
             chosen = [encoded[i] for i in order[start : start + size]]
-            parts = token_budget_batches([len(e.ids) for e in chosen], config.micro_batch_tokens)
-            batches = [with_settings(codec.collate([chosen[i] for i in part])[0], config) for part in parts]
+            batches = [with_settings(b, config) for b in codec.collate_step(chosen, config.micro_batch_tokens)]
             yield batches, (epoch, start + size)
         epoch, skipped = epoch + 1, 0
 
@@ -278,6 +284,8 @@ def sample_tasks(sizes: Sequence[int], alpha: float, total_steps: int, seed: int
 def with_settings(batch: Batch, config: FinetuneConfig) -> Batch:
     """Add to a batch what the config asks for: reading in chunks, and the language-model loss."""
     if config.chunk_size:
+        if batch.extra is not NO_EXTRA:
+            raise ConfigError(f"chunk_size is {config.chunk_size}, but a loss over whole batches is not read in chunks")
         batch = replace(batch, extra=ChunkedExtra(config.chunk_size, config.grad_tokens))
     return with_lm_targets(batch, config.lm_loss_weight) if config.lm_loss_weight else batch
 

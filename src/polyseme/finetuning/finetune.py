@@ -1,6 +1,7 @@
 """Fine-tune a pre-trained model on labeled examples, and evaluate it."""
 
 import dataclasses
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,7 +20,10 @@ from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.tasks.base import TaskConfig, require_gold
 from polyseme.tasks.encoded import EncodedExample, Examples
+from polyseme.train.loop import setup_device
 from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
+
+logger = logging.getLogger(__name__)
 
 
 def finetune(
@@ -66,15 +70,27 @@ def finetune(
         TaskRun(
             task,
             each,
-            split(task, [e for e in each.train if e.is_trainable]),
+            split(task, task.training_examples(each.train)),
             split(task, each.dev),
             {name: split(task, examples) for name, examples in each.extra_eval.items()},
         )
         for task, each in zip(tasks, data)
     )
+    if not run.is_complete:
+        runs = tuple(_evaluate_before(each, loaded.model) for each in runs)
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
     run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch, "chosen": chosen}
     return run_experiment(Experiment(runs, config, build, save, run_info, encode=encode), run, options)
+
+
+def _evaluate_before(run: TaskRun, model: Model) -> TaskRun:
+    """Add the metrics of the model before training, unless it has new weights; log them."""
+    if run.task.has_new_weights:
+        return run
+    run.primary_metric  # noqa: B018  # raises before the model is run
+    before = run.evaluate(run.predict(model.to(setup_device()))).metrics
+    logger.info("before training: %s", ", ".join(f"{name} {value:.4f}" for name, value in before.items()))
+    return dataclasses.replace(run, before=before)
 
 
 def fit_task(path: Path, data: TaskData) -> TaskConfig:
@@ -104,11 +120,14 @@ def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> boo
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the tasks that a model was fine-tuned on before, for the metadata of the next one."""
+    """Return the languages of a model and the tasks that it was fine-tuned on, for the metadata of the next one."""
+    facts = metadata.get("corpus_facts")
+    languages = facts.get("languages") if isinstance(facts, dict) else metadata.get("languages")
+    inherited = {"languages": languages} if isinstance(languages, list) and languages else {}
     if "task" not in metadata and "tasks" not in metadata:
-        return {}
+        return inherited
     before = metadata.get("data") or metadata.get("results", {}).get("task")
-    return {"finetuning_history": [*metadata.get("finetuning_history", []), before]}
+    return {"finetuning_history": [*metadata.get("finetuning_history", []), before], **inherited}
 
 
 def load_for_tasks(
@@ -145,7 +164,8 @@ def _encode_labeled(task: TaskConfig, examples: Examples, folder: ModelFolder, c
     if config.max_len > limit:
         raise ConfigError(f"max_len {config.max_len} is longer than the model reads ({limit})")
     encoded = list(task.codec.encode(examples, folder.tokenizer, config.max_len or limit, config.truncate))
-    require_gold(examples)
+    if task.needs_labels:
+        require_gold(examples)
     return encoded
 
 

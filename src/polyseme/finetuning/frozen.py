@@ -81,7 +81,7 @@ def train_on_features(
     reader = _build_reader(inputs, task, data.train, network, config.max_len or MAX_CONTEXT_WORDS)
     run = UnfinishedRun(out, describe_run(inputs.paths, [data], config, options), options.on_start)
     model_config = build_model_config(task, reader, network)
-    sets = [[e for e in data.train if e.is_trainable], data.dev, *data.extra_eval.values()]
+    sets = [task.training_examples(data.train), data.dev, *data.extra_eval.values()]
     train, dev, *extra_splits = map(Split, sets, reader.encode(task, sets, use_labels=True))
 
     def build(seed: int) -> Model:

@@ -16,6 +16,8 @@ from polyseme.finetuning.experiment import TaskData
 from polyseme.finetuning.resume import UnfinishedRun, read_finished_results
 from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
+from polyseme.report.cards.readme import add_limit
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 
 RunPoint = Callable[[FinetuneConfig, Sequence[TaskData], Path], dict[str, Any]]
@@ -85,6 +87,7 @@ def grid_search(run_point: RunPoint, run: UnfinishedRun, grid_points: Sequence[G
     out = run.folder
     if not run.is_complete:
         _move_best(out, _run_points(run_point, run, grid_points))
+        write_run_card(out, f"Grid search of {len(grid_points)} settings")
     results, rows = read_json(out / "results.json"), read_json(out / "grid.json")["runs"]
     run.finish()
     return {**results, "grid": {row["settings"]: row["mean"][results["primary_metric"]] for row in rows}}
@@ -121,6 +124,7 @@ def _move_best(out: Path, best_name: str) -> None:
         results, selection_note = read_json(folder / "results.json"), f"the best of {num_points} settings"
         if selection_note not in results["chosen_on_dev"]:
             results["chosen_on_dev"].append(selection_note)
+        add_limit(folder / "model", f"Scores are optimistic: the settings are {selection_note} on the dev examples.")
         write_json(folder / "results.json", results)
     for file in sorted(folder.iterdir(), key=lambda path: (path.name == "results.json", path.name != "model")):
         if file.name == "results.json":

@@ -17,6 +17,8 @@ from polyseme.inference.prediction import model_latency_ms
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.nn.model import Model
+from polyseme.report.cards.readme import short_name
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.diagnostics import Diagnostics
 from polyseme.report.run_page import write_report
 from polyseme.train.loop import StepReport, count_parameters
@@ -123,10 +125,12 @@ class ExperimentResults:
         rows: list[dict[str, Any]] = []
         for each in self.seeds:
             rows.append({"seed": each.seed, primary: each.scores[name][primary], **each.scores[name]})
+        summary = summarize_seeds(rows)
         extra_eval = {key: [each.extra_eval[name][key] for each in self.seeds] for key in run.extra_eval}
         return {
             "primary_metric": primary,
-            **summarize_seeds(rows),
+            **summary,
+            **({"before": dict(run.before), "after": summary["mean"]} if run.before else {}),
             **({"extra_eval": extra_eval} if extra_eval else {}),
             "majority_score": trivial if math.isfinite(trivial) else None,
             "baselines": run.data.baselines(),
@@ -178,6 +182,8 @@ class ExperimentResults:
             if is_multitask:
                 write_json(folder / "results.json", summary["tasks"][name])
         write_report(out, summary)
+        base = " + ".join(map(short_name, str(summary["model"]).split(" + ")))
+        write_run_card(out, f"{summary.get('data') or summary['task']} ({base})".replace("_", " "))
         write_json(out / "results.json", summary)
 
 

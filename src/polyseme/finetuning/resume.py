@@ -102,7 +102,8 @@ def check_folder(out: Path) -> bool:
     if (out / RECORD_NAME).exists():
         return True
     if is_occupied(out):
-        name = min(path.name for path in out.iterdir() if not is_temporary(path))
+        names = [path.name for path in out.iterdir() if not is_temporary(path)]
+        name = RESULTS_NAME if RESULTS_NAME in names else min(names)
         raise ConfigError(f"{out} already holds {name}: give another folder for the run")
     return False
 

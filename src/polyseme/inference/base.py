@@ -234,7 +234,9 @@ class LanguageModel(ABC):
     def embed(
         self, texts: Texts, layers: str | int = "last", granularity: Granularity = "text", truncate: bool = False
     ) -> Any:
-        """Compute vectors: one per text (the mean over its tokens), or one per word or token of each text.
+        """Compute vectors: one per text (pooled over its tokens), or one per word or token of each text.
+
+        The vector of a text is the mean over its tokens, or what the folder's sentence-transformers files say.
 
         One text gives an array, [dim] or [tokens, dim]; a list gives an array [texts, dim] or a list of arrays.
         `layers` is a `LayerSelection`: a name such as `last` or `sum_last_4`, or a layer number (0: the embeddings);
@@ -247,6 +249,12 @@ class LanguageModel(ABC):
         """
         embed = self._implementation("embed")
         return _map(partial(embed, layers=layers, granularity=granularity, truncate=truncate), texts)
+
+    @property
+    def max_text_tokens(self) -> int:
+        """The number of tokens, without special ones, that the vector of a text can depend on; the rest is cut."""
+        self._require("embed")
+        raise NotImplementedError
 
     def predict(self, examples: Any) -> Any:
         """Predict the label of each example with a fine-tuned model.

@@ -4,35 +4,50 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.inference.base import Granularity
 from polyseme.inference.packed_model import PackedBatch, PackedModel, mean_pool, to_host_async
 from polyseme.nn.layer_selection import LayerSelection
+from polyseme.nn.packing import PackedLayout
+from polyseme.weights.pooling import TextPooling
 
 GRANULARITIES: tuple[Granularity, ...] = ("token", "word", "text")
+
+
+def check_granularity(granularity: str) -> None:
+    """Raise if there are no vectors of such units."""
+    if granularity not in GRANULARITIES:
+        raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
 
 
 def embed_texts(
     packed: PackedModel, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
 ) -> np.ndarray | list[np.ndarray]:
     """Compute one vector per text, [texts, dim], or a list with the vectors of each text's words or tokens."""
-    if granularity not in GRANULARITIES:
-        raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
+    check_granularity(granularity)
     trunk = packed.model.trunk
     selection = LayerSelection.parse(layers)
     indices = selection.indices(trunk.config.num_layers)
-    ids, segments, word_starts = _encode(packed, texts, truncate)
+    max_len, is_pooled = packed.max_len, granularity == "text"
+    if is_pooled:
+        packed.pooling.check()
+        max_len = packed.max_pooled_len
+        texts = [text.lower() for text in texts] if packed.pooling.lowercase else texts
+    ids, segments, word_starts = _encode(packed, texts, truncate, max_len)
 
     def batch_states() -> Iterator[tuple[PackedBatch, Tensor]]:
         for batch in packed.batches(ids, segments):
             layer_states = trunk(batch.inputs, layers=indices).layers
             yield batch, selection.combine([layer_states[index] for index in indices])
 
-    if granularity == "text":
+    if is_pooled:
         vectors = np.empty((0, trunk.config.dim), dtype=np.float32)
-        pooled = ((batch.indices, mean_pool(hidden, batch.inputs.layout)) for batch, hidden in batch_states())
+        pooled = (
+            (batch.indices, _pool(hidden, batch.inputs.layout, packed.pooling)) for batch, hidden in batch_states()
+        )
         for index, means in to_host_async(pooled):
             vectors = vectors if len(vectors) else np.empty((len(ids), *means.shape[1:]), dtype=np.float32)
             vectors[index] = means
@@ -48,8 +63,19 @@ def embed_texts(
     return rows
 
 
+def _pool(hidden: Tensor, layout: PackedLayout, pooling: TextPooling) -> Tensor:
+    """Return the vector of each sequence in float32."""
+    if pooling.mode == "mean":
+        vectors = mean_pool(hidden, layout)
+    elif pooling.mode == "cls":
+        vectors = hidden.index_select(0, layout.first_indices).float()
+    else:
+        vectors = layout.max_pool(hidden.float())
+    return F.normalize(vectors, dim=-1) if pooling.normalize else vectors
+
+
 def _encode(
-    packed: PackedModel, texts: Sequence[str], truncate: bool
+    packed: PackedModel, texts: Sequence[str], truncate: bool, max_len: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """Token ids and segment ids with special tokens, and the tokens of each text that start a word."""
     tokenizer = packed.tokenizer
@@ -61,8 +87,8 @@ def _encode(
         if start == end:
             raise DataError(f"the text has no tokens: {text!r}")
         if truncate:
-            end = min(end, start + packed.max_len - num_special)
-        packed.check_length(end - start + num_special, text)
+            end = min(end, start + max_len - num_special)
+        packed.check_length(end - start + num_special, text, max_len)
         input_ids, segment_ids = tokenizer.build_inputs_with_special_tokens(encoded.ids[start:end].tolist())
         ids.append(np.array(input_ids))
         segments.append(np.array(segment_ids))

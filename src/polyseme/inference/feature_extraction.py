@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from polyseme.corpus.store import memmap_array
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
+from polyseme.inference.base import Granularity, LanguageModel
+from polyseme.inference.embedding import check_granularity
 from polyseme.inference.packed_model import packed_batches
 from polyseme.io.atomic import atomic_write, sha256
 from polyseme.io.model_path import resolve_model
@@ -25,9 +27,10 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
 from polyseme.tasks.encoded import encode_words
+from polyseme.tasks.readers.rows import split_words
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device
-from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
+from polyseme.weights.elmo_format import find_elmo_files, read_elmo
 from polyseme.weights.folder import load_model
 
 logger = logging.getLogger(__name__)
@@ -38,12 +41,16 @@ Sentence = tuple[str, ...]
 
 
 def hash_model_files(path: Path) -> str:
-    """Hash a file, or all files of a model folder that its vectors depend on."""
+    """Hash a file, or all files of a model that its vectors depend on."""
     path = resolve_model(path)
     if path.is_file():
-        return sha256(path)
-    endings = (".safetensors", ".hdf5", ".h5", ".json", ".txt", ".model")
-    files = [p for p in sorted(path.iterdir()) if p.suffix in endings and p.name != "polyseme.json"]
+        elmo_files = find_elmo_files(path)
+        if elmo_files is None:
+            return sha256(path)
+        files = list(elmo_files)
+    else:
+        endings = (".safetensors", ".hdf5", ".h5", ".json", ".txt", ".model")
+        files = [p for p in sorted(path.iterdir()) if p.suffix in endings and p.name != "polyseme.json"]
     return hashlib.sha256("".join(f"{p.name} {sha256(p)}\n" for p in files).encode()).hexdigest()
 
 
@@ -66,9 +73,9 @@ class FeatureEncoder:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Load any model folder, or ELMo in its published format; of an encoder-decoder, the encoder (CoVe)."""
+        """Load any model folder, or ELMo's published files; of an encoder-decoder, the encoder (CoVe)."""
         path, device = resolve_model(path), setup_device()
-        if is_elmo_folder(path):
+        if find_elmo_files(path):
             return cls(path, read_elmo(path).to(device), None)
         folder = load_model(path)
         folder.model.to(device)
@@ -176,6 +183,47 @@ class FeatureEncoder:
             rows = np.stack([lasts if stack == ("forward",) else firsts for stack in self.stacks], axis=1)
             yield WordChunk(sentence, first, ids, rows.clip(0, len(ids) - 1))
             first = end
+
+
+class ElmoModel(LanguageModel):
+    """ELMo in its published format, which has neither a vocabulary nor heads: it embeds words by their characters."""
+
+    capabilities = ("embed",)
+
+    def __init__(self, encoder: FeatureEncoder):
+        super().__init__(encoder.path)
+        self.encoder = encoder
+
+    @classmethod
+    def load(cls, path: Path | str, device: str | None = None) -> Self:
+        """Load the model that a folder or one of its two files names."""
+        encoder = FeatureEncoder.load(path)
+        encoder.model.to(device or encoder.device)
+        return cls(encoder)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        raise UnsupportedError(f"{self.path} has no tokenizer: it reads the characters of words")
+
+    @property
+    def description(self) -> str:
+        return "an elmo model in its published format, without a head"
+
+    def _embed(
+        self, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
+    ) -> np.ndarray | list[np.ndarray]:
+        check_granularity(granularity)
+        selection = LayerSelection.parse(layers)
+        indices = selection.indices(self.encoder.num_layers - 1)
+        sentences = [split_words(text) for text in texts]
+        if empty := [text for text, words in zip(texts, sentences) if not words]:
+            raise DataError(f"the text has no words: {empty[0]!r}")
+        parts: list[dict[int, np.ndarray]] = [{} for _ in texts]
+        for chunk, vectors in self.encoder.extract(sentences, indices):
+            combined = selection.combine(list(torch.from_numpy(vectors).unbind(1)))
+            parts[chunk.sentence][chunk.first_word] = combined.numpy()
+        rows = [np.concatenate([part[first] for first in sorted(part)]) for part in parts]
+        return np.stack([row.mean(0) for row in rows]) if granularity == "text" and rows else rows
 
 
 def extract_features(

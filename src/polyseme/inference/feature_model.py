@@ -21,6 +21,8 @@ from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.nn.layers.char_cnn import words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig, FeatureStore
 from polyseme.nn.model import Model, ModelConfig
+from polyseme.report.cards.model_card import ModelFacts, format_usage, write_model_card
+from polyseme.report.cards.readme import short_name
 from polyseme.tasks import load_task
 from polyseme.tasks.base import MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
@@ -209,3 +211,28 @@ def save_feature_model(path: Path, model: Model, reader: FeatureReader, metadata
         write_tensors(folder / "model.safetensors", model.state_dict())
         write_json(folder / "words.json", list(reader.vocabulary))
         write_json(folder / "polyseme.json", content)
+        write_model_card(folder, _describe(path.name, model, reader, metadata), metadata, path)
+
+
+def _describe(name: str, model: Model, reader: FeatureReader, metadata: Mapping[str, Any]) -> ModelFacts:
+    """Return the facts of the card."""
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    names = [f"{short_name(e.path)} ({layers})" for e, layers in zip(reader.encoders, reader.layers)]
+    names += [short_name(reader.pretrained.path)] if reader.pretrained is not None else []
+    table = {
+        "family": "features: a network over frozen features",
+        "features": ", ".join(names) or "words alone",
+        "parameters": f"{num_parameters:,}, without the models that it reads",
+        "words with a learned vector": f"{len(reader.vocabulary):,}",
+    }
+    usage = metadata.get("usage", {})
+    limits = ("It reads the models and vectors that it was trained over, at the paths in polyseme.json.",) * bool(names)
+    return ModelFacts(
+        FEATURE_FAMILY,
+        f"A network with {num_parameters:,} parameters over {', '.join(names) or 'words alone'}.",
+        table,
+        format_usage(name, {"": f"{usage.get('method', 'predict')}({usage.get('example', '')})"}),
+        pipeline_tag=usage.get("pipeline_tag", ""),
+        limits=limits,
+        num_parameters=num_parameters,
+    )

@@ -7,6 +7,7 @@ import torch
 
 from polyseme.errors import ConfigError, UnsupportedError, suggest
 from polyseme.inference.base import LanguageModel
+from polyseme.inference.feature_extraction import ElmoModel
 from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.ngram_lm import NgramLM
@@ -17,6 +18,7 @@ from polyseme.io.model_path import resolve_model
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.tasks.base import TaskConfig
+from polyseme.weights.elmo_format import find_elmo_files
 from polyseme.weights.folder import load_model
 
 PRECISIONS = ("float32", "bf16")
@@ -32,7 +34,8 @@ def load(
 ) -> LanguageModel:
     """Load a model folder that Polyseme or `transformers` wrote, the model of a run folder, or a file of word vectors.
 
-    Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), or `WordVectors`. On a
+    Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), `WordVectors`, or an
+    `ElmoModel` for ELMo's published files (the folder, or one of the two files). On a
     GPU, the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for
     several. `tasks` are classes of tasks of your own. The recorded hashes of all files are checked; those of weights
     over 4 MB only with `verify`, since it takes longer than loading. A loaded model is returned unchanged.
@@ -49,8 +52,10 @@ def load(
         return model
     path = resolve_model(model)
     restore_directory(path)
-    if path.is_file():
-        loaded: LanguageModel = WordVectors.load(path)
+    if find_elmo_files(path):
+        loaded: LanguageModel = ElmoModel.load(path, device)
+    elif path.is_file():
+        loaded = WordVectors.load(path)
     elif is_ngram(path):
         loaded = NgramLM(NgramFolder.load(path, verify))
     elif FeatureModel.is_folder(path):

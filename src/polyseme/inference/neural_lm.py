@@ -41,7 +41,7 @@ class NeuralLM(LanguageModel):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Model = folder.model.to(self.device).eval()
         max_batch_tokens = max_batch_tokens or MAX_BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
-        self._packed = PackedModel(self.model, folder.tokenizer, self.device, max_batch_tokens)
+        self._packed = PackedModel(self.model, folder.tokenizer, self.device, max_batch_tokens, folder.pooling)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -51,6 +51,10 @@ class NeuralLM(LanguageModel):
     def max_len(self) -> int:
         """The longest text that the model reads, in tokens with special tokens."""
         return self._packed.max_len
+
+    @property
+    def max_text_tokens(self) -> int:
+        return self._packed.max_pooled_len - self.tokenizer.num_special_tokens_to_add()
 
     @property
     def max_batch_tokens(self) -> int:
@@ -91,8 +95,9 @@ class NeuralLM(LanguageModel):
 
     @property
     def description(self) -> str:
-        heads = ", ".join(self.model.heads)
-        return f"a {self.model.config.family} model with " + (f"the heads {heads}" if heads else "no head")
+        heads = list(self.model.heads)
+        named = f"the head{'s' * (len(heads) > 1)} {', '.join(heads)}" if heads else "no head"
+        return f"a {self.model.config.family} model with {named}"
 
     @property
     def capabilities(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from polyseme.nn.packing import Inputs, PackedLayout, token_budget_batches, tree
 from polyseme.progress import progress
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import prefetch
+from polyseme.weights.pooling import TextPooling
 
 T = TypeVar("T")
 MAX_BATCH_TOKENS = {"cuda": 65536, "cpu": 2048}
@@ -116,6 +117,7 @@ class PackedModel:
     tokenizer: Tokenizer
     device: torch.device
     max_batch_tokens: int
+    pooling: TextPooling
 
     @property
     def max_len(self) -> int:
@@ -132,11 +134,17 @@ class PackedModel:
         """The token after a text for a model that reads backward."""
         return list(first_id(self.tokenizer.special_token_ids.eos, self.tokenizer.special_token_ids.bos))
 
-    def check_length(self, length: int, text: str) -> None:
-        """Raise `DataError` if a text has more tokens than the model reads."""
-        if length > self.max_len:
+    @property
+    def max_pooled_len(self) -> int:
+        """The longest text, in tokens with special ones, that a vector is computed of."""
+        return min(self.pooling.max_len or self.max_len, self.max_len)
+
+    def check_length(self, length: int, text: str, max_len: int = 0) -> None:
+        """Raise `DataError` if a text has more tokens than the model reads, or than `max_len`."""
+        max_len = max_len or self.max_len
+        if length > max_len:
             excerpt = re.sub(r"\s+", " ", text[:40])
-            raise DataError(f"a text of {length} tokens is longer than the model reads ({self.max_len}): {excerpt!r}…")
+            raise DataError(f"a text of {length} tokens is longer than the model reads ({max_len}): {excerpt!r}…")
 
     def encode_sequence(self, text: str, pair: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Encode a text or a pair with its special tokens; returns token ids and segment ids."""

@@ -7,13 +7,14 @@ from polyseme.corpus.store import WORK_DIR, verify_corpus
 from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.word_vectors import WordVectors
-from polyseme.io.hashes import HASHES_FILE, TOKENIZER_FILES, check_hashes, write_hashes
+from polyseme.io.hashes import HASHES_FILE, README_FILE, TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import format_json, read_json_object
 from polyseme.io.lock import lock_folder
 from polyseme.ngram.model import NgramFolder, is_ngram
+from polyseme.report.cards.readme import is_edited
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.checkpoint import find_damage, list_checkpoints
-from polyseme.weights.elmo_format import is_elmo_folder, read_elmo
+from polyseme.weights.elmo_format import find_elmo_files, read_elmo
 from polyseme.weights.folder import load_model
 
 
@@ -21,12 +22,14 @@ from polyseme.weights.folder import load_model
 class VerifiedFolder:
     """A folder that is intact: what it holds, and whether its files were compared with recorded hashes.
 
-    Without hashes, as in folders made by other tools, only the structure was checked.
+    Without hashes, as in folders made by other tools, only the structure was checked. `edited_cards` are the files
+    `README.md` that were edited since they were written, which is no damage.
     """
 
     path: Path
     kind: str  # corpus, model, tokenizer, run, unfinished run, or word vectors
     has_hashes: bool
+    edited_cards: tuple[Path, ...] = ()
 
 
 def verify(folder: str | Path, update: bool = False) -> VerifiedFolder:
@@ -43,7 +46,7 @@ def verify(folder: str | Path, update: bool = False) -> VerifiedFolder:
         raise DataError(f"{path} does not exist")
     kind = _detect_kind(path)
     if not update:
-        return VerifiedFolder(path, kind, _CHECKS[kind](path))
+        return _verify(path, kind)
     if kind not in ("model", "tokenizer", "run"):
         raise ConfigError(f"{path} is of kind {kind}: `update` applies to the folder of a model, tokenizer or run")
     with lock_folder(path, "verify"):
@@ -51,19 +54,25 @@ def verify(folder: str | Path, update: bool = False) -> VerifiedFolder:
         previous = hashes_path.read_bytes() if hashes_path.is_file() else None
         write_hashes(path)
         try:
-            return VerifiedFolder(path, kind, _CHECKS[kind](path))
+            return _verify(path, kind)
         except BaseException:
             hashes_path.unlink() if previous is None else hashes_path.write_bytes(previous)
             raise
 
 
+def _verify(path: Path, kind: str) -> VerifiedFolder:
+    has_hashes = _CHECKS[kind](path)
+    cards = sorted(path.rglob(README_FILE)) if has_hashes and path.is_dir() else []
+    return VerifiedFolder(path, kind, has_hashes, tuple(filter(is_edited, cards)))
+
+
 def _detect_kind(path: Path) -> str:
     """Return what a folder or file holds, by the names of its files."""
     if path.is_file():
-        return "word vectors"
+        return "model" if find_elmo_files(path) else "word vectors"
     if (path / "manifest.json").exists() or (path / WORK_DIR).is_dir():
         return "corpus"
-    if any((path / name).exists() for name in ("config.json", "polyseme.json", "options.json")):
+    if any((path / name).exists() for name in ("config.json", "polyseme.json")) or find_elmo_files(path):
         return "model"
     if any(file for pattern in TOKENIZER_FILES for file in path.glob(pattern)):
         return "tokenizer"
@@ -81,8 +90,9 @@ def _verify_corpus(path: Path) -> bool:
 
 
 def _verify_model(path: Path) -> bool:
-    if is_elmo_folder(path):
+    if find_elmo_files(path):
         read_elmo(path, verify=True)
+        path = path if path.is_dir() else path.parent
     elif is_ngram(path):
         NgramFolder.load(path, verify=True)
     elif FeatureModel.is_folder(path):
@@ -138,7 +148,10 @@ def _verify_checkpoint(path: Path) -> None:
 
 
 def _verify_vectors(path: Path) -> bool:
-    WordVectors.load(path)
+    try:
+        WordVectors.load(path)
+    except DataError as error:
+        raise DataError(f"{path} is neither a folder nor a file of word vectors: {error}") from None
     return False
 
 

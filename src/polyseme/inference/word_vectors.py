@@ -195,6 +195,10 @@ class WordVectors(LanguageModel):
         """The longest text that can be embedded, in words."""
         return self._neural.max_len
 
+    @property
+    def max_text_tokens(self) -> int:
+        return self._neural.max_text_tokens
+
     @cached_property
     def _neural(self) -> NeuralLM:
         """The same vectors as a network, which embeds texts."""

@@ -141,6 +141,13 @@ def is_temporary(path: Path) -> bool:
     return any(pattern.fullmatch(path.name) for pattern in (_TEMPORARY_NAME, _LOCK_NAME))
 
 
+def target_name(path: Path) -> str:
+    """Return the name of a file or folder; of a temporary one the name that it will get."""
+    name = path.absolute().name
+    match = _TEMPORARY_NAME.fullmatch(name)
+    return match[1] if match else name
+
+
 def _temporary_path(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{_host_tag()}-{os.getpid()}-{os.urandom(4).hex()}.{kind}")
 

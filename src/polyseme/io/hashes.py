@@ -15,6 +15,7 @@ from polyseme.io.atomic import atomic_directory, sha256, write_text
 from polyseme.io.limits import MAX_HASHED_WEIGHT_BYTES, MAX_JSON_BYTES
 
 HASHES_FILE = "SHA256SUMS"
+README_FILE = "README.md"
 LINE_PATTERN = re.compile(r"([0-9a-f]{64})  ([^\n]+)\n")
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -26,8 +27,9 @@ READ_FILES = (
     *(*TOKENIZER_FILES, *WEIGHT_FILES, "*.safetensors.index.json"),
     *("config.json", "polyseme.json", "words.json", "options.json"),
 )
-# Of a run: checkpoints have hashes of their own, and what says that a run is unfinished is removed at its end.
-UNHASHED_NAMES = ("checkpoints", "tensorboard", "unfinished", "unfinished.json")
+# Of a run: checkpoints have hashes of their own, and what says that a run is unfinished is removed at its end. A card
+# is documentation that users edit; its last line tells whether it was.
+UNHASHED_NAMES = ("checkpoints", "tensorboard", "unfinished", "unfinished.json", README_FILE)
 
 
 @contextmanager

@@ -20,8 +20,8 @@ _BATCH_ROWS = 4096  # of a Parquet file, converted at once
 class TableOutput:
     """The format of a file of rows.
 
-    Text files (`.txt`, or any other name) have the first of our columns alone. Parquet is written as JSON lines and converted at the end
-    by `install`, so that a run can be resumed. `input_names` are the columns of the input.
+    Text files (`.txt`, or any other name) have the first of our columns alone. Parquet is written as JSON lines and
+    converted at the end by `install`, so that a run can be resumed. `input_names` are the columns of the input.
     """
 
     def __init__(self, out: Path, input_names: Iterable[str] = ()):

@@ -12,6 +12,7 @@ from polyseme.errors import DataError, ModelError
 from polyseme.io.hashes import check_hashes, hashed_directory
 from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.ngram.trie import MAX_ORDER, NgramTrie, NgramVocab
+from polyseme.report.cards.model_card import ModelFacts, format_usage, write_model_card
 from polyseme.text.tokenizer import Tokenizer
 
 FAMILY = "ngram"
@@ -53,6 +54,22 @@ class NgramFolder:
             self.tokenizer.save_files(staging)
             write_json(staging / "config.json", config | {"language": self.language})
             write_json(staging / "polyseme.json", {"format": FORMAT, "metadata": metadata or {}})
+            write_model_card(staging, self._describe(folder.name, metadata or {}), metadata or {}, folder)
+
+    def _describe(self, name: str, metadata: dict[str, Any]) -> ModelFacts:
+        tokenizer, num_ngrams = self.tokenizer, sum(self.ngrams.sizes)
+        table = {
+            "family": "ngram: interpolated modified Kneser-Ney smoothing (Chen and Goodman 1999)",
+            "order": self.ngrams.order,
+            "n-grams": ", ".join(f"{size:,}" for size in self.ngrams.sizes),
+            "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens",
+            "imported from": metadata.get("arpa", ""),
+        }
+        if "arpa" in metadata:
+            table["family"] = "ngram: a back-off model"
+        usage = format_usage(name, {"": 'score("The cat sat on the mat.")'})
+        summary = f"An n-gram model of order {self.ngrams.order} with {num_ngrams:,} n-grams."
+        return ModelFacts(FAMILY, summary, {k: v for k, v in table.items() if v != ""}, usage, "", "text-generation")
 
 
 def _vocab_config(vocab: NgramVocab) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from polyseme.config import Config
+from polyseme.corpus.card import corpus_facts
 from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import ConfigError
@@ -24,6 +25,7 @@ from polyseme.ngram.estimate import estimate_kneser_ney
 from polyseme.ngram.model import FAMILY, NgramFolder
 from polyseme.ngram.trie import MAX_ORDER, NgramTrie, NgramVocab
 from polyseme.progress import progress
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 
@@ -88,6 +90,7 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
             "environment": {"numpy": np.__version__, "machine": platform.machine(), "device": "cpu"},
         }
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}
+        metadata["corpus_facts"] = corpus_facts(corpus.manifest, corpus_path)
         languages = corpus.manifest.get("languages", {})
         main_language = max(languages, key=lambda name: languages[name].get("tokens", 0), default="en")
         NgramFolder(out, ngrams, tokenizer, main_language).save(folder / "model", metadata)
@@ -97,6 +100,7 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
         write_json(folder / "recipe.json", saved_recipe)
         write_json(folder / "results.json", results)
         write_report(folder)
+        write_run_card(folder)
     return results
 
 

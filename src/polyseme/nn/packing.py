@@ -209,6 +209,22 @@ class Inputs:
         """Copy all tensors to a device."""
         return tree_map(self, lambda tensor: tensor.to(device, non_blocking=True))
 
+    def split(self, max_tokens: int) -> Iterator[Self]:
+        """Yield runs of adjacent sequences with at most `max_tokens` tokens, or one longer sequence.
+
+        Sources and query streams are not supported.
+        """
+        assert self.source is None and self.query_stream is None
+        lengths, device = self.layout.lengths, self.tokens.device
+        first = start = end = 0
+        for last, length in enumerate((*lengths, max_tokens + 1)):
+            if last > first and end + length - start > max_tokens:
+                segments = None if self.segments is None else self.segments[start:end]
+                layout = PackedLayout.from_lengths(lengths[first:last], device=device)
+                yield replace(self, tokens=self.tokens[start:end], layout=layout, segments=segments)
+                first, start = last, end
+            end += length
+
 
 def time_major_order(lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     """Sort packed rows by time step, sequences from long to short, as in torch's PackedSequence.

@@ -5,6 +5,7 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from polyseme.nn.heads.base import IGNORE_INDEX as IGNORE_INDEX
 from polyseme.nn.memory import Memory
@@ -160,6 +161,29 @@ class ChunkedExtra(BatchExtra):
     def forward(self, model: Model, inputs: Inputs, layers: tuple[int, ...] = ()) -> TrunkOutput:
         assert not layers, "chunked processing returns the last layer only"
         return TrunkOutput(forward_chunked(model.trunk, inputs, self.chunk_size, self.grad_tokens), {})
+
+
+@dataclass(frozen=True, eq=False)
+class RecomputedExtra(BatchExtra):
+    """Sequences are processed in parts of at most `max_tokens` tokens, whose activations the backward pass recomputes.
+
+    So a loss can compare all sequences of a large batch (in-batch negatives) in the memory of one part and the last
+    states of all. The gradients are exact, and dropout is the same in both passes (Gao et al. 2021, GradCache).
+    """
+
+    max_tokens: int
+    supports_cuda_graphs: ClassVar[bool] = False
+    num_extra_forwards: ClassVar[int] = 1
+
+    def forward(self, model: Model, inputs: Inputs, layers: tuple[int, ...] = ()) -> TrunkOutput:
+        assert not layers, "recomputed parts return the last layer only"
+
+        def hidden_states(part: Inputs) -> Tensor:
+            hidden: Tensor = model.trunk(part).hidden
+            return hidden
+
+        parts = [checkpoint(hidden_states, part, use_reentrant=False) for part in inputs.split(self.max_tokens)]
+        return TrunkOutput(torch.cat(parts), {})
 
 
 @dataclass(frozen=True, eq=False)

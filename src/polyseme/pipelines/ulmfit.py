@@ -34,6 +34,7 @@ from polyseme.io.atomic import write_text
 from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, read_json_object, write_json
 from polyseme.recipes import ulmfit as recipes
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.charts import mean_std_chart
 from polyseme.report.html import code, collapsed, figure, html_page, html_table
 from polyseme.report.svg import Axis
@@ -306,6 +307,7 @@ def run_ulmfit(
             write_hashes(classifier)
         write_text(out / "report.html", build_page(read_json(unfinished), []))
         os.replace(unfinished, out / "results.json")
+    write_run_card(out, "ULMFiT")
     write_hashes(out)
     return dict(read_json(out / "results.json"))
 

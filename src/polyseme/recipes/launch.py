@@ -15,6 +15,8 @@ from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.run_folder import read_run_record
 from polyseme.train.warm_start import init_from_model
 
+NGRAM_PROBLEM = "{} counts n-grams in one pass: budget, resume and init_from do not apply"
+
 
 @dataclass(frozen=True)
 class RunArguments:
@@ -38,7 +40,7 @@ def launch_pretraining(
     run = resolve_arguments(recipe, corpus, out, overrides, resume, init_from)
     if isinstance(run.recipe, NgramRecipe):
         if resume or init_from:
-            raise ConfigError(f"{run.recipe.name} counts n-grams in one pass: resume and init_from do not apply")
+            raise ConfigError(NGRAM_PROBLEM.format(run.recipe.name))
         return train_ngram(run.recipe, run.corpus, out)
     if resume and recipe is None and isinstance(run.recipe.objective, Distillation) and run.recipe.objective.teacher:
         raise ConfigError(f"{out} is a distillation of {run.recipe.objective.teacher}: resume it as one, by `distill`")
@@ -93,9 +95,10 @@ def _saved_recipe(record: dict[str, Any], recipe: Any, out: Path) -> Any:
 
 def _override(recipe: Any, overrides: Mapping[str, Any]) -> Any:
     """Return the recipe with its overrides; two that set its budget are an error."""
+    overrides = {recipe.expand_path(path): value for path, value in overrides.items()}
     budgets = [(path, value) for path, value in _flatten(overrides) if path.partition(".")[0] == "budget" and value]
     if budgets and isinstance(recipe, NgramRecipe):
-        raise ConfigError(f"{recipe.name} counts n-grams in one pass: budget, resume and init_from do not apply")
+        raise ConfigError(NGRAM_PROBLEM.format(recipe.name))
     if len(budgets) > 1:
         settings = " and ".join(f"{path}={value}" for path, value in budgets)
         raise ConfigError(f"{settings} both set the length of the run: pass one of them")

@@ -7,6 +7,7 @@ from polyseme.errors import ConfigError, UnsupportedError, suggest
 from polyseme.nn.model import ModelConfig
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
+from polyseme.tasks.contrastive import ContrastiveTask
 from polyseme.tasks.coreference import CoreferenceTask
 from polyseme.tasks.extractive_qa import ExtractiveQATask
 from polyseme.tasks.multiple_choice import MultipleChoiceTask
@@ -16,7 +17,7 @@ from polyseme.tasks.tagging import TaggingTask
 
 _TASKS: tuple[type[TaskConfig], ...] = (
     *(ClassificationTask, PairClassificationTask, RegressionTask, TaggingTask, SemanticRolesTask),
-    *(ExtractiveQATask, MultipleChoiceTask, CoreferenceTask),
+    *(ExtractiveQATask, MultipleChoiceTask, CoreferenceTask, ContrastiveTask),
 )
 TASKS: dict[str, type[TaskConfig]] = {task.task_type: task for task in _TASKS}
 

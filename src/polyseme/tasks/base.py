@@ -27,6 +27,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
+from polyseme.report.cards.readme import format_literal
 from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.formats import PredictionFormat, table_format
@@ -93,8 +94,14 @@ class TaskConfig(Config, Codec):
     loss_unit: ClassVar[str] = "nats"
     feature_networks: ClassVar[tuple[str, ...]] = ("linear", "bilstm")  # over frozen features; the first is the default
     averages_logits: ClassVar[bool] = False  # whether ensembles average scores instead of probabilities
+    needs_labels: ClassVar[bool] = True  # whether every training and dev example must have a label
+    has_new_weights: ClassVar[bool] = True  # whether a model has to be trained before it can answer
+    finetune_settings: ClassVar[Mapping[str, Any]] = {}  # defaults of this task that differ from `FinetuneConfig`
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
+    usage_example: ClassVar[Any] = "The film was a delight."  # what is passed to it in the code of a model card
+    usage_method: ClassVar[str] = "predict"  # of a loaded model, which that code calls
+    pipeline_tag: ClassVar[str] = ""  # the Hub's name of the task, if it has one
     text_format: ClassVar[str] = ""  # how it is written as text: its name, then its fields; empty if it cannot be
 
     name: str = field(default="", kw_only=True)
@@ -193,9 +200,29 @@ class TaskConfig(Config, Codec):
                 raise ConfigError(f"{cls.task_type} has no setting {name!r}; {suggest(name, known)}")
         return cls(**settings).fit(examples)
 
+    def training_examples(self, examples: Sequence[Any]) -> list[Any]:
+        """Return the examples that a model is trained on."""
+        return [e for e in examples if e.is_trainable]
+
     def describe_data(self, train: Sequence[Any], dev: Sequence[Any]) -> dict[str, Any]:
         """Return facts about the data for the results of a run."""
         return {}
+
+    def select_usage_example(self, train: Sequence[Any]) -> Any:
+        """Return an unlabeled value of the same form as the training examples."""
+        return self.usage_example
+
+    def describe_usage(self, train: Sequence[Any]) -> dict[str, str]:
+        """Return how a model of the task is used, for its card: the Hub's name of the task, and an example as code.
+
+        If the model reads text, `source` is the example as it reads it.
+        """
+        value = self.select_usage_example(train)
+        usage = {"pipeline_tag": self.pipeline_tag, "method": self.usage_method, "example": format_literal(value)}
+        if self.text_template is not None:
+            parts = self.text_template.render_parts(self.parse_value(value, "example"))
+            usage["source"] = " ".join(part for each in parts for part in each if part)
+        return usage
 
     # --------------------------------------------------------------------------------------------------- model
 

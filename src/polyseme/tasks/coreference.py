@@ -47,6 +47,7 @@ class CoreferenceTask(TaskConfig):
     """Mentions are found and linked by one head, whose settings are those of the task."""
 
     task_type = "coreference"
+    usage_example = (("Anna", "has", "a", "dog", "."), ("She", "feeds", "it", "."))
     example_type = DocumentExample
     default_metric = "f1"
     required_packages = {"scipy": "the coreference score CEAF"}  # noqa: RUF012

@@ -13,6 +13,7 @@ from polyseme.families.family import Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.layers.frozen_features import FeatureStore
 from polyseme.nn.model import Model
+from polyseme.nn.packing import token_budget_batches
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch
 from polyseme.text.tokenizer import Tokenizer
@@ -127,6 +128,11 @@ class Codec(ABC):
     @abstractmethod
     def collate(self, encoded: Encoded) -> tuple[Batch, list[int]]:
         """Pack encoded examples, sorted by length; also return which of them stands at each position."""
+
+    def collate_step(self, encoded: Encoded, max_tokens: int) -> list[Batch]:
+        """Return the micro-batches of a training step, each of at most `max_tokens` tokens."""
+        parts = token_budget_batches([len(e.ids) for e in encoded], max_tokens)
+        return [self.collate([encoded[i] for i in part])[0] for part in parts]
 
     def num_tokens(self, encoded: EncodedExample) -> int:
         """Return how much of a batch's token budget an encoded example takes when it is scored."""

@@ -23,6 +23,7 @@ class SemanticRolesTask(WordTask):
     """One tag for each word, of the arguments of a predicate; counted as CoNLL-2005's srl-eval does."""
 
     task_type = "semantic_roles"
+    usage_example = (("Anna", "feeds", "the", "dog"), 1)  # the words, and the index of the predicate
     example_type = PredicateExample
     own_suffixes = (".conll", ".props")
     has_word_marks = True

@@ -42,6 +42,7 @@ class SequenceTask(TaskConfig):
     """One answer per example, read from one pooled vector for each of its sequences."""
 
     head_type = "classify"
+    pipeline_tag = "text-classification"
     feature_networks: ClassVar[tuple[str, ...]] = ("biattentive", "linear", "bilstm")
     target_dtype: ClassVar[Any] = np.int64
     no_target: ClassVar[float] = IGNORE_INDEX
@@ -134,6 +135,10 @@ class TextTask(SequenceTask):
     example_type = TextExample
     record_suffixes = tuple(RECORD_FORMATS)
     pair_column: ClassVar[Literal["absent", "optional", "required"]] = "absent"
+
+    def select_usage_example(self, train: Sequence[TextExample]) -> str | tuple[str, str]:
+        text = "The film was a delight."
+        return text if all(example.pair is None for example in train) else (text, "I liked the film.")
 
     def text_sequences(self, example: TextExample) -> list[TextPair]:
         text, other = example.text, example.pair

@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -22,7 +23,7 @@ from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
 from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, RowScores, Target, encode_words, softmax
-from polyseme.tasks.formats import PredictionFormat, row_format
+from polyseme.tasks.formats import PredictionFormat, Values
 from polyseme.tasks.metrics.diagnostics import diagnose_tags
 from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
@@ -53,6 +54,7 @@ class WordTask(LabelSetTask):
 
     default_metric = "f1"
     head_type = "tag"
+    pipeline_tag = "token-classification"
     record_suffixes = rows.NESTED_SUFFIXES
     feature_networks = ("bilstm", "linear")
 
@@ -121,14 +123,18 @@ class WordTask(LabelSetTask):
     def decode_one(self, logits: np.ndarray, example: Any, best: np.ndarray | None = None) -> Tagging:
         """Turn the scores of one sentence into tags; `best` are the labels if not those with the highest scores.
 
-        Words that were cut off get the tag of words outside of everything (O, else the first and most frequent), so
-        that no word is ever lost.
+        Words that were cut off get the `outside_tag`, so that no word is ever lost.
         """
         best = logits.argmax(-1) if best is None else best
         shares = softmax(logits, axis=-1)[np.arange(len(best)), best].tolist()
         num_cut = len(example.words) - len(logits)
-        outside = "O" if "O" in self.labels else self.labels[0]
-        return Tagging((*(self.labels[i] for i in best), *[outside] * num_cut), (*shares, *[None] * num_cut))
+        tags = (*(self.labels[i] for i in best), *[self.outside_tag] * num_cut)
+        return Tagging(tags, (*shares, *[None] * num_cut))
+
+    @property
+    def outside_tag(self) -> str:
+        """The tag of words outside of everything: O, else the first and most frequent."""
+        return "O" if "O" in self.labels else self.labels[0]
 
     def scored_value(self, prediction: Tagging) -> tuple[str | None, ...]:
         """Return the tags, without those of words that were cut off, which count as wrong."""
@@ -161,6 +167,7 @@ class TaggingTask(WordTask):
     """One tag for each word: entities, chunks, parts of speech."""
 
     task_type = "tagging"
+    usage_example = ("Anna", "lives", "in", "Paris")
     example_type = TaggingExample
     own_suffixes = (".tsv", *rows.CONLL_SUFFIXES)
 
@@ -184,12 +191,24 @@ class TaggingTask(WordTask):
     def parse_value(cls, value: Any, location: str) -> TaggingExample:
         return TaggingExample(location, parse_words(value, location))
 
-    def own_formats(self, path: Path, examples: Iterable[TaggingExample]) -> dict[Path, PredictionFormat]:
-        def format_sentence(example: TaggingExample, prediction: Tagging) -> str:
-            pairs = zip(example.words, prediction.tags)
-            return "".join(f"{flatten_cell(word)}\t{tag}\n" for word, tag in pairs)
+    def example_columns(self, example: Any) -> Mapping[str, Any]:
+        return {name: value for name, value in super().example_columns(example).items() if name != "source"}
 
-        return {path: row_format(format_sentence, separator="\n")}
+    def own_formats(self, path: Path, examples: Iterable[TaggingExample]) -> dict[Path, PredictionFormat]:
+        """Return word and tag by line or, for words from a file in columns, its lines with one more column."""
+        separator = "\t" if path.suffix == ".tsv" else ""
+
+        def format_sentence(index: int, example: TaggingExample, prediction: Tagging) -> str:
+            if example.source is not None:
+                return example.source.with_column(prediction.tags, self.outside_tag, separator)
+            pairs = zip(example.words, prediction.tags)
+            text = "".join(f"{flatten_cell(word)}\t{tag}\n" for word, tag in pairs)
+            return f"\n{text}" if index else text
+
+        def format_rows(examples: Values, predictions: Values, start: int) -> Iterator[str]:
+            return map(format_sentence, count(start), examples, predictions)
+
+        return {path: PredictionFormat(format_rows)}
 
 
 def place_words(

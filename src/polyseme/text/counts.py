@@ -97,7 +97,7 @@ class WordCounts:
             self._counter.normalizer = untrained_tokenizer.normalizer
         self._counter.pre_tokenizer = untrained_tokenizer.pre_tokenizer
         self._split_units: Callable[[str], list[str]] = (
-            _split_at_spaces if kind in ("wordpiece", "unigram", "words") else _UNIT_PATTERN.findall
+            _split_at_spaces if kind in ("wordpiece", "unigram", "unigram-roberta", "words") else _UNIT_PATTERN.findall
         )
 
     def add(self, text: str, group: TextGroup = DEFAULT_GROUP) -> None:

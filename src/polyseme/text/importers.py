@@ -12,7 +12,7 @@ from polyseme.io.json import parse_strict, read_json_object
 from polyseme.text import pipelines
 from polyseme.text.patterns import check_patterns, is_panic
 from polyseme.text.pipelines import BERT_SPECIALS, END_OF_TEXT, END_OF_WORD_SUFFIX, ROBERTA_SPECIALS
-from polyseme.text.sentencepiece_model import build_tokenizer, parse_model
+from polyseme.text.sentencepiece_model import build_tokenizer, parse_model, to_fairseq
 
 # Vocabulary files that a folder may hold; the first complete set is used.
 _FILE_SETS = (
@@ -21,6 +21,7 @@ _FILE_SETS = (
 )
 _SUPPORTED_FORMATS = "BERT's vocab.txt, vocab.json with merges.txt (GPT-2, GPT), sentencepiece's .model, tokenizer.json"
 
+FAIRSEQ_MODEL_TYPES = ("xlm-roberta", "camembert")  # whose ids are not those of their sentencepiece file
 _RARE_CHARACTER = "\ue000"  # for private use, in no vocabulary
 
 
@@ -43,12 +44,22 @@ def load_files(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
         return _read_wordpiece(files[0], config.get("do_lower_case")), config
     if files[0].suffix == ".json" and len(files) == 1:
         return _read_tokenizer(files[0]), config
+    if (model_type := _read_model_type(folder)) in FAIRSEQ_MODEL_TYPES:
+        proto = parse_model(b"".join(read_decompressed(files[0])))
+        tokenizer, tokens = build_tokenizer(to_fairseq(proto, model_type), str(files[0]))
+        return tokenizer, tokens | config
     tokenizer, tokens = import_vocabulary(files)
     if config.get("extra_ids") and tokenizer.token_to_id(pipelines.SENTINEL_TEMPLATE.format(0)) is None:
         # T5's sentencepiece file holds neither the sentinels nor the template.
         pipelines.add_sentinels(tokenizer, config["extra_ids"])
         pipelines.set_eos_template(tokenizer)
     return tokenizer, tokens | config
+
+
+def _read_model_type(folder: Path) -> str:
+    """Return the type of the model that a tokenizer belongs to, if there is one beside it."""
+    path = folder / "config.json"
+    return str(read_json_object(path).get("model_type", "")) if path.is_file() else ""
 
 
 def import_vocabulary(files: Sequence[Path], lowercase: bool | None = None) -> tuple[Tokenizer, dict[str, str]]:

@@ -8,11 +8,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from polyseme.corpus.sources.midi import EVENTS, SPECIAL_TOKENS
 
-TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe-roberta", "unigram", "characters", "words", "whitespace"]
+TokenizerKind = Literal[
+    "wordpiece", "bpe", "byte-bpe-roberta", "unigram", "unigram-roberta", "characters", "words", "whitespace"
+]
 TOKENIZER_KINDS: tuple[str, ...] = get_args(TokenizerKind)
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_SPECIALS = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # in RoBERTa's order: its position ids start after pad
+UNIGRAM_SPECIALS = {"unigram": ALBERT_SPECIALS, "unigram-roberta": ROBERTA_SPECIALS}
 T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # in T5's order
 WORD_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 END_OF_TEXT = "<|endoftext|>"
@@ -65,7 +68,7 @@ def build_bpe(
 def build_unigram(
     pieces: Sequence[tuple[str, float]], lowercase: bool, specials: Sequence[str] = ALBERT_SPECIALS
 ) -> Tokenizer:
-    """Build a unigram tokenizer from pieces with log probabilities, with ALBERT's or T5's template.
+    """Build a unigram tokenizer from pieces with log probabilities, with ALBERT's, XLM-RoBERTa's or T5's template.
 
     Normalization is NFKC and one space for any run of white space. Joiners and direction marks are kept.
     """
@@ -75,7 +78,9 @@ def build_unigram(
     steps += [normalizers.Replace(Regex(r"\A\s+|\s+\z"), ""), normalizers.Replace(Regex(r"\s+"), " ")]
     splitter = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), split_special_tokens(specials)])
     tokenizer = build_pipeline(model, splitter, specials, normalizers.Sequence(steps), decoders.Metaspace())
-    return set_pair_template(tokenizer) if "[CLS]" in specials else set_eos_template(tokenizer)
+    if "[CLS]" in specials:
+        return set_pair_template(tokenizer)
+    return set_roberta_template(tokenizer) if "<s>" in specials else set_eos_template(tokenizer)
 
 
 def build_characters(alphabet: Sequence[str], lowercase: bool) -> Tokenizer:
@@ -135,7 +140,9 @@ def build_untrained(kind: str, lowercase: bool) -> Tokenizer:
         return build_bpe({}, [], lowercase)
     if kind in ("words", "whitespace"):
         return build_word_level([], lowercase, kind)
-    return build_unigram([], lowercase) if kind == "unigram" else build_characters([], lowercase)
+    if kind in UNIGRAM_SPECIALS:
+        return build_unigram([], lowercase, UNIGRAM_SPECIALS[kind])
+    return build_characters([], lowercase)
 
 
 def add_special_tokens(tokenizer: Tokenizer, tokens: Iterable[str]) -> None:
@@ -152,6 +159,12 @@ def add_sentinels(tokenizer: Tokenizer, num_sentinels: int) -> None:
 def set_pair_template(tokenizer: Tokenizer) -> Tokenizer:
     """Set the template `[CLS] A [SEP] B [SEP]` with segments 0 and 1."""
     return _set_template(tokenizer, "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", "[CLS]", "[SEP]")
+
+
+def set_roberta_template(tokenizer: Tokenizer) -> Tokenizer:
+    """Set RoBERTa's template `<s> A </s></s> B </s>`, all in segment 0."""
+    pair = "<s>:0 $A:0 </s>:0 </s>:0 $B:0 </s>:0"
+    return _set_template(tokenizer, "<s>:0 $A:0 </s>:0", pair, "<s>", "</s>")
 
 
 def set_cls_last_template(tokenizer: Tokenizer, cls: str, sep: str) -> Tokenizer:

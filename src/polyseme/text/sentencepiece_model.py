@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,23 @@ def _parse_fields(serialized: bytes) -> SentencePieceProto:
     return proto
 
 
+def to_fairseq(proto: SentencePieceProto, model_type: str) -> SentencePieceProto:
+    """Return the vocabulary with the ids of fairseq, which XLM-RoBERTa and CamemBERT use: special tokens come first.
+
+    Their `.model` files do not have these tokens, nor the mask. CamemBERT keeps sentencepiece's own after unused ones.
+    """
+    if model_type == "camembert":
+        first = [("<s>NOTUSED", UNUSED), ("<pad>", CONTROL), ("</s>NOTUSED", UNUSED), ("<unk>", UNKNOWN)]
+        first.append(("<unk>NOTUSED", UNUSED))
+        pieces = proto.pieces[1:]
+    else:
+        first = [("<s>", CONTROL), ("<pad>", CONTROL), ("</s>", CONTROL), ("<unk>", UNKNOWN)]
+        pieces = proto.pieces[3:]
+    added = [SentencePiece(text, 0.0, kind) for text, kind in [*first, ("<mask>", CONTROL)]]
+    roles = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>"}
+    return replace(proto, pieces=[*added[:-1], *pieces, added[-1]], roles=roles)
+
+
 def build_tokenizer(proto: SentencePieceProto, name: str) -> tuple[Tokenizer, dict[str, str]]:
     """Build the equivalent `tokenizers` tokenizer and return it with its special tokens by role.
 
@@ -108,6 +125,8 @@ def build_tokenizer(proto: SentencePieceProto, name: str) -> tuple[Tokenizer, di
         pipelines.set_pair_template(tokenizer)
     if roles.get("cls") == "<cls>" and roles.get("sep") == "<sep>":
         pipelines.set_cls_last_template(tokenizer, "<cls>", "<sep>")
+    if roles.get("cls") == "<s>":
+        pipelines.set_roberta_template(tokenizer)
     return tokenizer, {f"{role}_token": token for role, token in roles.items()}
 
 

@@ -24,6 +24,7 @@ from polyseme.io.lines import replace_surrogates
 from polyseme.io.model_path import resolve_model
 from polyseme.text import pipelines
 from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
+from polyseme.text.card import write_tokenizer_card
 from polyseme.text.counts import SMOOTHING, WordCounts, count_words
 from polyseme.text.importers import import_vocabulary, load_files
 from polyseme.text.patterns import is_panic
@@ -128,6 +129,7 @@ class Tokenizer:
     def save(self, folder: Path | str) -> None:
         """Write a tokenizer folder: the files that `transformers.AutoTokenizer` reads, and their hashes."""
         self.save_files(Path(folder))
+        write_tokenizer_card(Path(folder), self)
         write_hashes(Path(folder))
 
     def save_files(self, folder: Path) -> None:
@@ -163,6 +165,8 @@ class Tokenizer:
             return {"BertPreTokenizer": "words", "Sequence": "whitespace"}.get(pre_tokenizer_name, model_name)
         if model_name == "bpe" and self.is_byte_level and self.special_token_ids.mask is not None:
             return "byte-bpe-roberta"
+        if model_name == "unigram" and self.special_tokens_map.get("mask") == "<mask>":
+            return "unigram-roberta" if self.special_tokens_map.get("cls") == "<s>" else model_name
         if model_name != "bpe" or self.is_byte_level:
             return model_name
         plain_pieces = (piece for i, piece in enumerate(self.vocabulary) if i not in self.all_special_ids)

@@ -16,7 +16,7 @@ from polyseme.errors import ConfigError, DataError, require_package, require_pac
 from polyseme.io.limits import MAX_VOCAB_SIZE
 from polyseme.progress import waiting
 from polyseme.text import pipelines
-from polyseme.text.pipelines import ALBERT_SPECIALS, BERT_SPECIALS, ROBERTA_SPECIALS, T5_SPECIALS, WORD_SPECIALS
+from polyseme.text.pipelines import BERT_SPECIALS, ROBERTA_SPECIALS, T5_SPECIALS, UNIGRAM_SPECIALS, WORD_SPECIALS
 from polyseme.text.sentencepiece_model import parse_model
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class VocabularyConfig:
 
     def __post_init__(self) -> None:
         if self.vocab_size is None and self.kind not in ("characters", "words", "whitespace"):
-            raise ConfigError(f"vocab_size is missing: the maximum number of entries in a {self.kind} vocabulary")
+            raise ConfigError(f"`vocab_size` is missing: the maximum number of entries in a {self.kind} vocabulary")
         if self.kind == "unigram":  # before the text is read
             require_packages({"sentencepiece": "training a unigram vocabulary"})
         size = self.size
@@ -89,7 +89,7 @@ def _explain_size(num_words: int, config: VocabularyConfig) -> str:
     if config.kind == "characters":
         return "the text has no more different characters"
     text = f"the text has {num_words:,} different words"
-    if config.kind == "unigram":
+    if config.kind in UNIGRAM_SPECIALS:
         return f"{text} and no more pieces; train on more text, or request fewer entries"
     unit = "of them are" if config.kind in ("words", "whitespace") else "pieces are"
     advice = "train on more text, lower `min_frequency`, or request fewer entries"
@@ -102,7 +102,7 @@ def _train_kind(word_counts: Mapping[str, int], lowercase: bool, config: Vocabul
         return _train_wordpiece(word_counts, lowercase, config)
     if config.kind in BYTE_BPE_SPECIALS:
         return _train_bpe(word_counts, lowercase, config)
-    if config.kind == "unigram":
+    if config.kind in UNIGRAM_SPECIALS:
         return _train_unigram(word_counts, lowercase, config)
     if config.kind in ("words", "whitespace"):
         frequent = {w: n for w, n in word_counts.items() if n >= config.min_frequency and w not in WORD_SPECIALS}
@@ -164,7 +164,7 @@ def _train_unigram(word_counts: Mapping[str, int], lowercase: bool, config: Voca
     pieces differ between runs.
     """
     sentencepiece = require_package("sentencepiece", "training a unigram vocabulary", "'polyseme[unigram]'")
-    specials = T5_SPECIALS if config.num_sentinels else ALBERT_SPECIALS
+    specials = T5_SPECIALS if config.num_sentinels else UNIGRAM_SPECIALS[config.kind]
     stripped = ((word.removeprefix(pipelines.METASPACE), count) for word, count in word_counts.items())
     stripped_counts = {word: count for word, count in stripped if word}
     alphabet = _choose_alphabet(stripped_counts, config, 2, specials)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polyseme.config import Config
+from polyseme.corpus.card import corpus_facts
 from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
@@ -25,12 +26,14 @@ from polyseme.families import Family, get_family
 from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import lock_folder
+from polyseme.io.signals import catch_signals
 from polyseme.nn.attention.relative import exclude_from_compile
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds
 from polyseme.progress import progress
+from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
@@ -49,7 +52,6 @@ from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimize
 from polyseme.train.ranks import broadcast_checkpoint, require_same_run, require_same_state
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, read_best_losses, update_run_record
-from polyseme.train.signals import catch_signals
 from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
 from polyseme.weights.folder import check_tokenizer_compatible, save_model
@@ -130,6 +132,7 @@ def _pretrain(
     if rank == 0:
         results |= _heldout_characters(corpus, recipe, tokenizer)
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **provenance}
+        metadata["corpus_facts"] = corpus_facts(corpus.manifest, corpus_path)
         with swap_averaged_weights(state.optimizer):
             model = state.model.finalize()
             save_model(out / "model", model, tokenizer, metadata, target_tokenizer, families)
@@ -137,6 +140,7 @@ def _pretrain(
                 write_json(out / NEIGHBORS_FILE, neighbors)
         write_json(out / "results.json", results)
         write_report(out, named_recipe=named_recipe)
+        write_run_card(out)
         write_hashes(out)
     return results
 

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from polyseme.errors import ModelError, suggest
+from polyseme.errors import ModelError
 from polyseme.families import Family
 from polyseme.families.hf import WeightMap
 from polyseme.nn.model import ModelConfig
@@ -64,7 +64,7 @@ def from_published(
         if weight_map.name not in shapes or (missing and weight_map.name.startswith(family.optional_weights)):
             continue
         if missing:
-            raise ModelError(f"{source_name} has no tensor {missing[0]!r}; {suggest(missing[0], set(present) - used)}")
+            raise ModelError(f"{source_name} has no tensor {missing[0]!r}: the weights do not match the config")
         ours = torch.empty(shapes[weight_map.name], device="meta")
         expected = _export_tensor(ours[: len(ours) // len(names)] if ours.ndim else ours, weight_map.op, config)
         for name in names:

@@ -1,8 +1,13 @@
-"""ELMo's published format: `options.json` and one HDF5 file of weights."""
+"""ELMo's published format: JSON options and HDF5 weights, such as `options.json` and `weights.hdf5`.
 
+AllenNLP's files have longer names, `elmo_2x4096_512_2048cnn_2xhighway_5.5B_options.json` and `…_weights.hdf5`, whose
+common start tells which belong together. A model is named by its folder or by one of its two files.
+"""
+
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +23,7 @@ from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.weights.finite import check_finite
 
 OPTIONS_FILE, WEIGHTS_FILE = "options.json", "weights.hdf5"
+_PATTERNS = re.compile(r"options\.json$"), re.compile(r"weights.*\.(hdf5|h5)$")  # of the names of the two files
 VOCAB_SIZE = 1  # the format has no vocabulary; tokens are characters
 # key in options.json -> argument of the family's `trunk_config`, `projection_dim` or `num_characters`
 OPTIONS = {
@@ -37,27 +43,55 @@ OPTIONS = {
 DEFAULTS = {"cell_clip": 0, "projection_clip": 0, "use_skip_connections": False, "activation": "relu"}
 
 
-def is_elmo_folder(folder: Path) -> bool:
-    """Whether a folder is in ELMo's published format."""
-    return (folder / OPTIONS_FILE).is_file() and not (folder / "config.json").exists()
+class ElmoFiles(NamedTuple):
+    """The two files of a model in the published format."""
+
+    options: Path
+    weights: Path
 
 
-def read_elmo(folder: Path | str, verify: bool = False) -> Model:
-    """Load a model from a folder with `options.json` and one HDF5 file of weights, strictly; hash it if `verify`."""
-    folder = Path(folder)
-    check_hashes(folder, with_large_weights=verify)
-    trunk_config = _read_trunk_config(folder / OPTIONS_FILE)
-    files = sorted([*folder.glob("*weights*.hdf5"), *folder.glob("*weights*.h5")])
-    if len(files) != 1:
-        raise ModelError(f"{folder} has {len(files)} files *weights*.hdf5, expected 1")
-    tensors = _read_tensors(files[0])
-    check_finite({name: torch.from_numpy(array) for name, array in tensors.items()}, files[0])
+def find_elmo_files(path: Path) -> ElmoFiles | None:
+    """Return the files of the model that a folder or one of the files names, or None if it is something else."""
+    folder = path if path.is_dir() else path.parent
+    options, weights = (sorted(p for p in folder.glob("*") if pattern.search(p.name)) for pattern in _PATTERNS)
+    if path.is_dir():
+        if not options or (path / "config.json").exists():
+            return None
+        candidates = (options, weights)
+    elif path in options:
+        candidates = [path], [file for file in weights if _get_prefix(file) == _get_prefix(path)] or weights
+    elif path in weights:
+        candidates = [file for file in options if _get_prefix(file) == _get_prefix(path)] or options, [path]
+    else:
+        return None
+    if [len(files) for files in candidates] == [1, 1]:
+        return ElmoFiles(candidates[0][0], candidates[1][0])
+    counts = f"{len(options)} *options.json and {len(weights)} *weights*.hdf5 files"
+    advice = "; pass a file of one model" if len(options) > 1 or len(weights) > 1 else ""
+    raise ModelError(f"{folder} has {counts}, expected one of each{advice}")
+
+
+def _get_prefix(file: Path) -> str:
+    """Return the start of a name that options and weights of one model have in common."""
+    return re.split(r"options|weights", file.name)[0]
+
+
+def read_elmo(path: Path | str, verify: bool = False) -> Model:
+    """Load the model that a folder or file names, strictly; compare its files with recorded hashes if `verify`."""
+    path = Path(path)
+    files = find_elmo_files(path)
+    if files is None:
+        raise ModelError(f"{path} is not a model in ELMo's published format: *options.json and *weights*.hdf5")
+    check_hashes(files.options.parent, with_large_weights=verify)
+    trunk_config = _read_trunk_config(files.options)
+    weights_path = files.weights
+    tensors = _read_tensors(weights_path)
+    check_finite({name: torch.from_numpy(array) for name, array in tensors.items()}, weights_path)
     model = ModelConfig("elmo", trunk_config).build(0)
     state = model.state_dict()
     for names, published, op in _iter_weight_maps(trunk_config):
         if published not in tensors:
-            hint = suggest(published, tensors)
-            raise ModelError(f"{files[0]} has no {published!r}, which {OPTIONS_FILE} requires; {hint}")
+            raise ModelError(f"{weights_path} has no {published!r}, which {files.options.name} requires")
         tensor = torch.from_numpy(tensors.pop(published))
         try:
             imported = _import_tensor(tensor, op)
@@ -68,11 +102,13 @@ def read_elmo(folder: Path | str, verify: bool = False) -> Model:
             is_fitting = False
         if not is_fitting:
             shape = tuple(tensor.shape)
-            raise ModelError(f"{files[0]}: {published!r} has shape {shape}, which does not match {OPTIONS_FILE}")
+            raise ModelError(f"{weights_path}: {published!r} of shape {shape} does not match {files.options.name}")
         for name, piece in zip(names, pieces):
             state[name].copy_(piece)
     if tensors:
-        raise ModelError(f"{files[0]} has an unexpected tensor {sorted(tensors)[0]!r}: {OPTIONS_FILE} has none")
+        raise ModelError(
+            f"{weights_path} has a tensor {sorted(tensors)[0]!r} that {files.options.name} does not describe"
+        )
     return model.eval()
 
 

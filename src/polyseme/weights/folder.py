@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from polyseme.errors import ConfigError, ModelError, suggest
+from polyseme.errors import ConfigError, ModelError, unsupported
 from polyseme.families import FAMILIES, Family, get_family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import restore_directory, sha256, write_tensors
@@ -26,11 +26,15 @@ from polyseme.io.json import read_json_object, write_json
 from polyseme.io.model_path import resolve_model
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.embedding import EmbeddingHeadConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
 from polyseme.nn.sizes import check_memory
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.finite import check_finite
+from polyseme.weights.formats import missing_config_error, missing_folder_error, missing_weights_error
+from polyseme.weights.model_card import write_neural_card
+from polyseme.weights.pooling import TextPooling, read_pooling, write_pooling
 
 FORMAT_VERSION = 1
 TARGET_TOKENIZER_DIR = "target"
@@ -46,6 +50,7 @@ class ModelFolder:
     metadata: dict[str, Any] = field(default_factory=dict)
     newly_initialized: list[str] = field(default_factory=list)
     target_tokenizer: Tokenizer | None = None  # if the target has its own vocabulary
+    pooling: TextPooling = field(default_factory=TextPooling)
 
 
 def save_model(
@@ -71,13 +76,19 @@ def save_model(
         write_tensors(folder / "model.safetensors", published)
         if unpublished:
             write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(unpublished)})
-        write_json(folder / "config.json", _build_hf_config(family, model.config, architecture, tokenizer))
+        hf_config = _build_hf_config(family, model.config, architecture, tokenizer)
+        write_json(folder / "config.json", hf_config)
         tokenizer.save_files(folder)
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
             target_tokenizer.save_files(folder / TARGET_TOKENIZER_DIR)
+        for head in heads.values():
+            if isinstance(head, EmbeddingHeadConfig):
+                trunk, mode = model.config.trunk, "mean" if head.pooling == "mean" else "cls"
+                write_pooling(folder, mode, trunk.dim, trunk.embeddings.max_len)
         record = {"format": FORMAT_VERSION, "config": model.config.to_json(), "metadata": metadata or {}}
         write_json(folder / "polyseme.json", record)
+        write_neural_card(folder, path, model, tokenizer, family, hf_config, metadata or {})
 
 
 def load_model(
@@ -95,7 +106,7 @@ def load_model(
     folder = resolve_model(path)
     restore_directory(folder)
     if not folder.is_dir():
-        raise ModelError(f"there is no model folder at {folder}")
+        raise missing_folder_error(folder)
     check_hashes(folder, with_large_weights=verify)
     config, metadata = read_model_config(folder, families)
     family = get_family(config.family, families)
@@ -120,7 +131,7 @@ def load_model(
     if newly_initialized := sorted(set(model.state_dict()) - set(state)):
         allowed = (*family.optional_weights, *(f"heads.{name}." for name in heads or {}))
         if missing := [name for name in newly_initialized if not name.startswith(allowed)]:
-            raise ModelError(f"{folder} has no tensor {missing[0]!r}; {suggest(missing[0], state)}")
+            raise ModelError(f"{folder} has no tensor {missing[0]!r}: the weights do not match the config")
         model.initialize(torch.Generator().manual_seed(seed))
     model.load_state_dict({n: t.float() for n, t in state.items()}, strict=False)
     for name in model.state_dict().keys() - dict(model.named_parameters()).keys() & state.keys():
@@ -131,12 +142,17 @@ def load_model(
     model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
     target_folder = folder / TARGET_TOKENIZER_DIR
     target_tokenizer = Tokenizer.load(target_folder) if target_folder.is_dir() else None
-    return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer)
+    pooling = read_pooling(folder)
+    return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer, pooling)
 
 
 def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[ModelConfig, dict[str, Any]]:
     """Read the config of a model from `polyseme.json` or, if there is none, from `config.json`."""
     folder = resolve_model(folder)
+    if not folder.is_dir():
+        raise missing_folder_error(folder)
+    if not (folder / "config.json").exists():
+        raise missing_config_error(folder)
     hf_config = read_json_object(folder / "config.json")
     if (folder / "polyseme.json").exists():
         record = read_json_object(folder / "polyseme.json")
@@ -144,7 +160,7 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
         config = ModelConfig.from_json(record.get("config"), "config", config_types)
         known = [*FAMILIES, *(family.name for family in families)]
         if config.family not in known:
-            raise ModelError(f"{folder}: unknown family {config.family!r}; {suggest(config.family, known)}")
+            raise ModelError(f"{folder}: family {unsupported(config.family, known)}")
         metadata = record.get("metadata", {})
         if not isinstance(metadata, dict):
             raise ModelError(f"{folder}/polyseme.json: metadata is {metadata!r}, expected an object")
@@ -152,15 +168,13 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
     families_by_type = {family.model_type or family.name: family for family in (*FAMILIES.values(), *families)}
     model_type = hf_config.get("model_type", "")
     if not isinstance(model_type, str) or model_type not in families_by_type:
-        hint = suggest(str(model_type), families_by_type)
-        raise ModelError(f"{folder}/config.json: model_type {model_type!r} is not supported; {hint}")
+        raise ModelError(f"{folder}/config.json: model_type {unsupported(model_type, families_by_type)}")
     family = families_by_type[model_type]
     base_architecture = next(name for name, heads in family.architectures.items() if not heads)
     architectures = hf_config.get("architectures") or [None]
     architecture = (architectures[0] if isinstance(architectures, list) else architectures) or base_architecture
     if not isinstance(architecture, str) or architecture not in family.architectures:
-        hint = suggest(str(architecture), family.architectures)
-        raise ModelError(f"{folder}/config.json: architecture {architecture!r} is not supported; {hint}")
+        raise ModelError(f"{folder}/config.json: architecture {unsupported(architecture, family.architectures)}")
     tensor_names = {family.upgrade_name(tensor) for file in list_weight_files(folder) for tensor in _tensor_names(file)}
     try:
         parsed = family.from_hf_config({**hf_config, "tensors": sorted(tensor_names)})
@@ -287,12 +301,7 @@ def list_weight_files(folder: Path) -> list[Path]:
         if escaping := [name for name in names if Path(name).name != name]:
             raise ModelError(f"{index} refers to a file outside its folder: {escaping[0]!r}")
         return [folder / name for name in names]
-    pickles = [p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")]
-    if pickles:
-        raise ModelError(
-            f"{folder / pickles[0]} is a pickle, which can run code when loaded; convert it to safetensors"
-        )
-    raise ModelError(f"{folder} has no model.safetensors")
+    raise missing_weights_error(folder)
 
 
 def _tensor_names(path: Path) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from polyseme.corpus.card import write_corpus_card
 from polyseme.corpus.sources.gettext_catalogs import find_catalogs, read_messages, read_po
 from polyseme.corpus.store import FORMAT, describe_files, manifest_hash, shard_filename, token_dtype
 from polyseme.errors import ConfigError, DataError, suggest
@@ -101,6 +102,7 @@ def prepare_parallel(
         }
         manifest["hash"] = manifest_hash(manifest)
         write_json(folder / "manifest.json", manifest)
+        write_corpus_card(folder, manifest, out)
     return manifest
 
 

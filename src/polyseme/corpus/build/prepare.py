@@ -19,6 +19,7 @@ from polyseme.config import Config
 from polyseme.corpus.build.blocks import WorkerConfig
 from polyseme.corpus.build.stages import Preparation
 from polyseme.corpus.build.workers import num_cores, open_pool
+from polyseme.corpus.card import write_corpus_card
 from polyseme.corpus.clean.clean import DEFAULT_STEPS, CleaningConfig, LanguageDetector, parse_cleaning_steps
 from polyseme.corpus.sources.sources import CorpusSource, SourceReader, open_sources
 from polyseme.corpus.store import FORMAT, WORK_DIR, check_hashes, read_manifest
@@ -98,6 +99,7 @@ def prepare(
         if not manifest["shards"]:
             remove_unlisted(out)
             raise DataError("no text is left: every document was removed by cleaning or has no token")
+        write_corpus_card(out, manifest, out)  # before the manifest, which says that the corpus is finished
         write_json(out / "manifest.json", manifest)
         remove_unlisted(out)
     return manifest

@@ -15,8 +15,8 @@ from polyseme.nn.heads.crf import CRF
 from polyseme.nn.packing import PackedLayout
 
 IGNORE_INDEX = -100  # label of rows without a loss, which only fill up a fixed shape; as in torch
-# every state; the trunk's pooled vector; the first token's state; pooled vector, maximum and mean concatenated
-HeadPooling = Literal["tokens", "pooled", "first", "concat"]
+# every state; the trunk's pooled vector; the first token's state; the mean state; pooled vector, maximum and mean
+HeadPooling = Literal["tokens", "pooled", "first", "mean", "concat"]
 PoolFn = Callable[[Tensor, PackedLayout], Tensor]
 
 
@@ -53,6 +53,8 @@ class Head(nn.Module):
         states = pool(hidden, layout) if pooling in ("pooled", "concat") else hidden
         if pooling == "first":
             states = hidden.index_select(0, layout.first_indices)
+        if pooling == "mean":
+            states = layout.mean_pool(hidden)
         if pooling == "concat":  # Howard and Ruder 2018, §3.3
             states = torch.cat([states, layout.max_pool(hidden), layout.mean_pool(hidden)], dim=1)
         if rows is None:

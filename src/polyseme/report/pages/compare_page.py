@@ -152,7 +152,7 @@ def _score_figure(runs: Sequence[ComparedRun], task: str, metric: str) -> str:
         text = f"{scores.mean:.4f}" + (f" ± {scores.std:.4f}" if scores.std is not None else "")
         bars.append(Bar(run.name, scores.mean, scores.whiskers, text=text))
     caption = "Whiskers are one standard deviation over seeds, and numbers after ± too."
-    if any(scores.interval for run in runs if (scores := run.get(task))):
+    if any(scores.interval for _, scores in _ranked(runs, task)):
         caption = (
             "Whiskers are 95 % intervals by the bootstrap over dev examples and seeds; numbers after ± are standard "
             "deviations over seeds. Runs whose whiskers overlap may still differ: the paired tests decide."

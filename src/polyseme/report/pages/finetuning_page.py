@@ -129,6 +129,8 @@ def _results_figure(results: Results) -> str:
     bars = [Bar(name, values[metric], is_reference=True) for name, values in results.get("baselines", {}).items()]
     if not bars and results.get("majority_score") is not None:
         bars.append(Bar("trivial baseline", results["majority_score"], is_reference=True))
+    if metric in results.get("before", {}):
+        bars.append(Bar("before training", results["before"][metric], is_reference=True))
     interval = (mean - std, mean + std) if std is not None else None
     bars.append(Bar("this model", mean, interval, text=f"{mean:.4f}" + (f" ± {std:.4f}" if std is not None else "")))
     if len(bars) < 2:

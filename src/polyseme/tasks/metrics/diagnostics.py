@@ -118,11 +118,11 @@ def diagnose_choices(examples: Sequence[Any], predictions: Sequence[Any]) -> Dia
     """Diagnose multiple choice: calibration, whether positions are preferred, and errors with the texts of choices."""
     is_correct = [e.label == p.label for e, p in zip(examples, predictions)]
     confidences = [p.probabilities[p.label] for p in predictions]
-    errors = (
-        ErrorCase(i, e.location, shorten(e.text), *(shorten(e.choices[int(n)], 100) for n in (e.label, p.label)), q)
-        for i, (e, p, q) in enumerate(zip(examples, predictions, confidences))
-        if not is_correct[i]
-    )
+    errors = []
+    for i, (e, p) in enumerate(zip(examples, predictions)):
+        if not is_correct[i]:
+            gold_text, text = (shorten(e.choices[int(number)], 100) for number in (e.label, p.label))
+            errors.append(ErrorCase(i, e.location, shorten(e.text), gold_text, text, confidences[i]))
     gold, predicted = ([f"choice {int(v.label) + 1}" for v in part] for part in (examples, predictions))
     positions = sorted({*gold, *predicted}, key=lambda name: int(name.split()[1]))
     return Diagnostics(
@@ -183,12 +183,10 @@ def _wrong_answer(index: int, example: Any, prediction: Any, gold: Sequence[str]
     after = example.context[prediction.end :].split()[:CONTEXT_WORDS]
     words = (*before, *shorten(prediction.text, 100).split(), *after) if prediction.text else ()
     weights = tuple(float(len(before) <= i < len(words) - len(after)) for i in range(len(words)))
-    answers = [
-        shorten(text, 100) for text in (" | ".join(dict.fromkeys(gold)) or NO_ANSWER, prediction.text or NO_ANSWER)
-    ]
-    text = " ".join(words) or shorten(example.context)
-    probability, question = prediction.probability, shorten(example.question)
-    return ErrorCase(index, example.location, text, *answers, probability, words, weights, question)
+    gold_text = shorten(" | ".join(dict.fromkeys(gold)) or NO_ANSWER, 100)
+    answer, text = shorten(prediction.text or NO_ANSWER, 100), " ".join(words) or shorten(example.context)
+    question, location = shorten(example.question), example.location
+    return ErrorCase(index, location, text, gold_text, answer, prediction.probability, words, weights, question)
 
 
 def diagnose_documents(examples: Sequence[Any], predictions: Sequence[Any], metrics: MetricsFn) -> Diagnostics:
@@ -209,8 +207,8 @@ def diagnose_values(examples: Sequence[Any], values: Sequence[Any]) -> Diagnosti
     errors = []
     for i in wrong[:MAX_ERRORS]:
         text = getattr(examples[i], "text", "") or examples[i].location
-        answers = (shorten(str(answer), 100) for answer in (examples[i].gold, values[i]))
-        errors.append(ErrorCase(i, examples[i].location, shorten(str(text)), *answers))
+        gold_text, answer = (shorten(str(value), 100) for value in (examples[i].gold, values[i]))
+        errors.append(ErrorCase(i, examples[i].location, shorten(str(text)), gold_text, answer))
     return Diagnostics(len(examples), errors=tuple(errors), num_errors=len(wrong))
 
 
@@ -224,8 +222,8 @@ def diagnose_numbers(examples: Sequence[Any], gold: Sequence[float], predicted: 
     """Diagnose predicted numbers: residuals, and the examples with the largest ones."""
     residuals = np.array(predicted, np.float64) - np.array(gold, np.float64)
     chosen = np.linspace(0, len(gold) - 1, min(len(gold), MAX_POINTS)).astype(np.int64).tolist()
-    points = ([round(float(values[i]), 4) for i in chosen] for values in (gold, predicted))
-    fit = RegressionFit(*map(tuple, points), float(residuals.mean()), float(np.abs(residuals).mean()))
+    x, y = (tuple(round(float(values[i]), 4) for i in chosen) for values in (gold, predicted))
+    fit = RegressionFit(x, y, float(residuals.mean()), float(np.abs(residuals).mean()))
     worst = np.argsort(-np.abs(residuals), kind="stable")[:MAX_ERRORS].tolist()
     errors = (
         ErrorCase(i, examples[i].location, shorten(join_texts(examples[i])), f"{gold[i]:g}", f"{predicted[i]:.3g}")

@@ -1,0 +1,59 @@
+"""Names that the shell completes, written out here because importing the modules that define them takes seconds."""
+
+from collections.abc import Callable
+
+FAMILY_NAMES = (
+    *("word2vec", "fasttext", "glove", "nnlm", "rnn_lm", "elmo", "flair", "seq2seq", "transformer"),
+    *("bert", "roberta", "xlm_roberta", "camembert", "albert", "spanbert", "distilbert", "modernbert"),
+    *("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "music", "performance_rnn", "ulmfit"),
+)
+RECIPE_NAMES = (
+    *("demo", "bert-tiny", "bert-small", "bert-base", "bert-large", "roberta-tiny", "roberta-base", "roberta-large"),
+    *("albert-tiny", "albert-base", "albert-large", "albert-xlarge", "albert-xxlarge"),
+    *("spanbert-tiny", "spanbert-base", "spanbert-large", "distilbert-tiny", "distilbert-base"),
+    *("modernbert-tiny", "modernbert-small", "gpt-tiny", "gpt-base", "gpt2-tiny", "gpt2-small"),
+    *("transformer_xl-tiny", "transformer_xl-base", "xlnet-tiny", "xlnet-base", "seq2seq-tiny", "seq2seq-multi30k"),
+    *("transformer-tiny", "transformer-multi30k", "transformer-base"),
+    *("t5-tiny", "t5-small", "t5-base", "t5-large", "t5-v1.1-base"),
+    *("music-tiny", "music-base", "performance_rnn-tiny", "performance_rnn-base", "nnlm-tiny", "nnlm-ap"),
+    *("ulmfit-tiny", "ulmfit-lecture", "ulmfit-paper", "ulmfit-awd", "rnn_lm-tiny", "rnn_lm-medium"),
+    *("word2vec-tiny", "cbow-tiny", "word2vec", "fasttext-tiny", "fasttext", "glove-tiny", "glove"),
+    *("elmo-tiny", "elmo-small", "elmo-original", "flair-tiny", "flair-small", "flair", "taglm-tiny", "taglm"),
+    *("ngram-3", "ngram-5"),
+)
+TASK_NAMES = (
+    *("classification", "pair_classification", "regression", "tagging", "semantic_roles", "extractive_qa"),
+    *("multiple_choice", "coreference"),
+)
+DATASET_NAMES = (
+    *("glue/cola", "glue/sst-2", "glue/mrpc", "glue/sts-b", "glue/qqp", "glue/mnli", "glue/mnli-mm", "glue/qnli"),
+    *("glue/rte", "glue/wnli", "glue/diagnostic", "snli", "sick"),
+    *("superglue/boolq", "superglue/cb", "superglue/copa", "superglue/multirc", "superglue/record", "superglue/rte"),
+    *("superglue/wic", "superglue/wsc", "wic", "swag", "race", "arct", "story-cloze"),
+    *(
+        "squad/1.1",
+        "squad/2.0",
+        "squad-shifts",
+        "triviaqa",
+        "sst-5",
+        "imdb",
+        "yelp-full",
+        "yelp-2",
+        "trec-6",
+        "trec-50",
+    ),
+    *("conll-2003", "wnut-17", "ner", "conll-2000", "conll-2012", "ud-pos"),
+    *("srl", "srl/conll-2005", "srl/conll-2012"),
+)
+TOKENIZER_KINDS = (
+    *("wordpiece", "bpe", "byte-bpe-roberta", "unigram", "unigram-roberta", "characters", "words", "whitespace"),
+)
+
+
+def complete(*groups: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Return a function that completes the start of one of these names."""
+
+    def complete_name(incomplete: str) -> list[str]:
+        return [name for group in groups for name in group if name.startswith(incomplete)]
+
+    return complete_name
