@@ -106,7 +106,8 @@ def predict(
 def compare(
     runs: Annotated[list[Path], Argument(help="Folders of fine-tuning runs and benchmarks, or of pre-training runs.")],
     out: Annotated[
-        Path | None, Option(help="Folder to write; or a plot of fine-tuning runs: .png, .svg or .pdf.")
+        Path | None,
+        Option(help="Folder to write: a page, LaTeX, CSV and JSON; or a plot of fine-tuning runs: .png, .svg or .pdf."),
     ] = None,
     num_resamples: Annotated[int, Option(help="Number of bootstrap samples for intervals and tests.", min=100)] = 1000,
     as_json: options.JsonOption = False,
@@ -138,7 +139,7 @@ def compare(
         for test in comparison.tests:
             print(_format_test(test))
     if out is not None:
-        print(f"see {out}")
+        print(f"see {out / 'report.html' if out.is_dir() else out}")
 
 
 def _format_test(test: "PairedTest") -> str:

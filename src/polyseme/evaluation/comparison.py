@@ -55,8 +55,9 @@ class Comparison(NotebookResult):
         ]  # fmt: skip
         return {"kind": "finetuning", "runs": rows, "tests": [asdict(test) for test in self.tests]}
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: str | Path) -> Path:
         """Write `compare.json`, `report.html`, `table.tex` and `scores.csv`; return the page."""
+        folder = Path(folder)
         write_json(folder / JSON_NAME, self.to_json())
         names, _, runs_by_cell = pivot_runs(self.runs)
         rows = [[run for (row, _), run in runs_by_cell.items() if row == name] for name in names]
@@ -83,8 +84,9 @@ class PretrainComparison(NotebookResult):
         """Return the content of `compare.json`."""
         return {"kind": "pretraining", "runs": [asdict(run) | {"path": str(run.path)} for run in self.runs]}
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: str | Path) -> Path:
         """Write `compare.json`, `report.html`, `table.tex` and `scores.csv`; return the page."""
+        folder = Path(folder)
         write_json(folder / JSON_NAME, self.to_json())
         is_mixed = len({run.is_masked for run in self.runs}) > 1
         return write_pretraining_comparison(folder, [*map(_compared_pretraining, self.runs)], [MASKED_NOTE] * is_mixed)
