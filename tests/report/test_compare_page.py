@@ -123,3 +123,15 @@ def test_pretraining_page_overlays_curves_and_stays_small(tmp_path):
 def test_a_run_without_a_curve_has_no_chart(missing):
     page = pretraining_comparison_page([ComparedPretraining("a", {"loss": 1.0}, missing)])
     assert "Loss against" not in page and "<svg" not in page
+
+
+def test_commands_write_pages_of_runs(project, run_cli, tmp_path):
+    said = run_cli("compare", project / "run-bert", project / "run-gpt2", "--out", tmp_path / "p")
+    page = (tmp_path / "p/report.html").read_text()
+    assert str(tmp_path / "p/report.html") in said
+    assert "Losses of masked models are of masked tokens" in page and "Loss against training tokens" in page
+    run_cli("compare", project / "run-classification", project / "run-regression", "--out", tmp_path / "t")
+    page = (tmp_path / "t/report.html").read_text()
+    assert_balanced(page)
+    assert "run-classification" in page and "Scores with intervals: regression" in page
+    assert (tmp_path / "t/scores.csv").read_text().count("\n") == 3
