@@ -120,7 +120,7 @@ def run_benchmark(
         _write_test_submission(benchmark, task, data, out, benchmark.shared_models.get(task, task))
     diagnostic_scores = _evaluate_diagnostics(benchmark, results, data, out, skip_bad)
     summary = {"config": plan, **_summarize(benchmark, tasks, results, out), "diagnostic_scores": diagnostic_scores}
-    write_benchmark_page(out, name, benchmark_table(name, str(model), summary), summary)
+    write_benchmark_page(out, name, benchmark_table(name, summary), benchmark_notes(name, summary), summary)
     write_json(out / "benchmark.json", summary)
     write_run_card(out, f"{name} ({short_name(model)})")
     write_hashes(out)

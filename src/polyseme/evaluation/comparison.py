@@ -62,14 +62,15 @@ class Comparison(NotebookResult):
         names, _, runs_by_cell = pivot_runs(self.runs)
         rows = [[run for (row, _), run in runs_by_cell.items() if row == name] for name in names]
         compared = [self._compared_run(name, runs) for name, runs in zip(names, rows)]
-        return write_comparison(folder, compared, self.tests)
+        failed = ", ".join(f"{run.name} ({len(run.failed_seeds)})" for run in self.runs if run.failed_seeds)
+        warnings = [f"Failed seeds, no better than a trivial baseline: {failed}."] if failed else []
+        return write_comparison(folder, compared, self.tests, warnings)
 
     def _compared_run(self, name: str, runs: Sequence[FinetuneRun]) -> ComparedRun:
         """Return a row of the page: the runs of one model on several tasks."""
         scores = [TaskScores(run.task, run.metric, run.seed_scores, self.intervals.get(run.name)) for run in runs]
         flops = None if any(run.train_flops is None for run in runs) else sum(run.train_flops or 0.0 for run in runs)
         notes = [f"{run.name}: {line}" for run in runs if (line := dev_selection_note(run.dev_choices))]
-        notes += [f"{run.name}: {len(run.failed_seeds)} failed seeds" for run in runs if run.failed_seeds]
         seconds, latency_ms = sum(run.train_seconds for run in runs), mean_speed(runs)[1]
         return ComparedRun(name, tuple(scores), runs[0].num_parameters, flops, seconds, latency_ms, tuple(notes))
 
@@ -95,7 +96,7 @@ class PretrainComparison(NotebookResult):
 def _compared_pretraining(run: PretrainRun) -> ComparedPretraining:
     figures = {name: getattr(run, name) for name in ("loss", "perplexity", "bits_per_character")}
     costs = {"tokens": run.num_tokens, "flops": run.flops, "minutes": run.minutes, "parameters": run.num_parameters}
-    return ComparedPretraining(run.name, figures | costs, vars(run.valid_curve), vars(run.train_curve))
+    return ComparedPretraining(run.name, figures | costs, vars(run.valid_curve), vars(run.train_curve), run.is_masked)
 
 
 def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison | PretrainComparison:

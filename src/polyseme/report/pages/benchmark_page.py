@@ -29,32 +29,37 @@ COMPARABILITY = (
 TableData = tuple[Sequence[str], Sequence[Sequence[str]]]  # header and rows; the last row is this run
 
 
-def write_benchmark_page(folder: Path, name: str, table: TableData, summary: Mapping[str, Any]) -> Path:
+def write_benchmark_page(
+    folder: Path, name: str, table: TableData, notes: Sequence[str], summary: Mapping[str, Any]
+) -> Path:
     """Write `report.html` of a benchmark from its table of published systems and its summary; return the page."""
     header, rows = table
-    published = [[escape_bold(cell, i == len(rows) - 1) for cell in row] for i, row in enumerate(rows)]
+    published = [[_bold(cell) if _is_this_run(row) and cell else cell for cell in row] for row in rows]
     sections = [
-        ("Next to published systems", html_table(header, published) + note(COMPARABILITY)),
+        ("Next to published systems", html_table(header, published) + "".join(map(note, [COMPARABILITY, *notes]))),
         ("Average", _average_figure(header, rows, summary)),
         ("Scores by data set", _score_table(summary)),
         ("Diagnostic sets", _diagnostic_table(summary.get("diagnostic_scores", {}))),
         ("Export", collapsed("LaTeX (booktabs)", code(latex_table(Table(tuple(header), tuple(map(tuple, rows))))))),
     ]
-    config = summary["config"]
-    lead = f"<code>{escape(str(config['model']))}</code> fine-tuned on each data set"
+    lead = f"<code>{escape(str(summary['config']['model']))}</code> fine-tuned on each data set"
     top = "".join(map(warning, _warnings(summary))) + key_figures(_key_figures(summary))
     write_text(folder / "report.html", html_page(f"Benchmark: {name}", lead, sections, top))
     return folder / "report.html"
 
 
-def escape_bold(cell: str, is_bold: bool) -> str | Html:
-    """Return a cell, in bold type if it belongs to this run."""
-    return Html(f"<b>{escape(cell)}</b>") if is_bold and cell else cell
+def _is_this_run(row: Sequence[str]) -> bool:
+    return row[0].startswith(("this run", "±"))
+
+
+def _bold(cell: str) -> Html:
+    return Html(f"<b>{escape(cell)}</b>")
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
     lines = [dev_selection_note(summary.get("chosen_on_dev", ()))]
-    lines += [f"{task}: failed seeds {', '.join(map(str, seeds))}" for task, seeds in summary["failed_seeds"].items()]
+    failed = "; ".join(f"{task}: {', '.join(map(str, seeds))}" for task, seeds in summary["failed_seeds"].items())
+    lines.append(f"Failed seeds, no better than a trivial baseline: {failed}." if failed else "")
     missing = ", ".join(summary["missing"])
     lines.append(f"There is no average: these data sets are missing: {missing}." if missing else "")
     return [line for line in lines if line]
@@ -73,15 +78,16 @@ def _key_figures(summary: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
 
 
 def _average_figure(header: Sequence[str], rows: Sequence[Sequence[str]], summary: Mapping[str, Any]) -> str:
-    if summary["average"] is None or "average" not in header or len(rows) < 2:
+    """Draw the average next to those of published systems; a system with two published versions is drawn twice."""
+    if summary["average"] is None or "avg" not in header:
         return ""
-    column = list(header).index("average")
-    bars = [Bar(row[0], float(row[column]), is_reference=True) for row in rows[:-1] if row[column]]
-    bars = sorted([*bars, Bar(f"{rows[-1][0]} (this run)", summary["average"])], key=lambda bar: -bar.value)
+    column = list(header).index("avg")
+    published = dict.fromkeys((row[0], row[column]) for row in rows if row[column] and not _is_this_run(row))
+    bars = [Bar(system, float(value), is_reference=True) for system, value in published]
+    bars = sorted([*bars, Bar("this run", summary["average"])], key=lambda bar: -bar.value)
     place = 1 + next(i for i, bar in enumerate(bars) if not bar.is_reference)
-    return figure(
-        bar_chart(bars, "average score"), f"Gray bars are published systems; this run is number {place} of {len(bars)}."
-    )
+    caption = f"Gray bars are published systems; this run is number {place} of {len(bars)}."
+    return figure(bar_chart(bars, "average score"), caption) if len(bars) > 1 else ""
 
 
 def _score_table(summary: Mapping[str, Any]) -> str:

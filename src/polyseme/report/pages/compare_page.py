@@ -32,7 +32,7 @@ from polyseme.report.pages.compare_tables import (
     list_tasks,
     score_table,
 )
-from polyseme.report.svg import Axis, color
+from polyseme.report.svg import DASHES, Axis, color
 
 CURVE_AXES = {"tokens": "training tokens", "flops": "training FLOPs", "minutes": "minutes", "steps": "steps"}
 MAX_TRAIN_CURVES = 4  # runs up to which training losses are drawn behind held-out ones
@@ -55,6 +55,7 @@ class ComparedPretraining:
     figures: Mapping[str, float | None]
     valid_curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
     train_curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    is_masked: bool = False
 
 
 def write_comparison(
@@ -123,10 +124,18 @@ def _heading(text: str, task: str, tasks: Mapping[str, str]) -> str:
 
 def _table_html(table: Table) -> str:
     rows = [
-        [Html(f"<b>{escape(cell)}</b>") if (i, j) in table.best else cell for j, cell in enumerate(row)]
+        [
+            no_wrap(row[0]),
+            *(Html(f"<b>{escape(c)}</b>") if (i, j) in table.best else c for j, c in enumerate(row[1:], 1)),
+        ]
         for i, row in enumerate(table.rows)
     ]
     return html_table(table.header, rows)
+
+
+def no_wrap(text: str) -> str | Html:
+    """Return a cell that stays on one line unless it is long."""
+    return Html(f'<span style="white-space:nowrap">{escape(text)}</span>') if len(text) <= 32 else text
 
 
 def _ranked(runs: Sequence[ComparedRun], task: str) -> list[tuple[ComparedRun, TaskScores]]:
@@ -172,7 +181,14 @@ def _test_table(tests: Sequence[PairedTest]) -> str:
         interval = f"{100 * test.low:+.2f} to {100 * test.high:+.2f}"
         p_value = "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
         rows.append(
-            [f"{test.first} − {test.second}", test.task, f"{100 * test.difference:+.2f}", interval, p_value, verdict]
+            [
+                no_wrap(f"{test.first} − {test.second}"),
+                test.task,
+                f"{100 * test.difference:+.2f}",
+                interval,
+                p_value,
+                verdict,
+            ]
         )
     methods = ", ".join(dict.fromkeys(test.method for test in tests))
     text = (
@@ -262,6 +278,8 @@ def _bits_figure(runs: Sequence[ComparedPretraining]) -> str:
     values = {run.name: value for run in runs if (value := run.figures.get("bits_per_character")) is not None}
     bars = [Bar(name, value) for name, value in sorted(values.items(), key=lambda pair: pair[1])]
     caption = "Shorter is better. Bits per character of held-out text do not depend on the tokenizer."
+    if any(run.is_masked for run in runs):
+        caption += " Those of masked models compare only with models that mask as much: every token counts as masked."
     return figure(bar_chart(bars, "bits per character"), caption) if len(bars) > 1 else ""
 
 
@@ -272,9 +290,10 @@ def _curve_figure(runs: Sequence[ComparedPretraining], axis: str, label: str) ->
         for curve, is_faint in [(run.train_curve, True)] * shows_training + [(run.valid_curve, False)]:
             points = list(zip(curve.get(axis, ()), curve.get("loss", ())))
             if any(x > 0 for x, _ in points):
-                label = "" if is_faint and run.valid_curve.get("loss") else run.name
+                name = "" if is_faint and run.valid_curve.get("loss") else run.name
                 show = not is_faint and len(points) < 20
-                series.append(Series(label, points, color(number), show_points=show, is_faint=is_faint))
+                dash = DASHES[number % len(DASHES)]
+                series.append(Series(name, points, color(number), dash, show, is_faint=is_faint))
     if not series:
         return ""
     captions = {

@@ -231,7 +231,7 @@ def _grid_chart(points: Sequence[tuple[Any, float, float]], axes: Mapping[str, S
         texts = [["" if math.isnan(value) else f"{value:.4f}" for value in row] for row in matrix]
         low, high = float(np.nanmin(matrix)), float(np.nanmax(matrix))
         labels = Labels([str(row) for row in rows], [str(column) for column in columns], *varied)
-        return heat_map(np.nan_to_num(matrix, nan=low), labels, texts=texts, scale=(low - 0.2 * (high - low), high))
+        return heat_map(np.nan_to_num(matrix, nan=low), labels, 40, texts, scale=(low - 0.2 * (high - low), high))
     return ""
 
 
