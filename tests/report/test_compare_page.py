@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from polyseme.report.pages.benchmark_page import write_benchmark_page
 from polyseme.report.pages.compare_page import (
     ComparedPretraining,
     comparison_page,
@@ -114,7 +115,7 @@ def test_pretraining_page_overlays_curves_and_stays_small(tmp_path):
     assert_balanced(page)
     assert len(page) < 2_000_000
     for label in ("training tokens", "training FLOPs", "minutes", "steps"):
-        assert f"Loss against {label}" in page
+        assert f"Loss against {label}" in page and f"loss (nats per token) by {label}" in page
     assert r"\textbf{3}" in (tmp_path / "table.tex").read_text()
     assert (tmp_path / "scores.csv").read_text().splitlines()[1].startswith("run 0,3.0,20.1")
 
@@ -123,6 +124,27 @@ def test_pretraining_page_overlays_curves_and_stays_small(tmp_path):
 def test_a_run_without_a_curve_has_no_chart(missing):
     page = pretraining_comparison_page([ComparedPretraining("a", {"loss": 1.0}, missing)])
     assert "Loss against" not in page and "<svg" not in page
+
+
+def test_benchmark_page(tmp_path):
+    header = ["", "cola", "rte", "avg", "#"]
+    rows = [
+        ["BERT", "52.1", "66.4", "59.3", "1"],
+        ["GPT", "45.4", "56.0", "50.7", "1"],
+        ["this run (dev)", "40.0", "62.0", "51.0", ""],
+    ]
+    summary = {
+        "config": {"model": "my/<model>"}, "scores": {"cola": [39.0, 41.0], "rte": [61.0, 63.0]},
+        "mean": {"cola": 40.0, "rte": 62.0}, "std": {"cola": 1.4, "rte": None}, "average": 51.0, "missing": [],
+        "failed_seeds": {"cola": [1]}, "chosen_on_dev": ["the epoch"], "parameters": 1_500_000, "ms_per_text": 4.0,
+        "done": ["cola", "rte"], "diagnostic_scores": {"ax": {"matthews": 0.1}},
+    }  # fmt: skip
+    page = write_benchmark_page(tmp_path, "glue", (header, rows), ["1: Devlin et al. 2019"], summary).read_text()
+    assert_balanced(page)
+    assert "this run is number 2 of 3" in page and "<b>this run (dev)</b>" in page and "Devlin et al. 2019" in page
+    assert "trivial baseline: cola: 1." in page and 'href="cola/report.html"' in page and "&lt;model&gt;" in page
+    write_benchmark_page(tmp_path, "glue", (header, rows), [], summary | {"average": None, "missing": ["mnli"]})
+    assert "these data sets are missing: mnli" in (tmp_path / "report.html").read_text()
 
 
 def test_commands_write_pages_of_runs(project, run_cli, tmp_path):
