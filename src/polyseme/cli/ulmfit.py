@@ -1,14 +1,13 @@
 """`polyseme ulmfit`: the three stages of ULMFiT, or the low-shot curve."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from polyseme.cli import options
-from polyseme.cli.output import apply_overrides, parse_seeds, print_table
+from polyseme.cli.output import parse_seeds, parse_settings, print_table
 from polyseme.errors import ConfigError
 from polyseme.io.lock import locks_folder
 
@@ -42,7 +41,7 @@ def ulmfit(
 
     An interrupted run continues when the same command is run again.
     """
-    from polyseme.corpus.sources.sources import open_sources
+    from polyseme.config import override_config
     from polyseme.finetuning.experiment import list_seeds
     from polyseme.io.atomic import sha256
     from polyseme.io.json import write_json
@@ -51,17 +50,17 @@ def ulmfit(
     from polyseme.tasks.readers.rows import Columns
 
     sizes, seed_list = _parse_sizes(train_sizes), list_seeds(parse_seeds(seeds))
-    settings: dict[str, Any] = {"preset": preset or stages.choose_preset(out), "direction": direction, "budget": budget}
-    config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
+    settings = parse_settings(overrides, preset=preset, budget=budget)
+    chosen_preset = settings.get("preset") or stages.choose_preset(out)
+    config = stages.UlmfitConfig.from_json({"preset": chosen_preset, "direction": direction})
+    config = override_config(config, settings)
     config.general_recipe("forward").check()
     config.classifier.validate()
-    columns = Columns(text_column, label=label_column, has_header=header)
-    train, train_columns = ClassificationTask.open_input(train, columns)
-    dev, dev_columns = ClassificationTask.open_input(dev, replace(columns, remembered=train_columns))
-    train_examples = ClassificationTask.read(train, train_columns, skip_bad=skip_bad)
+    train, columns = ClassificationTask.open_input(train, Columns(text_column, label=label_column, has_header=header))
+    dev, dev_columns = ClassificationTask.open_input(dev, Columns(has_header=header, remembered=columns))
+    train_examples = ClassificationTask.read(train, columns, skip_bad=skip_bad)
     dev_examples = ClassificationTask.read(dev, dev_columns, skip_bad=skip_bad)
-    unlabeled_documents = open_sources(unlabeled, split="line", skip_bad=skip_bad) if unlabeled else ()
-    texts = [document.text for document in unlabeled_documents]
+    texts = _read_unlabeled(unlabeled, skip_bad)
     stages.validate_sources(config, text, corpus, general_models)
     inputs = {
         "config": config.to_json(),
@@ -84,6 +83,12 @@ def ulmfit(
         rows = [[row, *(stages.format_mean_std(cells[n]) for n in names)] for row, cells in results["rows"].items()]
         print_table([f"{len(seed_list)} seed(s)", *names], rows)
     print(f"see {out}/report.html")
+
+
+def _read_unlabeled(sources: list[str], skip_bad: bool) -> list[str]:
+    from polyseme.corpus.sources.sources import open_sources
+
+    return [each.text for each in open_sources(sources, split="line", skip_bad=skip_bad)] if sources else []
 
 
 def _parse_sizes(train_sizes: str) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import ConfigError, require_packages
+from polyseme.errors import ConfigError, DataError, require_packages
 from polyseme.evaluation.predict import find_models, predict_ensemble
 from polyseme.evaluation.streaming import Source, hash_path, run_windows
 from polyseme.evaluation.submission import SUBMISSION_FILES, submission_format
@@ -20,10 +20,11 @@ from polyseme.inference.load import load, load_neural
 from polyseme.inference.prediction import count_truncated, log_truncated, median_latency_ms, select_task
 from polyseme.inference.prediction import predict as predict_examples
 from polyseme.io.partial import PartialOutput, part_path
+from polyseme.io.specs import STDIN, split_spec
 from polyseme.report.results import EvaluationResult
 from polyseme.tasks import load_task
 from polyseme.tasks.base import TaskConfig, require_gold
-from polyseme.tasks.readers.columns import Columns
+from polyseme.tasks.readers.columns import SPEC_OPTIONS, Columns
 from polyseme.train.loop import count_parameters
 
 
@@ -146,6 +147,8 @@ def predict(
     """Predict unlabeled examples and write the predictions; see `polyseme.predict`."""
     if out is None and resume:
         raise ConfigError("`resume` needs an output file: set `out`")
+    if isinstance(data, str) and not task and not Path(split_spec(data, SPEC_OPTIONS)[0]).exists() and data != STDIN:
+        raise DataError(f"there is no file {data[:80]!r}: `data` is a file, or a list of texts")
     predictor = load_predictor(models, task, ensemble, truncate)
     if out is None:
         predictions: list[Any] = predictor.predict(predictor.read(data, task, "test", options, needs_labels=False))

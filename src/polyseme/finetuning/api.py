@@ -99,6 +99,7 @@ def finetune(
 ) -> FinetuneResult:
     """Read the data, run the experiment or a grid of them, and log warnings; see `polyseme.finetune`."""
     baselines, overrides = _list_baselines(options.pop("baselines", ())), options.pop("overrides", {})
+    grid = [grid] if isinstance(grid, str) else grid
     reading, features = pop_options(ReadOptions, options), pop_options(FeatureOptions, options)
     run_options = replace(pop_options(RunOptions, options), seeds=seeds)
     is_multitask = isinstance(task, Mapping | list | tuple)

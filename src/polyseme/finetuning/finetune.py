@@ -97,7 +97,7 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
     """Return the task with the labels of its training examples; as text-to-text, if that is how the model answers."""
     require_packages(data.task.required_packages)
     model_config, family = _read_config(path)
-    task = data.task.replace(name=data.name).fit(data.train)
+    task = data.task.replace(name=data.name).fit(data.train).fit_model(path)
     if not answers_in_text(family, model_config.trunk, task):
         return task
     task = task.with_text_template(data.dataset_name or data.label, data.train)

@@ -35,10 +35,10 @@ def load(
     """Load a model folder that Polyseme or `transformers` wrote, the model of a run folder, or a file of word vectors.
 
     Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), `WordVectors`, or an
-    `ElmoModel` for ELMo's published files (the folder, or one of the two files). On a
-    GPU, the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for
-    several. `tasks` are classes of tasks of your own. The recorded hashes of all files are checked; those of weights
-    over 4 MB only with `verify`, since it takes longer than loading. A loaded model is returned unchanged.
+    `ElmoModel` for ELMo's published files (the folder, or one of the two files). On a GPU, the precision `bf16` is
+    several times faster. `task` selects one task of a model that was fine-tuned for several. `tasks` are classes of
+    tasks of your own. The recorded hashes of all files are checked; those of weights over 4 MB only with `verify`,
+    since it takes longer than loading. A loaded model is returned unchanged.
 
     >>> model = polyseme.load("run/model")
     >>> model.capabilities

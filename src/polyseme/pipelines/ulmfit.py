@@ -376,20 +376,21 @@ def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]])
         names = list(next(iter(results["rows"].values())))
         rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
         sections.append(("Results", html_table(["", *names], rows)))
-        sections.append(("Config", collapsed("All settings of the three stages", code(results["config"]))))
     if points:
         curves, sizes = error_curves(points), sorted({d["size"] for d in points})
         rows = [
-            [row, *(format_mean_std(curve[size]) if size in curve else "" for size in sizes)]
-            for row, curve in curves.items()
+            [size, *(format_mean_std(curve[size]) if size in curve else "" for curve in curves.values())]
+            for size in sizes
         ]
         chart = figure(
             mean_std_chart(curves, Axis("labeled examples", log=True), "error"),
             "Lower is better. The distance between the curves is what pre-training saves in labeled examples; "
             "bands are one standard deviation over the seeds.",
         )
-        sections.append(("Error by number of examples", chart + html_table(["", *map(str, sizes)], rows)))
-    return html_page("ULMFiT", "a general language model, fine-tuned on the task's text, then a classifier", sections)
+        sections.append(("Error by number of examples", chart + html_table(["examples", *curves], rows)))
+    if results:
+        sections.append(("Config", collapsed("All settings of the three stages", code(results["config"]))))
+    return html_page("ULMFiT", "A general language model, fine-tuned on the task's text, then a classifier", sections)
 
 
 def format_mean_std(mean_and_std: Sequence[float | None]) -> str:

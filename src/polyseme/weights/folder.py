@@ -82,10 +82,9 @@ def save_model(
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
             target_tokenizer.save_files(folder / TARGET_TOKENIZER_DIR)
-        for head in heads.values():
-            if isinstance(head, EmbeddingHeadConfig):
-                trunk, mode = model.config.trunk, "mean" if head.pooling == "mean" else "cls"
-                write_pooling(folder, mode, trunk.dim, trunk.embeddings.max_len)
+        pooling, trunk = _head_pooling(model.config), model.config.trunk
+        if pooling is not None and architecture is not None:
+            write_pooling(folder, pooling.mode, trunk.dim, trunk.embeddings.max_len)
         record = {"format": FORMAT_VERSION, "config": model.config.to_json(), "metadata": metadata or {}}
         write_json(folder / "polyseme.json", record)
         write_neural_card(folder, path, model, tokenizer, family, hf_config, metadata or {})
@@ -142,7 +141,7 @@ def load_model(
     model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
     target_folder = folder / TARGET_TOKENIZER_DIR
     target_tokenizer = Tokenizer.load(target_folder) if target_folder.is_dir() else None
-    pooling = read_pooling(folder)
+    pooling = _head_pooling(config) or read_pooling(folder)
     return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer, pooling)
 
 
@@ -192,6 +191,14 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
         if head in pretraining and needed_names and needed_names <= tensor_names:
             heads_config[head] = pretraining[head]
     return ModelConfig(family.name, trunk_config, heads_config), {}
+
+
+def _head_pooling(config: ModelConfig) -> TextPooling | None:
+    """Return how the vector of a text is computed if the model was trained for that; None if it was not."""
+    for head in config.heads.values():
+        if isinstance(head, EmbeddingHeadConfig):
+            return TextPooling("mean" if head.pooling == "mean" else "cls", normalize=True)
+    return None
 
 
 def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer, family: Family) -> None:
