@@ -10,6 +10,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.classification import Classification, ClassificationTask
+from polyseme.tasks.contrastive import ContrastiveTask, Similarity, TripletExample
 from polyseme.tasks.coreference import CoreferenceClusters, CoreferenceTask
 from polyseme.tasks.extractive_qa import ExtractiveQATask, SpanAnswer
 from polyseme.tasks.metrics.diagnostics import (
@@ -169,6 +170,19 @@ def test_a_task_without_diagnostics_lists_its_errors():
     dev = [StarExample("d:1", "good", 3), StarExample("d:2", "bad", 1)]
     diagnostics = StarTask(max_stars=3).diagnose([], dev, [Stars(3, 2.9), Stars(2, 2.1)])
     assert [(e.text, e.gold, e.predicted) for e in diagnostics.errors] == [("bad", "1", "2")]
+
+
+def test_similarities_and_ranks():
+    vectors = np.eye(3)[[0, 1, 2]]
+    scored = [TripletExample(f"d:{i}", f"text {i}", f"pair {i}", label=str(i)) for i in range(3)]
+    predictions = [Similarity(s, np.stack([vectors[i], vectors[2 - i]])) for i, s in enumerate((0.9, 0.5, 0.1))]
+    diagnostics = ContrastiveTask().diagnose([], scored, predictions)
+    assert [row.metrics["similarity"] for row in diagnostics.groups["gold score"]] == [0.9, 0.5, 0.1]
+    assert diagnostics.errors[0].index in (0, 2)
+    pairs = [replace(e, label=None) for e in scored]
+    diagnostics = ContrastiveTask().diagnose([], pairs, predictions)
+    assert diagnostics.num_errors == 2 and {e.index for e in diagnostics.errors} == {0, 2}
+    assert ContrastiveTask().attribute(scored[0], predictions[0], None) == ((), ())
 
 
 def test_texts_are_shortened_at_a_space():

@@ -87,12 +87,19 @@ class SequenceTask(TaskConfig):
         """Turn the scores of one example into its prediction."""
 
     def attribute(self, example: Any, prediction: Any, predict: PredictFn) -> Weights:
+        if self.answer_strength(prediction, prediction.value) is None:
+            return (), ()
         fields = [name for name in ("text", "pair") if getattr(example, name, None)]
-        return occlude_words(example, fields, prediction, predict, lambda p: self.answer_strength(p, prediction.value))
 
-    def answer_strength(self, prediction: Any, answer: Any) -> float:
-        """Return how strongly a prediction stands for an answer: the probability of it."""
-        return float(prediction.probabilities[answer])
+        def strength(other: Any) -> float:
+            return self.answer_strength(other, prediction.value) or 0.0
+
+        return occlude_words(example, fields, prediction, predict, strength)
+
+    def answer_strength(self, prediction: Any, answer: Any) -> float | None:
+        """Return how strongly a prediction stands for an answer, by default its probability; None if it has none."""
+        share: float | None = getattr(prediction, "probabilities", {}).get(answer)
+        return share
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         pairs = self.text_sequences(example)

@@ -23,7 +23,8 @@ def diagnostics_sections(diagnostics: Diagnostics) -> list[tuple[str, str]]:
         ("Predicted and gold values", _fit_figures(diagnostics.fit) if diagnostics.fit else ""),
     ]
     sections += [(f"Scores by {name}", _group_table(name, rows)) for name, rows in diagnostics.groups.items()]
-    name = "Largest errors" if diagnostics.fit else "Most confident errors"
+    is_ordered = any(error.probability is not None for error in diagnostics.errors)
+    name = "Most confident errors" if is_ordered else "Largest errors"
     return [*sections, (name, _error_list(diagnostics))]
 
 
@@ -104,9 +105,13 @@ def _fit_figures(fit: RegressionFit) -> str:
 
 def _group_table(name: str, rows: Sequence[GroupScore]) -> str:
     metrics = list(rows[0].metrics) if rows else []
-    cells = [[row.name, row.count, *(Cell(f"{row.metrics[m]:.3f}", row.metrics[m]) for m in metrics)] for row in rows]
+    cells = [[row.name, row.count, *(_bar(row.metrics[metric]) for metric in metrics)] for row in rows]
     header = [name, "count", *metrics]
     return html_table(header, cells) + note("Groups with few examples have uncertain scores.") if rows else ""
+
+
+def _bar(value: float) -> Cell:
+    return Cell(f"{value:.3f}", min(max(value, 0.0), 1.0))
 
 
 def _error_list(diagnostics: Diagnostics) -> str:
@@ -115,7 +120,7 @@ def _error_list(diagnostics: Diagnostics) -> str:
         return ""
     first, rest = errors[:NUM_SHOWN_ERRORS], errors[NUM_SHOWN_ERRORS:]
     purpose = "Read these first: they are wrong labels in the data, ambiguous cases, or what the model has not learned."
-    total = "" if diagnostics.fit else f"{diagnostics.num_errors:,} in all. "
+    total = "" if diagnostics.num_errors == diagnostics.num_examples else f"{diagnostics.num_errors:,} in all. "
     parts = [paragraph(f"{total}{purpose} {diagnostics.weights_meaning}".strip()), _cases(first)]
     return "".join([*parts, collapsed(f"{len(rest)} more errors", _cases(rest) if rest else "")])
 

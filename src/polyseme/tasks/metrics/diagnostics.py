@@ -189,6 +189,33 @@ def _wrong_answer(index: int, example: Any, prediction: Any, gold: Sequence[str]
     return ErrorCase(index, location, text, gold_text, answer, prediction.probability, words, weights, question)
 
 
+def diagnose_similarities(examples: Sequence[Any], gold: np.ndarray, similarities: np.ndarray) -> Diagnostics:
+    """Diagnose similarities of scored pairs: their mean by gold score, and the pairs that are most out of order."""
+    borders = np.quantile(gold, [0.25, 0.5, 0.75])
+    names = ("lowest quarter", "second quarter", "third quarter", "highest quarter")
+    quarters = [names[i] for i in np.searchsorted(borders, gold, side="right").tolist()]
+    gaps = np.argsort(np.argsort(similarities)) - np.argsort(np.argsort(gold))
+    errors = []
+    for i in np.argsort(-np.abs(gaps), kind="stable")[:MAX_ERRORS].tolist():
+        e, score, cosine = examples[i], f"{gold[i]:g}", f"similarity {similarities[i]:.3f}"
+        errors.append(ErrorCase(i, e.location, shorten(join_texts(e)), score, cosine))
+    groups = {"gold score": group_scores(quarters, {"similarity": similarities}, names)}
+    return Diagnostics(len(examples), groups=groups, errors=tuple(errors), num_errors=len(examples))
+
+
+def diagnose_ranks(examples: Sequence[Any], ranks: np.ndarray, similarities: np.ndarray) -> Diagnostics:
+    """Diagnose retrieval: how high the pair of each text ranks among all, and the texts whose pair ranks lowest."""
+    names = ("1", "2 to 10", "11 to 100", "above 100")
+    places = [names[i] for i in np.searchsorted([2, 11, 101], ranks, side="right").tolist()]
+    errors = []
+    for i in np.argsort(-ranks, kind="stable")[:MAX_ERRORS].tolist():
+        if ranks[i] > 1:
+            e, rank = examples[i], f"rank {ranks[i]:,} of its pair"
+            errors.append(ErrorCase(i, e.location, shorten(e.text), shorten(e.pair or "", 100), rank))
+    groups = {"rank of the pair": group_scores(places, {"similarity": similarities}, names)}
+    return Diagnostics(len(examples), groups=groups, errors=tuple(errors), num_errors=int((ranks > 1).sum()))
+
+
 def diagnose_documents(examples: Sequence[Any], predictions: Sequence[Any], metrics: MetricsFn) -> Diagnostics:
     """Diagnose coreference: the scores of each document, the worst first."""
     shown = ("f1", "mentions_recall", "mentions_precision")
