@@ -114,7 +114,9 @@ def test_tasks_have_sections_of_their_own(run):
 def test_regression_and_groups():
     fit = RegressionFit((1.0, 2.0, 3.0), (1.5, 2.5, 3.5), 0.5, 0.5)
     groups = {"length": (GroupScore("short", 2, {"f1": 0.5}),)}
-    sections = dict(diagnostics_sections(Diagnostics(3, fit=fit, groups=groups, errors=DIAGNOSTICS.errors)))
+    sections = dict(
+        diagnostics_sections(Diagnostics(3, fit=fit, groups=groups, errors=(ErrorCase(0, "d:1", "text", "1", "1.5"),)))
+    )
     assert "0.5 too high on average" in sections["Predicted and gold values"]
     assert "short" in sections["Scores by length"] and "Largest errors" in sections
 

@@ -23,8 +23,9 @@ def diagnostics_sections(diagnostics: Diagnostics) -> list[tuple[str, str]]:
         ("Predicted and gold values", _fit_figures(diagnostics.fit) if diagnostics.fit else ""),
     ]
     sections += [(f"Scores by {name}", _group_table(name, rows)) for name, rows in diagnostics.groups.items()]
-    is_ordered = any(error.probability is not None for error in diagnostics.errors)
-    name = "Most confident errors" if is_ordered else "Largest errors"
+    name = "Largest errors" if diagnostics.fit or diagnostics.groups else "Errors"
+    if any(error.probability is not None for error in diagnostics.errors):
+        name = "Most confident errors"
     return [*sections, (name, _error_list(diagnostics))]
 
 
