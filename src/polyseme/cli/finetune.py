@@ -155,8 +155,8 @@ def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: li
 
 
 def _print_task(run: "FinetuneResult", row_name: str) -> None:
+    from polyseme.report.pages.finetuning_page import dev_selection_note
     from polyseme.report.results import metric_title
-    from polyseme.report.run_page import dev_selection_note
 
     titles = [metric_title(name, run.details.get("positive_label", "")) for name in run.mean]
     rows = [[name, *(f"{metrics[n]:.4f}" for n in run.mean)] for name, metrics in run.baselines.items()]

@@ -28,8 +28,11 @@ from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.report.cards.readme import format_literal
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.formats import PredictionFormat, table_format
+from polyseme.tasks.metrics.diagnostics import diagnose_values
+from polyseme.tasks.metrics.occlusion import PredictFn, Weights
 from polyseme.tasks.readers.columns import Columns
 from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input
 from polyseme.tasks.readers.rows import RowReader, iter_records, iter_valid_rows, read_rows, wrong_suffix
@@ -367,6 +370,16 @@ class TaskConfig(Config, Codec):
             raise ConfigError(f"{self.task_type} has no baseline {name!r}; {suggest(name, known)}")
         if name != known[0]:
             require_package("sklearn", f"the baseline {name}", "'polyseme[tasks]'")
+
+    # --------------------------------------------------------------------------------------------- diagnostics
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        """Return what predictions get right and wrong, for the report of a run; by default a list of errors."""
+        return diagnose_values(dev, [self.scored_value(p) for p in predictions])
+
+    def attribute(self, example: Any, prediction: Any, predict: PredictFn) -> Weights:
+        """Return the words of an example and how much each adds to the answer; nothing if the task cannot tell."""
+        return (), ()
 
     # -------------------------------------------------------------------------------------------------- output
 
