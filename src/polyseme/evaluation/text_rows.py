@@ -9,6 +9,7 @@ from polyseme.errors import DataError
 from polyseme.evaluation.streaming import Source
 from polyseme.io.json import read_json_object
 from polyseme.io.lines import raise_errors
+from polyseme.io.model_path import resolve_model
 from polyseme.tasks.readers.columns import Columns, missing_role
 from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input
 
@@ -70,6 +71,6 @@ def open_texts(
 
 def read_remembered(model: Path) -> Columns | None:
     """Return the columns that a model folder remembers from fine-tuning."""
-    path = model / "polyseme.json"
+    path = resolve_model(model) / "polyseme.json"
     metadata = read_json_object(path).get("metadata") if path.is_file() else None
     return Columns.from_metadata(metadata) if isinstance(metadata, dict) else None
