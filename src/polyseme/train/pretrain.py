@@ -50,7 +50,7 @@ from polyseme.train.monitoring.samples import NEIGHBORS_FILE, HeldOutSamples, ne
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
 from polyseme.train.ranks import broadcast_checkpoint, require_same_run, require_same_state
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, read_best_losses, update_run_record
+from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, read_losses, update_run_record
 from polyseme.train.signals import catch_signals
 from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
@@ -192,7 +192,8 @@ class _Run:
             self._update_record(record)
         self.plan.apply(state, recipe.schedule, state.start_step)
         require_same_state(state, self.position)
-        self.diagnostics.best_losses = read_best_losses(self.out, recipe.objective.terms, state.start_step)
+        losses = read_losses(self.out, recipe.objective.terms, state.start_step)
+        self.diagnostics.best_losses, self.training_losses = losses
         end_time = start_time + recipe.budget.minutes * 60 - self.spent["seconds"]
         valid_tokens = int(self.valid.samples.lengths.sum()) if self.valid else 0
         return Deadline.from_recipe(recipe, end_time, self.plan, state, self.stream, valid_tokens)
