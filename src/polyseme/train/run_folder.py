@@ -115,7 +115,7 @@ def truncate_rows(path: Path, step: int) -> None:
 def read_losses(
     out: Path, terms: Sequence[str], max_step: int
 ) -> tuple[dict[str, tuple[float, int]], dict[str, float]]:
-    """Return the lowest held-out loss of each term in the log up to a step, with its step, and the last training losses."""
+    """Return the lowest held-out loss of each term in the log, with its step, and the last losses in training."""
     best_losses, training_losses = dict[str, tuple[float, int]](), dict[str, float]()
     for row in (json.loads(row) for row in _read_rows(out / "log.jsonl") if _row_step(row) <= max_step):
         training_losses = row["loss"] if isinstance(row.get("loss"), dict) else training_losses
