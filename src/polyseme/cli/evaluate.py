@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ModelsArgument = Annotated[
     list[Path],
-    Argument(help="Folder of a fine-tuned model or its run; with --ensemble several, or one that kept several."),
+    Argument(help="Fine-tuned model or its run; with --ensemble several, or a run that kept several."),
 ]
 EnsembleOption = Annotated[bool, Option(help="Average the probabilities of several models.")]
 TruncateOption = Annotated[bool | None, Option(help="Truncate long texts; default: as in fine-tuning.")]
