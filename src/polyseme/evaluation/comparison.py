@@ -8,7 +8,13 @@ from typing import Any
 from polyseme.errors import ConfigError
 from polyseme.evaluation.compare import FinetuneRun, plot_comparison, read_runs, shortest_names
 from polyseme.evaluation.pretraining_runs import PretrainRun, is_pretrain_run, read_pretrain_run
-from polyseme.evaluation.significance import PairedTest, bootstrap_scores, paired_test, percentile_interval
+from polyseme.evaluation.significance import (
+    PairedTest,
+    bootstrap_scores,
+    check_resamples,
+    paired_test,
+    percentile_interval,
+)
 from polyseme.io.atomic import is_occupied
 from polyseme.io.json import write_json
 from polyseme.report.notebook import NotebookResult
@@ -58,6 +64,7 @@ class PretrainComparison(NotebookResult):
 
 def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison | PretrainComparison:
     """Read runs of one kind, test whether they differ, and write the comparison; see `polyseme.compare`."""
+    check_resamples(num_resamples)
     folders = [_run_folder(folder) for folder in folders]
     pretraining = [folder for folder in folders if is_pretrain_run(folder)]
     if 0 < len(pretraining) < len(folders):
