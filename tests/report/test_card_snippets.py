@@ -51,7 +51,7 @@ def run_snippets(folder, monkeypatch):
 def read_train(task_type):
     task = TASKS[task_type]
     if task_type in TRAIN:
-        return task.read(TRAIN[task_type])
+        return task.read(TRAIN[task_type], needs_labels=task.needs_labels)
     words = [["Anna", "has", "a", "dog"], ["She", "feeds", "it"]]
     (example,) = task.read([words], needs_labels=False)
     return [type(example)(**vars(example) | {"clusters": (((0, 0), (4, 4)),)})]

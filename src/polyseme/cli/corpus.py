@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 CLEAN_HELP = "Cleaning steps with their thresholds: nfc, control, boilerplate=10, min_chars=200, max_chars=1000000, "
 CLEAN_HELP += "language=0.5; or none."
 THRESHOLD_HELP = "Near duplicates: minimum Jaccard similarity of 5-word shingles (MinHash LSH)."
-PAIRS_HELP = "Two files of lines, or .tsv, .jsonl, .po, .mo, plain or compressed; or gettext::lang=de."
+PAIRS_HELP = (
+    "Two files of lines, or .tsv, .csv, .jsonl, .parquet, .po, .mo, plain or compressed, with their columns as in "
+)
+PAIRS_HELP += "FILE::text=en,pair=de; or gettext::lang=de."
 RATIO_HELP = "Drop pairs whose lengths differ by more than this factor; 0: keep all."
 
 
@@ -77,7 +80,7 @@ def pairs(
     max_tokens: Annotated[int, Option(help="Drop pairs with a side longer than this.", min=1)] = 250,
     max_length_ratio: Annotated[float, Option(help=RATIO_HELP)] = 0.0,
 ) -> None:
-    """Prepare parallel text for training a translation model (`polyseme pretrain transformer-tiny`)."""
+    """Prepare parallel text for a translation model. Train one with `polyseme pretrain transformer-tiny`."""
     from polyseme.corpus.build.parallel import prepare_parallel
     from polyseme.text.tokenizer import Tokenizer
 
@@ -105,7 +108,10 @@ def describe(
     num_samples: Annotated[int, Option(help="Number of sampled documents.")] = 5,
     top_k: Annotated[int, Option(help="Number of frequent tokens shown, at word starts and inside words.")] = 50,
 ) -> None:
-    """Write a page of corpus statistics: sizes, sources, lengths, tokens, entropy, removed documents, samples."""
+    """Write a page of corpus statistics.
+
+    It shows sizes, sources, lengths, tokens, entropy, removed documents and samples.
+    """
     from polyseme.corpus.inspect.page import render_page, summary_rows
     from polyseme.corpus.inspect.statistics import compute_statistics
     from polyseme.corpus.store import Corpus
@@ -126,7 +132,11 @@ def verify(
     folder: Annotated[Path, Argument(help="Folder of a corpus, model, tokenizer or run.")],
     update: Annotated[bool, Option("--update", help="Accept changed files: write their hashes again.")] = False,
 ) -> None:
-    """Check every file of a folder: hashes, missing and added files, structure, and that weights are finite."""
+    """Check every file of a folder for damage.
+
+    It compares hashes, finds missing and added files, and checks the structure and that weights are finite. An edited
+    README.md is mentioned, and is no damage.
+    """
     import polyseme
 
     verified = polyseme.verify(folder, update)

@@ -15,7 +15,10 @@ def demo(
     minutes: Annotated[float, Option(help="Minutes of pre-training.", min=0.01)] = 4.0,
     seeds: Annotated[int, Option(help="Number of fine-tuning runs per row.", min=1)] = 3,
 ) -> None:
-    """Pre-train a small BERT on Python's documentation, fine-tune it, and write a report, in under six minutes."""
+    """Run the whole pipeline on text of this machine.
+
+    It pre-trains a small BERT on Python's documentation, fine-tunes it, and writes a report, in under six minutes.
+    """
     import shutil
 
     from polyseme.io.atomic import is_occupied

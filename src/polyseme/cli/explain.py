@@ -19,7 +19,10 @@ def explain(
     num_beams: Annotated[int, Option(help="Width of the beam search.", min=1)] = 4,
     length_penalty: options.LengthPenaltyOption = 1.0,
 ) -> None:
-    """Write a page about one translation: alignment, beam search tree, cross attention by layer and head."""
+    """Write a page about one translation.
+
+    It shows the alignment, the beam search tree, and cross attention by layer and head.
+    """
     from polyseme.explain.translation import explain_translation
     from polyseme.inference.load import load_neural
     from polyseme.io.atomic import ensure_new_file, write_text
@@ -35,7 +38,10 @@ def gradients(
     out: Annotated[Path, Option(help="Output .svg file.")],
     max_distance: Annotated[int, Option(help="Maximum distance in tokens.")] = 50,
 ) -> None:
-    """Plot the gradient norm of a prediction by distance, one line per model: vanishing gradients of RNNs."""
+    """Plot the gradient norm of a prediction by distance.
+
+    One line per model shows the vanishing gradients of RNNs.
+    """
     from polyseme.explain.gradients import gradients_by_distance, plot_gradients
     from polyseme.inference.load import load_neural
     from polyseme.io.atomic import write_text

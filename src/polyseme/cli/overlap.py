@@ -31,7 +31,10 @@ def overlap(
     allow_large: options.AllowLargeOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Print the fraction of each evaluation set's word n-grams that occur in a corpus, and the worst examples."""
+    """Measure how much of evaluation sets occurs in a corpus.
+
+    It prints the fraction of each set's word n-grams, and the worst examples.
+    """
     from dataclasses import asdict
 
     from polyseme.corpus.inspect.contamination import measure_contamination

@@ -211,7 +211,7 @@ def save_feature_model(path: Path, model: Model, reader: FeatureReader, metadata
         write_tensors(folder / "model.safetensors", model.state_dict())
         write_json(folder / "words.json", list(reader.vocabulary))
         write_json(folder / "polyseme.json", content)
-        write_model_card(folder, _describe(path.name, model, reader, metadata), metadata, path)
+        write_model_card(folder, _describe(path.absolute().name, model, reader, metadata), metadata, path)
 
 
 def _describe(name: str, model: Model, reader: FeatureReader, metadata: Mapping[str, Any]) -> ModelFacts:

@@ -54,7 +54,7 @@ class NgramFolder:
             self.tokenizer.save_files(staging)
             write_json(staging / "config.json", config | {"language": self.language})
             write_json(staging / "polyseme.json", {"format": FORMAT, "metadata": metadata or {}})
-            write_model_card(staging, self._describe(folder.name, metadata or {}), metadata or {}, folder)
+            write_model_card(staging, self._describe(folder.absolute().name, metadata or {}), metadata or {}, folder)
 
     def _describe(self, name: str, metadata: dict[str, Any]) -> ModelFacts:
         tokenizer, num_ngrams = self.tokenizer, sum(self.ngrams.sizes)

@@ -155,7 +155,7 @@ def compare_f1(
     for seed in range(num_seeds):
         sample = _sample(train, NUM_TRAIN, seed)
         task, data = TaggingTask.from_examples(sample), TaskData(TaggingTask(), sample, test)
-        task_folder, options = out / "task" if seed == 0 else None, RunOptions(first_seed=seed)
+        task_folder, options = out / "task" if seed == 0 else None, RunOptions([seed])
         metrics_by_method = {
             "majority": task.baseline_metrics("majority", sample, test),
             "linear, window of words": task.baseline_metrics("linear", sample, test),

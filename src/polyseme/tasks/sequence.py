@@ -127,7 +127,7 @@ class TextTask(SequenceTask):
     record_suffixes = tuple(RECORD_FORMATS)
     pair_column: ClassVar[Literal["absent", "optional", "required"]] = "absent"
 
-    def select_usage_example(self, train: Sequence[TextExample]) -> str | tuple[str, str]:
+    def select_usage_example(self, train: Sequence[TextExample]) -> Any:
         text = "The film was a delight."
         return text if all(example.pair is None for example in train) else (text, "I liked the film.")
 

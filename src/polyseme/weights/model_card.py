@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.families import Family
+from polyseme.io.json import has_shape
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
@@ -15,6 +16,7 @@ from polyseme.report.cards.transformers_usage import sentence_transformers_usage
 from polyseme.text.tokenizer import Tokenizer
 
 TEXT = "The cat sat on the mat."
+_USAGE_SHAPE = {"pipeline_tag": str, "method": str, "example": str}
 Usages = dict[str, dict[str, Any]]  # of each task by name: pipeline tag, example, source text
 
 
@@ -28,10 +30,10 @@ def write_neural_card(
     metadata: Mapping[str, Any],
 ) -> None:
     """Write the card of a model folder that is being written; `existing` is the folder that it replaces."""
-    config, usages, name = model.config, _task_usages(metadata), existing.name
+    config, usages, name = model.config, _task_usages(metadata), existing.absolute().name
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     usage = next(iter(usages.values()), {})
-    example = usage.get("source") or ast.literal_eval(usage.get("example") or repr(TEXT))
+    example = usage.get("source") or ast.literal_eval(usage.get("example", repr(TEXT)))
     mask_token = (tokenizer.mask_token or "") if "masked" in config.heads else ""
     library, other_usage = "transformers", transformers_usage(dict(hf_config), name, example, mask_token)
     if (folder / "modules.json").exists():  # the format of sentence-transformers
@@ -44,7 +46,7 @@ def write_neural_card(
         other_usage,
         usage.get("pipeline_tag", _pipeline_tag(config, tokenizer)),
         library=library if other_usage else "polyseme",
-        limits=tuple(_list_limits(folder, family, metadata)),
+        limits=tuple(_list_limits(folder, family, metadata, other_usage)),
         num_parameters=num_parameters,
     )
     write_model_card(folder, facts, metadata, existing)
@@ -70,8 +72,8 @@ def _describe(
     return {name: value for name, value in table.items() if value != ""}
 
 
-def _list_limits(folder: Path, family: Family, metadata: Mapping[str, Any]) -> Iterator[str]:
-    if (folder / "polyseme.safetensors").exists():
+def _list_limits(folder: Path, family: Family, metadata: Mapping[str, Any], other_usage: str) -> Iterator[str]:
+    if other_usage and (folder / "polyseme.safetensors").exists():
         yield "`transformers` does not read `polyseme.safetensors`: the heads, or parts of them, that it lacks."
     for line in family.departures if "recipe" in metadata else ():
         yield f"Differs from the paper: {line}"
@@ -79,9 +81,10 @@ def _list_limits(folder: Path, family: Family, metadata: Mapping[str, Any]) -> I
 
 def _task_usages(metadata: Mapping[str, Any]) -> Usages:
     """Return how the model of each task is used, by its name, which is empty for a single task."""
-    if isinstance(tasks := metadata.get("tasks"), Mapping):
-        return {name: each["usage"] for name, each in tasks.items() if "usage" in each}
-    return {"": metadata["usage"]} if "usage" in metadata else {}
+    tasks = metadata.get("tasks")
+    usages = {name: each.get("usage") for name, each in tasks.items()} if isinstance(tasks, Mapping) else {}
+    usages = usages or {"": metadata.get("usage")}
+    return {name: usage for name, usage in usages.items() if has_shape(usage, _USAGE_SHAPE)}
 
 
 def _polyseme_usage(config: ModelConfig, tokenizer: Tokenizer, usages: Usages, folder: str) -> str:
