@@ -43,7 +43,7 @@ from polyseme.report.html import (
     paragraph,
     warning,
 )
-from polyseme.report.pretraining_page import (
+from polyseme.report.pages.pretraining_page import (
     cost_table,
     curves_section,
     format_guesses,
