@@ -71,8 +71,8 @@ def test_scores_of_several_seeds_and_limits():
     results = {
         "task": "classification", "model": "/home/anna/bert/model", "primary_metric": "accuracy", "best_seed": 1,
         "seeds": [{"seed": 0}, {"seed": 1}], "mean": {"accuracy": 0.9, "f1": float("nan")},
-        "std": {"accuracy": 0.01, "f1": None}, "baselines": {"majority": {"accuracy": 0.5}}, "before": {"accuracy": 0.4},
-        "failed_seeds": [0],
+        "std": {"accuracy": 0.01, "f1": None}, "baselines": {"majority": {"accuracy": 0.5}},
+        "before": {"accuracy": 0.4}, "failed_seeds": [0],
         "train_examples": 10, "dev_examples": 100, "num_truncated": {"train": 5, "dev": 0},
         "chosen_on_dev": ["the epoch"], "warnings": ["the loss diverged"], "seconds": 3600.0,
     }  # fmt: skip
