@@ -184,7 +184,7 @@ def run(job: Job, row: Row, place: Place) -> Run:
     start = time.perf_counter()
     try:
         train, dev, test = (examples(job.task, place.data, split, job.limit) for split in SPLITS)
-        options, metric = RunOptions(first_seed=job.seed), DATASETS[job.task].metric
+        options, metric = RunOptions(seeds=[job.seed]), DATASETS[job.task].metric
         task = TaggingTask() if row.finetuned else TaggingTask(decoder=row.decoder)
         task_data = TaskData(task, train, dev, primary_metric=metric, extra_eval={"test": test})
         models = [place.path(name) for name in row.models]

@@ -87,7 +87,7 @@ def ours(
         stride = settings.max_len - settings.overlap
         task_config = ExtractiveQATask(doc_stride=stride, max_answer_tokens=settings.longest)
     data = TaskData(task_config, train, dev, primary_metric=dataset.metric)
-    results = finetune(model, data, None, spec, RunOptions(first_seed=seed))
+    results = finetune(model, data, None, spec, RunOptions(seeds=[seed]))
     epoch = math.ceil(results["steps"] / settings.epochs)  # the results do not contain the number of sequences
     return {"score": results["mean"][dataset.metric], "train_s": results["seconds"], "steps_an_epoch": epoch}
 

@@ -92,7 +92,7 @@ def run(job: Job, data: str) -> Run:
         )
         train, dev = examples(job.task, data, job.limit)
         task_data = TaskData(dataset.task(), train, dev, primary_metric=dataset.metric)
-        options = RunOptions(first_seed=job.seed, from_scratch=job.scratch)
+        options = RunOptions(seeds=[job.seed], from_scratch=job.scratch)
         results = finetune(Path(job.model), task_data, None, settings, options)
     except (PolysemeError, RuntimeError, OSError) as error:
         return failed_run(job, error)

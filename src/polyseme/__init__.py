@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
     from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
-    from polyseme.evaluation.api import Comparison
+    from polyseme.evaluation.comparison import Comparison, PretrainComparison
     from polyseme.evaluation.search import SearchHit
     from polyseme.generation.config import GenerationConfig
     from polyseme.generation.text import GeneratedText, TranslatedText
@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "corpus.store": ("Corpus",),
     "errors": ("ConfigError", "DataError", "Interrupted", "ModelError", "PolysemeError", "UnsupportedError"),
-    "evaluation.api": ("Comparison",),
+    "evaluation.comparison": ("Comparison", "PretrainComparison"),
     "evaluation.search": ("SearchHit",),
     "generation.config": ("GenerationConfig",),
     "generation.text": ("GeneratedText", "TranslatedText"),
@@ -150,23 +150,24 @@ def finetune(
     train: Any = None,
     dev: Any = None,
     data: Any = None,
-    seeds: int = 1,
+    seeds: int | Sequence[int] = 1,
     grid: Mapping[str, Sequence[Any]] | Sequence[str] = (),
     **options: Any,
 ) -> FinetuneResult:
     """Fine-tune a model on labeled examples, once per seed, and evaluate each on the dev examples.
 
-    `model` is a model folder or a loaded model, which is not changed. `task` is a task such as `classification`, with
-    files of `train` and `dev` examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON) or plain values; or a data set of
-    `list_datasets()`, with its folder as `data`. Several tasks share one trunk: `task={"sentiment": "classification",
-    "ner": "tagging"}`, with `train`, `dev` and `data` by the same names. `grid={"lr": [1e-5, 3e-5]}` runs every
-    combination and keeps the best on the dev examples. If `out` has an unfinished run, the same call resumes it.
+    `model` is a model folder, a run folder, or a loaded model, which is not changed. `task` is a task such as
+    `classification`, with files of `train` and `dev` examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON) or plain
+    values; or a data set of `list_datasets()`, with its folder as `data`. Several tasks share one trunk:
+    `task={"sentiment": "classification", "ner": "tagging"}`, with `train`, `dev` and `data` by the same names. `seeds`
+    is their number, or a list. `grid={"lr": [1e-5, 3e-5]}` runs every combination and keeps the best on the dev
+    examples. If `out` has an unfinished run, the same call resumes it.
 
     Without a model (None), a small network is trained over frozen features: `features` (folders of models),
     `word_vectors`, `network`, `layers`, `join_at`, `freeze_word_embeddings`, `cache_dir`. More options: `from_scratch`,
-    `keep_seeds`, `keep_checkpoints`; `baselines` (names of simple models to compare with, or "default"); for files
+    `keep_seeds`, `keep_checkpoints`; `baselines=True` (compare with simple models; or a list of their names); for files
     `text_column`, `pair_column`, `label_column`, `header`, `skip_bad`, `strict`; `tag_decoder`; and any field of
-    `FinetuneConfig`, as keywords `epochs=4, optimizer={"lr": 3e-5}` or as `overrides={"optimizer.lr": 3e-5}`.
+    `FinetuneConfig` or of the task: `epochs=4, lr=3e-5`. The default learning rate depends on the size of the model.
 
     >>> files = {"train": "train.tsv", "dev": "dev.tsv"}
     >>> result = polyseme.finetune("run/model", "classification", **files, out="task", epochs=1.0)
@@ -235,18 +236,23 @@ def predict(
     return run(model, data, path, task, ensemble, truncate, read_options(options), resume)
 
 
-def compare(runs: Sequence[str | Path], *, out: str | Path | None = None, num_resamples: int = 1000) -> Comparison:
-    """Compare fine-tuning runs or benchmarks; two runs of one task with the paired bootstrap test.
+def compare(
+    runs: Sequence[str | Path], *, out: str | Path | None = None, num_resamples: int = 1000
+) -> Comparison | PretrainComparison:
+    """Compare runs of one kind: fine-tuning runs and benchmarks, or pre-training runs.
 
-    `out` is a plot to write: .png, .svg or .pdf.
+    Fine-tuning runs of one task get 95 % intervals and two-sided paired tests of the best against the others, by the
+    bootstrap. Pre-training runs get losses, bits per character, costs, and curves against steps, tokens, operations and
+    minutes. `out` is a folder to write, or a plot of fine-tuning runs: .png, .svg or .pdf.
 
-    >>> comparison = polyseme.compare(["task", "task"], num_resamples=10)
-    >>> [run.task for run in comparison.runs], comparison.bootstrap["difference"]
-    (['classification', 'classification'], 0.0)
+    >>> comparison = polyseme.compare(["run"])
+    >>> comparison.runs[0].name, comparison.runs[0].num_steps
+    ('run', 2)
     """
-    from polyseme.evaluation.api import compare as run
+    from polyseme.evaluation.comparison import compare as run
 
-    return run([Path(folder) for folder in runs], None if out is None else Path(out), num_resamples)
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(folder) for folder in runs]
+    return run(folders, None if out is None else Path(out), num_resamples)
 
 
 def search(

@@ -18,6 +18,19 @@ from polyseme.io.json import parse_strict
 from polyseme.io.limits import MAX_INTEGER, MIN_INTEGER
 
 ConfigT = TypeVar("ConfigT", bound="Config")
+# Names of the same settings in other libraries, for the suggestion in an error.
+_NAMES_ELSEWHERE = {
+    "learning_rate": "lr",
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "per_device_train_batch_size": "batch_size",
+    "warmup_ratio": "warmup",
+    "warmup_steps": "warmup",
+    "max_seq_length": "max_len",
+    "max_length": "max_len",
+    "mlm_probability": "mask_prob",
+    "adam_epsilon": "eps",
+}
 
 
 @dataclass(frozen=True)
@@ -80,11 +93,10 @@ class Config:
             check_in_range(name, getattr(self, name), low, high)
 
     def with_override(self, path: str, text: str) -> Self:
-        """Return a copy with the value at a dotted path (`optimizer.lr`) replaced by a parsed one (`1e-4`)."""
+        """Return a copy with the value at a path (`optimizer.lr`, or just `lr`) replaced by a parsed one (`1e-4`)."""
+        path = self.expand_path(path)
         name, _, rest = path.partition(".")
         hints = _field_types(type(self))
-        if name not in hints:
-            raise ConfigError(f"unknown key {name!r} in {type(self).__name__}; {suggest(name, hints)}")
         if rest:
             inner = getattr(self, name)
             if isinstance(inner, dict):
@@ -99,11 +111,45 @@ class Config:
         value, inner = parse_text(text, path), getattr(self, name)
         if isinstance(value, str) and isinstance(inner, Config) and (named := inner.with_name(value)) is not None:
             return self.replace(**{name: named})
+        if hints[name] is str and not isinstance(value, str):
+            value = text  # a string that looks like a number
         return self.replace(**{name: parse_value(hints[name], value, path, self.config_types)})
 
     def with_name(self, name: str) -> Self | None:
         """Return the config that a bare name in its place stands for; None if names mean nothing here."""
         return self.with_override(self.name_field, json.dumps(name)) if self.name_field else None
+
+    def expand_path(self, path: str) -> str:
+        """Return the dotted path of a field: the path itself, or that of the only nested config with such a field."""
+        name, dot, rest = path.partition(".")
+        paths = self.find_paths(name)
+        if len(paths) > 1:
+            raise ConfigError(f"{name!r} may be {' or '.join(paths)}: use one of these names")
+        if not paths:
+            known = {*_field_types(type(self)), *_nested_paths(self)}
+            usual_name = _NAMES_ELSEWHERE.get(name, "")
+            hint = f"did you mean {usual_name!r}?" if usual_name in known else suggest(name, known)
+            raise ConfigError(f"unknown key {name!r} in {type(self).__name__}; {hint}")
+        return paths[0] + dot + rest
+
+    def find_paths(self, name: str) -> list[str]:
+        """Return the dotted paths that a name may stand for: a field of this config, or else of nested ones."""
+        return [name] if name in _field_types(type(self)) else _nested_paths(self).get(name, [])
+
+
+def _nested_paths(config: Config) -> dict[str, list[str]]:
+    """Return the dotted paths of all fields of nested configs by their name, of several levels the outermost."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    nested_configs = {name: value for name, value in values.items() if isinstance(value, Config)}
+    paths: dict[str, list[str]] = {}
+    for name, nested in nested_configs.items():
+        for field in dataclasses.fields(nested):
+            paths.setdefault(field.name, []).append(f"{name}.{field.name}")
+    deeper_paths: dict[str, list[str]] = {}
+    for name, nested in nested_configs.items():
+        for field_name, rest in _nested_paths(nested).items():
+            deeper_paths.setdefault(field_name, []).extend(f"{name}.{path}" for path in rest)
+    return deeper_paths | paths
 
 
 def override_config(config: ConfigT, overrides: Mapping[str, Any], prefix: str = "") -> ConfigT:

@@ -225,7 +225,7 @@ def list_gpus() -> Iterator[Gpu]:
 
 def _compare(version: str, operator: str, bound: str) -> bool:
     first, second = (
-        [int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3]] for text in (version, bound)
+        [int(part) for part in [*re.findall(r"\d+", text.partition("+")[0]), "0", "0"][:3]] for text in (version, bound)
     )
     return first >= second if operator == ">=" else first < second
 

@@ -122,25 +122,27 @@ def test_finetune_evaluate_predict(project, run_cli, tmp_path, kind):
         sentences = dev.read_text().strip().split("\n\n")
         assert [r["words"] for r in rows] == [[line.split("\t")[0] for line in s.splitlines()] for s in sentences]
         gold = [[line.split("\t")[1] for line in s.splitlines()] for s in sentences]
-        right = [p == g for r, s in zip(rows, gold) for p, g in zip(r["tags"], s)]
+        right = [p == g for r, s in zip(rows, gold) for p, g in zip(r["prediction"], s)]
         assert np.mean(right) == pytest.approx(found["accuracy"])
         run_cli("predict", run / "model", "--data", dev, "--out", tmp_path / "p.conll")
-        lines, predicted = dev.read_text().splitlines(), (tag for r in rows for tag in r["tags"])
+        lines, predicted = dev.read_text().splitlines(), (tag for r in rows for tag in r["prediction"])
         expected = [f"{line}\t{next(predicted)}" if line else line for line in lines]
         assert (tmp_path / "p.conll").read_text().splitlines() == expected
     elif kind == "regression":
         gold = [float(line.split("\t")[1]) for line in dev.read_text().splitlines()[1:]]
-        assert np.corrcoef(gold, [r["label"] for r in rows])[0, 1] == pytest.approx(found["pearson"])
+        assert np.corrcoef(gold, [r["prediction"] for r in rows])[0, 1] == pytest.approx(found["pearson"])
         run_cli("predict", run / "model", "--data", dev, "--out", tmp_path / "p.tsv")
         assert (tmp_path / "p.tsv").read_text().splitlines()[:2] == [
-            "text\tlabel", f"{rows[0]['text']}\t{rows[0]['label']}",
+            "text\tlabel\tprediction", f"{rows[0]['text']}\t{rows[0]['label']}\t{rows[0]['prediction']}",
         ]  # fmt: skip
     else:
         table = [line.split("\t") for line in dev.read_text().splitlines()[1:]]
         assert [r["text"] for r in rows] == [t[0] for t in table]
-        assert np.mean([r["label"] == t[-1] for r, t in zip(rows, table)]) == pytest.approx(found["accuracy"])
+        assert np.mean([r["prediction"] == t[-1] == r["label"] for r, t in zip(rows, table)]) == pytest.approx(
+            found["accuracy"]
+        )
         assert all(sum(r["probabilities"].values()) == pytest.approx(1) for r in rows)
-        assert all(max(r["probabilities"], key=r["probabilities"].get) == r["label"] for r in rows)
+        assert all(max(r["probabilities"], key=r["probabilities"].get) == r["prediction"] for r in rows)
         assert ("pair" in rows[0]) == (kind == "pair_classification")
         run_cli("predict", run / "model", "--data", dev, "--out", tmp_path / "p.tsv")
         assert (tmp_path / "p.tsv").read_text().splitlines()[1].split("\t")[0] == rows[0]["text"]

@@ -82,7 +82,7 @@ def test_vectors_and_a_task(made, tmp_path):
     assert "accuracy" in said
     run_cli("predict", tmp_path / "task/model", "--data", tmp_path / "dev.tsv", "--out", tmp_path / "said.jsonl")
     labels = set(json.loads((tmp_path / "task/model/polyseme.json").read_text())["metadata"]["task"]["labels"])
-    assert {json.loads(line)["label"] for line in (tmp_path / "said.jsonl").read_text().splitlines()} <= labels
+    assert {json.loads(line)["prediction"] for line in (tmp_path / "said.jsonl").read_text().splitlines()} <= labels
 
 
 @pytest.mark.parametrize("family,objective,match", [

@@ -49,10 +49,10 @@ def test_grid_compare_and_ensemble(project, run_cli, tmp_path, rejects):
     said = run_cli("finetune", base, *shared, "--out", tmp_path / "a", "--grid", "lr=1e-4,1e-3 batch_size=8")
     assert "lr=1e-4_batch_size=8" in said and (tmp_path / "a/model").is_dir() and (tmp_path / "a/grid.json").is_file()
     run_cli("finetune", base, *shared, "--out", tmp_path / "b", "--from-scratch")
-    said = run_cli("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 20, "--out", tmp_path / "p.svg")
-    assert "(from scratch)" in said and "p = " in said and "<svg" in (tmp_path / "p.svg").read_text()
-    told = json.loads(run_cli("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 20, "--json"))
-    assert [run["seeds"] for run in told["runs"]] == [2, 2] and 0 <= told["bootstrap"]["p"] <= 1
+    said = run_cli("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 100, "--out", tmp_path / "p.svg")
+    assert "(from scratch)" in said and "two-sided" in said and "<svg" in (tmp_path / "p.svg").read_text()
+    told = json.loads(run_cli("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 100, "--json"))
+    assert [run["seeds"] for run in told["runs"]] == [2, 2] and 0 < told["tests"][0]["p"] <= 1
     models = [tmp_path / name / "model" for name in "ab"]
     assert "2 examples" not in run_cli("evaluate", *models, "--data", files[1], "--ensemble")
     one, two, both = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "both"))
@@ -73,7 +73,7 @@ def test_grid_compare_and_ensemble(project, run_cli, tmp_path, rejects):
             "is trained over features",
         ),
         (("compare", tmp_path), "is not a finished run|p.svg|results.json"),
-        (("compare", tmp_path / "a", "--out", tmp_path / "p.xls"), "written as .png"),
+        (("compare", tmp_path / "a", "--out", tmp_path / "p.xls"), "plotted as .png"),
         (("finetune", base, *shared, "--out", tmp_path / "c", "--grid", "lr"), "is not name=value"),
         (("benchmark", "glue", base, "--data", tmp_path, "--out", tmp_path / "d"), "holds none of the data sets"),
     ):

@@ -111,8 +111,13 @@ def write_inputs(glue: Path) -> None:
     rows = [f"{text}\t{'cat' if 'cat' in text else 'other'}\n" for text in texts]
     for name in ("train.tsv", "dev.tsv"):
         Path(name).write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")
+    reviews = [f"{i},{text},{'cat' if 'cat' in text else 'other'}\n" for i, text in enumerate(texts)]
+    Path("reviews.csv").write_text("id,review,stars\n" + "".join(reviews), encoding="utf-8")
     Path("lines.txt").write_text("\n".join(texts[:3]), encoding="utf-8")
     Path("new.tsv").write_text("text\n" + "\n".join(texts[:3]) + "\n", encoding="utf-8")
+    products = [f"P{i},{text.split('. ')[0]},{text}\n" for i, text in enumerate(texts)]
+    for name, part in (("products.csv", products[::2]), ("held-out.csv", products[1::2])):
+        Path(name).write_text("id,title,description\n" + "".join(part), encoding="utf-8")
     pair = {"good": "The cat sat.", "bad": "Cat the sat."}
     Path("BLIMP").mkdir()
     for file in (Path("agreement.jsonl"), Path("BLIMP", "order.jsonl")):

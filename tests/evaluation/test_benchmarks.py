@@ -5,24 +5,27 @@ import json
 import random
 import shutil
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from polyseme.datasets.published import load_published_tables, published_table
-from polyseme.errors import PolysemeError
+from polyseme.errors import ConfigError, PolysemeError
 from polyseme.evaluation import benchmarks as benchmark
-from polyseme.evaluation.benchmarks import BENCHMARKS, benchmark_table, run_benchmark
+from polyseme.evaluation.benchmarks import BENCHMARKS, benchmark_notes, benchmark_table, run_benchmark
 from polyseme.evaluation.compare import (
     FinetuneRun,
     comparison_table,
-    paired_bootstrap,
+    name_runs,
     plot_comparison,
     read_run,
     read_runs,
 )
+from polyseme.evaluation.comparison import compare_finetuning
 from polyseme.evaluation.predict import predict_ensemble
+from polyseme.evaluation.significance import bootstrap_scores, percentile_interval, two_sided_p_value
 from polyseme.evaluation.submission import write_submission
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
@@ -92,7 +95,7 @@ def runs(folder, tmp_path_factory):
 
 def test_failed_seeds_are_reported(folder):
     data = texts(80)
-    still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=0.0))
+    still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=1e-60))
     results = finetune(folder, TaskData(ClassificationTask(), data[:60], data[60:]), None, still, RunOptions(seeds=2))
     most = max(np.mean([e.label == label for e in data[60:]]) for label in "01")
     assert results["majority_score"] == pytest.approx(most)
@@ -157,20 +160,20 @@ def test_grid_search_keeps_the_best_and_resumes(folder, tmp_path):
 
 def test_repeated_finetuning_keeps_the_head_of_the_same_labels(folder, tmp_path):
     data = texts(60)
-    still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=0.0))
+    still = QUICK.replace(steps=1, optimizer=OptimizerConfig(lr=1e-60))
     finetune(
         folder,
         TaskData(ClassificationTask(), data, data, dataset_name="first"),
         tmp_path / "a",
         QUICK,
-        RunOptions(first_seed=1),
+        RunOptions(seeds=[1]),
     )
     finetune(
         tmp_path / "a/model",
         TaskData(ClassificationTask(), data, data),
         tmp_path / "b",
         still,
-        RunOptions(first_seed=2),
+        RunOptions(seeds=[2]),
     )
     a, b = (load_model(tmp_path / name / "model") for name in "ab")
     assert torch.equal(a.model.heads["classify"].linear.weight, b.model.heads["classify"].linear.weight)
@@ -190,7 +193,7 @@ def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
             TaskData(TASKS[kind](), data[:40], data[40:]),
             tmp_path / str(seed),
             QUICK,
-            RunOptions(first_seed=seed),
+            RunOptions(seeds=[seed]),
         )
     members = [load_model(tmp_path / str(seed) / "model") for seed in (0, 1)]
     task, predictions = predict_ensemble(members, data[40:])
@@ -210,18 +213,18 @@ def test_an_ensemble_is_the_mean_of_its_members(folder, kind, tmp_path):
 
 def test_comparison_table_and_plot(runs, tmp_path):
     pytest.importorskip("matplotlib")
-    good, poor = read_run(runs / "good"), read_run(runs / "poor")
-    header, rows = comparison_table([good, poor])
+    good, poor = named = read_runs([runs / "good", runs / "poor"])
+    header, rows = comparison_table(named)
     speeds = ["ms a text", "examples/s", "speed-up", "training s"]
-    assert header == ["model", "parameters", "classification (accuracy)", "mean", *speeds] and len(rows) == 1
-    assert float(rows[0][4]) > 0 and rows[0][6] == "1.0×"
-    fast = dataclasses.replace(
-        good, model="fast", examples_per_second=4 * poor.examples_per_second, latency_ms=poor.latency_ms / 2
-    )
-    frozen = dataclasses.replace(good, model="frozen", examples_per_second=None, latency_ms=None)
-    rows = comparison_table([good, poor, fast, frozen])[1]
-    assert [row[6] for row in rows] == ["1.0×", "4.0×", ""] and rows[2][4] == ""
-    assert rows[0][2].startswith(f"{100 * poor.mean:.1f} ± ")
+    assert header == ["run", "model", "parameters", "classification (accuracy)", *speeds]
+    assert [row[0] for row in rows] == ["good", "poor"] and rows[0][1] == rows[1][1] == "m"
+    assert rows[1][3].startswith(f"{100 * poor.mean:.1f} ± ") and float(rows[0][4]) > 0
+    others = {"path": runs / "fast", "latency_ms": poor.latency_ms / 2, "examples_per_second": 4 * min(
+        good.examples_per_second, poor.examples_per_second)}  # fmt: skip
+    fast = dataclasses.replace(good, **others)
+    frozen = dataclasses.replace(good, path=runs / "frozen", examples_per_second=None, latency_ms=None)
+    rows = comparison_table(name_runs([good, poor, fast, frozen]))[1]
+    assert rows[2][6] == "4.0×" and rows[3][6] == "" and rows[3][4] == ""
     plot_comparison([good, poor], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert [run.path.name for run in read_runs([runs])] == ["good", "poor"]
@@ -229,40 +232,67 @@ def test_comparison_table_and_plot(runs, tmp_path):
         read_run(tmp_path)
 
 
-def test_bootstrap_separates_a_difference_from_chance(runs):
-    good, poor = read_run(runs / "good"), read_run(runs / "poor")
-    comparison = paired_bootstrap(good, poor, 300)
-    assert comparison["difference"] == pytest.approx(good.mean - poor.mean) and comparison["low"] <= comparison["high"]
+def test_runs_never_merge_silently(runs):
+    good = read_run(runs / "good")
+    paths = [runs / "a/x", runs / "b/x", runs / "b/y"]
+    named = name_runs([dataclasses.replace(good, path=path) for path in paths])
+    assert [run.name for run in named] == ["a/x", "b/x", "y"] and len(comparison_table(named)[1]) == 3
+    with pytest.raises(ConfigError, match=r"x is given twice"):
+        name_runs([named[0], named[0]])
+    # one model on two tasks is one row, until it has two runs of a task
+    tasks = [dataclasses.replace(good, path=runs / task, task=task) for task in ("cola", "rte")]
+    ((row, *_),) = comparison_table(name_runs(tasks))[1]
+    assert row == "m"  # the end of the path of the model
+    again = name_runs([*tasks, dataclasses.replace(tasks[0], path=runs / "cola2")])
+    assert [row[0] for row in comparison_table(again)[1]] == ["cola", "rte", "cola2"]
+
+
+def random_run(right, draw, gold, path):
+    """A run of one seed whose predictions are right with this probability."""
+    predictions = tuple(g if draw.random() < right else "ab".replace(g, "") for g in gold)
+    score = sum(a == b for a, b in zip(gold, predictions)) / len(gold)
+    files = (gold, (predictions,), ClassificationTask())
+    return FinetuneRun(path, "m", "t", "accuracy", (score,), 1, 1.0, (), *files, name=path.name)
+
+
+def test_bootstrap_agrees_with_scipy_and_with_its_interval(runs):
+    bootstrap = pytest.importorskip("scipy.stats").bootstrap
     draw = random.Random(0)
-    gold = tuple(draw.choice("ab") for _ in range(400))
-
-    def run(right):
-        predictions = tuple(g if draw.random() < right else "ab".replace(g, "") for g in gold)
-        value = sum(a == b for a, b in zip(gold, predictions)) / len(gold)
-        return FinetuneRun(
-            runs,
-            "m",
-            "t",
-            "accuracy",
-            (value,),
-            1,
-            1.0,
-            (),
-            gold,
-            (predictions,),
-            ClassificationTask(),
-        )
-
-    a, b, c = run(0.9), run(0.7), run(0.9)
-    assert paired_bootstrap(a, b, 400)["p"] < 0.01 < 0.05 < paired_bootstrap(a, c, 400)["p"]
-    assert paired_bootstrap(b, a, 400)["difference"] < 0
-    # the interval of a difference of proportions is known: 1.96 standard errors of the paired difference
-    differences = np.array([(x == g) - (y == g) for x, y, g in zip(a.predictions[0], b.predictions[0], gold)], float)
-    wide = 1.96 * differences.std() / np.sqrt(len(differences))
-    comparison = paired_bootstrap(a, b, 2000)
-    assert comparison["high"] - comparison["low"] == pytest.approx(2 * wide, rel=0.1)
+    gold = tuple(draw.choice("ab") for _ in range(200))
+    a, b, c = group = [random_run(right, draw, gold, Path(name)) for name, right in zip("abc", (0.9, 0.7, 0.88))]
+    comparison = compare_finetuning(group, 1000)
+    assert [(test.first, test.second) for test in comparison.tests] == [("a", "b"), ("a", "c")]
+    is_correct = [[p == g for p, g in zip(run.predictions[0], gold)] for run in group]
+    for test, other in zip(comparison.tests, is_correct[1:]):
+        reference = bootstrap(
+            (is_correct[0], other), lambda x, y, axis: np.mean(x, axis) - np.mean(y, axis), paired=True, rng=1,
+            n_resamples=2000, method="percentile",
+        )  # fmt: skip
+        expected = reference.confidence_interval
+        assert (test.low, test.high) == pytest.approx((expected.low, expected.high), abs=0.011)
+        distribution = reference.bootstrap_distribution
+        reference_p = min(2 * min((distribution <= 0).mean(), (distribution >= 0).mean()), 1)
+        assert test.p == pytest.approx(reference_p, abs=0.05) and "two-sided" in test.method
+        assert test.difference == pytest.approx(a.mean - (b if test.second == "b" else c).mean)
+    assert comparison.tests[0].is_significant and not comparison.tests[1].is_significant
+    low, high = comparison.intervals["a"]
+    assert low < a.mean < high
+    good = read_run(runs / "good")
+    assert not compare_finetuning([good, a], 100).tests  # other examples
     with pytest.raises(PolysemeError, match="not measured on the same examples"):
-        paired_bootstrap(a, good)
+        bootstrap_scores([a, good], 100)
+
+
+@pytest.mark.parametrize("num_resamples", [100, 119, 120, 500, 999, 1000])
+def test_p_value_is_below_5_percent_exactly_if_the_interval_excludes_zero(num_resamples):
+    rng, is_significant = np.random.default_rng(num_resamples), set()
+    for shift in np.linspace(1.5, 2.5, 41):
+        for sign in (1, -1):
+            differences = np.round(sign * rng.normal(shift, 1, num_resamples), 1)  # with zeros
+            low, high = percentile_interval(differences)
+            is_significant.add(low > 0 or high < 0)
+            assert (two_sided_p_value(differences) < 0.05) == (low > 0 or high < 0)
+    assert is_significant == {True, False}
 
 
 GLUE = {  # small files of every data set in the table
@@ -322,13 +352,16 @@ def test_benchmark_resumes_and_shows_published_rows(folder, tmp_path, monkeypatc
     assert summary["average"] == pytest.approx(np.mean([summary["mean"][column] for column in nine]))
     assert len(nine) == 9 and "wnli" in summary["mean"] and not summary["missing"]
     assert all(len(values) == 1 for values in summary["scores"].values())
-    header, rows = benchmark_table("glue", "mine", summary)
-    assert header[1:3] == ["mnli", "mnli-mm"] and rows[-1][0] == "mine" and rows[4][-4:-1] == ["82.1", "340M", ""]
-    assert rows[-1][-3].endswith("M") and float(rows[-1][-2]) > 0 and summary["examples_per_second"] > 0
+    header, rows = benchmark_table("glue", summary)
+    assert header[1:3] == ["mnli", "mm"] and rows[-1][0] == "this run (dev)" and rows[4][-2:] == ["82.1", "1"]
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    assert sum(widths) + 2 * (len(widths) - 1) <= 80 and summary["examples_per_second"] > 0
+    notes = benchmark_notes("glue", summary)
+    assert notes[0].startswith("1: Devlin et al. 2019") and "ms a text; BERT-base 110M" in notes[-1]
     lines = (tmp_path / "out/submission/MNLI-mm.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 13 and lines[1].split("\t")[1] in GLUE["MNLI"][2]
     assert (tmp_path / "out/submission/STS-B.tsv").is_file() and not (tmp_path / "out/submission/SST-2.tsv").exists()
-    with pytest.raises(PolysemeError, match="with other settings: seeds was 1, now 2"):
+    with pytest.raises(PolysemeError, match=r"with other settings: seeds was \[0\], now \[0, 1\]"):
         run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 2)
     shutil.rmtree(tmp_path / "glue/RTE")
     shutil.rmtree(tmp_path / "out")

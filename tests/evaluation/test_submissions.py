@@ -151,7 +151,8 @@ def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
 
 
 def test_no_bootstrap_for_metrics_that_need_more_than_predictions(folder, tmp_path, run_cli):
-    from polyseme.evaluation.compare import paired_bootstrap, read_run
+    from polyseme.evaluation.compare import read_run
+    from polyseme.evaluation.significance import bootstrap_scores
 
     data = [
         ChoiceExample(f"d:{i}", w, choices=("cat", "dog"), label=str(i % 2), accepted_answers=("cat",))
@@ -167,5 +168,5 @@ def test_no_bootstrap_for_metrics_that_need_more_than_predictions(folder, tmp_pa
             settings,
         )
     with pytest.raises(PolysemeError, match="f1 needs more than predictions"):
-        paired_bootstrap(read_run(tmp_path / "a"), read_run(tmp_path / "b"))
-    assert "p =" not in run_cli("compare", tmp_path / "a", tmp_path / "b")
+        bootstrap_scores([read_run(tmp_path / "a"), read_run(tmp_path / "b")])
+    assert "two-sided" not in run_cli("compare", tmp_path / "a", tmp_path / "b")

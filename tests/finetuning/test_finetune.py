@@ -175,9 +175,9 @@ def test_seed_determines_everything(folders, tmp_path):
     short = QUICK.replace(epochs=2.0)
     for name in ("a", "b"):
         finetune(
-            folders["bert"], TaskData(TaggingTask(), data, data[:20]), tmp_path / name, short, RunOptions(first_seed=3)
+            folders["bert"], TaskData(TaggingTask(), data, data[:20]), tmp_path / name, short, RunOptions(seeds=[3])
         )
-    finetune(folders["bert"], TaskData(TaggingTask(), data, data[:20]), tmp_path / "c", short, RunOptions(first_seed=4))
+    finetune(folders["bert"], TaskData(TaggingTask(), data, data[:20]), tmp_path / "c", short, RunOptions(seeds=[4]))
     a, b, c = (weights(tmp_path / name) for name in "abc")
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert any(not torch.equal(a[name], c[name]) for name in a)
@@ -208,7 +208,7 @@ def test_from_scratch_and_frozen_groups(folders, tmp_path):
             TaskData(ClassificationTask(), data, data),
             tmp_path / name,
             still,
-            RunOptions(from_scratch=scratch, first_seed=5),
+            RunOptions(from_scratch=scratch, seeds=[5]),
         )
     before = load_model(folders["bert"]).model.state_dict()
     old, new = weights(tmp_path / "old"), weights(tmp_path / "new")

@@ -175,7 +175,7 @@ def test_other_settings_are_rejected_by_name(folders, tmp_path, monkeypatch):
     before = folder_bytes(tmp_path / "run")
     for changes, message in (
         ({"config": CONFIG.replace(optimizer=OptimizerConfig(lr=0.5))}, "optimizer.lr was 0.01, now 0.5"),
-        ({"options": RunOptions(3)}, "seeds was 2, now 3"),
+        ({"options": RunOptions(3)}, r"seeds was \[0, 1\], now \[0, 1, 2\]"),
         ({"options": RunOptions(2, keep_seeds=True)}, "keep_seeds was False, now True"),
         ({"num_examples": 17}, "tasks.classification.examples.train was '"),
         ({"model": "t5"}, "models was "),
@@ -291,7 +291,7 @@ def test_seed_continues_exactly(is_multitask, changes):
 
 
 def test_early_stopped_seed_does_not_continue():
-    config = FinetuneConfig(epochs=9.0, batch_size=8, patience=1, optimizer=OptimizerConfig(lr=0.0))
+    config = FinetuneConfig(epochs=9.0, batch_size=8, patience=1, optimizer=OptimizerConfig(lr=1e-30))
     experiment = build_experiment(config, False)
     first = SeedTraining(experiment, 0)
     for _ in first.steps():

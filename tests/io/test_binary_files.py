@@ -4,7 +4,7 @@ import pytest
 
 import polyseme
 from polyseme.corpus.sources.sources import open_sources
-from polyseme.io.binary_files import describe_binary
+from polyseme.io.binary_files import describe_binary, describe_skipped
 from polyseme.io.lines import read_lines
 
 HEADS = {
@@ -36,3 +36,10 @@ def test_a_file_that_is_not_text(name, tmp_path):
 )
 def test_text_is_text(text, tmp_path):
     assert not describe_binary(text.encode(), tmp_path / "a.txt")
+
+
+def test_documents_in_a_folder_are_named():
+    message = describe_skipped(["a.bin", "b.pdf", "c.docx"])
+    assert message.startswith("skipped 3 files")
+    assert message.endswith("e.g. b.pdf; convert documents to text to include them")
+    assert describe_skipped(["a.bin"]) == "skipped 1 files that are empty or of unknown format, e.g. a.bin"

@@ -254,10 +254,20 @@ def test_killed_run_ends_with_the_same_bytes(files, tmp_path, monkeypatch, is_cu
         monkeypatch.chdir(folder)  # results contain paths
         if is_curve:
             return ulmfit.low_shot_curve(config, Path("run"), pretrained, *examples, [12])
-        return ulmfit.run_ulmfit(config, Path("run"), pretrained, *examples, num_seeds=2)
+        return ulmfit.run_ulmfit(config, Path("run"), pretrained, *examples, seeds=[0, 1])
 
     whole = run(tmp_path / "whole")
     assert run_with_kills(partial(run, tmp_path / "killed"), growth=30) > 2
     assert without_pretraining_times(tmp_path / "whole") == without_pretraining_times(tmp_path / "killed")
     assert is_curve or verify(tmp_path / "killed/run").has_hashes
     assert not is_curve or run(tmp_path / "killed") == whole
+
+
+def test_the_preset_suits_the_machine(tmp_path, monkeypatch, capsys):
+    for has_gpu, preset in ((True, "paper"), (False, "tiny")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert ulmfit.UlmfitConfig().preset == preset == ulmfit.choose_preset(tmp_path)
+        assert f"the preset is {preset}, because this machine has" in capsys.readouterr().err
+    (tmp_path / "ulmfit.json").write_text('{"config": {"preset": "lecture"}}')
+    assert ulmfit.choose_preset(tmp_path) == "lecture", "a run that is continued keeps its preset"
+    assert capsys.readouterr().err == ""

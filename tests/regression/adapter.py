@@ -299,12 +299,11 @@ def predict(model: Path, task: str, several: bool, data: Path, out: Path) -> lis
     command("predict", model, "--data", data, "--out", out, *more)
     found = []
     for row in map(json.loads, out.read_text(encoding="utf-8").splitlines()):
-        if "clusters" in row:
-            found.append(row["clusters"])
-        elif "question" in row:
-            found.append([row["text"], row["start"], row["end"], row["probability"], row["null_score_diff"]])
-        elif "tags" in row:
-            found.append([row["tags"], row["tag_probabilities"]])
+        answer, shares = row["prediction"], row.get("probabilities", {})
+        if "null_score_diff" in row:
+            found.append([answer, row["start"], row["end"], row["probability"], row["null_score_diff"]])
+        elif isinstance(answer, list):
+            found.append([answer, shares] if shares else answer)  # tags, or clusters
         else:
-            found.append([row["label"], list(row.get("probabilities", {}).values())])
+            found.append([answer, list(shares.values()) if isinstance(shares, dict) else shares])
     return found

@@ -53,7 +53,7 @@ def test_pretraining_page(run):
         "learning rate",
         "a [MASK] & b",
         "probability of “c”",
-        "25.00%",
+        "25%",
         "dog",
         "polyseme fill",
     ):

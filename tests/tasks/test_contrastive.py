@@ -112,6 +112,8 @@ def test_positives_are_chosen_by_the_training_examples():
         ContrastiveTask().fit(labeled)
     with pytest.raises(DataError, match="1 of 9 training examples have no pair, the first at e:8"):
         ContrastiveTask().fit(examples([*PAIRS, "a text"]))
+    with pytest.raises(ConfigError, match="temperature is 0"):
+        ContrastiveTask(temperature=0.0).fit(examples(PAIRS))
     with pytest.raises(DataError, match="0 positive pairs"):
         ContrastiveTask(min_score=100).fit(labeled)
     with pytest.raises(DataError, match="no pair"):
@@ -177,6 +179,8 @@ def test_texts_without_pairs_are_learned_with_dropout(tmp_path, tiny_folders):
         tiny_folders["bert"], ContrastiveTask(pooling="cls"), train=TEXTS, dev=PAIRS, out=tmp_path / "run", steps=2
     )
     assert run.primary_metric == "mrr"
+    assert ContrastiveTask().fit_model(run.model).pooling == "cls"
+    assert ContrastiveTask().fit_model(tiny_folders["bert"]).pooling == "mean"
     assert run.details["positives"] == "dropout"
     token_vectors = polyseme.load(run.model).embed(TEXTS[0], granularity="token")[0]
     first = token_vectors / np.linalg.norm(token_vectors)

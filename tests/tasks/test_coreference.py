@@ -245,8 +245,8 @@ def check_commands(tmp_path, folder, dev):
     assert answer.status == 0 and "40 predictions" in answer.out
     expected = "".join(format_conll(e.document, p.clusters) for e, p in zip(dev, predict(folder, dev)))
     assert (tmp_path / "said.conll").read_text() == expected
-    answer = cli("predict", tmp_path / "run" / "model", "--data", gold, "--out", tmp_path / "said.tsv")
-    assert answer.status == 2 and "written as .conll, .jsonl" in answer.err
+    answer = cli("predict", tmp_path / "run" / "model", "--data", gold, "--out", tmp_path / "said.doc")
+    assert answer.status == 2 and "written as .conll, .csv" in answer.err
     bad = tmp_path / "bad.conll"
     bad.write_text(gold.read_text().replace("(0", "0)", 1))
     settings = ["--set", "steps=2", "--set", "task.head.max_span_width=3", "--set", "task.head.hidden_dim=8"]

@@ -97,11 +97,11 @@ def test_choices_are_learned_and_transformers_loads_the_model(family, folders, t
             expected = output.logits if family == "bert" else output.mc_logits
             assert expected.item() == pytest.approx(float(score), abs=1e-5)
     CHOICE.write(tmp_path / "p.jsonl", data[160:], predict(folder, data[160:]))
-    again = MultipleChoiceTask.read(tmp_path / "p.jsonl")
+    again = MultipleChoiceTask.read(f"{tmp_path}/p.jsonl::label=prediction")
     assert [(e.text, e.choices) for e in again] == [(e.text, e.choices) for e in data[160:]]
     assert sum(a.label == b.label for a, b in zip(again, data[160:])) / 40 == results["mean"]["accuracy"]
-    with pytest.raises(PolysemeError, match=r"written as \.jsonl, not '\.tsv'"):
-        CHOICE.write(tmp_path / "p.tsv", data[160:], predict(folder, data[160:]))
+    with pytest.raises(PolysemeError, match=r"written as \.csv, .*, not '\.doc'"):
+        CHOICE.write(tmp_path / "p.doc", data[160:], predict(folder, data[160:]))
     (plain,) = predict(folder, to_examples([("cat", ["dog fish", "bird wolf"])], folder.model))
     assert plain.label == "1" and sum(plain.probabilities.values()) == pytest.approx(1)
     with pytest.raises(PolysemeError, match=r"example 1 is 'cat': a text and a list of choices is needed"):

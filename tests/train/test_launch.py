@@ -193,6 +193,9 @@ def test_a_budget_that_does_not_extend_a_run(run_tiny, tmp_path, rejects):
             match="has a budget of 4steps and was trained for 4 steps .* does not extend it",
         )  # fmt: skip
     assert folder_bytes(tmp_path / "run") == before
+    recipe = get_recipe(str(tmp_path / "run/recipe.json")).with_override("budget", "9steps")
+    with pytest.raises(ConfigError, match="budget was 4steps, now 9steps; pass a larger `budget` to extend it"):
+        polyseme.pretrain(recipe, out=tmp_path / "run", resume=True)
     assert polyseme.pretrain(out=tmp_path / "run", resume=True, budget="4steps").num_steps == 4
     assert polyseme.pretrain(out=tmp_path / "run", resume=True, budget="2s").num_steps > 4
 

@@ -295,7 +295,7 @@ def test_a_resumed_run_repeats_the_plans_of_a_budget_in_minutes(corpora, tmp_pat
     replans.update({2: 99, 4: 99})
     assert pretrain(timed, corpora["wordpiece"], timed_run, resume=True)["steps"] == 14
     plans = [json.loads((run / "recipe.json").read_text())["plan"] for run in (tmp_path / "whole", timed_run)]
-    assert plans[0] == plans[1] and [row["total_steps"] for row in plans[0]] == [1000, 40, 12, 14]
+    assert plans[0] == plans[1] and [row["total_steps"] for row in plans[0]] == [200, 40, 12, 14]
     models = [load_file(run / "model" / "model.safetensors") for run in (tmp_path / "whole", timed_run)]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 

@@ -19,9 +19,11 @@ def export_arpa(
 ) -> None:
     """Export an n-gram model to an ARPA file."""
     from polyseme.io.atomic import ensure_new_file
+    from polyseme.io.model_path import resolve_model
     from polyseme.ngram.arpa import write_arpa
     from polyseme.ngram.model import NgramFolder, is_ngram
 
+    model = resolve_model(model)
     if not is_ngram(model):
         raise UnsupportedError(f"{model} is not an n-gram model, and only these can be exported to ARPA")
     ensure_new_file(out)

@@ -23,7 +23,7 @@ RECIPE_NAMES = (
 )
 TASK_NAMES = (
     *("classification", "pair_classification", "regression", "tagging", "semantic_roles", "extractive_qa"),
-    *("multiple_choice", "coreference"),
+    *("multiple_choice", "coreference", "contrastive"),
 )
 DATASET_NAMES = (
     *("glue/cola", "glue/sst-2", "glue/mrpc", "glue/sts-b", "glue/qqp", "glue/mnli", "glue/mnli-mm", "glue/qnli"),

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 CLEAN_HELP = "Cleaning steps with their thresholds: nfc, control, boilerplate=10, min_chars=200, max_chars=1000000, "
 CLEAN_HELP += "language=0.5; or none."
 THRESHOLD_HELP = "Near duplicates: minimum Jaccard similarity of 5-word shingles (MinHash LSH)."
-PAIRS_HELP = "Two files of lines, or .tsv, .jsonl, .po, .mo, plain or compressed; or gettext::lang=de."
+PAIRS_HELP = (
+    "Two files of lines, or .tsv, .csv, .jsonl, .parquet, .po, .mo, plain or compressed, with their columns as in "
+)
+PAIRS_HELP += "FILE::text=en,pair=de; or gettext::lang=de."
 RATIO_HELP = "Drop pairs whose lengths differ by more than this factor; 0: keep all."
 
 

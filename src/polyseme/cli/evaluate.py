@@ -1,13 +1,17 @@
 """`polyseme evaluate`, `predict`, `compare` and `benchmark`."""
 
 import sys
+import textwrap
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from polyseme.evaluation.significance import PairedTest
 
 ModelsArgument = Annotated[
     list[Path], Argument(help="Folder of a fine-tuned model; with --ensemble several, or a run that kept several.")
@@ -44,6 +48,7 @@ def evaluate(
     import polyseme
     from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS, minimal_pairs_table
     from polyseme.finetuning.api import ReadOptions
+    from polyseme.report.results import metric_title
     from polyseme.report.run_page import dev_selection_note
 
     reading = asdict(ReadOptions(text_column, pair_column, label_column, header, skip_bad))
@@ -63,13 +68,14 @@ def evaluate(
     if as_json:
         sizes = {"examples": evaluation.num_examples, "parameters": evaluation.num_parameters}
         speed = {"examples_per_second": evaluation.examples_per_second, "ms_per_text": evaluation.ms_per_text}
-        print_json({**sizes, **speed, **evaluation.metrics})
+        label = {"positive_label": evaluation.positive_label} if evaluation.positive_label else {}
+        print_json({**sizes, **speed, **evaluation.metrics, **label})
         return
     speed_text = f"{evaluation.examples_per_second:,.1f} per second, {evaluation.ms_per_text:.1f} ms for one alone"
     print(f"{evaluation.num_examples} examples, {speed_text}")
     print(f"{evaluation.num_parameters:,} parameters")
     for name, value in evaluation.metrics.items():
-        print(f"{name}: {value:.4f}")
+        print(f"{metric_title(name, evaluation.positive_label)}: {value:.4f}")
 
 
 def predict(
@@ -98,39 +104,49 @@ def predict(
 
 
 def compare(
-    runs: Annotated[list[Path], Argument(help="Folders of fine-tuning runs or benchmarks.")],
-    out: Annotated[Path | None, Option(help="Plot to write: .png, .svg or .pdf.")] = None,
-    num_resamples: Annotated[int, Option(help="Number of bootstrap samples, for two runs of one task.", min=10)] = 1000,
+    runs: Annotated[list[Path], Argument(help="Folders of fine-tuning runs and benchmarks, or of pre-training runs.")],
+    out: Annotated[
+        Path | None, Option(help="Folder to write; or a plot of fine-tuning runs: .png, .svg or .pdf.")
+    ] = None,
+    num_resamples: Annotated[int, Option(help="Number of bootstrap samples for intervals and tests.", min=100)] = 1000,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Compare models by task, with standard deviations over seeds; two runs of one task by the paired bootstrap."""
+    """Compare runs of one kind, each named by its folder.
+
+    Fine-tuning runs by task: means and standard deviations over seeds, and two-sided paired tests against the best.
+    Pre-training runs: loss, perplexity, bits per character, and costs.
+    """
     import polyseme
     from polyseme.evaluation.compare import comparison_table
+    from polyseme.evaluation.pretraining_runs import pretraining_table
     from polyseme.report.run_page import dev_selection_note
 
     comparison = polyseme.compare(runs, out=out, num_resamples=num_resamples)
-    bootstrap = comparison.bootstrap
     if as_json:
-        rows = [
-            {
-                "run": str(run.path), "model": run.model, "task": run.task, "metric": run.metric, "mean": run.mean,
-                "std": run.std, "seeds": len(run.seed_scores), "failed_seeds": run.failed_seeds,
-                "parameters": run.num_parameters, "examples_per_second": run.examples_per_second,
-                "ms_per_text": run.latency_ms, "seconds": run.train_seconds, "chosen_on_dev": run.dev_choices,
-            }
-            for run in comparison.runs
-        ]  # fmt: skip
-        print_json({"runs": rows, **({"bootstrap": bootstrap} if bootstrap else {})})
+        print_json(comparison.to_json())
         return
-    print_table(*comparison_table(comparison.runs))
-    for run in comparison.runs:
-        if run.dev_choices:
-            print(f"{run.path}: {dev_selection_note(run.dev_choices)}")
-    if bootstrap:
-        better = comparison.runs[0 if bootstrap["difference"] >= 0 else 1]
-        print(f"{better.path} is better by {100 * abs(bootstrap['difference']):.2f}; p = {bootstrap['p']:.3f}")
-        low, high = 100 * bootstrap["low"], 100 * bootstrap["high"]
-        print(f"difference of the first and the second: 95 % interval from {low:.2f} to {high:.2f}")
+    if isinstance(comparison, polyseme.PretrainComparison):
+        print_table(*pretraining_table(comparison.runs))
+        if len({run.is_masked for run in comparison.runs}) > 1:
+            print("Losses of masked models are of masked tokens: they do not compare with those of language models.")
+    else:
+        print_table(*comparison_table(comparison.runs))
+        for run in comparison.runs:
+            if run.dev_choices:
+                print(f"{run.name}: {dev_selection_note(run.dev_choices)}")
+        for test in comparison.tests:
+            print(_format_test(test))
+    if out is not None:
+        print(f"see {out}")
+
+
+def _format_test(test: "PairedTest") -> str:
+    """State which run is better, the difference in points with its interval, and the p-value with its kind."""
+    verdict = "is better than" if test.is_significant else "is not significantly better than"
+    p_value = "p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}"
+    interval = f"95 % interval {100 * test.low:.2f} to {100 * test.high:.2f}"
+    difference = f"{test.first} {verdict} {test.second} on {test.task}: {100 * test.difference:+.2f}"
+    return f"{difference} ({interval}; {p_value}, {test.method})"
 
 
 def benchmark(
@@ -138,7 +154,7 @@ def benchmark(
     model: Annotated[Path, Argument(help="Folder of a pre-trained model.")],
     data: Annotated[Path, Option(help="Folder that contains the data sets.")],
     out: Annotated[Path, Option(help="Output folder; finished data sets in it are not run again.")],
-    seeds: options.NumSeedsOption = 1,
+    seeds: options.SeedsOption = "1",
     overrides: options.SetOption = [],
     skip_bad: options.SkipBadOption = False,
     as_json: options.JsonOption = False,
@@ -147,24 +163,27 @@ def benchmark(
 
     The same command resumes a run that was interrupted.
     """
-    from polyseme.cli.output import apply_overrides
-    from polyseme.evaluation.benchmarks import benchmark_table, run_benchmark
+    from polyseme.cli.output import apply_overrides, parse_seeds
+    from polyseme.evaluation.benchmarks import benchmark_notes, benchmark_table, run_benchmark
     from polyseme.finetuning.config import FinetuneConfig
     from polyseme.report.run_page import dev_selection_note
     from polyseme.weights.folder import read_model_config
 
     max_len = read_model_config(model)[0].trunk.embeddings.max_len
     config = apply_overrides(FinetuneConfig(max_len=min(128, max_len), truncate=True), overrides)
-    summary = run_benchmark(name, model, data, out, config, seeds, skip_bad)
+    summary = run_benchmark(name, model, data, out, config, parse_seeds(seeds), skip_bad)
     if as_json:
         print_json(summary)
         return
-    print_table(*benchmark_table(name, str(model), summary))
+    print_table(*benchmark_table(name, summary))
+    for line in benchmark_notes(name, summary):
+        print(textwrap.fill(line, 80, subsequent_indent="   "))
     print("Published results are on the test sets; ours are on the dev sets, in percent.")
     if summary["chosen_on_dev"]:
         print(dev_selection_note(summary["chosen_on_dev"]))
     for task, failed_seeds in summary["failed_seeds"].items():
-        print(f"{task}: {len(failed_seeds)} of {seeds} seeds are no better than the majority baseline")
+        num_seeds = len(summary["scores"][task])
+        print(f"{task}: {len(failed_seeds)} of {num_seeds} seeds are no better than the majority baseline")
     for diagnostic, values in summary["diagnostic_scores"].items():
         print(f"{diagnostic}: {', '.join(f'{name} {value:.4f}' for name, value in values.items())}")
     if summary["missing"]:

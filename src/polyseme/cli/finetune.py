@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.completion import DATASET_NAMES, TASK_NAMES, complete
-from polyseme.cli.output import parse_overrides, print_table, print_wrapped_table
+from polyseme.cli.output import parse_overrides, parse_seeds, print_table, print_wrapped_table
 from polyseme.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ BaselineOption = Annotated[
     list[str], Option(help="Add one baseline: majority, linear; for tags also memm, crf (slow).")
 ]
 TagOption = Annotated[str | None, Option(help="How tags are decoded: softmax, or crf (the default over features).")]
+PositiveOption = Annotated[str | None, Option(help="Label whose F1 is reported; default: the second of two labels.")]
 JoinOption = Annotated[str, Option(help="Where features enter the network: input (default), output, both, between.")]
 VectorsOption = Annotated[Path | None, Option(help="Word vectors that initialize the word embeddings of the network.")]
 NetworkOption = Annotated[str, Option(help="Network over features: auto, linear, bilstm, biattentive, esim or bidaf.")]
@@ -46,7 +47,7 @@ def finetune(
     train: TrainOption = [],
     dev: Annotated[list[Path], Option(help="Dev examples for evaluation.")] = [],
     data: Annotated[list[Path], Option(help="Folder of a named data set, as distributed.")] = [],
-    seeds: options.NumSeedsOption = 1,
+    seeds: options.SeedsOption = "1",
     overrides: options.SetOption = [],
     layer_decay: Annotated[
         float | None, Option(help="Factor of the learning rate from each layer to the next.")
@@ -65,6 +66,7 @@ def finetune(
     skip_bad: options.SkipBadOption = False,
     strict: Annotated[bool, Option(help="Reject malformed IOB tags instead of repairing them.")] = False,
     tag_decoder: TagOption = None,
+    positive_label: PositiveOption = None,
     features: Annotated[list[str], Option(help=FEATURES_HELP)] = [],
     layers: Annotated[list[str], Option(help=LAYERS_HELP)] = [],
     join_at: JoinOption = "",
@@ -81,8 +83,9 @@ def finetune(
 
     folders = [path for path in features if path != "none"]
     run = polyseme.finetune(
-        model, **_assign_files(task, train, dev, data), out=out, seeds=seeds, grid=grid, from_scratch=from_scratch,
-        keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints, baselines=["default"] * baselines + baseline,
+        model, **_assign_files(task, train, dev, data), out=out, seeds=parse_seeds(seeds), grid=grid,
+        from_scratch=from_scratch, keep_seeds=keep_seeds, keep_checkpoints=keep_checkpoints,
+        baselines=["default"] * baselines + baseline, positive_label=positive_label,
         text_column=text_column, pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
         strict=strict, layer_decay=layer_decay, unfreeze_every=unfreeze_every, tag_decoder=tag_decoder,
         features=folders if features else None, layers=layers, join_at=join_at, word_vectors=word_vectors,
@@ -152,13 +155,15 @@ def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: li
 
 
 def _print_task(run: "FinetuneResult", row_name: str) -> None:
+    from polyseme.report.results import metric_title
     from polyseme.report.run_page import dev_selection_note
 
+    titles = [metric_title(name, run.details.get("positive_label", "")) for name in run.mean]
     rows = [[name, *(f"{metrics[n]:.4f}" for n in run.mean)] for name, metrics in run.baselines.items()]
     if before := run.details.get("before"):
         rows.append(["before training", *(f"{before[n]:.4f}" for n in run.mean)])
     rows.append([row_name, *(_format_mean(run, name) for name in run.mean)])
-    print_table([f"{len(run.seeds)} seed(s)", *run.mean], rows)
+    print_table([f"{len(run.seeds)} seed(s)", *titles], rows)
     if choices := run.details["chosen_on_dev"]:
         print(dev_selection_note(choices))
     print(f"{run.model}: seed {run.best_seed}; see {run.report}")

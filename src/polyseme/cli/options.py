@@ -13,7 +13,7 @@ SOURCES_HELP = (
     "::lang=de,weight=2,text=body,format=jsonl."
 )
 
-ModelArgument = Annotated[Path, Argument(help="Model folder.")]
+ModelArgument = Annotated[Path, Argument(help="Model folder, or a run folder with a model.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 JsonLinesOption = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
 INPUT_HELP = (
@@ -34,7 +34,7 @@ ResumeOption = Annotated[bool, Option("--resume", help=RESUME_HELP)]
 SeedOption = Annotated[int | None, Option(help="Random seed; default: that of the recipe.", min=0, max=MAX_INTEGER)]
 ResumeOutputOption = Annotated[bool, Option("--resume", help="Resume an interrupted run with the same options.")]
 RunOption = Annotated[Path, Option(help="Run folder to write, or to resume.")]
-NumSeedsOption = Annotated[int, Option(help="Number of runs with different random seeds.", min=1)]
+SeedsOption = Annotated[str, Option(help="Number of random seeds, or the seeds themselves: 3, or 7,11,13 (one: 7,).")]
 LengthPenaltyOption = Annotated[float, Option(help="Divide the scores of the beam search by length to this power.")]
 
 # Files of labeled examples.

@@ -87,6 +87,14 @@ def parse_settings(overrides: Sequence[str], **flags: Any) -> dict[str, Any]:
     return values
 
 
+def parse_seeds(text: str) -> int | list[int]:
+    """Parse `--seeds`: a number of seeds, or seeds separated by commas."""
+    try:
+        return [int(seed) for seed in text.split(",") if seed.strip()] if "," in text else int(text)
+    except ValueError:
+        raise ConfigError(f"--seeds is {text!r}: a number of seeds, or seeds such as 7,11,13, is expected") from None
+
+
 def apply_overrides(config: "ConfigT", overrides: Sequence[str]) -> "ConfigT":
     """Return the config with each `--set path=value` applied."""
     for path, value in parse_overrides(overrides).items():

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_json
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, require_packages
 from polyseme.io.limits import MAX_INTEGER
 
 
@@ -27,6 +27,7 @@ def prompt(
     if (num_shots > 0) != (examples is not None):
         raise ConfigError("--num-shots K and --examples FILE go together")
     template = prompting.load_prompt_template(prompt_name)
+    require_packages({"rouge_score": "ROUGE"} | ({"sacrebleu": "BLEU"} if template.metric == "bleu" else {}))
     questions = prompting.read_questions(data, template)
     shots = []
     if examples:

@@ -41,16 +41,10 @@ def translate(
     from polyseme.io.table_output import TableOutput
     from polyseme.tasks.metrics.translation import translation_metrics
 
-    for path in (out, report):
-        if path is not None and path.exists() and not resume:
-            raise ConfigError(f"{path} already exists: choose another name, or remove it first")
-    if reference is None and (report is not None or as_json):
-        raise ConfigError("--report and --json need --reference")
-    if reference is not None:
-        require_packages({"sacrebleu": "BLEU"})
-    pairs = files.open_text_pairs(data, reference, model)
-    source, references = pairs.source, pairs.references
-    table = None if out is None else TableOutput(out, pairs.names)
+    _check_files(out, report, reference, as_json, resume)
+    inputs = files.open_inputs(data, reference, model)
+    source, references = inputs.source, inputs.references
+    table = TableOutput(out or Path("console.txt"), inputs.names)
     search = {"num_beams": num_beams, "length_penalty": length_penalty}
     config = polyseme.GenerationConfig(max_new_tokens, patience=patience, **search)  # type: ignore[arg-type]
     splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
@@ -62,8 +56,6 @@ def translate(
 
     def compute(window: list[Any], start: int, summary: dict[str, Any]) -> list[bytes]:
         lines = files.translate_window(language_model, config, splitter, window, summary)
-        if table is None:
-            return ["".join(line + "\n" for line in lines).encode()]
         return [table.encode([(pair.row, {"translation": line}) for pair, line in zip(window, lines)], start).encode()]
 
     def write_report(summary: dict[str, Any]) -> list[bytes]:
@@ -75,12 +67,22 @@ def translate(
     def show(text: str) -> None:
         print(text if reference is None else "", end="", flush=True)
 
-    output = open_row_output(table, show, settings, resume)
+    output = open_row_output(table if out else None, show, settings, resume)
     summary = run_windows(source, source.windows(files.MAX_CHARACTERS), output, compute, write_report, "translate")
     if num_unfinished := summary["num_unfinished"]:
         print(f"{num_unfinished:,} translations reached the maximum number of tokens", file=sys.stderr)
     if reference is not None:
         _print_metrics(translation_metrics(summary["statistics"]) | search, as_json)
+
+
+def _check_files(out: Path | None, report: Path | None, reference: Path | None, as_json: bool, resume: bool) -> None:
+    for path in (out, report):
+        if path is not None and path.exists() and not resume:
+            raise ConfigError(f"{path} already exists: choose another name, or remove it first")
+    if reference is None and (report is not None or as_json):
+        raise ConfigError("--report and --json need --reference")
+    if reference is not None:
+        require_packages({"sacrebleu": "BLEU"})
 
 
 def _length_rows(metrics: dict[str, Any]) -> list[tuple[Any, ...]]:

@@ -1,14 +1,13 @@
 """`polyseme ulmfit`: the three stages of ULMFiT, or the low-shot curve."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
 from polyseme.cli import options
-from polyseme.cli.output import apply_overrides, print_table
+from polyseme.cli.output import parse_seeds, parse_settings, print_table
 from polyseme.errors import ConfigError
 from polyseme.io.lock import locks_folder
 
@@ -30,7 +29,7 @@ def ulmfit(
     preset: Annotated[str, Option(help=PRESET_HELP)] = "",
     direction: Annotated[str, Option(help="forward, backward, or both (averaged).")] = "forward",
     budget: Annotated[str, Option(help="Budget of the first stage: 20m, 500steps or 1e9tokens.")] = "",
-    seeds: options.NumSeedsOption = 1,
+    seeds: options.SeedsOption = "1",
     train_sizes: Annotated[str, Option(help="Plot the low-shot curve for these sizes: 100,500,2000.")] = "",
     overrides: options.SetOption = [],
     text_column: options.TextColumnOption = "",
@@ -42,25 +41,26 @@ def ulmfit(
 
     An interrupted run continues when the same command is run again.
     """
-    from polyseme.corpus.sources.sources import open_sources
+    from polyseme.config import override_config
+    from polyseme.finetuning.experiment import list_seeds
     from polyseme.io.atomic import sha256
     from polyseme.io.json import write_json
     from polyseme.pipelines import ulmfit as stages
     from polyseme.tasks.classification import ClassificationTask
     from polyseme.tasks.readers.rows import Columns
 
-    sizes = _parse_sizes(train_sizes)
-    settings: dict[str, Any] = {"preset": preset or stages.choose_preset(out), "direction": direction, "budget": budget}
-    config = apply_overrides(stages.UlmfitConfig.from_json(settings), overrides)
+    sizes, seed_list = _parse_sizes(train_sizes), list_seeds(parse_seeds(seeds))
+    settings = parse_settings(overrides, preset=preset, budget=budget)
+    chosen_preset = settings.get("preset") or stages.choose_preset(out)
+    config = stages.UlmfitConfig.from_json({"preset": chosen_preset, "direction": direction})
+    config = override_config(config, settings)
     config.general_recipe("forward").check()
     config.classifier.validate()
-    columns = Columns(text_column, label=label_column, has_header=header)
-    train, train_columns = ClassificationTask.open_input(train, columns)
-    dev, dev_columns = ClassificationTask.open_input(dev, replace(columns, remembered=train_columns))
-    train_examples = ClassificationTask.read(train, train_columns, skip_bad=skip_bad)
+    train, columns = ClassificationTask.open_input(train, Columns(text_column, label=label_column, has_header=header))
+    dev, dev_columns = ClassificationTask.open_input(dev, Columns(has_header=header, remembered=columns))
+    train_examples = ClassificationTask.read(train, columns, skip_bad=skip_bad)
     dev_examples = ClassificationTask.read(dev, dev_columns, skip_bad=skip_bad)
-    unlabeled_documents = open_sources(unlabeled, split="line", skip_bad=skip_bad) if unlabeled else ()
-    texts = [document.text for document in unlabeled_documents]
+    texts = _read_unlabeled(unlabeled, skip_bad)
     stages.validate_sources(config, text, corpus, general_models)
     inputs = {
         "config": config.to_json(),
@@ -75,14 +75,20 @@ def ulmfit(
     write_json(out / "ulmfit.json", inputs)
     pretrained = stages.pretrain_general_lm(config, out, text, corpus, general_models)
     if sizes:
-        points = stages.low_shot_curve(config, out, pretrained, train_examples, dev_examples, sizes, texts, seeds)
-        _print_curve(out, points, sizes, seeds)
+        points = stages.low_shot_curve(config, out, pretrained, train_examples, dev_examples, sizes, texts, seed_list)
+        _print_curve(out, points, sizes, len(seed_list))
     else:
-        results = stages.run_ulmfit(config, out, pretrained, train_examples, dev_examples, texts, seeds)
+        results = stages.run_ulmfit(config, out, pretrained, train_examples, dev_examples, texts, seed_list)
         names = list(next(iter(results["rows"].values())))
         rows = [[row, *(stages.format_mean_std(cells[n]) for n in names)] for row, cells in results["rows"].items()]
-        print_table([f"{seeds} seed(s)", *names], rows)
+        print_table([f"{len(seed_list)} seed(s)", *names], rows)
     print(f"see {out}/report.html")
+
+
+def _read_unlabeled(sources: list[str], skip_bad: bool) -> list[str]:
+    from polyseme.corpus.sources.sources import open_sources
+
+    return [each.text for each in open_sources(sources, split="line", skip_bad=skip_bad)] if sources else []
 
 
 def _parse_sizes(train_sizes: str) -> list[int]:
@@ -110,7 +116,7 @@ def _check_folder(out: Path, inputs: dict[str, Any], is_curve: bool) -> None:
         raise ConfigError(f"{out} already holds a finished run: choose another --out")
 
 
-def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], seeds: int) -> None:
+def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], num_seeds: int) -> None:
     """Print the low-shot curve and add it to the report."""
     from polyseme.io.atomic import write_text
     from polyseme.io.hashes import write_hashes
@@ -124,4 +130,4 @@ def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], seed
     write_hashes(out)
     curves = stages.error_curves(points)
     rows = [[row, *(stages.format_mean_std(line[size]) for size in sizes)] for row, line in curves.items()]
-    print_table([f"error, {seeds} seed(s)", *map(str, sizes)], rows)
+    print_table([f"error, {num_seeds} seed(s)", *map(str, sizes)], rows)

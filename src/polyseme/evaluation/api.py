@@ -1,4 +1,4 @@
-"""`polyseme.evaluate`, `polyseme.predict` and `polyseme.compare`."""
+"""`polyseme.evaluate` and `polyseme.predict`."""
 
 import logging
 import time
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import ConfigError, require_packages
-from polyseme.evaluation.compare import FinetuneRun, paired_bootstrap, plot_comparison, read_runs
+from polyseme.errors import ConfigError, DataError, require_packages
 from polyseme.evaluation.predict import find_models, predict_ensemble
 from polyseme.evaluation.streaming import Source, hash_path, run_windows
 from polyseme.evaluation.submission import SUBMISSION_FILES, submission_format
@@ -21,14 +20,12 @@ from polyseme.inference.load import load, load_neural
 from polyseme.inference.prediction import count_truncated, log_truncated, median_latency_ms, select_task
 from polyseme.inference.prediction import predict as predict_examples
 from polyseme.io.partial import PartialOutput, part_path
-from polyseme.report.notebook import NotebookResult
+from polyseme.io.specs import STDIN, split_spec
 from polyseme.report.results import EvaluationResult
 from polyseme.tasks import load_task
 from polyseme.tasks.base import TaskConfig, require_gold
-from polyseme.tasks.readers.columns import Columns
+from polyseme.tasks.readers.columns import SPEC_OPTIONS, Columns
 from polyseme.train.loop import count_parameters
-
-PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,9 @@ def evaluate(
         logging.disable(log_level)
     choices = predictor.dev_choices if task and task == predictor.dataset else ()
     speed = len(examples) / seconds
-    return EvaluationResult(metrics, len(examples), predictor.num_parameters, speed, latency_ms, choices)
+    positive_label = getattr(predictor.task, "positive_label", "")
+    sizes = (len(examples), predictor.num_parameters, speed, latency_ms)
+    return EvaluationResult(metrics, *sizes, choices, positive_label)
 
 
 def predict(
@@ -148,6 +147,8 @@ def predict(
     """Predict unlabeled examples and write the predictions; see `polyseme.predict`."""
     if out is None and resume:
         raise ConfigError("`resume` needs an output file: set `out`")
+    if isinstance(data, str) and not task and not Path(split_spec(data, SPEC_OPTIONS)[0]).exists() and data != STDIN:
+        raise DataError(f"there is no file {data[:80]!r}: `data` is a file, or a list of texts")
     predictor = load_predictor(models, task, ensemble, truncate)
     if out is None:
         predictions: list[Any] = predictor.predict(predictor.read(data, task, "test", options, needs_labels=False))
@@ -199,22 +200,3 @@ def predict_file(
     summary = run_windows(source, windows, output, compute, lambda _: footers, "predict", "examples")
     log_truncated(summary.get("truncated", {}), source.total)
     return source.total
-
-
-@dataclass(frozen=True)
-class Comparison(NotebookResult):
-    """Runs side by side; `bootstrap` is the paired bootstrap test of two runs of one task."""
-
-    runs: tuple[FinetuneRun, ...]
-    bootstrap: dict[str, float] | None = None
-
-
-def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison:
-    """Read runs, test whether the better of two is significantly better, and plot them; see `polyseme.compare`."""
-    if out is not None and out.suffix not in PLOT_SUFFIXES:
-        raise ConfigError(f"{out}: a plot is written as .png, .svg or .pdf")
-    runs = read_runs(folders)
-    is_pair = len(runs) == 2 and runs[0].task == runs[1].task and all(run.supports_bootstrap for run in runs)
-    if out is not None:
-        plot_comparison(runs, out)
-    return Comparison(tuple(runs), paired_bootstrap(runs[0], runs[1], num_resamples) if is_pair else None)

@@ -9,13 +9,13 @@ from typing import Any
 
 from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
-from polyseme.datasets.published import published_table
+from polyseme.datasets.published import PublishedResult, published_table
 from polyseme.errors import ConfigError, DataError, require_packages, suggest
 from polyseme.evaluation.compare import mean_speed, read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.experiment import RunOptions, TaskData, list_seeds
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.resume import first_difference, read_finished_results
 from polyseme.inference.feature_extraction import hash_model_files
@@ -74,7 +74,7 @@ def run_benchmark(
     data: Path,
     out: Path,
     settings: FinetuneConfig | None = None,
-    seeds: int = 1,
+    seeds: int | Sequence[int] = 1,
     skip_bad: bool = False,
 ) -> dict[str, Any]:
     """Fine-tune on each data set that is in the folder, except those already finished in `out`.
@@ -87,7 +87,7 @@ def run_benchmark(
     benchmark = BENCHMARKS[name]
     max_len = read_model_config(model)[0].trunk.embeddings.max_len
     settings = settings or FinetuneConfig(max_len=min(128, max_len), truncate=True)
-    plan = {"benchmark": name, "model": str(model), "settings": settings.to_json(), "seeds": seeds}
+    plan = {"benchmark": name, "model": str(model), "settings": settings.to_json(), "seeds": list_seeds(seeds)}
     plan |= {"model_hash": hash_model_files(model)}
     existing = read_json(out / "benchmark.json").get("config") if (out / "benchmark.json").is_file() else plan
     if difference := first_difference(existing, plan):
@@ -182,20 +182,41 @@ def _read_task(benchmark: Benchmark, task: str, data: Path, available: Sequence[
     )
 
 
-def benchmark_table(name: str, label: str, summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and rows of a table of published systems and this run; missing values are empty."""
-    benchmark = BENCHMARKS[name]
-    header = ["system", *benchmark.tasks, "average", "parameters", "ms a text", "source"]
-    parameter_counts = {row.system: f"{row.values['millions']:g}M" for row in published_table("parameters").rows}
+def benchmark_table(name: str, summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and rows of a table of published systems and this run, at most 80 columns wide.
+
+    The last column refers to the sources of `benchmark_notes`. Missing values are empty.
+    """
+    benchmark, sources = BENCHMARKS[name], _published_sources(name)
+    header = ["", *("mm" if task == "mnli-mm" else task.replace("-", "") for task in benchmark.tasks), "avg", "#"]
     rows: list[list[str]] = []
-    for row in published_table(benchmark.published_table).rows if benchmark.published_table else ():
+    for row in _published_rows(name):
         cells = [_format(row.values.get(column)) for column in (*benchmark.tasks, "average")]
-        rows.append([row.system, *cells, parameter_counts.get(row.system, ""), "", row.source])
-    stds = {task: f" ± {std:.1f}" for task, std in summary["std"].items() if std is not None}
-    cells = [_format(summary["mean"].get(task)) + stds.get(task, "") for task in benchmark.tasks]
-    size, latency = f"{summary['parameters'] / 1e6:.1f}M", _format(summary["ms_per_text"] or None)
-    rows.append([label, *cells, _format(summary["average"]), size, latency, "dev, this run"])
+        rows.append([row.system, *cells, str(sources.index(row.source) + 1)])
+    rows.append(["this run (dev)", *(_format(summary["mean"].get(task)) for task in benchmark.tasks)])
+    rows[-1] += [_format(summary["average"]), ""]
+    if any(std is not None for std in summary["std"].values()):
+        rows.append(["± std over seeds", *(_format(summary["std"].get(task)) for task in benchmark.tasks), "", ""])
     return header, rows
+
+
+def benchmark_notes(name: str, summary: dict[str, Any]) -> list[str]:
+    """Return the sources of the published rows, and sizes and speed."""
+    sizes = {row.system: f"{row.values['millions']:g}M" for row in published_table("parameters").rows}
+    systems = dict.fromkeys(row.system for row in _published_rows(name) if row.system in sizes)
+    latency = f", {summary['ms_per_text']:.1f} ms a text" if summary["ms_per_text"] else ""
+    shown = [f"this run {summary['parameters'] / 1e6:.1f}M{latency}", *(f"{each} {sizes[each]}" for each in systems)]
+    notes = [f"{number}: {source}" for number, source in enumerate(_published_sources(name), 1)]
+    return [*notes, f"parameters: {'; '.join(shown)}"]
+
+
+def _published_rows(name: str) -> tuple[PublishedResult, ...]:
+    table = BENCHMARKS[name].published_table
+    return published_table(table).rows if table else ()
+
+
+def _published_sources(name: str) -> list[str]:
+    return list(dict.fromkeys(row.source for row in _published_rows(name)))
 
 
 def _format(value: float | None) -> str:

@@ -1,25 +1,27 @@
-"""Compare fine-tuning runs: models × tasks with standard deviations, and tests of significance."""
+"""Compare fine-tuning runs: a table of runs × tasks with standard deviations, and a plot."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import numpy as np
-
 from polyseme.config import parse_value
-from polyseme.errors import ConfigError, DataError, UnsupportedError, require_package
+from polyseme.errors import ConfigError, DataError, require_package
 from polyseme.io.atomic import atomic_write
 from polyseme.io.json import read_json
-from polyseme.io.limits import MAX_RESAMPLES
 from polyseme.tasks import task_from_json
 from polyseme.tasks.base import TaskConfig
 
 
 @dataclass(frozen=True)
 class FinetuneRun:
-    """A fine-tuning run as read from its folder; `predictions` are the answers on the dev examples, by seed."""
+    """A fine-tuning run as read from its folder; `predictions` are the answers on the dev examples, by seed.
+
+    `name` is the shortest end of its path that no other run of a comparison has, and `row` that of its row in a table:
+    the same, or that of a benchmark or a model with several tasks.
+    """
 
     path: Path
     model: str
@@ -35,6 +37,9 @@ class FinetuneRun:
     dev_choices: tuple[str, ...] = ()  # what was chosen on the dev examples
     examples_per_second: float | None = None  # in batches
     latency_ms: float | None = None  # for a single text
+    train_flops: float | None = None
+    name: str = ""
+    row: str = ""
 
     @property
     def mean(self) -> float:
@@ -89,79 +94,99 @@ def _run_values(results: dict[str, Any], predictions: dict[str, Any]) -> dict[st
         "dev_choices": tuple(results.get("chosen_on_dev", ())),
         "examples_per_second": results.get("examples_per_second"),
         "latency_ms": results.get("ms_per_text"),
+        "train_flops": results.get("flops"),
     }
 
 
 def read_runs(folders: Sequence[Path]) -> list[FinetuneRun]:
-    """Read the runs of these folders; the folder of a benchmark holds several."""
-    runs: list[FinetuneRun] = []
-    for folder in folders:
-        inner = sorted(path.parent for path in folder.glob("*/results.json"))
-        runs += map(read_run, [folder] if (folder / "results.json").is_file() or not inner else inner)
-    return runs
+    """Read and name the runs of these folders; that of a benchmark or of ULMFiT holds several."""
+    runs_by_folder = [(folder, read_run(path)) for folder in folders for path in find_runs(folder)]
+    return name_runs([run for _, run in runs_by_folder], [folder for folder, _ in runs_by_folder])
 
 
-def paired_bootstrap(a: FinetuneRun, b: FinetuneRun, num_resamples: int = 1000, seed: int = 0) -> dict[str, float]:
-    """Compare two runs by the paired bootstrap (Koehn 2004; Berg-Kirkpatrick et al. 2012).
+def find_runs(folder: Path) -> list[Path]:
+    """Return the fine-tuning runs in a folder: itself, those of a benchmark, or the classifiers of ULMFiT."""
+    if (folder / "ulmfit.json").is_file():
+        return sorted(path.parent for path in folder.glob("classifier-*/results.json"))
+    inner = sorted(path.parent for path in folder.glob("*/results.json"))
+    return [folder] if (folder / "results.json").is_file() or not inner else inner
 
-    Each resample draws the same dev examples for both runs, and a seed of each. `p` is the share of resamples in which
-    the better run is not better.
+
+def name_runs(runs: Sequence[FinetuneRun], folders: Sequence[Path] = ()) -> list[FinetuneRun]:
+    """Name runs by their paths, and their rows by those of the folders that hold them, if these are others.
+
+    The runs of one model on different tasks share a row, with the name of the model. Raises `ConfigError` if a run is
+    given twice.
     """
-    for run in (a, b):
-        if not run.predictions:
-            raise UnsupportedError(f"{run.path} has no predictions.json: fine-tune it again")
-        if not run.supports_bootstrap:
-            raise UnsupportedError(f"{run.path}: {run.metric} needs more than predictions, so there is no bootstrap")
-    if a.gold != b.gold or a.metric != b.metric:
-        raise UnsupportedError(f"{a.path} and {b.path} were not measured on the same examples by the same metric")
-    rng = np.random.default_rng(seed)
-    observed = a.mean - b.mean
-    if not 1 <= num_resamples <= MAX_RESAMPLES:
-        raise ConfigError(f"`num_resamples` is {num_resamples}, expected 1 to {MAX_RESAMPLES:,}")
-    differences = np.empty(num_resamples)
-    for i in range(num_resamples):
-        indices = rng.integers(len(a.gold), size=len(a.gold))
-        gold = [a.gold[j] for j in indices]
-        scores = []
-        for run in (a, b):
-            assert run.task_config is not None
-            predictions = run.predictions[rng.integers(len(run.predictions))]
-            scores.append(run.task_config.score(gold, [predictions[j] for j in indices])[run.metric])
-        differences[i] = scores[0] - scores[1]
-    p_value = np.mean(differences <= 0) if observed >= 0 else np.mean(differences >= 0)
-    low, high = np.quantile(differences, [0.025, 0.975])
-    return {"difference": observed, "low": float(low), "high": float(high), "p": float(p_value)}
+    folders = folders or [run.path for run in runs]
+    outer = list(dict.fromkeys(folder for run, folder in zip(runs, folders) if folder != run.path))
+    outer_names = dict(zip(outer, shortest_names(outer)))
+    cells = Counter((run.model, run.task) for run, folder in zip(runs, folders) if folder not in outer)
+    num_tasks = Counter(model for model, _ in cells)
+    repeated_models = {model for (model, _), count in cells.items() if count > 1}
+    named = []
+    for run, name, folder in zip(runs, shortest_names([run.path for run in runs]), folders):
+        shares_row = num_tasks[run.model] > 1 and run.model not in repeated_models
+        row = outer_names[folder] if folder in outer else run.model if shares_row else name
+        named.append(replace(run, name=name, row=row))
+    return named
+
+
+def shortest_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest end of each path that no other path has."""
+    parts = [path.resolve().parts for path in paths]
+    if len(set(parts)) < len(parts):
+        path = next(path for path, each in zip(paths, parts) if parts.count(each) > 1)
+        raise ConfigError(f"{path} is given twice: compare different runs")
+    names = []
+    for target in parts:
+        others = [each for each in parts if each != target]
+        length = next(n for n in range(1, len(target) + 1) if all(target[-n:] != each[-n:] for each in others))
+        names.append(str(Path(*target[-length:])))
+    return names
 
 
 def pivot_runs(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[str], dict[tuple[str, str], FinetuneRun]]:
-    """Return the models, the tasks, and the last run of each pair of them."""
-    models, tasks = (list(dict.fromkeys(getattr(run, name) for run in runs)) for name in ("model", "task"))
-    return models, tasks, {(run.model, run.task): run for run in runs}
+    """Return the rows, the tasks, and the run of each pair of them."""
+    rows, tasks = (list(dict.fromkeys(getattr(run, name) for run in runs)) for name in ("row", "task"))
+    return rows, tasks, {(run.row, run.task): run for run in runs}
 
 
 def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and rows of a table with a row per model: size, scores by task, speed and training time.
+    """Return the header and rows of a table: model, size, scores by task, speed and training time.
 
-    Speeds are means over the tasks that every model has; the speed-up is over the slowest model.
+    Speeds are means over the tasks that every row has; the speed-up is over the slowest.
     """
-    models, tasks, runs_by_cell = pivot_runs(runs)
+    names, tasks, runs_by_cell = pivot_runs(runs)
     metrics = {run.task: run.metric for run in runs}
-    header = ["model", "parameters", *(f"{task} ({metrics[task]})" for task in tasks), "mean"]
-    header += ["ms a text", "examples/s", "speed-up", "training s"]
-    shared_tasks = [task for task in tasks if all((model, task) in runs_by_cell for model in models)]
-    speeds = {model: mean_speed([runs_by_cell[model, task] for task in shared_tasks]) for model in models}
+    models = list(dict.fromkeys(run.model for run in runs))
+    model_names = dict(zip(models, _short_models(models)))
+    header = ["run", "model", "parameters", *(f"{task} ({metrics[task]})" for task in tasks)]
+    header += ["mean"] * (len(tasks) > 1) + ["ms a text", "examples/s", "speed-up", "training s"]
+    shared_tasks = [task for task in tasks if all((name, task) in runs_by_cell for name in names)]
+    speeds = {name: mean_speed([runs_by_cell[name, task] for task in shared_tasks]) for name in names}
     slowest = min((speed for speed, _ in speeds.values() if speed), default=1.0)
     rows = []
-    for model in models:
-        cells = [runs_by_cell.get((model, task)) for task in tasks]
-        model_runs = [run for run in cells if run]
-        average = statistics.fmean(run.mean for run in model_runs)
-        speed, latency_ms = speeds[model]
-        row = [model, f"{model_runs[0].num_parameters:,}", *("" if run is None else format_score(run) for run in cells)]
-        row += [f"{100 * average:.1f}" if all(cells) else "", f"{latency_ms:.1f}" if latency_ms else ""]
+    for name in names:
+        cells = [runs_by_cell.get((name, task)) for task in tasks]
+        row_runs = [run for run in cells if run]
+        speed, latency_ms = speeds[name]
+        row = [model_names.get(name, name), model_names[row_runs[0].model], f"{row_runs[0].num_parameters:,}"]
+        row += ["" if run is None else format_score(run) for run in cells]
+        if len(tasks) > 1:
+            row.append(f"{100 * statistics.fmean(run.mean for run in row_runs):.1f}" if all(cells) else "")
+        row += [f"{latency_ms:.1f}" if latency_ms else ""]
         row += [f"{speed:,.1f}", f"{speed / slowest:.1f}×"] if speed else ["", ""]
-        rows.append([*row, f"{sum(run.train_seconds for run in model_runs):.0f}"])
+        rows.append([*row, f"{sum(run.train_seconds for run in row_runs):.0f}"])
     return header, rows
+
+
+def _short_models(models: Sequence[str]) -> list[str]:
+    """Return short names of models: the ends of their paths, without a last folder `model` that all runs have."""
+    names = [model.removesuffix("/model") for model in (label.partition(" (")[0] for label in models)]
+    marks = ["".join(label.partition(" (")[1:]) for label in models]
+    by_name = dict(zip(dict.fromkeys(names), shortest_names([Path(name) for name in dict.fromkeys(names)])))
+    return [by_name[name] + mark for name, mark in zip(names, marks)]
 
 
 def mean_speed(runs: Sequence[FinetuneRun]) -> tuple[float | None, float | None]:
@@ -179,18 +204,18 @@ def format_score(run: FinetuneRun) -> str:
 
 
 def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
-    """Plot bars by task, one for each model, with the standard deviation over seeds as error bars."""
+    """Plot bars by task, one for each row of the table, with the standard deviation over seeds as error bars."""
     require_package("matplotlib", "a plot", "'polyseme[report]'").use("Agg")
     import matplotlib.pyplot as plt
 
-    models, tasks, runs_by_cell = pivot_runs(runs)
+    rows, tasks, runs_by_cell = pivot_runs(runs)
     figure, axes = plt.subplots(figsize=(max(1.2 * len(tasks) + 3, 5), 4))
-    width = 0.8 / len(models)
-    for i, model in enumerate(models):
-        cells = [(j, runs_by_cell[model, task]) for j, task in enumerate(tasks) if (model, task) in runs_by_cell]
-        positions = [j + (i - (len(models) - 1) / 2) * width for j, _ in cells]
+    width = 0.8 / len(rows)
+    for i, row in enumerate(rows):
+        cells = [(j, runs_by_cell[row, task]) for j, task in enumerate(tasks) if (row, task) in runs_by_cell]
+        positions = [j + (i - (len(rows) - 1) / 2) * width for j, _ in cells]
         means, errors = [100 * run.mean for _, run in cells], [100 * (run.std or 0.0) for _, run in cells]
-        axes.bar(positions, means, width, yerr=errors, capsize=3, label=model)
+        axes.bar(positions, means, width, yerr=errors, capsize=3, label=row)
     axes.set_xticks(range(len(tasks)), tasks, rotation=20, ha="right")
     axes.set_ylabel("dev, %")
     axes.legend(fontsize="small")

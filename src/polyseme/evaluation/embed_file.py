@@ -72,15 +72,13 @@ def embed_file(
         return {name: vectors_shape if name == "vectors" else (source.total + 1,) for name in names}
 
     def install() -> None:
-        if not all(path.exists() for path in parts.values()):  # the output was complete before
-            return
         if table is not None:
             table.install(parts["rows"])
-            return
-        dtypes = {"vectors": np.dtype(output.summary["dtype"]), "starts": np.dtype(np.int64)}
-        ids = {name: read_ids(parts[name]) for name in id_names}
-        files = {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()}
-        write_npz(out, files, ids, comment=json.dumps(settings()))
+        elif all(path.exists() for path in parts.values()):  # else the output was complete before
+            dtypes = {"vectors": np.dtype(output.summary["dtype"]), "starts": np.dtype(np.int64)}
+            ids = {name: read_ids(parts[name]) for name in id_names}
+            files = {name: (parts[name], dtypes[name], shape) for name, shape in shapes().items()}
+            write_npz(out, files, ids, comment=json.dumps(settings()))
 
     output = PartialOutput(out, list(parts.values()), install, settings, resume)
     max_characters = MAX_CHARACTERS if granularity == "text" else MAX_CHARACTERS // 8

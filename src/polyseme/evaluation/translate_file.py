@@ -16,7 +16,7 @@ NUM_EXAMPLES = 30  # in a report
 MAX_CHARACTERS = 1 << 17  # of a window: less than for other commands, because a search takes longer
 
 
-class TextPair(NamedTuple):
+class TranslationInput(NamedTuple):
     """A text with its row, and its reference translation."""
 
     text: str
@@ -25,32 +25,37 @@ class TextPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TextPairs:
+class TranslationInputs:
     """The texts of a file with their references, the names of all its columns, and the file of the references."""
 
-    source: Source[TextPair]
+    source: Source[TranslationInput]
     names: list[str]
     references: Source[Any] | None = None
 
 
-def open_text_pairs(data: str | Path, reference: str | Path | None, model: Path) -> TextPairs:
+def open_inputs(data: str | Path, reference: str | Path | None, model: Path) -> TranslationInputs:
     """Open the texts of a file, including empty ones, each with its reference if there are any."""
     texts = open_texts(data, model, allow_blank=True)
     if reference is None:
-        unpaired = Source(texts.source.path, lambda _: (TextPair(*row, None) for row in texts.source))
-        return TextPairs(unpaired, texts.names)
+        unpaired = Source(texts.source.path, lambda _: (TranslationInput(*row, None) for row in texts.source))
+        return TranslationInputs(unpaired, texts.names)
     references = open_texts(reference, allow_blank=True).source
     if texts.source.total != references.total:
         counts = f"{data} has {texts.source.total} texts, and {reference} has {references.total}"
         raise DataError(f"{counts}: they are not parallel")
     pairs = Source(
-        texts.source.path, lambda _: (TextPair(*row, other.text) for row, other in zip(texts.source, references))
+        texts.source.path,
+        lambda _: (TranslationInput(*row, other.text) for row, other in zip(texts.source, references)),
     )
-    return TextPairs(pairs, texts.names, references)
+    return TranslationInputs(pairs, texts.names, references)
 
 
 def translate_window(
-    model: LanguageModel, config: GenerationConfig, split: Split | None, window: list[TextPair], summary: dict[str, Any]
+    model: LanguageModel,
+    config: GenerationConfig,
+    split: Split | None,
+    window: list[TranslationInput],
+    summary: dict[str, Any],
 ) -> list[str]:
     """Return the translation of each text as one line, and add the statistics of metrics to the summary."""
     texts = [pair.text for pair in window]

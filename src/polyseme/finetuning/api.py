@@ -1,8 +1,9 @@
 """`polyseme.finetune`: read the data of one or several tasks, then fine-tune, train over features, or search a grid."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,10 +89,17 @@ class FeatureOptions:
 
 @locks_folder("finetune")
 def finetune(
-    model: Path | None, task: Any, out: Path, files: Mapping[str, Any], seeds: int, grid: Any, options: dict[str, Any]
+    model: Path | None,
+    task: Any,
+    out: Path,
+    files: Mapping[str, Any],
+    seeds: int | Sequence[int],
+    grid: Any,
+    options: dict[str, Any],
 ) -> FinetuneResult:
     """Read the data, run the experiment or a grid of them, and log warnings; see `polyseme.finetune`."""
-    baselines, overrides = options.pop("baselines", ()), options.pop("overrides", {})
+    baselines, overrides = _list_baselines(options.pop("baselines", ())), options.pop("overrides", {})
+    grid = [grid] if isinstance(grid, str) else grid
     reading, features = pop_options(ReadOptions, options), pop_options(FeatureOptions, options)
     run_options = replace(pop_options(RunOptions, options), seeds=seeds)
     is_multitask = isinstance(task, Mapping | list | tuple)
@@ -109,6 +117,7 @@ def finetune(
             config, tasks = override(config, tasks, path, value)
     baseline_names = [_baseline_names(each.task, baselines) for each in tasks]
     tasks = [_read(each, sources[each.name], files, reading) for each in tasks]
+    tasks = [replace(each, baselines=_lazy_baselines(each, names)) for each, names in zip(tasks, baseline_names)]
 
     def run_point(config: FinetuneConfig, tasks: Sequence[TaskData], folder: Path) -> dict[str, Any]:
         if model is None:
@@ -124,12 +133,9 @@ def finetune(
         results = grid_search(run_point, run, points)
     else:
         results = run_point(config, tasks, out)
-    for each, names in zip(tasks, baseline_names):
-        task_results = results["tasks"][each.name] if is_multitask else results
-        for line in _warnings(each, task_results):
+    for each in tasks:
+        for line in _warnings(each, results["tasks"][each.name] if is_multitask else results):
             logger.warning(f"{each.name}: {line}" if is_multitask else line)
-        fitted, sets = each.task.fit(each.train), (each.train, each.dev, each.extra_metrics)
-        task_results["baselines"] = {name: fitted.baseline_metrics(name, *sets) for name in names}
     return FinetuneResult.from_results(out, results)
 
 
@@ -183,6 +189,24 @@ def _check_multitask(model: Path | None, run: RunOptions, baselines: Sequence[st
         raise ConfigError("several tasks need a model to fine-tune: they cannot share frozen features")
     if run.keep_seeds or run.keep_checkpoints or set(baselines) - {"default"}:
         raise ConfigError("`baseline`, `keep_seeds` and `keep_checkpoints` are for one task")
+
+
+def _list_baselines(baselines: bool | str | Sequence[str]) -> list[str]:
+    """Return the names of baselines; True stands for the default ones."""
+    if isinstance(baselines, bool):
+        return ["default"] * baselines
+    return [baselines] if isinstance(baselines, str) else list(baselines)
+
+
+def _lazy_baselines(data: TaskData, names: Sequence[str]) -> Callable[[], dict[str, dict[str, float]]]:
+    """Return a function that computes the baselines of a task when it is first called."""
+
+    @cache
+    def compute() -> dict[str, dict[str, float]]:
+        fitted, sets = data.task.fit(data.train), (data.train, data.dev, data.extra_metrics)
+        return {name: fitted.baseline_metrics(name, *sets) for name in names}
+
+    return compute
 
 
 def _baseline_names(task: TaskConfig, names: Sequence[str]) -> list[str]:
@@ -244,6 +268,11 @@ def _warnings(data: TaskData, results: Mapping[str, Any]) -> Iterator[str]:
         failed = ", ".join(map(str, results["failed_seeds"]))
         trivial = f"no better than the majority baseline ({results['majority_score']:.4f})"
         yield f"failed seeds, {trivial}: {failed}; try another learning rate"
+    metric = results["primary_metric"]
+    scores = {name: metrics[metric] for name, metrics in results["baselines"].items() if metric in metrics}
+    if scores and results["mean"][metric] <= scores[best := max(scores, key=scores.__getitem__)]:
+        comparison = f"{metric} {results['mean'][metric]:.4f} does not beat the baseline {best!r} ({scores[best]:.4f})"
+        yield f"{comparison}; try more epochs, another learning rate (`grid`), or a better pre-trained model"
     dataset = DATASETS.get(data.dataset_name)
     if dataset and dataset.get_warnings:
         for line in dataset.get_warnings(list(data.train), list(data.dev), results["mean"]["accuracy"]):

@@ -40,6 +40,7 @@ class FeatureNetworkSettings(Config):
 class FinetuneConfig(Config):
     """One fine-tuning run. The defaults are among the best settings of BERT (§A.3): 5e-5, batches of 16, 3 epochs.
 
+    The learning rate 0 is chosen by the size of the model: 5e-5 for BERT-base, more for smaller ones (`defaults.py`).
     `steps` overrides `epochs`; `min_steps` is a lower limit, because small sets need more epochs (Mosbach et al. 2021,
     §6). With `patience` (early stopping) the dev examples are evaluated after every epoch, a run ends after that many
     epochs without improvement, and the best epoch is kept. `max_len` 0 is that of the model. The first
@@ -61,7 +62,7 @@ class FinetuneConfig(Config):
     max_len: int = 0
     truncate: bool = False
     num_frozen_groups: int = 0
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=5e-5))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=0.0))
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     precision: Literal["auto", "float32", "bf16"] = "auto"
     micro_batch_tokens: int = 16384

@@ -17,12 +17,12 @@ from torch import Tensor
 from polyseme.errors import ConfigError, suggest
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.prediction import predict_encoded
-from polyseme.io.limits import MAX_SEEDS
+from polyseme.io.limits import MAX_INTEGER, MAX_SEEDS
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import NO_EXTRA, Batch, ChunkedExtra, Targets
 from polyseme.objectives.packing import pad_to_bucket
-from polyseme.tasks.base import MetricsFn, TaskConfig
+from polyseme.tasks.base import Metrics, MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
 
 SaveFn = Callable[[Path, Model, dict[str, Any]], None]  # a folder, a model and its metadata
@@ -35,6 +35,7 @@ class TaskData:
 
     The experiment fits the task to the training examples. Each of several tasks has a `name`. `primary_metric` replaces
     the default metric of the task; `extra_metrics` are those of the data set; `extra_eval` are more evaluation sets.
+    `baselines` computes the metrics of simple models, by name, for the results.
     """
 
     task: TaskConfig
@@ -45,6 +46,7 @@ class TaskData:
     dataset_name: str = ""
     extra_metrics: MetricsFn | None = None
     extra_eval: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    baselines: Callable[[], dict[str, Metrics]] = dict
     columns: Mapping[str, str] = field(default_factory=dict)  # of the training file, which the model folder remembers
     files: Mapping[str, str] = field(default_factory=dict)  # names of the files of `train` and `dev`, for cards
 
@@ -63,21 +65,36 @@ class TaskData:
 class RunOptions:
     """How often a run is repeated, and what it saves.
 
-    There is one training per seed, starting at `first_seed`. With `from_scratch` the model starts from random weights.
-    For ensembles, `keep_seeds` saves the model of every seed, and `keep_checkpoints` that many last epochs of each.
-    `on_start` is called before anything is written.
+    There is one training per seed; a number of seeds stands for 0, 1, 2…. With `from_scratch` the model starts from
+    random weights. For ensembles, `keep_seeds` saves the model of every seed, and `keep_checkpoints` that many last
+    epochs of each. `on_start` is called before anything is written.
     """
 
-    seeds: int = 1
-    first_seed: int = 0
+    seeds: int | Sequence[int] = 1
     from_scratch: bool = False
     keep_seeds: bool = False
     keep_checkpoints: int = 0
     on_start: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.seeds <= MAX_SEEDS:
-            raise ConfigError(f"seeds is {self.seeds}, expected 1 to {MAX_SEEDS:,}")
+        list_seeds(self.seeds)
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The seeds, in order."""
+        return list_seeds(self.seeds)
+
+
+def list_seeds(seeds: int | Sequence[int]) -> list[int]:
+    """Return the seeds that a number of them, or a list, stands for; raise `ConfigError` for impossible ones."""
+    seed_list = list(range(min(seeds, MAX_SEEDS + 1))) if isinstance(seeds, int) else list(seeds)
+    if not 1 <= len(seed_list) <= MAX_SEEDS:
+        raise ConfigError(f"`seeds` is {seeds}, expected 1 to {MAX_SEEDS:,} seeds")
+    if bad_seeds := [seed for seed in seed_list if type(seed) is not int or not 0 <= seed <= MAX_INTEGER]:
+        raise ConfigError(f"`seeds` has {bad_seeds[0]!r}, expected integers from 0 on")
+    if len(set(seed_list)) < len(seed_list):
+        raise ConfigError(f"`seeds` is {seed_list}: a repeated seed repeats the same run, so each has to be another")
+    return seed_list
 
 
 @dataclass(frozen=True, eq=False)

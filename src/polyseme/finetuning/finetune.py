@@ -11,6 +11,7 @@ from polyseme.errors import ConfigError, ModelError, require_packages
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.defaults import choose_settings
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
@@ -39,6 +40,7 @@ def finetune(
     an unfinished run with the same settings, that run continues.
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
+    config, chosen = choose_settings(config, _read_config(path)[0].trunk)
     if isinstance(data, TaskData):
         data = [data]
     else:
@@ -47,13 +49,13 @@ def finetune(
         check_folder(out)  # before anything is read
     run = UnfinishedRun(out, describe_run(path, data, config, options), options.on_start)
     tasks = [fit_task(path, each) for each in data]
-    loaded = load_for_tasks(path, tasks, config, options.first_seed, options.from_scratch)
+    loaded = load_for_tasks(path, tasks, config, options.seed_list[0], options.from_scratch)
 
     def split(task: TaskConfig, examples: Sequence[Any]) -> Split:
         return Split(examples, _encode_labeled(task, examples, loaded, config))
 
     def build(seed: int) -> Model:
-        if seed == options.first_seed:
+        if seed == options.seed_list[0]:
             return loaded.model
         return load_for_tasks(path, tasks, config, seed, options.from_scratch).model
 
@@ -73,7 +75,7 @@ def finetune(
     if not run.is_complete:
         runs = tuple(_evaluate_before(each, loaded.model) for each in runs)
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
-    run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch}
+    run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch, "chosen": chosen}
     return run_experiment(Experiment(runs, config, build, save, run_info), run, options)
 
 
@@ -91,7 +93,7 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
     """Return the task with the labels of its training examples; as text-to-text, if that is how the model answers."""
     require_packages(data.task.required_packages)
     model_config, family = _read_config(path)
-    task = data.task.replace(name=data.name).fit(data.train)
+    task = data.task.replace(name=data.name).fit(data.train).fit_model(path)
     if not answers_in_text(family, model_config.trunk, task):
         return task
     task = task.with_text_template(data.dataset_name or data.label, data.train)

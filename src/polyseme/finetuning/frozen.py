@@ -72,6 +72,8 @@ def train_on_features(
     The features of several encoders are concatenated. The results include the learned weights of layers.
     """
     config = config.validate()
+    if not config.optimizer.lr:
+        raise ConfigError("`lr` is 0, expected more than 0: a network over features has no size to choose it by")
     network = config.network or FeatureNetworkSettings()
     if out is not None:
         check_folder(out)  # before anything is read

@@ -20,12 +20,6 @@ from polyseme.report.cards.readme import add_limit
 from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.run_page import write_report
 
-SHORT_NAMES = {
-    "lr": "optimizer.lr",
-    "layer_decay": "optimizer.layer_decay",
-    "warmup": "schedule.warmup",
-    "tag_decoder": "task.decoder",
-}
 RunPoint = Callable[[FinetuneConfig, Sequence[TaskData], Path], dict[str, Any]]
 
 
@@ -40,13 +34,16 @@ class GridPoint(NamedTuple):
 def override(
     config: FinetuneConfig, data: Sequence[TaskData], path: str, value: Any
 ) -> tuple[FinetuneConfig, list[TaskData]]:
-    """Set a field of the config or, with the prefix `task.`, of every task that has it; a string is parsed."""
-    path = SHORT_NAMES.get(path, path)
-    if not path.startswith("task."):
+    """Set a field of the config (`lr` or `optimizer.lr`), or of every task that has it; a string is parsed.
+
+    `task.decoder` or `decoder` is a field of tasks; a name that both have is that of the config.
+    """
+    path = "task.decoder" if path == "tag_decoder" else path
+    name = path.removeprefix("task.").partition(".")[0]
+    has_field = [name in {f.name for f in dataclasses.fields(each.task)} for each in data]
+    if not path.startswith("task.") and (config.find_paths(name) or not any(has_field)):
         return _set(config, path, value), list(data)
     path = path.removeprefix("task.")
-    name = path.partition(".")[0]
-    has_field = [name in {f.name for f in dataclasses.fields(each.task)} for each in data]
     chosen = has_field if any(has_field) else [True] * len(data)  # the error of a task that lacks it names its fields
     tasks = [_set(each.task, path, value) if use else each.task for each, use in zip(data, chosen)]
     return config, [dataclasses.replace(each, task=task) for each, task in zip(data, tasks)]

@@ -125,6 +125,7 @@ class ExperimentResults:
             **({"before": dict(run.before), "after": summary["mean"]} if run.before else {}),
             **({"extra_eval": extra_eval} if extra_eval else {}),
             "majority_score": trivial if math.isfinite(trivial) else None,
+            "baselines": run.data.baselines(),
             "failed_seeds": [row["seed"] for row in rows if row[primary] <= trivial],
             "loss_unit": run.task.loss_unit,
             "train_examples": len(run.train.examples),

@@ -137,8 +137,8 @@ def describe_run(
             "dataset": each.dataset_name,
             "examples": {name: hash_examples(examples) for name, examples in sets.items()},
         }
-    names = ("seeds", "first_seed", "from_scratch", "keep_seeds", "keep_checkpoints")
-    run_options = {name: getattr(options, name) for name in names}
+    names = ("from_scratch", "keep_seeds", "keep_checkpoints")
+    run_options = {"seeds": options.seed_list, **{name: getattr(options, name) for name in names}}
     if missing := [path for path in paths if not path.exists()]:
         raise ModelError(f"there is no model folder at {missing[0]}")
     model_hashes = [hash_model_files(path)[:16] for path in paths]

@@ -39,8 +39,7 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
         task_run.primary_metric  # noqa: B018  # raises before training
     results: list[SeedResult] = []
     best, best_model = None, None
-    last_seed = options.first_seed + options.seeds - 1
-    for seed in range(options.first_seed, last_seed + 1):
+    for seed in options.seed_list:
         started, model = time.perf_counter(), None
         if (saved := run.load(f"seed-{seed}/result")) is not None:
             logger.info("seed %d is finished", seed)
@@ -50,7 +49,7 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
                 seed_result, model = _run_seed(experiment, run, seed, options)
         results.append(seed_result)
         is_best = best is None or seed_result.selection_score(experiment) > best.selection_score(experiment)
-        if model is not None and (seed < last_seed or time.perf_counter() - started > SAVE_SECONDS):
+        if model is not None and (seed != options.seed_list[-1] or time.perf_counter() - started > SAVE_SECONDS):
             _save_seed(run, seed_result, model if is_best else None, best)
         if is_best:
             best, best_model = seed_result, model

@@ -1,16 +1,18 @@
 """`LanguageModel`: the interface of every loaded model."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from polyseme.errors import UnsupportedError, convert_out_of_memory
+from polyseme.errors import DataError, UnsupportedError, convert_out_of_memory
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
+from polyseme.io.texts import check_list, check_text, check_texts
 from polyseme.text.tokenizer import Tokenizer
 
 Granularity = Literal["token", "word", "text"]
@@ -151,7 +153,11 @@ class LanguageModel(ABC):
         >>> model.score_last_words([("the cat sees the", "dog")])[0].score.num_tokens
         1
         """
-        return _map(self._implementation("score_last_words"), texts, single=tuple)
+        score = self._implementation("score_last_words")
+        pairs = [texts] if isinstance(texts, tuple) else check_list(texts, "pair of context and word")
+        if not all(isinstance(pair, list | tuple) and list(map(type, pair)) == [str, str] for pair in pairs):
+            raise DataError("expected pairs of a context and its last word, two texts each")
+        return score(pairs)[0] if isinstance(texts, tuple) else score(pairs)
 
     def rank_choices(
         self,
@@ -178,9 +184,12 @@ class LanguageModel(ABC):
         """
         rank = self._implementation("rank_choices")
         if isinstance(prompts, str):
+            choices = check_texts(choices, "choice")
             return rank([(format_prompt(prompts, template, shots), choices)], normalization, context)[0]
-        formatted = [format_prompt(prompt, template, shots) for prompt in prompts]
-        return rank(list(zip(formatted, choices, strict=True)), normalization, context)
+        formatted = [format_prompt(prompt, template, shots) for prompt in check_texts(prompts)]
+        choice_lists = [check_texts(each, "choice") for each in check_list(choices, "list of choice")]
+        _check_parallel(formatted, choice_lists)
+        return rank(list(zip(formatted, choice_lists, strict=True)), normalization, context)
 
     @overload
     def generate(
@@ -214,6 +223,7 @@ class LanguageModel(ABC):
         True
         """
         self._require("generate")
+        check_text(prompt, "prompt")
         return stream_text(self._text_generator, prompt, GenerationConfig.from_options(config, options), prefix)
 
     @property
@@ -254,7 +264,7 @@ class LanguageModel(ABC):
     def max_text_tokens(self) -> int:
         """The number of tokens, without special ones, that the vector of a text can depend on; the rest is cut."""
         self._require("embed")
-        raise NotImplementedError
+        return sys.maxsize
 
     def predict(self, examples: Any) -> Any:
         """Predict the label of each example with a fine-tuned model.
@@ -268,7 +278,10 @@ class LanguageModel(ABC):
         >>> len(task_model.predict(["the cat sat", "the dog ran"]))
         2
         """
-        return _map(self._implementation("predict"), examples, single=(str, tuple, dict))
+        implementation = self._implementation("predict")
+        if isinstance(examples, str | tuple | dict):
+            return implementation([examples])[0]
+        return implementation(check_list(examples, "example"))
 
     def answer(self, context: Texts, question: Texts) -> Any:
         """Return the span of the context that answers the question; its text is empty if there is no answer.
@@ -276,9 +289,11 @@ class LanguageModel(ABC):
         The context may have any length: it is read in overlapping windows.
         """
         self._require("answer")
-        return self.predict(
-            (context, question) if isinstance(context, str) else list(zip(context, question, strict=True))
-        )
+        if isinstance(context, str):
+            return self.predict((context, check_text(question, "question")))
+        contexts, questions = check_texts(context), check_texts(question, "question")
+        _check_parallel(contexts, questions)
+        return self.predict(list(zip(contexts, questions)))
 
     @property
     def _text_generator(self) -> TextGenerator:
@@ -308,13 +323,21 @@ class LanguageModel(ABC):
             raise UnsupportedError(f"{problem}: it is {self.description}, which supports {supported}")
 
 
-def _map(function: Callable[[list[Any]], Any], inputs: Any, single: type | tuple[type, ...] = str) -> Any:
-    """Apply a function of a list to a list, or to one input, which gives one result."""
-    return function([inputs])[0] if isinstance(inputs, single) else function(list(inputs))
+def _map(function: Callable[[list[str]], Any], texts: Any) -> Any:
+    """Apply a function of a list to a list of texts, or to one text, which gives one result."""
+    return function([texts])[0] if isinstance(texts, str) else function(check_texts(texts))
 
 
 def _map_pairs(function: Callable[[str, Any], Any], first: Any, second: Any) -> Any:
     """Apply a function of two texts to each pair of two lists, or to one pair, which gives one result."""
     if isinstance(first, str):
-        return function(first, second)
-    return [function(*pair) for pair in zip(first, [None] * len(first) if second is None else second, strict=True)]
+        return function(first, None if second is None else check_text(second))
+    texts = check_texts(first)
+    others = [None] * len(texts) if second is None else check_texts(second)
+    _check_parallel(texts, others)
+    return [function(*pair) for pair in zip(texts, others)]
+
+
+def _check_parallel(first: Sequence[Any], second: Sequence[Any]) -> None:
+    if len(first) != len(second):
+        raise DataError(f"two lists of different lengths, {len(first)} and {len(second)}: they must be parallel")

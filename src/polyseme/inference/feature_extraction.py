@@ -19,6 +19,7 @@ from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.embedding import check_granularity
 from polyseme.inference.packed_model import packed_batches
 from polyseme.io.atomic import atomic_write, sha256
+from polyseme.io.model_path import resolve_model
 from polyseme.nn.layer_selection import LayerSelection
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN, words_to_char_ids
 from polyseme.nn.layers.frozen_features import FeatureSourceConfig
@@ -41,6 +42,7 @@ Sentence = tuple[str, ...]
 
 def hash_model_files(path: Path) -> str:
     """Hash a file, or all files of a model that its vectors depend on."""
+    path = resolve_model(path)
     if path.is_file():
         elmo_files = find_elmo_files(path)
         if elmo_files is None:
@@ -72,7 +74,7 @@ class FeatureEncoder:
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """Load any model folder, or ELMo's published files; of an encoder-decoder, the encoder (CoVe)."""
-        path, device = Path(path), setup_device()
+        path, device = resolve_model(path), setup_device()
         if find_elmo_files(path):
             return cls(path, read_elmo(path).to(device), None)
         folder = load_model(path)

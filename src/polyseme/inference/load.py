@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from polyseme.errors import ConfigError, ModelError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, UnsupportedError, suggest
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import ElmoModel
 from polyseme.inference.feature_model import FeatureModel
@@ -14,6 +14,7 @@ from polyseme.inference.ngram_lm import NgramLM
 from polyseme.inference.prediction import select_task
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.io.atomic import restore_directory
+from polyseme.io.model_path import resolve_model
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.tasks.base import TaskConfig
@@ -31,13 +32,13 @@ def load(
     tasks: Sequence[type[TaskConfig]] = (),
     verify: bool = False,
 ) -> LanguageModel:
-    """Load a model folder that Polyseme or `transformers` wrote, or a file of word vectors.
+    """Load a model folder that Polyseme or `transformers` wrote, the model of a run folder, or a file of word vectors.
 
     Returns a `NeuralLM`, an `NgramLM`, a `FeatureModel` (a task model over frozen features), `WordVectors`, or an
-    `ElmoModel` for ELMo's published files (the folder, or one of the two files). On a
-    GPU, the precision `bf16` is several times faster. `task` selects one task of a model that was fine-tuned for
-    several. `tasks` are classes of tasks of your own. The recorded hashes of all files are checked; those of weights
-    over 4 MB only with `verify`, since it takes longer than loading. A loaded model is returned unchanged.
+    `ElmoModel` for ELMo's published files (the folder, or one of the two files). On a GPU, the precision `bf16` is
+    several times faster. `task` selects one task of a model that was fine-tuned for several. `tasks` are classes of
+    tasks of your own. The recorded hashes of all files are checked; those of weights over 4 MB only with `verify`,
+    since it takes longer than loading. A loaded model is returned unchanged.
 
     >>> model = polyseme.load("run/model")
     >>> model.capabilities
@@ -49,7 +50,7 @@ def load(
         if device or task or precision != "float32":
             raise ConfigError("device, precision and task apply to a folder, and this model is loaded already")
         return model
-    path = Path(model)
+    path = resolve_model(model)
     restore_directory(path)
     if find_elmo_files(path):
         loaded: LanguageModel = ElmoModel.load(path, device)
@@ -77,8 +78,6 @@ def load_neural(model: str | Path | LanguageModel, device: str | None = None) ->
 def _load_neural(
     path: Path, device: str | None, precision: str, task: str, tasks: Sequence[type[TaskConfig]], verify: bool
 ) -> LanguageModel:
-    if not (path / "config.json").exists() and (path / "model" / "config.json").exists():
-        raise ModelError(f"{path} is a run folder; its model is {path / 'model'}")
     folder = load_model(path, verify=verify)
     if task:
         folder = select_task(folder, task, tasks)

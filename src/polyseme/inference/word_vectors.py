@@ -14,6 +14,7 @@ from polyseme.errors import DataError, UnsupportedError
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.results import EncodedText
+from polyseme.io.texts import check_text
 from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
@@ -120,11 +121,13 @@ class WordVectors(LanguageModel):
 
     def find_index(self, word: str) -> int | None:
         """The index of a word as it is written, or else in lower case; None if it is unknown."""
+        check_text(word, "word")
         word_index = self.index.get(word.lower() if self.lowercase else word)
         return self.index.get(word.lower()) if word_index is None else word_index
 
     def get_vector(self, word: str) -> np.ndarray | None:
         """The vector of a word exactly as it is written, not normalized; None if it has none."""
+        check_text(word, "word")
         word = word.lower() if self.lowercase else word
         row = self.index.get(word)
         return self._oov_vector(word) if row is None else self.vectors[row]

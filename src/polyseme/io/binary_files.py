@@ -1,5 +1,6 @@
 """Detection of files that are not text: documents, archives, images, programs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from polyseme.errors import DataError
@@ -13,6 +14,7 @@ _ARCHIVE_SUFFIXES = {
     ".jar": "a Java archive", ".npz": "a NumPy archive", ".pt": "a PyTorch file",
 }  # fmt: skip
 _DOCUMENTS = ("a PDF", "a Word", "an Excel", "a PowerPoint", "an OpenDocument", "an EPUB", "an RTF", "an Office")
+_DOCUMENT_SUFFIXES = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".html", ".htm", ".pptx", ".xlsx")
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "a PDF"),
     (b"{\\rtf", "an RTF document"),
@@ -60,6 +62,13 @@ def require_text(path: Path, format: str) -> None:
     with open(path, "rb") as file:
         if problem := describe_binary(file.read(_HEAD_BYTES), path):
             raise DataError(problem)
+
+
+def describe_skipped(paths: Sequence[str]) -> str:
+    """Say how many files of a folder were skipped, and name a document among them, which could be converted."""
+    documents = [path for path in paths if Path(path).suffix.lower() in _DOCUMENT_SUFFIXES]
+    counts = f"skipped {len(paths):,} files that are empty or of unknown format, e.g. {(documents or paths)[0]}"
+    return f"{counts}; convert documents to text to include them" if documents else counts
 
 
 def _detect_kind(head: bytes, suffix: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from polyseme.config import Config
 from polyseme.corpus.card import corpus_facts
+from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import ConfigError
 from polyseme.io.atomic import ensure_new_directory
@@ -75,6 +76,7 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
 
             counts = count_ngrams(streams(), vocab, recipe.order, work_dir, recipe.memory_mb << 20)
         ngrams, discounts = estimate_kneser_ney(counts, vocab, work_dir, recipe.cutoffs)
+        ratio = None if valid_corpus is None else characters_per_token(corpus, valid_corpus, tokenizer)
         results = {
             "valid": {} if valid_corpus is None else measure_perplexity(ngrams, valid_corpus),
             "steps": 1,
@@ -84,6 +86,7 @@ def train_ngram(recipe: NgramRecipe, corpus_path: Path, out: Path) -> dict[str, 
             "tokens": train_corpus.num_tokens,
             "flops": 0,
             "device_hours": (time.perf_counter() - start_time) / 3600,
+            **({} if ratio is None else {"characters_per_token": ratio}),
             "environment": {"numpy": np.__version__, "machine": platform.machine(), "device": "cpu"},
         }
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash}

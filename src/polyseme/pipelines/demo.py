@@ -30,6 +30,7 @@ from polyseme.recipes.encoders import demo as recipe
 from polyseme.report.charts import Bar, bar_chart
 from polyseme.report.heatmap import Labels, attention_grid, heat_map
 from polyseme.report.html import (
+    Html,
     code,
     collapsed,
     escape,
@@ -44,6 +45,7 @@ from polyseme.report.html import (
 from polyseme.report.pretraining_page import (
     cost_table,
     curves_section,
+    format_guesses,
     format_seconds,
     neighbors_section,
     read_rows,
@@ -153,7 +155,7 @@ def compare_f1(
     for seed in range(num_seeds):
         sample = _sample(train, NUM_TRAIN, seed)
         task, data = TaggingTask.from_examples(sample), TaskData(TaggingTask(), sample, test)
-        task_folder, options = out / "task" if seed == 0 else None, RunOptions(first_seed=seed)
+        task_folder, options = out / "task" if seed == 0 else None, RunOptions([seed])
         metrics_by_method = {
             "majority": task.baseline_metrics("majority", sample, test),
             "linear, window of words": task.baseline_metrics("linear", sample, test),
@@ -205,10 +207,10 @@ def _build_page(out: Path, results: DemoResults) -> str:
     ]
     references = {"unigrams": results.unigram_entropy}
     sections = [
-        ("Pre-training: predict the masked words", curves_section(read_log(out / "pretrain"), references)),
+        ("Pre-training", curves_section(read_log(out / "pretrain"), references)),
         ("Filling masks", _fill_section(results)),
-        ("The same sentences during pre-training", samples_section(read_rows(out / "pretrain" / "samples.jsonl"))),
-        ("Transfer: find the code words", _transfer_section(results)),
+        ("During pre-training", samples_section(read_rows(out / "pretrain" / "samples.jsonl"))),
+        ("Transfer", _transfer_section(results)),
         ("Attention of the heads", _attention_section(results)),
         ("Nearest words", neighbors_section(out / "pretrain")),
         ("Cost of pre-training", cost_table(results.pretraining)),
@@ -220,7 +222,7 @@ def _build_page(out: Path, results: DemoResults) -> str:
 
 def _fill_section(results: DemoResults) -> str:
     rows = [
-        (text, "; ".join(", ".join(f"{g.token} {g.probability:.0%}" for g in guesses) for guesses in masks))
+        (text, Html("<br>".join(format_guesses([(g.token, g.probability) for g in guesses]) for guesses in masks)))
         for text, masks in results.filled
     ]
     caption = (

@@ -251,7 +251,7 @@ def finetune_classifier(
     """
     metrics: dict[str, list[dict[str, float]]] = {}
     data, is_ensemble = TaskData(ClassificationTask(), train, dev), len(folders) > 1
-    options = RunOptions(len(seeds), seeds[0], from_scratch, keep_seeds=is_ensemble)
+    options = RunOptions(seeds, from_scratch, keep_seeds=is_ensemble)
     for direction, folder in folders.items():
         run_folder = out / f"classifier-{direction}"
         results = read_finished_results(run_folder)
@@ -282,21 +282,21 @@ def run_ulmfit(
     train: Sequence[TextExample],
     dev: Sequence[TextExample],
     unlabeled: Sequence[str] = (),
-    num_seeds: int = 1,
+    seeds: Sequence[int] = (0,),
 ) -> dict[str, Any]:
     """Run the second and third stage on all examples; write the models, `results.json` and a report to `out`."""
     unfinished = out / "unfinished.json"  # the results, until the models that only the ensemble needs are removed
     if not unfinished.exists() and not (out / "results.json").exists():
         folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
         settings = config.classifier_settings(len(train))
-        metrics = finetune_classifier(folders, train, dev, settings, out, range(num_seeds))
+        metrics = finetune_classifier(folders, train, dev, settings, out, seeds)
         results = {
             "config": config.to_json(),
             "train_examples": len(train),
             "dev_examples": len(dev),
             "rows": {
-                name: {metric: mean_std([seed[metric] for seed in seeds]) for metric in seeds[0] if metric != "seed"}
-                for name, seeds in metrics.items()
+                name: {metric: mean_std([row[metric] for row in rows]) for metric in rows[0] if metric != "seed"}
+                for name, rows in metrics.items()
             },
             "seeds": metrics,
         }
@@ -320,7 +320,7 @@ def low_shot_curve(
     dev: Sequence[TextExample],
     sizes: Sequence[int],
     unlabeled: Sequence[str] = (),
-    num_seeds: int = 1,
+    seeds: Sequence[int] = (0,),
 ) -> list[dict[str, Any]]:
     """Compute the low-shot curve (§5, figure 3): three methods for each training set size and seed.
 
@@ -331,7 +331,7 @@ def low_shot_curve(
     path = out / "curve.json"
     points: list[dict[str, Any]] = read_json(path) if path.exists() else []
     full_text_folders = finetune_lm(config, out, pretrained, [*(e.text for e in train), *unlabeled])
-    for size, seed in itertools.product(sizes, range(num_seeds)):
+    for size, seed in itertools.product(sizes, seeds):
         sample, sample_folder = stratified_sample(train, size, seed), out / f"few-{size}-{seed}"
         settings = config.classifier_settings(size)
         for row in CURVE_ROWS:
@@ -376,20 +376,21 @@ def build_page(results: dict[str, Any] | None, points: Sequence[dict[str, Any]])
         names = list(next(iter(results["rows"].values())))
         rows = [[row, *(format_mean_std(stats[n]) for n in names)] for row, stats in results["rows"].items()]
         sections.append(("Results", html_table(["", *names], rows)))
-        sections.append(("Config", collapsed("All settings of the three stages", code(results["config"]))))
     if points:
         curves, sizes = error_curves(points), sorted({d["size"] for d in points})
         rows = [
-            [row, *(format_mean_std(curve[size]) if size in curve else "" for size in sizes)]
-            for row, curve in curves.items()
+            [size, *(format_mean_std(curve[size]) if size in curve else "" for curve in curves.values())]
+            for size in sizes
         ]
         chart = figure(
             mean_std_chart(curves, Axis("labeled examples", log=True), "error"),
             "Lower is better. The distance between the curves is what pre-training saves in labeled examples; "
             "bands are one standard deviation over the seeds.",
         )
-        sections.append(("Error by number of examples", chart + html_table(["", *map(str, sizes)], rows)))
-    return html_page("ULMFiT", "a general language model, fine-tuned on the task's text, then a classifier", sections)
+        sections.append(("Error by number of examples", chart + html_table(["examples", *curves], rows)))
+    if results:
+        sections.append(("Config", collapsed("All settings of the three stages", code(results["config"]))))
+    return html_page("ULMFiT", "A general language model, fine-tuned on the task's text, then a classifier", sections)
 
 
 def format_mean_std(mean_and_std: Sequence[float | None]) -> str:

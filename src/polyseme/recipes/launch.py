@@ -72,6 +72,7 @@ def resolve_arguments(
         base = recipe if isinstance(recipe, Config) else get_recipe(str(recipe))
         return RunArguments(_override(base, overrides), corpus, init_from)
     base = _saved_recipe(record, recipe, out)
+    _check_budget(base, record, overrides, out)
     if corpus is None:
         corpus = Path(record["corpus"])
         if not corpus.is_dir():
@@ -93,8 +94,21 @@ def _saved_recipe(record: dict[str, Any], recipe: Any, out: Path) -> Any:
     return (NgramRecipe if saved.get("kind") == NgramRecipe.__name__ else Recipe).from_json(saved)
 
 
+def _check_budget(recipe: Any, record: dict[str, Any], overrides: Mapping[str, Any], out: Path) -> None:
+    """Raise if the recipe has another budget than the run to resume, unless a budget is passed, which extends it."""
+    is_passed = any(path.partition(".")[0] == "budget" for path in overrides)
+    if isinstance(recipe, Recipe) and not is_passed and isinstance(record["recipe"].get("budget"), dict):
+        saved_budget = BudgetConfig.from_json(record["recipe"]["budget"], "budget")
+        if recipe.budget != saved_budget:
+            difference = f"budget was {saved_budget}, now {recipe.budget}"
+            raise ConfigError(
+                f"{out} was started with another recipe: {difference}; pass a larger `budget` to extend it"
+            )
+
+
 def _override(recipe: Any, overrides: Mapping[str, Any]) -> Any:
     """Return the recipe with its overrides; two that set its budget are an error."""
+    overrides = {recipe.expand_path(path): value for path, value in overrides.items()}
     budgets = [(path, value) for path, value in _flatten(overrides) if path.partition(".")[0] == "budget" and value]
     if budgets and isinstance(recipe, NgramRecipe):
         raise ConfigError(NGRAM_PROBLEM.format(recipe.name))

@@ -19,6 +19,10 @@ class NotebookResult:
 def _format(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
+    if type(value) is int:
+        return f"{value:,}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_format(part)}" for key, part in value.items())
     if isinstance(value, tuple | list):

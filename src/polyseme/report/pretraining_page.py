@@ -136,13 +136,18 @@ def samples_section(rows: Sequence[Mapping[str, Any]]) -> str:
 def _sample_cells(sample: Mapping[str, Any]) -> list[Any]:
     if "continuation" in sample:
         return [Html(f'<span dir="auto">{escape(sample["continuation"])}</span>')]
-    words = []
-    for word, probability in sample["guesses"]:
-        is_right = word.strip() == sample["answer"].strip()
-        shown = f"<b>{escape(word)}</b>" if is_right else escape(word)
-        words.append(f"{shown} {probability:.0%}")
     share = sample["answer_probability"]
-    return [Html(" &nbsp; ".join(words)), Cell(f"{share:.2%}", share)]
+    return [Html(format_guesses(sample["guesses"], sample["answer"])), Cell(f"{100 * share:.2g}%", share)]
+
+
+def format_guesses(guesses: Sequence[tuple[str, float]], answer: str = "") -> str:
+    """Render tokens and their probabilities as HTML; the answer is bold."""
+    words = []
+    for word, probability in guesses:
+        text = escape(word.strip())
+        shown = f"<b>{text}</b>" if text and word.strip() == answer.strip() else text
+        words.append(f'<span style="white-space:nowrap">{shown} <small>{probability:.0%}</small></span>')
+    return " &nbsp; ".join(words)
 
 
 def neighbors_section(run: Path) -> str:

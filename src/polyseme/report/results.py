@@ -11,6 +11,11 @@ from polyseme.report.notebook import NotebookResult
 _LM_TERMS = ("next", "masked", "previous")  # the loss terms that are language-model losses, most specific first
 
 
+def metric_title(metric: str, positive_label: str = "") -> str:
+    """Return the name of a metric for people: `f1` of a classification names its positive label."""
+    return f"f1 (of {positive_label!r})" if metric == "f1" and positive_label else metric
+
+
 @dataclass(frozen=True)
 class ValidationResult(NotebookResult):
     """Losses on held-out text in nats, by loss term; empty if no text was held out."""
@@ -105,3 +110,4 @@ class EvaluationResult(NotebookResult):
     examples_per_second: float
     ms_per_text: float
     chosen_on_dev: tuple[str, ...] = ()
+    positive_label: str = ""  # whose F1 `f1` is, in a classification

@@ -188,6 +188,10 @@ class TaskConfig(Config, Codec):
     def fit(self, examples: Sequence[Any]) -> Self:
         """Return the task with the labels of a training set."""
 
+    def fit_model(self, folder: Path) -> Self:
+        """Return the task with settings that depend on the model to fine-tune."""
+        return self
+
     @classmethod
     def from_examples(cls, examples: Sequence[Any], **settings: Any) -> Self:
         """Build the task of a training set: labels, thresholds and head settings."""

@@ -1,16 +1,17 @@
 """Classification: one label for a text, or for a pair of texts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
+from polyseme.errors import ConfigError, suggest
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, require_labels
 from polyseme.tasks.baselines.texts import linear_classifier, majority_label
 from polyseme.tasks.encoded import softmax
-from polyseme.tasks.metrics.standard import classification_metrics
+from polyseme.tasks.metrics.standard import classification_metrics, default_positive_label
 from polyseme.tasks.sequence import TextExample, TextTask
 from polyseme.tasks.text_templates import TextToTextTemplate
 
@@ -25,14 +26,26 @@ class Classification(Prediction):
 
 @dataclass(frozen=True)
 class LabelTask(LabelSetTask, TextTask):
-    """What both kinds of classification share."""
+    """What both kinds of classification share.
+
+    The metric `f1` is that of the `positive_label`, by default the second of two labels in alphabetical order; of more
+    labels there is none, unless it is set.
+    """
 
     default_metric = "accuracy"
+
+    positive_label: str = field(default="", kw_only=True)
 
     def fit(self, examples: Sequence[TextExample]) -> Self:
         labels = sorted({e.label for e in examples if e.label is not None})
         require_labels(labels, examples)
-        return self.replace(labels=tuple(labels))
+        if self.positive_label and self.positive_label not in labels:
+            hint = suggest(self.positive_label, labels)
+            raise ConfigError(f"`positive_label` is {self.positive_label!r}, which is no label of the data; {hint}")
+        return self.replace(labels=tuple(labels), positive_label=self.positive_label or default_positive_label(labels))
+
+    def describe_data(self, train: Sequence[TextExample], dev: Sequence[TextExample]) -> dict[str, Any]:
+        return {"positive_label": self.positive_label} if self.positive_label else {}
 
     def target(self, example: TextExample) -> int | None:
         return None if example.label is None else self.label_id(example.label, example.location)
@@ -42,7 +55,7 @@ class LabelTask(LabelSetTask, TextTask):
         return Classification(self.labels[shares.argmax()], dict(zip(self.labels, shares.tolist())))
 
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
-        return classification_metrics(gold, predicted, self.labels)
+        return classification_metrics(gold, predicted, self.labels, self.positive_label)
 
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_label, "linear": linear_classifier}
@@ -60,7 +73,9 @@ class ClassificationTask(LabelTask):
 
     @classmethod
     def from_head(cls, head: ClassificationHeadConfig) -> Self | None:
-        return cls(labels=head.labels) if head.labels else None
+        if not head.labels:
+            return None
+        return cls(labels=head.labels, positive_label=default_positive_label(head.labels))
 
 
 @dataclass(frozen=True)

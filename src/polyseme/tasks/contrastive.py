@@ -1,12 +1,14 @@
 """Contrastive learning of text vectors: a text is closer to its pair than to the other texts of a batch."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.families.family import Family
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
@@ -18,6 +20,7 @@ from polyseme.tasks.metrics.retrieval import alignment, rank_positives, retrieva
 from polyseme.tasks.metrics.standard import regression_metrics
 from polyseme.tasks.readers import rows
 from polyseme.tasks.sequence import TextExample, TextPair, TextTask
+from polyseme.weights.pooling import read_pooling
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,10 @@ class ContrastiveTask(TextTask):
     `positives` are `pairs` (text and pair columns: Henderson et al. 2017; Reimers and Gurevych 2019), or `dropout`, the
     same text read twice with other dropout (SimCSE, Gao et al. 2021), for texts without pairs; `auto` decides by the
     training examples. Of labeled pairs, `positive_label` or `min_score` says which are close. A column `negative` has
-    hard negatives. All texts of a step are compared, in whatever memory: law 3 does not apply to this loss, so a batch
-    is never split. Dev pairs with scores are evaluated by rank correlation, others by retrieval.
+    hard negatives. `pooling` is `auto` for that of the model's sentence-transformers files, or the mean.
+
+    All texts of a step are compared: law 3 does not apply to this loss, so a batch is never divided into micro-batches
+    but recomputed in parts. Dev pairs with scores are evaluated by rank correlation, others by retrieval.
     """
 
     task_type = "contrastive"
@@ -55,6 +60,8 @@ class ContrastiveTask(TextTask):
     head_type = "embed"
     example_type = TripletExample
     pair_column = "optional"
+    pipeline_tag = "sentence-similarity"
+    usage_method = "embed"
     loss_unit = "nats"
     feature_networks = ()
     needs_labels = False
@@ -62,7 +69,7 @@ class ContrastiveTask(TextTask):
     finetune_settings: ClassVar[Mapping[str, Any]] = {"batch_size": 64, "truncate": True}
 
     positives: Literal["auto", "pairs", "dropout"] = "auto"
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Literal["auto", "mean", "cls"] = "auto"
     temperature: float = 0.05
     positive_label: str = ""
     min_score: float | None = None
@@ -92,6 +99,8 @@ class ContrastiveTask(TextTask):
         return TripletExample(location, text, pair, negative=negative)
 
     def fit(self, examples: Sequence[TripletExample]) -> Self:
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}: cosines are divided by it, so it must be above 0")
         without_pair = [e for e in examples if e.pair is None]
         if self.positives == "pairs" and without_pair:
             raise DataError(f"{without_pair[0].location}: there is no pair, the text that should be close")
@@ -132,13 +141,21 @@ class ContrastiveTask(TextTask):
 
     # --------------------------------------------------------------------------------------------------- model
 
+    def fit_model(self, folder: Path) -> Self:
+        if self.pooling != "auto":
+            return self
+        return self.replace(pooling="cls" if read_pooling(folder).mode == "cls" else "mean")
+
+    def for_features(self) -> Self:
+        raise UnsupportedError("contrastive training changes the vectors of a model, and those of features are frozen")
+
     def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
         if self.pooling == "cls" and family.cls_position != "first":
             raise ConfigError(f"pooling is 'cls', but texts of {family.name} do not start with it: use 'mean'")
         if self.positives == "dropout" and not _has_dropout(trunk.to_json()):
             same = "both readings of a text are the same"
             raise ConfigError(f"positives are 'dropout', but the model has none, so {same}: train on pairs")
-        return {self.head_name: EmbeddingHeadConfig("mean" if self.pooling == "mean" else "first", self.temperature)}
+        return {self.head_name: EmbeddingHeadConfig("first" if self.pooling == "cls" else "mean", self.temperature)}
 
     @classmethod
     def from_heads(cls, heads: Mapping[str, HeadConfig]) -> Self | None:
@@ -181,9 +198,14 @@ class ContrastiveTask(TextTask):
         text, pair = logits[0, :2]
         return Similarity(float(text @ pair), logits[0, :2])
 
+    def average(self, scores: Sequence[Sequence[Any]], models: Any, encoded: Any) -> list[Any]:
+        raise UnsupportedError("vectors of different models cannot be averaged: choose one model")
+
     # -------------------------------------------------------------------------------------------------- scores
 
     def score(self, gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
+        if None in gold:
+            raise DataError("the pairs have no scores to compare the similarities with")
         metrics = regression_metrics(gold, predicted)
         return {name: metrics[name] for name in ("spearman", "pearson")}  # a cosine is not on the scale of the scores
 

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, models, trainers
 
 from polyseme.corpus.sources.sources import SourceReader, open_sources
 from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.io.binary_files import describe_skipped
 from polyseme.io.limits import MAX_WORD_CHARS
 from polyseme.io.lines import replace_surrogates
 from polyseme.progress import progress
@@ -237,7 +238,7 @@ def count_words(
     """Count the words of sources (a path, or a list of `Path`), or of an iterable of texts.
 
     After `sample_characters` characters half of the documents are read, after as many again a quarter, and so on. Other
-    options are those of `open_sources`: `key`, `split`, `format`, `lang`, `skip_bad`, `allow_large`.
+    options are those of `open_sources`: `text_column`, `split`, `format`, `lang`, `skip_bad`, `allow_large`.
     """
     if isinstance(sources, str | Path):
         sources, are_paths = [sources], True
@@ -276,6 +277,8 @@ def log_counts(counts: WordCounts, reader: SourceReader) -> None:
         logger.info(f"rare words dropped to save memory: {counts.dropped_fraction:.2%} of the text")
     if num_bad := reader.skipped.num_bad:
         logger.warning(f"{num_bad:,} bad rows were skipped, the first: {reader.skipped.bad_row_messages[0]}")
+    if reader.skipped_files:
+        logger.warning(describe_skipped(reader.skipped_files))
 
 
 def _scale(counts: dict[str, int], factor: float) -> dict[str, int]:

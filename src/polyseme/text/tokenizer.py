@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self, final, overload
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
@@ -21,6 +21,8 @@ from polyseme.io.atomic import write_text
 from polyseme.io.hashes import TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import write_json
 from polyseme.io.lines import replace_surrogates
+from polyseme.io.model_path import resolve_model
+from polyseme.io.texts import check_text, check_texts
 from polyseme.text import pipelines
 from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
 from polyseme.text.card import write_tokenizer_card
@@ -95,7 +97,7 @@ class Tokenizer:
 
         The vocabulary has at most `vocab_size` entries; the same text gives the same one. `lowercase` is on for
         WordPiece by default (as BERT's first model) and off for the other kinds. Further options are those of the
-        sources: `key`, `split`, `format`, `lang`, `skip_bad`, `allow_large`, `sample_characters`.
+        sources: `text_column`, `split`, `format`, `lang`, `skip_bad`, `allow_large`, `sample_characters`.
 
         >>> tokenizer = polyseme.Tokenizer.train("wordpiece", ["the cat sat", "the dog sat"] * 50, vocab_size=60)
         >>> tokenizer.convert_ids_to_tokens(tokenizer.encode("the cat"))
@@ -113,10 +115,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Load a tokenizer from a folder or file, or the fixed vocabulary of musical events if `path` is `events`."""
-        path = Path(path)
-        if str(path) == "events" and not path.exists():
+        """Load the tokenizer of a folder (of a tokenizer, a model or a run) or file; `events` is that of music."""
+        if str(path) == "events" and not Path(path).exists():
             return cls(pipelines.build_events())
+        path = resolve_model(path)
         check_hashes(path if path.is_dir() else path.parent, TOKENIZER_FILES if path.is_dir() else (path.name,))
         return cls(*load_files(path))
 
@@ -223,13 +225,19 @@ class Tokenizer:
         ids: list[int] = self._encode_text(text).ids
         return ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    @overload
+    def encode_batch(self, texts: str) -> np.ndarray: ...  # type: ignore[overload-overlap]
+    @overload
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]: ...
+    def encode_batch(self, texts: Any) -> Any:
         """Encode texts without adding special tokens; one int32 array of ids per text."""
+        if isinstance(texts, str):
+            return self.encode_batch([texts])[0]
         encode = partial(self.backend.encode_batch_fast, add_special_tokens=False)
         try:
             encodings = encode(list(texts))
         except TypeError:
-            encodings = encode(list(map(replace_surrogates, texts)))
+            encodings = encode(list(map(replace_surrogates, check_texts(texts))))
         except BaseException as error:
             raise _convert_error(error, texts[0]) from None
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
@@ -255,9 +263,16 @@ class Tokenizer:
             offsets[i] = start, end
         return ids, offsets
 
-    def word_ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+    @overload
+    def word_ids(self, texts: str) -> np.ndarray: ...  # type: ignore[overload-overlap]
+    @overload
+    def word_ids(self, texts: Sequence[str]) -> list[np.ndarray]: ...
+    def word_ids(self, texts: Any) -> Any:
         """Return the index of the word of each token of each text; words are what the pre-tokenizer splits."""
-        encodings = self.backend.encode_batch(list(map(replace_surrogates, texts)), add_special_tokens=False)
+        if isinstance(texts, str):
+            return self.word_ids([texts])[0]
+        plain_texts = list(map(replace_surrogates, check_texts(texts)))
+        encodings = self.backend.encode_batch(plain_texts, add_special_tokens=False)
         rows = ([-1 - i if word is None else word for i, word in enumerate(e.word_ids)] for e in encodings)
         return [np.array(row, dtype=np.int64) for row in rows]
 
@@ -268,7 +283,7 @@ class Tokenizer:
         it; where it is a separate token (characters) it belongs to the word before. A word that consists of control
         characters only has no ids.
         """
-        encoding = self._encode_text(" ".join(words))
+        encoding = self._encode_text(" ".join(check_texts(words, "word")))
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])[:-1]
         last_chars = [max(start, end - 1) for start, end in encoding.offsets]
         word_indices = np.searchsorted(starts - (self.kind != "characters"), last_chars, side="right") - 1
@@ -276,6 +291,7 @@ class Tokenizer:
 
     def encode_corpus(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode many texts at once, as plain text and with no Python work per token."""
+        texts = check_texts([texts] if isinstance(texts, str) else texts)
         if self._cached_encoder is not None:
             return self._cached_encoder.encode(texts)
         return encode_uncached(self._plain_backend, texts, self._is_word_start)
@@ -351,7 +367,7 @@ class Tokenizer:
         try:
             return self.backend.encode(text, add_special_tokens=False)
         except TypeError:  # raised by `tokenizers` for a lone surrogate
-            return self.backend.encode(replace_surrogates(text), add_special_tokens=False)
+            return self.backend.encode(replace_surrogates(check_text(text)), add_special_tokens=False)
         except BaseException as error:
             raise _convert_error(error, text) from None
 

@@ -17,7 +17,7 @@ from polyseme.train.streams import BatchStream
 
 logger = logging.getLogger(__name__)
 
-PROVISIONAL_STEPS = 1000  # of a run in minutes, for the warm-up of the first step, before any step is timed
+PROVISIONAL_STEPS = 200  # of a run in minutes, for the warm-up of the first step, before any step is timed
 CALIBRATION_STEPS = (1, 2, 4, 8, 16)  # after which the first plans are made
 CLOCK_CHECKS, MIN_CHECK_STEPS = 20, 5  # later plans: per run, and the least number of steps between two
 MAX_LATE, MAX_EARLY = 0.02, 0.05  # fractions of a run by which it may miss its end

@@ -106,7 +106,8 @@ class RunDiagnostics:
         budget, schedule = self.recipe.budget, self.recipe.schedule
         if budget.is_wall_clock and total_steps < MIN_STEPS:
             advice = "use a longer budget, a smaller model or smaller batches (`batch_tokens`)"
-            self.add_note(f"only {total_steps} steps fit into the budget of {budget}: {advice}")
+            steps = "1 step fits" if total_steps == 1 else f"{total_steps} steps fit"
+            self.add_note(f"only {steps} into the budget of {budget}: {advice}")
         if (warmup := schedule.warmup_steps(total_steps)) >= total_steps > 1:
             peak = "the learning rate did not reach its peak"
             self.add_note(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polyseme.config import Config
 from polyseme.corpus.card import corpus_facts
+from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import ConfigError, Interrupted, ModelError, convert_out_of_memory
@@ -129,6 +130,7 @@ def _pretrain(
     run.train(run.prepare(record, start_time))
     results = run.finish()
     if rank == 0:
+        results |= _heldout_characters(corpus, recipe, tokenizer)
         metadata = {"recipe": recipe.to_json(), "results": results, "corpus": corpus.manifest_hash, **provenance}
         metadata["corpus_facts"] = corpus_facts(corpus.manifest, corpus_path)
         with swap_averaged_weights(state.optimizer):
@@ -259,7 +261,7 @@ class _Run:
                             self.samples.write(state, report.step)
                     if isinstance(state.optimizer, NTASGD):
                         state.optimizer.report_validation_loss(self.valid_metrics[recipe.objective.terms[0]])
-                    log.write_row({"step": report.step, "valid": self.valid_metrics})
+                    log.write_row({"step": report.step, "valid": self.valid_metrics, "spent": dict(self.spent)})
                     if state.rank == 0:
                         self.diagnostics.record(report.step, self.valid_metrics)
                 stop = distributed.any_rank(bool(caught), state.device)
@@ -419,6 +421,13 @@ def try_compile(loss_fn: LossFn, device: torch.device) -> LossFn:
         logger.warning("torch.compile does not work here (%s); continuing without it", reason)
         return loss_fn
     return torch.compile(loss_fn)
+
+
+def _heldout_characters(corpus: Corpus, recipe: Recipe, tokenizer: Tokenizer) -> dict[str, float]:
+    """Return the characters for each token of the held-out text, which bits per character are computed with."""
+    _, valid_corpus = corpus.split(recipe.valid_fraction)
+    ratio = None if valid_corpus is None else characters_per_token(corpus, valid_corpus, tokenizer)
+    return {} if ratio is None else {"characters_per_token": ratio}
 
 
 def _set_spellings(model: Model, tokenizer: Tokenizer) -> None:

@@ -23,6 +23,7 @@ from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import restore_directory, sha256, write_tensors
 from polyseme.io.hashes import check_hashes, hashed_directory
 from polyseme.io.json import read_json_object, write_json
+from polyseme.io.model_path import resolve_model
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
@@ -81,10 +82,9 @@ def save_model(
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
             target_tokenizer.save_files(folder / TARGET_TOKENIZER_DIR)
-        for head in heads.values():
-            if isinstance(head, EmbeddingHeadConfig):
-                trunk, mode = model.config.trunk, "mean" if head.pooling == "mean" else "cls"
-                write_pooling(folder, mode, trunk.dim, trunk.embeddings.max_len)
+        pooling, trunk = _head_pooling(model.config), model.config.trunk
+        if pooling is not None and architecture is not None:
+            write_pooling(folder, pooling.mode, trunk.dim, trunk.embeddings.max_len)
         record = {"format": FORMAT_VERSION, "config": model.config.to_json(), "metadata": metadata or {}}
         write_json(folder / "polyseme.json", record)
         write_neural_card(folder, path, model, tokenizer, family, hf_config, metadata or {})
@@ -102,7 +102,7 @@ def load_model(
     The weights of a head with the same name and config are kept, so that a model can be trained further on a task. The
     hashes of all files are checked; those of large weights only with `verify`, since it takes longer than loading.
     """
-    folder = Path(path)
+    folder = resolve_model(path)
     restore_directory(folder)
     if not folder.is_dir():
         raise missing_folder_error(folder)
@@ -141,12 +141,13 @@ def load_model(
     model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids)
     target_folder = folder / TARGET_TOKENIZER_DIR
     target_tokenizer = Tokenizer.load(target_folder) if target_folder.is_dir() else None
-    pooling = read_pooling(folder)
+    pooling = _head_pooling(config) or read_pooling(folder)
     return ModelFolder(folder, model.eval(), tokenizer, metadata, newly_initialized, target_tokenizer, pooling)
 
 
 def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[ModelConfig, dict[str, Any]]:
     """Read the config of a model from `polyseme.json` or, if there is none, from `config.json`."""
+    folder = resolve_model(folder)
     if not folder.is_dir():
         raise missing_folder_error(folder)
     if not (folder / "config.json").exists():
@@ -190,6 +191,14 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
         if head in pretraining and needed_names and needed_names <= tensor_names:
             heads_config[head] = pretraining[head]
     return ModelConfig(family.name, trunk_config, heads_config), {}
+
+
+def _head_pooling(config: ModelConfig) -> TextPooling | None:
+    """Return how the vector of a text is computed if the model was trained for that; None if it was not."""
+    for head in config.heads.values():
+        if isinstance(head, EmbeddingHeadConfig):
+            return TextPooling("mean" if head.pooling == "mean" else "cls", normalize=True)
+    return None
 
 
 def check_tokenizer_compatible(config: ModelConfig, tokenizer: Tokenizer, family: Family) -> None:
@@ -278,7 +287,8 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> Non
 
 def hash_weights(folder: Path) -> str:
     """Return a hash of the weights of a model folder."""
-    return hashlib.sha256("".join(sha256(file) for file in list_weight_files(folder)).encode()).hexdigest()
+    files = list_weight_files(resolve_model(folder))
+    return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
 
 def list_weight_files(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ stored in `target/`.
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -25,14 +25,16 @@ from polyseme.io.compression import data_suffix
 from polyseme.io.json import parse_json, write_json
 from polyseme.io.lines import raise_errors, read_lines
 from polyseme.io.lock import locks_folder
-from polyseme.io.tables import read_tsv_rows
+from polyseme.io.specs import split_spec
+from polyseme.io.tables import open_parquet_rows, read_csv_rows, read_tsv_rows
 from polyseme.progress import progress
 from polyseme.text.cached_encoder import concat_ranges
 from polyseme.text.tokenizer import Tokenizer
 
 TARGET_TOKENIZER_DIR = "target"
 SHARD_PAIRS = 1 << 20
-_SUFFIX_FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".po": "po", ".mo": "mo"}
+_SUFFIX_FORMATS = {".ndjson": "jsonl", **{f".{name}": name for name in ("tsv", "csv", "jsonl", "parquet", "po", "mo")}}
+_SPEC_OPTIONS = ("text", "pair", "format", "lang")
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def prepare_parallel(
         names = _save_tokenizer(folder, "tokenizer", tokenizer)
         if target_tokenizer:
             names += _save_tokenizer(folder, TARGET_TOKENIZER_DIR, target_tokenizer)
+        files = [split_spec(str(source), _SPEC_OPTIONS)[0] for source in sources]
         total_counts = dict(sum((Counter(shard["counts"]) for shard in shards), Counter()))
         manifest: dict[str, Any] = {
             "format": FORMAT,
@@ -93,7 +96,7 @@ def prepare_parallel(
             "tokenizer_hash": tokenizer.hash,
             "vocab_size": tokenizer.vocab_size,
             "sources": [{"path": ", ".join(map(str, sources)), "weight": 1.0, "lang": "", "counts": total_counts}],
-            "source_files": [{"path": str(s), "sha256": sha256(Path(s))} for s in sources if Path(s).is_file()],
+            "source_files": [{"path": s, "sha256": sha256(Path(s))} for s in files if Path(s).is_file()],
             "languages": {},
             "removed": {"pairs": dict(counts), "examples": examples},
             "shards": shards,
@@ -174,23 +177,25 @@ def _write_shard(folder: Path, number: int, sides: list[Any], indices: np.ndarra
 def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> Iterator[TextPair]:
     """Yield the pairs of all sources. Plain text files come in pairs: line n of one is the translation of line n.
 
-    `keys` are the columns of a TSV file with a header, or the keys of JSON lines. Without them, a TSV file has two
-    columns and no header, and JSON lines have the keys `source` and `target`. `gettext::lang=de` reads all message
-    catalogs of that language on this machine, with the original messages as the source.
+    `keys` are the columns of the two sides, for files that do not choose their own, `PATH::text=en,pair=de`. Without
+    them, a TSV file has two columns and no header, and other rows have `source` and `target`.
+    `gettext::lang=de` reads all message catalogs of that language on this machine, with the original messages as the
+    source.
     """
     unpaired_path: Path | None = None
     for source in sources:
-        if source.partition("::")[0] == "gettext":
-            lang = source.partition("lang=")[2]
-            if not lang:
+        name, options = split_spec(str(source), _SPEC_OPTIONS)
+        if name == "gettext":
+            if "lang" not in options:
                 raise ConfigError(f"{source!r} does not name a language, as in gettext::lang=de")
-            for _, path in find_catalogs(lang):
+            for _, path in find_catalogs(options["lang"]):
                 yield from (TextPair(a, b, str(path)) for a, b in read_messages(path))
             continue
-        path = Path(source)
+        path = Path(name)
         if not path.is_file():
             raise DataError(f"file {path} does not exist")
-        format = _SUFFIX_FORMATS.get(data_suffix(path), "lines")
+        format = options.get("format") or _SUFFIX_FORMATS.get(data_suffix(path), "lines")
+        sides = _choose_sides(source, options, keys, format)
         if unpaired_path is not None and format != "lines":
             advice = "give both sides as plain text"
             raise DataError(f"{unpaired_path} is plain text, but the next source, {path}, is not: {advice}")
@@ -201,9 +206,10 @@ def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> I
             yield from _read_aligned_lines(unpaired_path, path)
             unpaired_path = None
         elif format == "tsv":
-            yield from _read_tsv_pairs(path, keys)
-        elif format == "jsonl":
-            yield from _read_json_pairs(path, keys or ("source", "target"))
+            yield from _read_tsv_pairs(path, sides)
+        elif format in _ROW_READERS:
+            for location, row in _ROW_READERS[format](path):
+                yield _row_to_pair(row, location, sides or ("source", "target"))
         else:
             translations = read_messages(path) if format == "mo" else read_po(path)
             yield from (TextPair(a, b, str(path)) for a, b in translations)
@@ -244,18 +250,53 @@ def _read_tsv_pairs(path: Path, keys: tuple[str, str] | None) -> Iterator[TextPa
         yield TextPair(cells[columns[0]], cells[columns[1]], f"{path} line {number}")
 
 
-def _read_json_pairs(path: Path, keys: tuple[str, str]) -> Iterator[TextPair]:
+def _choose_sides(
+    source: str, options: Mapping[str, str], keys: tuple[str, str] | None, format: str
+) -> tuple[str, str] | None:
+    """Return the columns of the two sides: those of the spec, or `keys` for all files."""
+    if format not in _FORMATS:
+        raise ConfigError(f"{source}: format is {format!r}; {suggest(format, _FORMATS)}")
+    chosen = [options[role] for role in ("text", "pair") if role in options]
+    if "lang" in options or (chosen and format in ("lines", "po", "mo")):
+        raise ConfigError(f"{source}: its options have no effect on {format}: leave them out")
+    if len(chosen) == 1:
+        raise ConfigError(f"{source} names one side: choose both, as in ::text=en,pair=de")
+    if chosen and keys is not None and tuple(chosen) != keys:
+        raise ConfigError(f"{source}: the sides are {'+'.join(chosen)}, but `keys` is {'+'.join(keys)}: leave out one")
+    return (chosen[0], chosen[1]) if chosen else keys
+
+
+def _read_json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in raise_errors(read_lines(path, str(path))):
-        if not line.strip():
-            continue
-        location = f"{path} line {number}"
-        row = parse_json(line, location)
-        row = row.get("translation", row) if isinstance(row, dict) else row
-        if not isinstance(row, dict):
-            raise DataError(f"{location}: expected a JSON object, not {type(row).__name__}")
-        for key in keys:
-            if key not in row:
-                raise DataError(f"{location}: no key {key!r}; {suggest(key, row)}")
-            if not isinstance(row[key], str):
-                raise DataError(f"{location}: {key!r} is {type(row[key]).__name__}, not a string")
-        yield TextPair(row[keys[0]], row[keys[1]], location)
+        if line.strip():
+            location = f"{path} line {number}"
+            yield location, parse_json(line, location)
+
+
+def _read_csv_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    rows = raise_errors(read_csv_rows(read_lines(path, str(path)), f"{path} line "))
+    _, names = next(rows)
+    for number, cells in rows:
+        if len(cells) != len(names):
+            raise DataError(f"{path} line {number}: {len(cells)} columns, but the first line has {len(names)}")
+        yield f"{path} line {number}", dict(zip(names, cells))
+
+
+def _read_parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    return ((f"{path} row {number}", row) for number, row in enumerate(open_parquet_rows(path, str(path))[1], 1))
+
+
+def _row_to_pair(row: Any, location: str, keys: tuple[str, str]) -> TextPair:
+    row = row.get("translation", row) if isinstance(row, dict) else row
+    if not isinstance(row, dict):
+        raise DataError(f"{location}: expected a JSON object, not {type(row).__name__}")
+    for key in keys:
+        if key not in row:
+            raise DataError(f"{location}: no key {key!r}; {suggest(key, row)} (choose with ::text=KEY,pair=KEY)")
+        if not isinstance(row[key], str):
+            raise DataError(f"{location}: {key!r} is {type(row[key]).__name__}, not a string")
+    return TextPair(row[keys[0]], row[keys[1]], location)
+
+
+_ROW_READERS = {"jsonl": _read_json_rows, "csv": _read_csv_rows, "parquet": _read_parquet_rows}
+_FORMATS = ("lines", "tsv", "po", "mo", *_ROW_READERS)

@@ -25,6 +25,7 @@ from polyseme.corpus.sources.sources import CorpusSource, SourceReader, open_sou
 from polyseme.corpus.store import FORMAT, WORK_DIR, check_hashes, read_manifest
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.io.atomic import wrap_os_errors
+from polyseme.io.binary_files import describe_skipped
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import lock_folder
 from polyseme.text.tokenizer import Tokenizer
@@ -163,8 +164,7 @@ def _build_plan(reader: SourceReader, tokenizer: Tokenizer, config: PrepareConfi
 def _warn_about_sources(reader: SourceReader, cleaning: CleaningConfig) -> None:
     """Report skipped files and languages that the language step does not support."""
     if reader.skipped_files:
-        num_skipped, example = len(reader.skipped_files), reader.skipped_files[0]
-        logger.warning(f"skipped {num_skipped:,} files that are empty or of unknown format, e.g. {example}")
+        logger.warning(describe_skipped(reader.skipped_files))
     if cleaning.language:
         langs = {file.lang for file in reader.files if file.lang}
         if unsupported := sorted(lang for lang in langs if not LanguageDetector().supports(lang)):

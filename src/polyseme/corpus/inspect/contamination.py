@@ -114,7 +114,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        pieces = _piece_bytes(tokenizer)
+        pieces = piece_bytes(tokenizer)
         self.vocab_size = len(pieces)
         self.has_spaces = any(b" " in piece for piece in pieces)
         self.pieces = np.empty(3 * self.vocab_size, object)
@@ -144,7 +144,7 @@ class Detokenizer:
         return hash_words(self.decode(corpus.gather_tokens(starts, lengths), word_starts, lengths))
 
 
-def _piece_bytes(tokenizer: Tokenizer) -> list[bytes]:
+def piece_bytes(tokenizer: Tokenizer) -> list[bytes]:
     """Return the bytes of each vocabulary entry, with its spaces. An entry may be part of a character."""
     tokenizer_json = json.loads(tokenizer.backend.to_str())
     model, specials = tokenizer_json["model"], tokenizer.special_token_ids

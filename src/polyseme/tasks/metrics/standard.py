@@ -20,10 +20,13 @@ def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
     return sum(a == b for a, b in zip(gold, predicted, strict=True)) / max(len(gold), 1)
 
 
-def classification_metrics(gold: Labels, predicted: Labels, labels: Labels = ()) -> dict[str, float]:
-    """Return accuracy, the mean F1 of all labels that occur, Matthews correlation, and of two labels the second's F1.
+def classification_metrics(
+    gold: Labels, predicted: Labels, labels: Labels = (), positive_label: str = ""
+) -> dict[str, float]:
+    """Return accuracy, the mean F1 of all labels that occur, Matthews correlation, and the F1 of the positive label.
 
-    All come from the confusion matrix, in numpy: scikit-learn is optional, and the bootstrap calls this often.
+    Of two labels, the positive one is the second, as in GLUE and scikit-learn, unless `positive_label` names it. All
+    come from the confusion matrix, in numpy: scikit-learn is optional, and the bootstrap calls this often.
     """
     label_ids = {name: i for i, name in enumerate(sorted({*gold, *predicted}))}
     cell_ids = [label_ids[a] * len(label_ids) + label_ids[b] for a, b in zip(gold, predicted, strict=True)]
@@ -38,10 +41,14 @@ def classification_metrics(gold: Labels, predicted: Labels, labels: Labels = ())
         "macro_f1": float(f1.mean()) if len(f1) else 0.0,
         "matthews": float(covariance / np.sqrt(variances)) if variances > 0 else 0.0,
     }
-    all_labels = list(labels) or list(label_ids)
-    if len(all_labels) == 2:
-        metrics["f1"] = float(f1[label_ids[all_labels[1]]]) if all_labels[1] in label_ids else 0.0
+    if positive_label := positive_label or default_positive_label(labels or list(label_ids)):
+        metrics["f1"] = float(f1[label_ids[positive_label]]) if positive_label in label_ids else 0.0
     return metrics
+
+
+def default_positive_label(labels: Labels) -> str:
+    """Return the second of two labels (1 of 0 and 1, spam of ham and spam); empty if there are more or fewer."""
+    return labels[1] if len(labels) == 2 else ""
 
 
 def regression_metrics(gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:

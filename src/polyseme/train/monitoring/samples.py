@@ -57,9 +57,9 @@ class HeldOutSamples:
         if not is_masked and not ("next" in config.heads and trunk.causal):
             return None
         prompts, answers = [], []
-        for sentence in _candidate_sentences(corpus, max_len - 2):
+        for sentence, is_whole_word in _candidate_sentences(corpus, max_len - 2):
             if is_masked:
-                position = _word_to_mask(sentence, tokenizer)
+                position = _word_to_mask(sentence, is_whole_word, tokenizer)
                 if position is None:
                     continue
                 masked = [ids.mask if i == position else token for i, token in enumerate(sentence)]
@@ -138,8 +138,8 @@ def _pack(model: Model, sequences: list[list[int]]) -> Inputs:
     return Inputs(tokens, PackedLayout.from_lengths(list(map(len, sequences)), device=device))
 
 
-def _candidate_sentences(corpus: Corpus, max_len: int) -> Iterator[list[int]]:
-    """Yield sentences of medium length from all over the corpus, at most one of a document in a row."""
+def _candidate_sentences(corpus: Corpus, max_len: int) -> Iterator[tuple[list[int], list[bool]]]:
+    """Yield sentences of medium length from all over the corpus, and which of their tokens are whole words."""
     offsets = np.asarray(corpus.sentence_offsets)
     lengths = np.diff(offsets)
     for low, high in ((8, 24), (_PROMPT_TOKENS // 2, max_len)):
@@ -148,18 +148,21 @@ def _candidate_sentences(corpus: Corpus, max_len: int) -> Iterator[list[int]]:
             stride = max(len(numbers) // _NUM_PROMPTS, 1)
             order = np.argsort(np.arange(len(numbers)) % stride, kind="stable")[:_MAX_SENTENCES]
             for number in numbers[order]:
-                yield corpus.gather_tokens(offsets[[number]], lengths[[number]]).tolist()
+                tokens, is_whole_word = _read_tokens(corpus, offsets[[number]], lengths[[number]])
+                yield tokens.tolist(), is_whole_word.tolist()
             return
 
 
-def _word_to_mask(sentence: list[int], tokenizer: Tokenizer) -> int | None:
+def _read_tokens(corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens of a corpus, and which of them are whole words."""
+    starts_word = corpus.gather_word_starts(starts, lengths)
+    return corpus.gather_tokens(starts, lengths), starts_word & np.append(starts_word[1:], True)
+
+
+def _word_to_mask(sentence: list[int], is_whole_word: list[bool], tokenizer: Tokenizer) -> int | None:
     """Return the position of a word of one token and at least four letters, as near to the middle as there is."""
     words = [tokenizer.decode([token]).strip() for token in sentence]
-    pieces = tokenizer.convert_ids_to_tokens(sentence)
-    is_continuation = [piece.startswith("##") for piece in pieces] + [False]
-    positions = [
-        i for i, word in enumerate(words) if len(word) >= 4 and word.isalpha() and not any(is_continuation[i : i + 2])
-    ]
+    positions = [i for i, word in enumerate(words) if is_whole_word[i] and len(word) >= 4 and word.isalpha()]
     return min(positions, key=lambda i: abs(i - len(sentence) / 2), default=None)
 
 
@@ -169,16 +172,15 @@ def nearest_tokens(model: Model, tokenizer: Tokenizer, corpus: Corpus) -> list[d
     table = getattr(model.trunk, "token_embeddings", None)
     if not isinstance(table, torch.Tensor) or table.shape[0] < tokenizer.vocab_size or tokenizer.kind == "events":
         return []
-    num_tokens = min(corpus.num_tokens, _MAX_COUNTED_TOKENS)
-    tokens = corpus.gather_tokens(np.array([0]), np.array([num_tokens]))
-    counts = np.bincount(tokens, minlength=tokenizer.vocab_size)
+    offsets = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
+    num_documents = max(int(np.searchsorted(offsets[1:], _MAX_COUNTED_TOKENS)), 1)
+    tokens, is_whole_word = _read_tokens(corpus, offsets[:-1][:num_documents], np.diff(offsets)[:num_documents])
+    counts = np.bincount(tokens[is_whole_word], minlength=tokenizer.vocab_size)
     order = np.argsort(-counts, kind="stable")[:_MAX_CANDIDATES]
-    pieces = tokenizer.convert_ids_to_tokens(order.tolist())
     texts, lowercase_texts = {}, set()
-    for token, piece in zip(order.tolist(), pieces):
+    for token in order[counts[order] >= _MIN_COUNT].tolist():
         text = tokenizer.decode([token]).strip()
-        is_word = text.isalpha() and len(text) >= 3 and not piece.startswith("##")
-        if is_word and counts[token] >= _MIN_COUNT and text.lower() not in lowercase_texts:
+        if text.isalpha() and len(text) >= 3 and text.lower() not in lowercase_texts:
             texts[token] = text
             lowercase_texts.add(text.lower())
     if len(texts) < 3 * _NUM_NEIGHBORS:

@@ -1,0 +1,89 @@
+"""Intervals and paired tests of fine-tuning runs, from one bootstrap over examples and seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from polyseme.errors import ConfigError, UnsupportedError
+from polyseme.io.limits import MAX_RESAMPLES
+
+if TYPE_CHECKING:
+    from polyseme.evaluation.compare import FinetuneRun
+
+MIN_RESAMPLES = 100  # with fewer, no difference could be significant
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """The paired test of two runs on a task: the difference of the first and the second, its 95 % interval, and p.
+
+    The p-value is two-sided. It is below 0.05 exactly if the interval excludes 0.
+    """
+
+    first: str
+    second: str
+    task: str
+    difference: float
+    low: float
+    high: float
+    p: float
+    method: str = "paired bootstrap, two-sided"
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low > 0 or self.high < 0
+
+
+def bootstrap_scores(runs: Sequence["FinetuneRun"], num_resamples: int = 1000, seed: int = 0) -> np.ndarray:
+    """Return the mean scores of runs on resampled examples, [runs, resamples] (Koehn 2004).
+
+    Each resample draws dev examples, the same for all runs, and as many seeds of each run as it has, all with
+    replacement. Its score is the mean over the seeds, as that of a run.
+    """
+    if not MIN_RESAMPLES <= num_resamples <= MAX_RESAMPLES:
+        raise ConfigError(f"`num_resamples` is {num_resamples}, expected {MIN_RESAMPLES} to {MAX_RESAMPLES:,}")
+    for run in runs:
+        if not run.predictions:
+            raise UnsupportedError(f"{run.path} has no predictions.json: fine-tune it again")
+        if not run.supports_bootstrap:
+            raise UnsupportedError(f"{run.path}: {run.metric} needs more than predictions, so there is no bootstrap")
+        if run.gold != runs[0].gold or run.metric != runs[0].metric:
+            paths = f"{runs[0].path} and {run.path}"
+            raise UnsupportedError(f"{paths} were not measured on the same examples by the same metric")
+    rng, num_examples = np.random.default_rng(seed), len(runs[0].gold)
+    scores = np.zeros((len(runs), num_resamples))
+    for column in range(num_resamples):
+        indices = rng.integers(num_examples, size=num_examples)
+        gold = [runs[0].gold[i] for i in indices]
+        for row, run in enumerate(runs):
+            num_seeds = len(run.predictions)
+            counts = np.bincount(rng.integers(num_seeds, size=num_seeds), minlength=num_seeds)
+            assert run.task_config is not None
+            for predictions, count in zip(run.predictions, counts):
+                if count:
+                    score = run.task_config.score(gold, [predictions[i] for i in indices])[run.metric]
+                    scores[row, column] += count / num_seeds * score
+    return scores
+
+
+def percentile_interval(values: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % percentile interval of bootstrapped values, by the same ranks as `two_sided_p_value`."""
+    ordered = np.sort(values)
+    rank = -(-(len(values) + 1) // 40) - 2  # the last one for which p is below 0.05
+    return float(ordered[rank]), float(ordered[-1 - rank])
+
+
+def two_sided_p_value(differences: np.ndarray) -> float:
+    """Return twice the share of differences on the other side of 0, or at 0; at most 1, and never 0."""
+    num_opposite = min((differences <= 0).sum(), (differences >= 0).sum())
+    return float(min(2 * (num_opposite + 1) / (len(differences) + 1), 1.0))
+
+
+def paired_test(first: "FinetuneRun", second: "FinetuneRun", differences: np.ndarray) -> PairedTest:
+    """Return the test of two runs of one task from the differences of their bootstrapped scores."""
+    low, high = percentile_interval(differences)
+    p_value, names = two_sided_p_value(differences), (first.name, second.name)
+    return PairedTest(*names, first.task, first.mean - second.mean, low, high, p_value)
