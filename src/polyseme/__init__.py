@@ -157,11 +157,11 @@ def finetune(
     """Fine-tune a model on labeled examples, once per seed, and evaluate each on the dev examples.
 
     `model` is a model folder, a run folder, or a loaded model, which is not changed. `task` is a task such as
-    `classification`, with files of `train` and `dev` examples (TSV, JSON lines, CoNLL columns, SQuAD's JSON) or plain
-    values; or a data set of `list_datasets()`, with its folder as `data`. Several tasks share one trunk:
-    `task={"sentiment": "classification", "ner": "tagging"}`, with `train`, `dev` and `data` by the same names. `seeds`
-    is their number, or a list. `grid={"lr": [1e-5, 3e-5]}` runs every combination and keeps the best on the dev
-    examples. If `out` has an unfinished run, the same call resumes it.
+    `classification`, with files of `train` and `dev` examples, such as `train.csv::text=review,label=stars` (CSV, TSV,
+    JSON lines, Parquet, CoNLL columns, SQuAD's JSON), or plain values; or a data set of `list_datasets()`, with its
+    folder as `data`. Several tasks share one trunk: `task={"sentiment": "classification", "ner": "tagging"}`, with
+    `train`, `dev` and `data` by the same names. `seeds` is their number, or a list. `grid={"lr": [1e-5, 3e-5]}` runs
+    every combination and keeps the best on the dev examples. If `out` has an unfinished run, the same call resumes it.
 
     Without a model (None), a small network is trained over frozen features: `features` (folders of models),
     `word_vectors`, `network`, `layers`, `join_at`, `freeze_word_embeddings`, `cache_dir`. More options: `from_scratch`,
@@ -185,6 +185,8 @@ def evaluate(
     model: Any, data: Any, *, task: str = "", ensemble: bool = False, truncate: bool | None = None, **options: Any
 ) -> Any:
     """Evaluate a fine-tuned model on labeled examples, a file or plain values; returns an `EvaluationResult`.
+
+    Files are read as in fine-tuning, by default with the same columns.
 
     `task` selects one task of a model for several, or names a data set whose dev examples are in the folder `data`.
     With `ensemble`, the probabilities of a list of models, or of all that a run kept, are averaged. Options for files:
@@ -222,7 +224,8 @@ def predict(
 ) -> list[Any]:
     """Predict examples, a file or plain values, in their order; the options are those of `evaluate`.
 
-    `out` is a file to write: .jsonl, .tsv, .conll, .json for SQuAD's script, .props for srl-eval. For a data set of
+    `out` is a file to write: .csv, .tsv, .jsonl or .parquet with all columns of the input followed by ours, .txt with
+    the predictions alone, .conll, .json for SQuAD's script, .props for srl-eval. For a data set of
     GLUE or SuperGLUE it is a submission for the test examples. `resume` continues an interrupted run with the same
     `out`, model, data and options, and returns the predictions that were missing.
 

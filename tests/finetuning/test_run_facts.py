@@ -12,17 +12,20 @@ from polyseme.errors import PolysemeError
 from polyseme.evaluation.predict import evaluate, predict_ensemble
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.diagnostics import sample_split
+from polyseme.finetuning.experiment import RunOptions, Split, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search
 from polyseme.finetuning.resume import UnfinishedRun
 from polyseme.inference import prediction as module
 from polyseme.inference.prediction import LATENCY_SAMPLES, median_latency_ms
-from polyseme.report.run_page import dev_selection_note, truncation_note
+from polyseme.report.diagnostics import Diagnostics
+from polyseme.report.pages.finetuning_page import dev_selection_note, truncation_note
 from polyseme.tasks import TASKS
 from polyseme.tasks.base import RowScores
 from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.encoded import EncodedExample
 from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -155,6 +158,41 @@ def test_selection_on_dev_is_reported(folder, tmp_path, run_cli):
     assert dev_selection_note(["the best of 2 settings"]) in run_cli(
         "compare", tmp_path / "g", tmp_path / "a", "--num-resamples", 10
     )
+
+
+def test_dev_curves_change_no_weight(folder, tmp_path, monkeypatch):
+    data, config = TaskData(ClassificationTask(), texts(40), texts(20)), QUICK.replace(steps=8)
+    finetune(folder, data, tmp_path / "a", config)
+    rows = [json.loads(line) for line in (tmp_path / "a/log.jsonl").read_text().splitlines()]
+    assert {row["step"]: list(row["dev"]) for row in rows if "dev" in row} == {s: ["accuracy"] for s in (2, 4, 5, 7, 8)}
+    monkeypatch.setattr("polyseme.finetuning.diagnostics.NUM_CURVE_POINTS", 1)
+    finetune(folder, data, tmp_path / "b", config)
+    a, b = ((tmp_path / name / "model/model.safetensors").read_bytes() for name in "ab")
+    assert a == b
+
+
+def test_errors_of_the_best_seed_have_attributions(folder, tmp_path):
+    data = TaskData(ClassificationTask(), texts(40), texts(20))
+    results = finetune(folder, data, tmp_path / "r", QUICK, RunOptions(2))
+    diagnostics = Diagnostics.read(tmp_path / "r")
+    gold, best = (json.loads((tmp_path / "r/predictions.json").read_text())[key] for key in ("gold", "predictions"))
+    wrong = [i for i, (a, b) in enumerate(zip(gold, best[str(results["best_seed"])])) if a != b]
+    assert diagnostics.num_errors == len(wrong) and {error.index for error in diagnostics.errors} <= set(wrong)
+    for error in diagnostics.errors:
+        assert error.words == tuple(data.dev[error.index].text.split()) and len(error.weights) == 4
+    features = train_on_features(FeatureInputs([folder]), data, tmp_path / "f", FEATURE_DEFAULTS.replace(steps=1))
+    assert features["changed_settings"] == {"steps": (0, 1)}
+    assert not any(error.words for error in Diagnostics.read(tmp_path / "f").errors), "features cost too much for that"
+
+
+def test_a_sample_of_a_split_keeps_the_windows_of_its_examples(monkeypatch):
+    monkeypatch.setattr("polyseme.finetuning.diagnostics.MIN_CURVE_EXAMPLES", 2)
+    tokens = np.zeros(5, np.int64)
+    encoded = [EncodedExample(tokens, tokens, tokens, None, example_index=i // 2) for i in range(20)]
+    sample = sample_split(Split([f"example {i}" for i in range(10)], encoded), max_tokens=30)
+    assert sample.examples == ["example 0", "example 4", "example 9"]
+    assert [e.example_index for e in sample.encoded] == [0, 0, 1, 1, 2, 2]
+    assert len(sample_split(sample, max_tokens=0).examples) == 2
 
 
 def test_ensemble_over_seeds(folder, tmp_path, run_cli, glue):

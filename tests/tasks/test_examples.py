@@ -176,7 +176,7 @@ BAD = [
     ("t.conll", "a O\nb\n", "tagging", r"t\.conll:2: there is no tag beside 'b'$"),
     ("t.conll", "a O\nb x O\n", "tagging", r"t\.conll:2: 3 columns, but the first row has 2$"),
     ("t.conll", "a\tO\n\tO\n", "tagging", r"t\.conll:2: the word is empty$"),
-    ("t.conll", "a\tO\n", "classification", r"classification reads \.txt, .*, not '\.conll'$"),
+    ("t.conll", "a\tO\n", "classification", r"reads \.txt, .*, not '\.conll': choose its format with .*::format=NAME$"),
     ("t.tsv", "text\tlabel\na\thigh\n", "regression", r"t\.tsv:2: the label 'high' is not a number$"),
     ("t.tsv", "text\tlabel\na\t1\nb\tnan\n", "regression", r"t\.tsv:3: the label 'nan' is not a number$"),
     ("t.jsonl", '{"text": "a", "label": true}\n', "regression", r"t\.jsonl:1: the label 'true' is not a number$"),

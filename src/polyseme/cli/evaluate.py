@@ -24,7 +24,7 @@ TASK_HELP = "One task of a model for several; or the format of --data, if the mo
 
 def evaluate(
     models: ModelsArgument,
-    data: Annotated[Path, Option(help="Labeled examples: a file, or the folder of a named data set.")],
+    data: Annotated[Path, Option(help=f"The folder of a named data set, or labeled examples. {options.EXAMPLES_HELP}")],
     text_column: options.TextColumnOption = "",
     pair_column: options.PairColumnOption = "",
     label_column: options.LabelColumnOption = "",
@@ -48,8 +48,8 @@ def evaluate(
     import polyseme
     from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS, minimal_pairs_table
     from polyseme.finetuning.api import ReadOptions
+    from polyseme.report.pages.finetuning_page import dev_selection_note
     from polyseme.report.results import metric_title
-    from polyseme.report.run_page import dev_selection_note
 
     reading = asdict(ReadOptions(text_column, pair_column, label_column, header, skip_bad))
     changed = {name: value for name, value in reading.items() if value != getattr(ReadOptions(), name)}
@@ -80,8 +80,8 @@ def evaluate(
 
 def predict(
     models: ModelsArgument,
-    data: Annotated[Path, Option(help="Examples, labeled or not: a file, or the folder of a named data set.")],
-    out: Annotated[Path, Option(help="Output file: .jsonl, .tsv, .conll, .json (SQuAD) or .props (srl-eval).")],
+    data: Annotated[Path, Option(help=f"The folder of a named data set, or examples. {options.EXAMPLES_HELP}")],
+    out: Annotated[Path, Option(help=f"{options.OUTPUT_HELP} Also .conll, .json (SQuAD) and .props (srl-eval).")],
     text_column: options.TextColumnOption = "",
     pair_column: options.PairColumnOption = "",
     label_column: options.LabelColumnOption = "",
@@ -106,7 +106,8 @@ def predict(
 def compare(
     runs: Annotated[list[Path], Argument(help="Folders of fine-tuning runs and benchmarks, or of pre-training runs.")],
     out: Annotated[
-        Path | None, Option(help="Folder to write; or a plot of fine-tuning runs: .png, .svg or .pdf.")
+        Path | None,
+        Option(help="Folder to write: a page, LaTeX, CSV and JSON; or a plot of fine-tuning runs: .png, .svg or .pdf."),
     ] = None,
     num_resamples: Annotated[int, Option(help="Number of bootstrap samples for intervals and tests.", min=100)] = 1000,
     as_json: options.JsonOption = False,
@@ -118,8 +119,9 @@ def compare(
     """
     import polyseme
     from polyseme.evaluation.compare import comparison_table
+    from polyseme.evaluation.comparison import MASKED_NOTE
     from polyseme.evaluation.pretraining_runs import pretraining_table
-    from polyseme.report.run_page import dev_selection_note
+    from polyseme.report.pages.finetuning_page import dev_selection_note
 
     comparison = polyseme.compare(runs, out=out, num_resamples=num_resamples)
     if as_json:
@@ -128,7 +130,7 @@ def compare(
     if isinstance(comparison, polyseme.PretrainComparison):
         print_table(*pretraining_table(comparison.runs))
         if len({run.is_masked for run in comparison.runs}) > 1:
-            print("Losses of masked models are of masked tokens: they do not compare with those of language models.")
+            print(MASKED_NOTE)
     else:
         print_table(*comparison_table(comparison.runs))
         for run in comparison.runs:
@@ -137,7 +139,7 @@ def compare(
         for test in comparison.tests:
             print(_format_test(test))
     if out is not None:
-        print(f"see {out}")
+        print(f"see {out / 'report.html' if out.is_dir() else out}")
 
 
 def _format_test(test: "PairedTest") -> str:
@@ -166,7 +168,7 @@ def benchmark(
     from polyseme.cli.output import apply_overrides, parse_seeds
     from polyseme.evaluation.benchmarks import benchmark_notes, benchmark_table, run_benchmark
     from polyseme.finetuning.config import FinetuneConfig
-    from polyseme.report.run_page import dev_selection_note
+    from polyseme.report.pages.finetuning_page import dev_selection_note
     from polyseme.weights.folder import read_model_config
 
     max_len = read_model_config(model)[0].trunk.embeddings.max_len

@@ -25,7 +25,7 @@ LAYERS_HELP = (
     "concat_last_4; once, or once for each --features."
 )
 TaskOption = Annotated[list[str], Option("--task", help=TASK_HELP, autocompletion=complete(TASK_NAMES, DATASET_NAMES))]
-TrainOption = Annotated[list[Path], Option(help="Training examples: TSV, JSON lines, CoNLL columns or SQuAD's JSON.")]
+TrainOption = Annotated[list[Path], Option(help=options.EXAMPLES_HELP)]
 UnfreezeOption = Annotated[float | None, Option(help="Gradual unfreezing: epochs before the next layer is trained.")]
 GridOption = Annotated[list[str], Option(help="Grid search: name=value,value…; the best on the dev examples is kept.")]
 KeepOption = Annotated[int, Option(help="Keep the models of the last N epochs, for an ensemble.", min=0)]
@@ -155,8 +155,8 @@ def _assign_files(tasks: list[str], train: list[Path], dev: list[Path], data: li
 
 
 def _print_task(run: "FinetuneResult", row_name: str) -> None:
+    from polyseme.report.pages.finetuning_page import dev_selection_note
     from polyseme.report.results import metric_title
-    from polyseme.report.run_page import dev_selection_note
 
     titles = [metric_title(name, run.details.get("positive_label", "")) for name in run.mean]
     rows = [[name, *(f"{metrics[n]:.4f}" for n in run.mean)] for name, metrics in run.baselines.items()]

@@ -20,6 +20,7 @@ INPUT_HELP = (
     "text (one per line), CSV, TSV, JSON lines or Parquet, plain or compressed; - for standard input. Columns and "
     "format may follow: FILE::text=review,label=stars,format=csv."
 )
+EXAMPLES_HELP = f"Examples: CoNLL columns, SQuAD's JSON, or {INPUT_HELP}"
 OUTPUT_HELP = (
     "Output file: .csv, .tsv, .jsonl or .parquet with all columns of the input followed by ours, or .txt with the "
     "results alone."

@@ -25,6 +25,7 @@ from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import locks_folder
 from polyseme.report.cards.readme import short_name
 from polyseme.report.cards.run_card import write_run_card
+from polyseme.report.pages.benchmark_page import write_benchmark_page
 from polyseme.weights.folder import load_model, read_model_config
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ def run_benchmark(
         _write_test_submission(benchmark, task, data, out, benchmark.shared_models.get(task, task))
     diagnostic_scores = _evaluate_diagnostics(benchmark, results, data, out, skip_bad)
     summary = {"config": plan, **_summarize(benchmark, tasks, results, out), "diagnostic_scores": diagnostic_scores}
+    write_benchmark_page(out, name, benchmark_table(name, summary), benchmark_notes(name, summary), summary)
     write_json(out / "benchmark.json", summary)
     write_run_card(out, f"{name} ({short_name(model)})")
     write_hashes(out)

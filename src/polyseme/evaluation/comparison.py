@@ -6,15 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import ConfigError
-from polyseme.evaluation.compare import FinetuneRun, plot_comparison, read_runs, shortest_names
+from polyseme.evaluation.compare import (
+    FinetuneRun,
+    mean_speed,
+    pivot_runs,
+    plot_comparison,
+    read_runs,
+    shortest_names,
+)
 from polyseme.evaluation.pretraining_runs import PretrainRun, is_pretrain_run, read_pretrain_run
-from polyseme.evaluation.significance import PairedTest, bootstrap_scores, paired_test, percentile_interval
+from polyseme.evaluation.significance import bootstrap_scores, paired_test, percentile_interval
 from polyseme.io.atomic import is_occupied
 from polyseme.io.json import write_json
 from polyseme.report.notebook import NotebookResult
+from polyseme.report.pages.compare_page import ComparedPretraining, write_comparison, write_pretraining_comparison
+from polyseme.report.pages.compare_tables import ComparedRun, PairedTest, TaskScores
+from polyseme.report.pages.finetuning_page import dev_selection_note
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 JSON_NAME = "compare.json"
+MASKED_NOTE = "Losses of masked models are of masked tokens: they do not compare with those of language models."
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,25 @@ class Comparison(NotebookResult):
         ]  # fmt: skip
         return {"kind": "finetuning", "runs": rows, "tests": [asdict(test) for test in self.tests]}
 
+    def write(self, folder: str | Path) -> Path:
+        """Write `compare.json`, `report.html`, `table.tex` and `scores.csv`; return the page."""
+        folder = Path(folder)
+        write_json(folder / JSON_NAME, self.to_json())
+        names, _, runs_by_cell = pivot_runs(self.runs)
+        rows = [[run for (row, _), run in runs_by_cell.items() if row == name] for name in names]
+        compared = [self._compared_run(name, runs) for name, runs in zip(names, rows)]
+        failed = ", ".join(f"{run.name} ({len(run.failed_seeds)})" for run in self.runs if run.failed_seeds)
+        warnings = [f"Failed seeds, no better than a trivial baseline: {failed}."] if failed else []
+        return write_comparison(folder, compared, self.tests, warnings)
+
+    def _compared_run(self, name: str, runs: Sequence[FinetuneRun]) -> ComparedRun:
+        """Return a row of the page: the runs of one model on several tasks."""
+        scores = [TaskScores(run.task, run.metric, run.seed_scores, self.intervals.get(run.name)) for run in runs]
+        flops = None if any(run.train_flops is None for run in runs) else sum(run.train_flops or 0.0 for run in runs)
+        notes = [f"{run.name}: {line}" for run in runs if (line := dev_selection_note(run.dev_choices))]
+        seconds, latency_ms = sum(run.train_seconds for run in runs), mean_speed(runs)[1]
+        return ComparedRun(name, tuple(scores), runs[0].num_parameters, flops, seconds, latency_ms, tuple(notes))
+
 
 @dataclass(frozen=True)
 class PretrainComparison(NotebookResult):
@@ -54,6 +84,19 @@ class PretrainComparison(NotebookResult):
     def to_json(self) -> dict[str, Any]:
         """Return the content of `compare.json`."""
         return {"kind": "pretraining", "runs": [asdict(run) | {"path": str(run.path)} for run in self.runs]}
+
+    def write(self, folder: str | Path) -> Path:
+        """Write `compare.json`, `report.html`, `table.tex` and `scores.csv`; return the page."""
+        folder = Path(folder)
+        write_json(folder / JSON_NAME, self.to_json())
+        is_mixed = len({run.is_masked for run in self.runs}) > 1
+        return write_pretraining_comparison(folder, [*map(_compared_pretraining, self.runs)], [MASKED_NOTE] * is_mixed)
+
+
+def _compared_pretraining(run: PretrainRun) -> ComparedPretraining:
+    figures = {name: getattr(run, name) for name in ("loss", "perplexity", "bits_per_character")}
+    costs = {"tokens": run.num_tokens, "flops": run.flops, "minutes": run.minutes, "parameters": run.num_parameters}
+    return ComparedPretraining(run.name, figures | costs, vars(run.valid_curve), vars(run.train_curve), run.is_masked)
 
 
 def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison | PretrainComparison:
@@ -78,7 +121,7 @@ def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Co
         if out is not None and is_plot:
             plot_comparison(comparison.runs, out)
     if out is not None and not is_plot:
-        write_json(out / JSON_NAME, comparison.to_json())
+        comparison.write(out)
     return comparison
 
 

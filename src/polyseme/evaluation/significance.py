@@ -1,40 +1,18 @@
 """Intervals and paired tests of fine-tuning runs, from one bootstrap over examples and seeds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.io.limits import MAX_RESAMPLES
+from polyseme.report.pages.compare_tables import PairedTest
 
 if TYPE_CHECKING:
     from polyseme.evaluation.compare import FinetuneRun
 
 MIN_RESAMPLES = 100  # with fewer, no difference could be significant
-
-
-@dataclass(frozen=True)
-class PairedTest:
-    """The paired test of two runs on a task: the difference of the first and the second, its 95 % interval, and p.
-
-    The p-value is two-sided. It is below 0.05 exactly if the interval excludes 0.
-    """
-
-    first: str
-    second: str
-    task: str
-    difference: float
-    low: float
-    high: float
-    p: float
-    method: str = "paired bootstrap, two-sided"
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.low > 0 or self.high < 0
 
 
 def bootstrap_scores(runs: Sequence["FinetuneRun"], num_resamples: int = 1000, seed: int = 0) -> np.ndarray:

@@ -9,6 +9,7 @@ from polyseme.errors import DataError
 from polyseme.evaluation.streaming import Source
 from polyseme.io.json import read_json_object
 from polyseme.io.lines import raise_errors
+from polyseme.io.model_path import resolve_model
 from polyseme.tasks.readers.columns import Columns, missing_role
 from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input
 
@@ -38,7 +39,8 @@ def open_texts(
     The text is in the chosen column, that of the model's fine-tuning, `text`, or the only one. With `allow_blank` a
     text may be empty; otherwise that is an error, because each row gets one result.
     """
-    path, columns = parse_input(source, replace(columns, remembered=model and read_remembered(model)))
+    remembered = None if model is None else read_remembered(model)
+    path, columns = parse_input(source, replace(columns, remembered=remembered))
     columns.reject(path, "a command that reads one text per row", "pair", "label")
     format = detect_record_format(path, columns) or "text"
     records = open_records(path, columns, format)
@@ -69,6 +71,6 @@ def open_texts(
 
 def read_remembered(model: Path) -> Columns | None:
     """Return the columns that a model folder remembers from fine-tuning."""
-    path = model / "polyseme.json"
+    path = resolve_model(model) / "polyseme.json"
     metadata = read_json_object(path).get("metadata") if path.is_file() else None
     return Columns.from_metadata(metadata) if isinstance(metadata, dict) else None

@@ -17,8 +17,8 @@ from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on
 from polyseme.finetuning.grid import expand_grid, grid_search, override
 from polyseme.finetuning.resume import UnfinishedRun, describe_run
 from polyseme.io.lock import locks_folder
+from polyseme.report.pages.finetuning_page import truncation_note
 from polyseme.report.results import FinetuneResult
-from polyseme.report.run_page import truncation_note
 from polyseme.tasks import TASKS
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.readers.rows import Columns

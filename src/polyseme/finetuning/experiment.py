@@ -4,7 +4,7 @@ Batches depend only on the seed and the number of finished steps, so that a run 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from polyseme.errors import ConfigError, suggest
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.inference.prediction import predict_encoded
+from polyseme.io.json import json_differences
 from polyseme.io.limits import MAX_INTEGER, MAX_SEEDS
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.base import TrunkConfig
@@ -26,6 +27,7 @@ from polyseme.tasks.base import Metrics, MetricsFn, TaskConfig
 from polyseme.tasks.encoded import EncodedExample
 
 SaveFn = Callable[[Path, Model, dict[str, Any]], None]  # a folder, a model and its metadata
+EncodeFn = Callable[[TaskConfig, Sequence[Any]], Iterable[EncodedExample]]  # unlabeled examples
 StepBatches = Iterator[tuple[list[Batch], Any]]  # the micro-batches of each step, and its position
 
 
@@ -178,6 +180,7 @@ class Experiment:
     metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual losses, and
     `extra_targets` add terms to them. `describe_model` adds facts about the best model to the results.
     `measures_latency` is off for networks over features, whose latency would omit the extraction of the features.
+    `encode` encodes more examples, which attributions need; None where that would cost too much.
     """
 
     runs: tuple[TaskRun, ...]
@@ -189,6 +192,8 @@ class Experiment:
     extra_targets: Mapping[str, Targets] = field(default_factory=dict)
     describe_model: Callable[[Model], dict[str, Any]] = lambda model: {}
     measures_latency: bool = True
+    encode: EncodeFn | None = None
+    default_config: FinetuneConfig = field(default_factory=FinetuneConfig)
 
     @property
     def is_multitask(self) -> bool:
@@ -233,6 +238,12 @@ class Experiment:
         """What is selected on the dev examples, which makes the scores on them optimistic."""
         early = ["the epoch"] if self.config.patience else []
         return [*early, *dict.fromkeys(choice for run in self.runs for choice in run.task.dev_choices)]
+
+    @property
+    def changed_settings(self) -> dict[str, tuple[Any, Any]]:
+        """The default and the value of every setting that differs from its default, by dotted path."""
+        pairs = json_differences(self.default_config.to_json(), self.config.to_json())
+        return {path: (default, value) for path, default, value in pairs}
 
     def metadata(self, tasks: Sequence[TaskConfig], **extra: Any) -> dict[str, Any]:
         """Return the metadata of a model folder."""

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.tasks.base import TaskConfig, require_gold
-from polyseme.tasks.encoded import Examples
+from polyseme.tasks.encoded import EncodedExample, Examples
 from polyseme.train.loop import setup_device
 from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
 
@@ -54,6 +54,10 @@ def finetune(
     def split(task: TaskConfig, examples: Sequence[Any]) -> Split:
         return Split(examples, _encode_labeled(task, examples, loaded, config))
 
+    def encode(task: TaskConfig, examples: Sequence[Any]) -> Iterable[EncodedExample]:
+        max_len = config.max_len or loaded.model.config.trunk.embeddings.max_len
+        return task.codec.encode(examples, loaded.tokenizer, max_len, truncate=True, use_labels=False)
+
     def build(seed: int) -> Model:
         if seed == options.seed_list[0]:
             return loaded.model
@@ -76,7 +80,7 @@ def finetune(
         runs = tuple(_evaluate_before(each, loaded.model) for each in runs)
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
     run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch, "chosen": chosen}
-    return run_experiment(Experiment(runs, config, build, save, run_info), run, options)
+    return run_experiment(Experiment(runs, config, build, save, run_info, encode=encode), run, options)
 
 
 def _evaluate_before(run: TaskRun, model: Model) -> TaskRun:

@@ -111,6 +111,7 @@ def train_on_features(
         extra_targets={MIX_PENALTY: Targets(no_rows, no_rows, 1)} if has_mix_penalty else {},
         describe_model=lambda model: {"mix_weights": weights} if (weights := mix_weights(model)) else {},
         measures_latency=False,
+        default_config=FEATURE_DEFAULTS,
     )
     return run_experiment(experiment, run, options)
 

@@ -29,6 +29,7 @@ class GridPoint(NamedTuple):
     name: str
     config: FinetuneConfig
     data: Sequence[TaskData]
+    values: dict[str, Any]
 
 
 def override(
@@ -65,7 +66,7 @@ def expand_grid(
         for name, value in combination:
             point_config, point_data = override(point_config, point_data, name, value)
         label = "_".join(f"{name}={value}" for name, value in combination)
-        points.append(GridPoint(label, point_config.validate(), point_data))
+        points.append(GridPoint(label, point_config.validate(), point_data, dict(combination)))
     return points
 
 
@@ -96,11 +97,13 @@ def _run_points(run_point: RunPoint, run: UnfinishedRun, grid_points: Sequence[G
     """Run the points that are not finished, write `grid.json`, and return the name of the best point."""
     out, rows = run.folder, []
     best_name, best_score = "", -math.inf
-    for name, config, data in grid_points:
+    for name, config, data, values in grid_points:
         folder = out / "grid" / name
         results = read_finished_results(folder) or run_point(config, data, folder)
         run.start()
-        rows.append({"settings": name, **{field: results[field] for field in ("mean", "std", "failed_seeds")}})
+        rows.append(
+            {"settings": name, "values": values, **{field: results[field] for field in ("mean", "std", "failed_seeds")}}
+        )
         score = results["mean"][results["primary_metric"]]
         worse_name = name
         if not best_name or score > best_score:
@@ -123,6 +126,7 @@ def _move_best(out: Path, best_name: str) -> None:
             results["chosen_on_dev"].append(selection_note)
         add_limit(folder / "model", f"Scores are optimistic: the settings are {selection_note} on the dev examples.")
         write_json(folder / "results.json", results)
-        write_report(folder)
     for file in sorted(folder.iterdir(), key=lambda path: (path.name == "results.json", path.name != "model")):
+        if file.name == "results.json":
+            write_report(out, read_json(file))  # its plot of the grid reads `grid.json`
         os.replace(file, out / file.name)

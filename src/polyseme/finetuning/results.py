@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from polyseme.finetuning.diagnostics import attribute_errors
 from polyseme.finetuning.experiment import Experiment, TaskRun
 from polyseme.inference.prediction import model_latency_ms
 from polyseme.io.atomic import write_text
@@ -18,6 +19,7 @@ from polyseme.io.json import write_json
 from polyseme.nn.model import Model
 from polyseme.report.cards.readme import short_name
 from polyseme.report.cards.run_card import write_run_card
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.report.run_page import write_report
 from polyseme.train.loop import StepReport, count_parameters
 
@@ -26,7 +28,8 @@ from polyseme.train.loop import StepReport, count_parameters
 class SeedResult:
     """The results of a seed as plain values, which `unfinished/` keeps until the run is finished.
 
-    `scores`, `predictions` and `extra_eval` (primary metrics on more evaluation sets) are by the name of the task.
+    `scores`, `predictions`, `diagnostics` and `extra_eval` (primary metrics on more evaluation sets) are by the name of
+    the task.
     `metadata` is that of the model folder.
     """
 
@@ -38,6 +41,7 @@ class SeedResult:
     log: list[dict[str, Any]]
     cost: dict[str, Any]  # tokens, flops and seconds of training
     predict_seconds: float
+    diagnostics: dict[str, dict[str, Any]]
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -56,7 +60,7 @@ def evaluate_seed(
     experiment: Experiment, seed: int, model: Model, log: list[dict[str, Any]], cost: dict[str, Any]
 ) -> SeedResult:
     """Evaluate the trained model of a seed on every task."""
-    scores, predictions, extra_eval, tasks, seconds = {}, {}, {}, [], 0.0
+    scores, predictions, extra_eval, diagnostics, tasks, seconds = {}, {}, {}, {}, [], 0.0
     for run in experiment.runs:
         started = time.perf_counter()
         raw_predictions = run.predict(model)
@@ -66,7 +70,10 @@ def evaluate_seed(
         splits = run.extra_eval.items()
         extra_eval[name] = {key: run.evaluate_split(model, evaluation.task, split) for key, split in splits}
         tasks.append(evaluation.task)
-    return SeedResult(seed, scores, predictions, extra_eval, experiment.metadata(tasks), log, cost, seconds)
+        diagnosed = evaluation.task.diagnose(run.data.train, run.dev.examples, evaluation.predictions)
+        diagnostics[name] = diagnosed.to_json()
+    metadata = experiment.metadata(tasks)
+    return SeedResult(seed, scores, predictions, extra_eval, metadata, log, cost, seconds, diagnostics)
 
 
 class ExperimentResults:
@@ -85,6 +92,7 @@ class ExperimentResults:
             "steps": experiment.config.total_steps(experiment.num_examples),
             "parameters": count_parameters(model),
             **{name: sum(each.cost[name] for each in self.seeds) for name in ("tokens", "flops", "seconds")},
+            "changed_settings": experiment.changed_settings,
             **experiment.describe_model(model),
         }
         if not experiment.is_multitask:
@@ -144,6 +152,13 @@ class ExperimentResults:
             speed["ms_per_text"] = model_latency_ms(model, run.task, run.dev.examples, run.dev.encoded)
         return speed
 
+    def _diagnose(self, run: TaskRun, best_seed: int, model: Model) -> Diagnostics:
+        """Return the diagnostics of the best seed, with attributions."""
+        (best,) = (each for each in self.seeds if each.seed == best_seed)
+        diagnostics = Diagnostics.from_json(best.diagnostics[run.data.name])
+        num_tokens = sum(each.cost["tokens"] for each in self.seeds)
+        return attribute_errors(self.experiment, run, model, diagnostics, num_tokens)
+
     def write(self, out: Path, summary: dict[str, Any], model: Model, metadata: dict[str, Any]) -> None:
         """Write the run folder: log, model, predictions, the report, and last `results.json`."""
         metric, seed, is_multitask = summary["primary_metric"], summary["best_seed"], self.experiment.is_multitask
@@ -163,6 +178,7 @@ class ExperimentResults:
             gold, predictions = [e.gold for e in run.dev.examples], {e.seed: e.predictions[name] for e in self.seeds}
             content = {"gold": gold, "predictions": predictions, "task": run.task.to_json()}
             write_json(folder / "predictions.json", content)
+            self._diagnose(run, seed, model).write(folder)
             if is_multitask:
                 write_json(folder / "results.json", summary["tasks"][name])
         write_report(out, summary)

@@ -11,6 +11,7 @@ import torch
 
 from polyseme.errors import ConfigError
 from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.diagnostics import DevCurve
 from polyseme.finetuning.experiment import Experiment
 from polyseme.finetuning.results import log_rows
 from polyseme.nn.model import Model
@@ -32,6 +33,8 @@ class SeedTraining:
         self.experiment, self.seed, self.step = experiment, seed, 0
         self.state = build_train_state(experiment, seed)
         self.early_stopping = EarlyStopping(experiment.config.patience)
+        self.dev_curve = DevCurve(experiment)
+        self._dev_scores: dict[int, dict[str, float]] = {}  # by step, of those that are not in the log yet
         self._log: list[dict[str, Any]] = []
         self._cost: dict[str, Any] = {"tokens": 0, "flops": 0, "seconds": 0.0}
         self._reports: list[StepReport] = []  # those that are not in the log yet
@@ -51,7 +54,9 @@ class SeedTraining:
     def log(self) -> list[dict[str, Any]]:
         """The rows of the steps so far; on a GPU, reading them waits for the last step."""
         if self._reports:
-            self._log += log_rows(self.seed, self._reports)
+            for row in log_rows(self.seed, self._reports):
+                scores = self._dev_scores.pop(row["step"], None)
+                self._log.append(row | ({"dev": scores} if scores else {}))
             self._reports.clear()
         return self._log
 
@@ -77,16 +82,19 @@ class SeedTraining:
                 is_synced = state.device.type == "cpu" or report.step % SYNC_EVERY == 0
                 losses = [f"{loss:.3f}" for term, loss in report.loss.items() if term in terms] if is_synced else []
                 bar.advance(1, f"loss {losses[0]}" if losses else "")
-                if self.early_stopping.patience and self.is_epoch_end:
-                    self.early_stopping.update(report.step, self._dev_score(), self.model)
+                if report.step in self.dev_curve.steps or (self.early_stopping.patience and self.is_epoch_end):
+                    with bar.window(0):
+                        self._evaluate()
                 yield report
                 if self.early_stopping.should_stop:
                     break
         self.early_stopping.restore(self.model)
 
-    def _dev_score(self) -> float:
-        runs = self.experiment.runs
-        return statistics.fmean(run.evaluate(run.predict(self.model)).metrics[run.primary_metric] for run in runs)
+    def _evaluate(self) -> None:
+        """Record scores on the dev examples, for the curve and for early stopping."""
+        scores = self._dev_scores[self.step] = self.dev_curve.score(self.model, self.experiment.runs)
+        if self.early_stopping.patience:
+            self.early_stopping.update(self.step, statistics.fmean(scores.values()), self.model)
 
     def checkpoint(self) -> Checkpoint:
         """Return everything that is needed to continue; the tensors are those in use."""

@@ -6,6 +6,7 @@ error. Rows of data are only bounded in depth, since they are many.
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,15 @@ def has_shape(value: Any, shape: Any) -> bool:
     return isinstance(value, int | float if shape is float else shape) and (
         not isinstance(value, bool) or shape is bool
     )
+
+
+def json_differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted path and both values of each difference between two JSON values; None where one is missing."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from json_differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield path, old, new
 
 
 def _check_depth(text: str | bytes, value: Any) -> None:

@@ -40,7 +40,7 @@ class TableOutput:
 
     def _encode(self, rows: Sequence[Row], start: int) -> str:
         if self.suffix not in TABLE_SUFFIXES[:-1]:
-            return "".join(f"{flatten_cell(_to_text(next(iter(ours.values()))))}\n" for _, ours in rows)
+            return "".join(_to_line(next(iter(ours.values()))) for _, ours in rows)
         renamed = [(inputs, self._rename(ours)) for inputs, ours in rows]
         if not self.is_flat:
             return "".join(json.dumps({**a, **b}, ensure_ascii=False, default=_to_text) + "\n" for a, b in renamed)
@@ -77,6 +77,11 @@ def check_output_suffix(out: Path, suffixes: Sequence[str], content: str) -> Non
 def flatten_cell(text: str) -> str:
     """Return a text as one cell of a table."""
     return re.sub(r"[\t\r\n]+", " ", text)
+
+
+def _to_line(value: Any) -> str:
+    is_words = isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+    return flatten_cell(" ".join(value) if is_words else _to_text(value)) + "\n"
 
 
 def _to_text(value: Any) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.report.notebook import NotebookResult
 
 _LM_TERMS = ("next", "masked", "previous")  # the loss terms that are language-model losses, most specific first
@@ -85,6 +86,11 @@ class FinetuneResult(_RunResult):
     tasks: dict[str, "FinetuneResult"] = field(default_factory=dict)
     grid: dict[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """What the best model gets right and wrong on the dev examples; of one task, since each has its own."""
+        return Diagnostics.read(self.out)
 
     @classmethod
     def from_results(cls, out: Path, results: Mapping[str, Any]) -> "FinetuneResult":

@@ -15,7 +15,7 @@ th{font-weight:600;font-size:.86em;color:var(--soft);vertical-align:bottom}
 td.n,th.n{text-align:right;white-space:nowrap}
 td.w{overflow-wrap:anywhere;min-width:11rem}
 td.heat{background:color-mix(in srgb,var(--s1) calc(var(--share)*.55),transparent)}
-td.bar{padding-left:.35rem;
+td.bar{padding-left:.35rem;min-width:5.5rem;
 background:linear-gradient(to right,var(--bar) var(--share),transparent 0) no-repeat 0 50%/calc(100% - .3rem) 72%}
 """
 STYLE = f"""

@@ -28,8 +28,11 @@ from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.report.cards.readme import format_literal
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.formats import PredictionFormat, table_format
+from polyseme.tasks.metrics.diagnostics import diagnose_values
+from polyseme.tasks.metrics.occlusion import PredictFn, Weights
 from polyseme.tasks.readers.columns import Columns
 from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input
 from polyseme.tasks.readers.rows import RowReader, iter_records, iter_valid_rows, read_rows, wrong_suffix
@@ -368,6 +371,16 @@ class TaskConfig(Config, Codec):
         if name != known[0]:
             require_package("sklearn", f"the baseline {name}", "'polyseme[tasks]'")
 
+    # --------------------------------------------------------------------------------------------- diagnostics
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        """Return what predictions get right and wrong, for the report of a run; by default a list of errors."""
+        return diagnose_values(dev, [self.scored_value(p) for p in predictions])
+
+    def attribute(self, example: Any, prediction: Any, predict: PredictFn) -> Weights:
+        """Return the words of an example and how much each adds to the answer; nothing if the task cannot tell."""
+        return (), ()
+
     # -------------------------------------------------------------------------------------------------- output
 
     def write(self, path: Path, examples: Sequence[Any], predictions: Sequence[Any]) -> None:
@@ -391,7 +404,7 @@ class TaskConfig(Config, Codec):
     def example_columns(self, example: Any) -> Mapping[str, Any]:
         """Return an example as columns: the row of the file that it was read from, or else its fields."""
         if example.row is not None:
-            return example.row  # type: ignore[no-any-return]
+            return example.row
         values = {each.name: getattr(example, each.name) for each in fields(example)}
         return {n: v for n, v in values.items() if n not in ("location", "row") and v is not None and v not in ("", ())}
 

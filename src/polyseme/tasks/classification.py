@@ -8,9 +8,11 @@ import numpy as np
 
 from polyseme.errors import ConfigError, suggest
 from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, require_labels
 from polyseme.tasks.baselines.texts import linear_classifier, majority_label
-from polyseme.tasks.encoded import softmax
+from polyseme.tasks.encoded import Examples, softmax
+from polyseme.tasks.metrics.diagnostics import diagnose_labels
 from polyseme.tasks.metrics.standard import classification_metrics, default_positive_label
 from polyseme.tasks.sequence import TextExample, TextTask
 from polyseme.tasks.text_templates import TextToTextTemplate
@@ -56,6 +58,9 @@ class LabelTask(LabelSetTask, TextTask):
 
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
         return classification_metrics(gold, predicted, self.labels, self.positive_label)
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        return diagnose_labels([e.label for e in train if e.label is not None], dev, predictions, self.labels)
 
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_label, "linear": linear_classifier}

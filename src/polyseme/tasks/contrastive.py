@@ -14,8 +14,10 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, RecomputedExtra
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import Metrics, MetricsFn, Prediction, RowsAndLabels
 from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, RowScores
+from polyseme.tasks.metrics.diagnostics import diagnose_ranks, diagnose_similarities
 from polyseme.tasks.metrics.retrieval import alignment, rank_positives, retrieval_metrics, uniformity
 from polyseme.tasks.metrics.standard import regression_metrics
 from polyseme.tasks.readers import rows
@@ -233,6 +235,13 @@ class ContrastiveTask(TextTask):
         scores = np.array(self.perfect_values(examples))
         is_close = scores >= 0.8 * scores.max() if has_scores else np.ones(len(values), dtype=bool)
         return metrics | {"alignment": alignment(vectors[:, is_close]), "uniformity": uniformity(vectors)}
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        similarities = np.array([p.similarity for p in predictions])
+        if dev[0].gold is not None:
+            return diagnose_similarities(dev, np.array(self.perfect_values(dev)), similarities)
+        queries, texts = np.stack([p.vectors for p in predictions], axis=1)
+        return diagnose_ranks(dev, rank_positives(queries, texts, [e.pair for e in dev]), similarities)
 
 
 def _has_dropout(config: Any) -> bool:

@@ -21,11 +21,13 @@ from polyseme.nn.heads.coreference import FIRST_TOKEN, LAST_TOKEN, SENTENCE_END,
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.baselines.texts import no_mentions, string_match
 from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, encode_words
 from polyseme.tasks.formats import PredictionFormat, row_format
 from polyseme.tasks.metrics.coreference import coreference_metrics
+from polyseme.tasks.metrics.diagnostics import diagnose_documents
 from polyseme.tasks.readers.conll2012 import Clusters, DocumentExample, format_conll, iter_documents, make_document
 from polyseme.tasks.readers.rows import Columns, RowReader
 from polyseme.text.tokenizer import Tokenizer
@@ -188,6 +190,9 @@ class CoreferenceTask(TaskConfig):
 
     def score(self, gold: Sequence[Clusters], predicted: Sequence[Clusters]) -> dict[str, float]:
         return coreference_metrics(gold, predicted)
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        return diagnose_documents(dev, predictions, coreference_metrics)
 
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": no_mentions, "linear": string_match}

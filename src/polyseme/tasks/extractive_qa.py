@@ -15,11 +15,13 @@ import numpy as np
 from polyseme.errors import ConfigError, DataError
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks import windows
 from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words, require_gold
 from polyseme.tasks.baselines.texts import first_words, sliding_window
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, IdsAndSegments, RowScores, separator_id
 from polyseme.tasks.formats import PredictionFormat, json_object_format
+from polyseme.tasks.metrics.diagnostics import diagnose_spans
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
 from polyseme.tasks.readers.rows import (
     NESTED_SUFFIXES,
@@ -238,6 +240,9 @@ class ExtractiveQATask(TaskConfig):
 
     def perfect_values(self, examples: Sequence[QuestionExample]) -> list[str]:
         return [e.gold[0] if e.gold else "" for e in examples]
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        return diagnose_spans(dev, predictions)
 
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": first_words, "linear": sliding_window}

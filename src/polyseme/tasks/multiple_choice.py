@@ -10,9 +10,11 @@ import numpy as np
 from polyseme.errors import DataError
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, Example, Prediction, RowsAndLabels, require_labels
 from polyseme.tasks.baselines.texts import linear_choice, majority_label
-from polyseme.tasks.encoded import Encoded, EncodedExample, softmax
+from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, softmax
+from polyseme.tasks.metrics.diagnostics import diagnose_choices
 from polyseme.tasks.metrics.standard import accuracy
 from polyseme.tasks.readers import rows
 from polyseme.tasks.sequence import SequenceTask, TextPair
@@ -113,6 +115,9 @@ class MultipleChoiceTask(SequenceTask):
 
     def score(self, gold: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
         return {"accuracy": accuracy(gold, predicted)}
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        return diagnose_choices(dev, predictions)
 
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_label, "linear": linear_choice}

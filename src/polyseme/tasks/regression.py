@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, Prediction, require_labels
 from polyseme.tasks.baselines.texts import linear_regressor, mean_number
+from polyseme.tasks.encoded import Examples
+from polyseme.tasks.metrics.diagnostics import diagnose_numbers
 from polyseme.tasks.metrics.standard import regression_metrics
 from polyseme.tasks.readers.rows import parse_float
 from polyseme.tasks.sequence import TextExample, TextTask
@@ -61,6 +64,13 @@ class RegressionTask(TextTask):
 
     def score(self, gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
         return regression_metrics(gold, predicted)
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        return diagnose_numbers(dev, [self.target(e) or 0.0 for e in dev], [p.number for p in predictions])
+
+    def answer_strength(self, prediction: Regression, answer: float) -> float:
+        """Return the predicted number: a word that raises it has a positive weight."""
+        return prediction.number
 
     def baselines(self) -> dict[str, BaselineFn]:
         return {"mean": mean_number, "linear": linear_regressor}

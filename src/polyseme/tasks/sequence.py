@@ -16,6 +16,7 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.tasks.base import Example, RowsAndLabels, TaskConfig, Words
 from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, RowScores, add_special_tokens, truncate_longest
+from polyseme.tasks.metrics.occlusion import PredictFn, Weights, occlude_words
 from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.lines import iter_lines
 from polyseme.tasks.readers.records import RECORD_FORMATS
@@ -84,6 +85,21 @@ class SequenceTask(TaskConfig):
     @abstractmethod
     def decode_one(self, logits: np.ndarray, example: Any) -> Any:
         """Turn the scores of one example into its prediction."""
+
+    def attribute(self, example: Any, prediction: Any, predict: PredictFn) -> Weights:
+        if self.answer_strength(prediction, prediction.value) is None:
+            return (), ()
+        fields = [name for name in ("text", "pair") if getattr(example, name, None)]
+
+        def strength(other: Any) -> float:
+            return self.answer_strength(other, prediction.value) or 0.0
+
+        return occlude_words(example, fields, prediction, predict, strength)
+
+    def answer_strength(self, prediction: Any, answer: Any) -> float | None:
+        """Return how strongly a prediction stands for an answer, by default its probability; None if it has none."""
+        share: float | None = getattr(prediction, "probabilities", {}).get(answer)
+        return share
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         pairs = self.text_sequences(example)

@@ -19,10 +19,12 @@ from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.heads.tag_schemes import first_invalid, repair_tags
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import IGNORE_INDEX
+from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
 from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, RowScores, Target, encode_words, softmax
 from polyseme.tasks.formats import PredictionFormat, Values
+from polyseme.tasks.metrics.diagnostics import diagnose_tags
 from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.conll import TaggingExample, iter_sentences
@@ -141,6 +143,9 @@ class WordTask(LabelSetTask):
 
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
         return tagging_metrics(gold, predicted)
+
+    def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
+        return diagnose_tags(train, dev, predictions)
 
     def baselines(self) -> dict[str, BaselineFn]:
         return {"majority": majority_tag, "linear": linear_tags, "memm": memm_tags, "crf": crf_tags}

@@ -220,8 +220,14 @@ class Tokenizer:
         names = (pipelines.SENTINEL_TEMPLATE.format(i) for i in itertools.count())
         return tuple(vocab[name] for name in itertools.takewhile(vocab.__contains__, names))
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text without adding special tokens. All methods read a lone surrogate as U+FFFD."""
+    @overload
+    def encode(self, text: str) -> list[int]: ...  # type: ignore[overload-overlap]
+    @overload
+    def encode(self, text: Sequence[str]) -> list[list[int]]: ...
+    def encode(self, text: Any) -> Any:
+        """Encode a text, or each of a list, without special tokens. All methods read a lone surrogate as U+FFFD."""
+        if isinstance(text, list | tuple):
+            return [self.encode(each) for each in check_texts(text)]
         ids: list[int] = self._encode_text(text).ids
         return ids
 

@@ -38,7 +38,8 @@ class Columns:
         names = metadata.get("columns")
         if not isinstance(names, Mapping):
             return None
-        return cls(**{role: name for role in ROLES if isinstance(name := names.get(role), str)})
+        text, pair, label = (name if isinstance(name := names.get(role), str) else "" for role in ROLES)
+        return cls(text, pair, label)
 
     def to_metadata(self) -> dict[str, str]:
         """Return the names of columns as a model folder remembers them."""
@@ -56,7 +57,7 @@ class Columns:
 
     def resolve(self, path: Path, names: Sequence[str], is_table: bool) -> Self:
         """Return the columns to read of a file with these names: remembered ones, or the only one of a table."""
-        changes = {}
+        changes: dict[str, Any] = {}
         for role in ROLES:
             name = getattr(self.remembered, role, "")
             if getattr(self, role) or not name:
@@ -67,7 +68,7 @@ class Columns:
                 logger.warning(f"{path} has no column {name!r}, the {role} of fine-tuning: reading {role!r} instead")
         if not self.text and "text" not in changes and is_table and len(names) == 1:
             changes["text"] = names[0]
-        return replace(self, **changes)
+        return replace(self, remembered=None, **changes)
 
     def reject(self, path: Path, kind: str, *options: str) -> None:
         """Raise an error if one of the options is set, which has no effect on a file of this kind."""

@@ -28,11 +28,16 @@ class Records:
 
     names: list[str]
     rows: Iterator[Record | DataError]
-    is_table: bool = True
+    format: str
+
+    @property
+    def is_table(self) -> bool:
+        """Whether all rows have the same columns."""
+        return self.format in ("csv", "tsv", "parquet")
 
     def resolve(self, path: Path, columns: Columns) -> Columns:
-        """Return the columns to read; lines of text have no others."""
-        return columns.resolve(path, self.names, self.is_table)
+        """Return the columns to read; in lines of text there are none to choose."""
+        return columns if self.format == "text" else columns.resolve(path, self.names, self.is_table)
 
 
 def detect_record_format(path: Path, columns: Columns, suffixes: Iterable[str] = tuple(RECORD_FORMATS)) -> str:
@@ -67,14 +72,14 @@ def open_records(path: Path, columns: Columns, format: str, keep_blank: bool = F
     if format == "text":
         columns.reject(path, "lines of text", "text", "pair", "label", "id", "header")
         lines = enumerate(iter_lines(path, columns.encoding, keep_blank), 1)
-        return Records(["text"], ((f"{path}:{number}", {"text": line}) for number, line in lines))
+        return Records(["text"], ((f"{path}:{number}", {"text": line}) for number, line in lines), format)
     if format == "jsonl":
         columns.reject(path, "JSON lines", "header")
         return _open_json_lines(path, columns.encoding)
     if format == "parquet":
         columns.reject(path, "Parquet", "header", "encoding")
         names, rows = open_parquet_rows(path, str(path))
-        return Records(names, _number_rows(path, rows))
+        return Records(names, _number_rows(path, rows), format)
     return _open_table(path, columns, format)
 
 
@@ -99,7 +104,7 @@ def _open_table(path: Path, columns: Columns, format: str) -> Records:
             return DataError(f"{prefix}{number}: {len(cells)} columns, but the first line has {width}")
         return f"{prefix}{number}", dict(zip(names, cells))
 
-    return Records(names, map(to_record, rows if columns.has_header else chain([first], rows)))
+    return Records(names, map(to_record, rows if columns.has_header else chain([first], rows)), format)
 
 
 def _unique(names: list[str]) -> list[str]:
@@ -127,7 +132,7 @@ def _open_json_lines(path: Path, encoding: str) -> Records:
     records = parse_all()
     first = next(records, None)
     names = list(first[1]) if isinstance(first, tuple) else []
-    return Records(names, chain([] if first is None else [first], records), is_table=False)
+    return Records(names, chain([] if first is None else [first], records), "jsonl")
 
 
 def _number_rows(path: Path, rows: Iterator[dict[str, Any]]) -> Iterator[Record | DataError]:

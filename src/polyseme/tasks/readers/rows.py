@@ -175,7 +175,8 @@ def iter_records(
 def wrong_suffix(path: Path, task_type: str, suffixes: Iterable[str]) -> DataError:
     """Return the error for a file whose suffix a task does not read."""
     readable = f"{', '.join(suffixes)} (or these with {' '.join(COMPRESSED_SUFFIXES)})"
-    return DataError(f"{path}: {task_type} reads {readable}, not {data_suffix(path)!r}")
+    advice = f"choose its format with {path}::format=NAME"
+    return DataError(f"{path}: {task_type} reads {readable}, not {data_suffix(path)!r}: {advice}")
 
 
 def from_record(record: dict[str, Any], location: str, row_format: RowFormat) -> Any:
