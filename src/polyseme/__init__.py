@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
     from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
-    from polyseme.evaluation.comparison import Comparison, PretrainComparison
+    from polyseme.evaluation.comparison.api import Comparison, PretrainComparison
     from polyseme.evaluation.search import SearchHit
     from polyseme.generation.config import GenerationConfig
     from polyseme.generation.text import GeneratedText, TranslatedText
@@ -43,7 +43,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "corpus.store": ("Corpus",),
     "errors": ("ConfigError", "DataError", "Interrupted", "ModelError", "PolysemeError", "UnsupportedError"),
-    "evaluation.comparison": ("Comparison", "PretrainComparison"),
+    "evaluation.comparison.api": ("Comparison", "PretrainComparison"),
     "evaluation.search": ("SearchHit",),
     "generation.config": ("GenerationConfig",),
     "generation.text": ("GeneratedText", "TranslatedText"),
@@ -252,7 +252,7 @@ def compare(
     >>> comparison.runs[0].name, comparison.runs[0].num_steps
     ('run', 4)
     """
-    from polyseme.evaluation.comparison import compare as run
+    from polyseme.evaluation.comparison.api import compare as run
 
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(folder) for folder in runs]
     return run(folders, None if out is None else Path(out), num_resamples)

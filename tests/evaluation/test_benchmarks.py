@@ -15,7 +15,8 @@ from polyseme.datasets.published import load_published_tables, published_table
 from polyseme.errors import ConfigError, PolysemeError
 from polyseme.evaluation import benchmarks as benchmark
 from polyseme.evaluation.benchmarks import BENCHMARKS, benchmark_notes, benchmark_table, run_benchmark
-from polyseme.evaluation.compare import (
+from polyseme.evaluation.comparison.api import compare_finetuning
+from polyseme.evaluation.comparison.finetuning_runs import (
     FinetuneRun,
     comparison_table,
     name_runs,
@@ -23,9 +24,8 @@ from polyseme.evaluation.compare import (
     read_run,
     read_runs,
 )
-from polyseme.evaluation.comparison import compare_finetuning
+from polyseme.evaluation.comparison.significance import bootstrap_scores, percentile_interval, two_sided_p_value
 from polyseme.evaluation.predict import predict_ensemble
-from polyseme.evaluation.significance import bootstrap_scores, percentile_interval, two_sided_p_value
 from polyseme.evaluation.submission import write_submission
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig

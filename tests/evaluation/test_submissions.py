@@ -153,8 +153,8 @@ def test_a_superglue_score_is_the_mean_of_its_metrics(folder, tmp_path):
 
 
 def test_no_bootstrap_for_metrics_that_need_more_than_predictions(folder, tmp_path, run_cli):
-    from polyseme.evaluation.compare import read_run
-    from polyseme.evaluation.significance import bootstrap_scores
+    from polyseme.evaluation.comparison.finetuning_runs import read_run
+    from polyseme.evaluation.comparison.significance import bootstrap_scores
 
     data = [
         ChoiceExample(f"d:{i}", w, choices=("cat", "dog"), label=str(i % 2), accepted_answers=("cat",))

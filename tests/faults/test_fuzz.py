@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import polyseme
 from polyseme.corpus.store import Corpus, memmap_array, verify_corpus
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.compare import read_run
+from polyseme.evaluation.comparison.finetuning_runs import read_run
 from polyseme.evaluation.prompting import PromptTemplate
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.io.json import read_json

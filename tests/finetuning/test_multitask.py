@@ -11,7 +11,7 @@ import torch
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.compare import read_run
+from polyseme.evaluation.comparison.finetuning_runs import read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FinetuneConfig

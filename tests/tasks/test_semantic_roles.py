@@ -8,9 +8,9 @@ import pytest
 
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
-from polyseme.evaluation.compare import read_run
+from polyseme.evaluation.comparison.finetuning_runs import read_run
+from polyseme.evaluation.comparison.significance import bootstrap_scores
 from polyseme.evaluation.predict import evaluate
-from polyseme.evaluation.significance import bootstrap_scores
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
 from polyseme.finetuning.experiment import TaskData

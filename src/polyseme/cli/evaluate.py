@@ -11,7 +11,7 @@ from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from polyseme.evaluation.significance import PairedTest
+    from polyseme.evaluation.comparison.significance import PairedTest
 
 ModelsArgument = Annotated[
     list[Path],
@@ -119,9 +119,9 @@ def compare(
     Pre-training runs: loss, perplexity, bits per character, and costs.
     """
     import polyseme
-    from polyseme.evaluation.compare import comparison_table
-    from polyseme.evaluation.comparison import MASKED_NOTE
-    from polyseme.evaluation.pretraining_runs import pretraining_table
+    from polyseme.evaluation.comparison.api import MASKED_NOTE
+    from polyseme.evaluation.comparison.finetuning_runs import comparison_table
+    from polyseme.evaluation.comparison.pretraining_runs import pretraining_table
     from polyseme.report.pages.finetuning_page import dev_selection_note
 
     comparison = polyseme.compare(runs, out=out, num_resamples=num_resamples)

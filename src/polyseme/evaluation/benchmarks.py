@@ -11,7 +11,7 @@ from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
 from polyseme.datasets.published import PublishedResult, published_table
 from polyseme.errors import ConfigError, DataError, require_packages, suggest
-from polyseme.evaluation.compare import mean_speed, read_run
+from polyseme.evaluation.comparison.finetuning_runs import mean_speed, read_run
 from polyseme.evaluation.predict import evaluate
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.finetuning.config import FinetuneConfig

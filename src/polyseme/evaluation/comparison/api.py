@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import ConfigError
-from polyseme.evaluation.compare import (
+from polyseme.evaluation.comparison.finetuning_runs import (
     FinetuneRun,
     mean_speed,
     pivot_runs,
@@ -14,8 +14,13 @@ from polyseme.evaluation.compare import (
     read_runs,
     shortest_names,
 )
-from polyseme.evaluation.pretraining_runs import PretrainRun, is_pretrain_run, read_pretrain_run
-from polyseme.evaluation.significance import bootstrap_scores, check_resamples, paired_test, percentile_interval
+from polyseme.evaluation.comparison.pretraining_runs import PretrainRun, is_pretrain_run, read_pretrain_run
+from polyseme.evaluation.comparison.significance import (
+    bootstrap_scores,
+    check_resamples,
+    paired_test,
+    percentile_interval,
+)
 from polyseme.io.atomic import is_occupied
 from polyseme.io.json import write_json
 from polyseme.report.notebook import NotebookResult

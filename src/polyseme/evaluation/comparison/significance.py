@@ -10,7 +10,7 @@ from polyseme.io.limits import MAX_RESAMPLES
 from polyseme.report.pages.compare_tables import PairedTest
 
 if TYPE_CHECKING:
-    from polyseme.evaluation.compare import FinetuneRun
+    from polyseme.evaluation.comparison.finetuning_runs import FinetuneRun
 
 MIN_RESAMPLES = 100  # with fewer, no difference could be significant
 
