@@ -62,7 +62,7 @@ class LabelTask(LabelSetTask, TextTask):
         return Classification(self.labels[shares.argmax()], dict(zip(self.labels, shares.tolist())))
 
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
-        return classification_metrics(gold, predicted, self.labels, self.positive_label)
+        return classification_metrics(gold, predicted, self.labels, positive_label=self.positive_label)
 
     def diagnose(self, train: Examples, dev: Examples, predictions: Sequence[Any]) -> Diagnostics:
         return diagnose_labels([e.label for e in train if e.label is not None], dev, predictions, self.labels)

@@ -21,7 +21,7 @@ def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
 
 
 def classification_metrics(
-    gold: Labels, predicted: Labels, labels: Labels = (), positive_label: str = ""
+    gold: Labels, predicted: Labels, labels: Labels = (), *, positive_label: str = ""
 ) -> dict[str, float]:
     """Return accuracy, the mean F1 of all labels that occur, Matthews correlation, and the F1 of the positive label.
 
