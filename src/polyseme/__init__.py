@@ -250,7 +250,7 @@ def compare(
 
     >>> comparison = polyseme.compare(["run"])
     >>> comparison.runs[0].name, comparison.runs[0].num_steps
-    ('run', 2)
+    ('run', 4)
     """
     from polyseme.evaluation.comparison import compare as run
 

@@ -9,7 +9,7 @@ from polyseme.recipes import find_named_recipe
 from polyseme.report.charts import Series, line_chart
 from polyseme.report.html import Cell, Html, collapsed, figure, html_page, html_table, key_figures, next_steps, warning
 from polyseme.report.notebook import NotebookResult
-from polyseme.report.pretraining_page import flatten, format_seconds
+from polyseme.report.pages.pretraining_page import flatten, format_seconds
 from polyseme.report.results import ValidationResult
 from polyseme.report.run_page import write_report
 from polyseme.report.svg import Axis

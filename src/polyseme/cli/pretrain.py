@@ -41,7 +41,7 @@ def pretrain(
 
 def distill(
     out: options.RunOption,
-    teacher: Annotated[Path | None, Argument(help="Model folder of the teacher.")] = None,
+    teacher: Annotated[Path | None, Argument(help="Folder of the teacher, a model or its run.")] = None,
     corpus: Annotated[Path | None, Option(help="Corpus folder that was prepared with the teacher's tokenizer.")] = None,
     recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP, autocompletion=complete(RECIPE_NAMES))] = "",
     overrides: options.SetOption = [],

@@ -41,8 +41,9 @@ from polyseme.report.html import (
     next_steps,
     note,
     paragraph,
+    warning,
 )
-from polyseme.report.pretraining_page import (
+from polyseme.report.pages.pretraining_page import (
     cost_table,
     curves_section,
     format_guesses,
@@ -217,7 +218,8 @@ def _build_page(out: Path, results: DemoResults) -> str:
         ("Recipe", collapsed("The exact recipe", code(read_json(out / "pretrain" / "recipe.json")["recipe"]))),
         ("Next steps", next_steps([(text, command.format(out=out)) for text, command in NEXT_STEPS])),
     ]
-    return html_page("Polyseme: the demo", escape(lead), sections, key_figures(figures))
+    top = "".join(map(warning, results.pretraining.get("warnings", ()))) + key_figures(figures)
+    return html_page("Polyseme: the demo", escape(lead), sections, top)
 
 
 def _fill_section(results: DemoResults) -> str:

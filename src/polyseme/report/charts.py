@@ -4,7 +4,7 @@ Colors are variables of the page, so that charts follow its light, dark and prin
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,13 +210,15 @@ def _legend(series: Sequence[Series]) -> str:
     return f'<ul class="legend">{"".join(parts)}</ul>'
 
 
-def loss_chart(rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats") -> str:
+def loss_chart(
+    rows: Sequence[Mapping[str, Any]], references: Mapping[str, float] | None = None, unit: str = "nats"
+) -> str:
     """Chart training and held-out loss by step from the rows of a log, one panel per loss term."""
     return panel_chart(loss_panels(rows, references, unit), Axis("step", integers=True))
 
 
 def loss_panels(
-    rows: Sequence[dict[str, Any]], references: dict[str, float] | None = None, unit: str = "nats"
+    rows: Sequence[Mapping[str, Any]], references: Mapping[str, float] | None = None, unit: str = "nats"
 ) -> list[Panel]:
     """Return a panel of training and held-out loss for each loss term of a log; references are dotted lines."""
     panels = []

@@ -7,7 +7,7 @@ from polyseme.config import Config
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json
 from polyseme.report.pages.finetuning_page import finetuning_page
-from polyseme.report.pretraining_page import pretraining_page, read_rows
+from polyseme.report.pages.pretraining_page import pretraining_page, read_rows
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.32rem 1.1rem .32rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 th:last-child,td:last-child{padding-right:.2rem}
 th{font-weight:600;font-size:.86em;color:var(--soft);vertical-align:bottom}
-td.n,th.n{text-align:right;white-space:nowrap}
+td.n,th.n{text-align:right}td.n{white-space:nowrap}
 td.w{overflow-wrap:anywhere;min-width:11rem}
 td.heat{background:color-mix(in srgb,var(--s1) calc(var(--share)*.55),transparent)}
 td.bar{padding-left:.35rem;min-width:5.5rem;
@@ -67,7 +67,8 @@ b.code{{color:var(--s1);border-bottom:2px solid var(--s1);font-weight:600}}
 mark{{background:color-mix(in srgb,var(--s2) var(--share,35%),transparent);color:inherit;border-radius:3px}}
 mark.minus{{background:color-mix(in srgb,var(--s1) var(--share,35%),transparent)}}
 @media (max-width:34rem){{body{{padding:1.4rem 1rem 3rem}}h1{{font-size:1.5rem}}svg.chart{{font-size:18px}}
-dl.figures{{grid-template-columns:repeat(auto-fit,minmax(8rem,1fr))}}dl.figures dd{{font-size:1.2rem}}}}
+dl.figures{{grid-template-columns:repeat(auto-fit,minmax(8rem,1fr))}}dl.figures dd{{font-size:1.2rem}}
+th,td{{padding-right:.75rem}}}}
 @media print{{@page{{margin:1.6cm}}body{{max-width:none;padding:0;font-size:10pt}}nav{{display:none}}
 *{{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 h2,h3{{break-after:avoid}}figure,tr,dl.figures,li,p.warning{{break-inside:avoid}}

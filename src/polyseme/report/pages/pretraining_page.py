@@ -90,9 +90,9 @@ def _key_figures(results: Mapping[str, Any], record: Mapping[str, Any]) -> list[
     return figures
 
 
-def curves_section(rows: Sequence[Mapping[str, Any]], references: dict[str, float] | None = None) -> str:
+def curves_section(rows: Sequence[Mapping[str, Any]], references: Mapping[str, float] | None = None) -> str:
     """Chart loss, learning rate, gradient norm and speed over the steps of a log."""
-    panels = loss_panels(rows, references)  # type: ignore[arg-type]
+    panels = loss_panels(rows, references)
     axes = {
         "lr": Axis("learning rate", from_zero=True),
         "grad_norm": Axis("gradient norm", log=True),
