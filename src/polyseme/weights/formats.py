@@ -10,7 +10,7 @@ from polyseme.io.json import read_json_object
 
 _HUB_NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 # Files of other formats, what they are, the first match counts; and the arguments with which `transformers` reads them.
-_OTHER_WEIGHTS = (
+_OTHER_WEIGHTS: tuple[tuple[tuple[str, ...], str, str | None], ...] = (
     (
         ("pytorch_model*.bin", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl"),
         "a pickle, which can run code when loaded",
