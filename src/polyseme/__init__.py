@@ -250,7 +250,7 @@ def compare(
 
     >>> comparison = polyseme.compare(["run"])
     >>> comparison.runs[0].name, comparison.runs[0].num_steps
-    ('run', 2)
+    ('run', 4)
     """
     from polyseme.evaluation.comparison import compare as run
 
@@ -286,13 +286,17 @@ def list_recipes(family: str | None = None) -> dict[str, str]:
     >>> sorted(polyseme.list_recipes(family="bert"))
     ['bert-base', 'bert-large', 'bert-small', 'bert-tiny', 'demo']
     """
+    from polyseme.errors import ConfigError, suggest
     from polyseme.recipes import NGRAM_RECIPES, RECIPES
 
     makers: dict[str, Any] = {**RECIPES, **NGRAM_RECIPES}
+    families = {name: make().family for name, make in makers.items()}
+    if family is not None and family not in families.values():
+        raise ConfigError(f"there is no recipe of the family {family!r}; {suggest(family, families.values())}")
     return {
         name: (make.__doc__ or "").split("\n")[0]
         for name, make in makers.items()
-        if family is None or make().family == family
+        if family is None or families[name] == family
     }
 
 

@@ -87,7 +87,7 @@ def suggest(name: str, valid: Iterable[str]) -> str:
     A name is suggested if a few edits apart (at most a third of its letters), or if it contains all words of `name`
     or the reverse (`cola` and `glue/cola`), or starts with it (`acc` and `accuracy`).
     """
-    names = sorted(valid)
+    names = sorted(set(valid))
     if meant := _find_misspelled(name, names) or _find_related(name, names):
         return f"did you mean {meant!r}?"
     return f"valid: {_list_names(names)}" if names else "there is none"

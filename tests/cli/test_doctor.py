@@ -171,3 +171,8 @@ def test_the_files_of_a_data_set(run_cli, rejects):
     printed = " ".join(run_cli("tasks", "conll-2003").split())
     assert "dev eng.testa or valid.txt or dev.txt" in printed and "folder conll2003, or another" in printed
     rejects("tasks", "conll2003", match="there is no data set 'conll2003'; did you mean 'conll-2003'")
+
+
+@pytest.mark.parametrize("family", ["electra", "xlm_roberta"])
+def test_a_family_without_recipes(family, rejects):
+    rejects("recipes", "--family", family, match=f"there is no recipe of the family '{family}'; ")

@@ -61,6 +61,13 @@ def commands() -> dict[tuple[str, ...], dict[str, bool]]:
     return options_by_command
 
 
+def program_options() -> set[str]:
+    """Return the options that come before a command, such as `--version`."""
+    from polyseme.cli.main import app
+
+    return {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
+
+
 def command_lines(page: Path) -> list[str]:
     """Return what follows `polyseme` on a page: in a bash block, in an indented line, or between backticks."""
     lines = [line for block in code_blocks(page, "bash") for line in block.splitlines()]
@@ -73,6 +80,8 @@ def command_lines(page: Path) -> list[str]:
 def mistakes(text: str) -> list[str]:
     """Return what is wrong with a command line or a synopsis: its name, an unknown option, a missing one."""
     words = tuple(re.findall(r"[^\s\[\]]+", text))
+    if words[0].startswith("--"):
+        return [f"the program has no {word}" for word in words if word not in program_options()]
     name = next((name for name in commands() if words[: len(name)] == name), None)
     if name is None:
         return [f"no command {' '.join(words[:2])!r}"]

@@ -258,7 +258,7 @@ def test_errors_in_config_and_data(folders, tmp_path):
         "cannot freeze 9 groups: the model has 4": {"num_frozen_groups": 9},
         "batch_size is 0": {"batch_size": 0},
         "nothing to do": {"steps": 0, "epochs": 0.0},
-        "seeds is 0, expected 1 to 10,000": {"seeds": 0},
+        "`seeds` is 0, expected 1 to 10,000": {"seeds": 0},
         "there is no metric 'acuracy'; did you mean 'accuracy'": {"primary": "acuracy"},
         "d:0: the label 'no' is not a number": {"kind": "regression"},
         "there is no model folder at": {"folder": tmp_path / "none"},

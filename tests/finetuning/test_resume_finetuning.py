@@ -158,7 +158,8 @@ def test_command_says_how_to_resume(project, cli, tmp_path, monkeypatch):
         stop_after(patch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
         stopped = cli(*command)
     assert stopped.status == 128 + signal.SIGTERM
-    assert stopped.err == "interrupted at step 2; the run is saved and can be resumed with the same command\n"
+    message = "interrupted at step 2; the run is saved and can be resumed with the same command\n"
+    assert stopped.err.startswith("lr 0.001, the default") and stopped.err.endswith(f"\n{message}")
     resumed = cli(*command)
     assert resumed.status == 0 and "seed 0 continues after step 2" in resumed.err
 

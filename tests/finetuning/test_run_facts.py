@@ -156,7 +156,7 @@ def test_selection_on_dev_is_reported(folder, tmp_path, run_cli):
     assert kept["chosen_on_dev"] == ["the best of 2 settings"]
     assert dev_selection_note(kept["chosen_on_dev"]) in (tmp_path / "g/report.html").read_text()
     assert dev_selection_note(["the best of 2 settings"]) in run_cli(
-        "compare", tmp_path / "g", tmp_path / "a", "--num-resamples", 10
+        "compare", tmp_path / "g", tmp_path / "a", "--num-resamples", 100
     )
 
 

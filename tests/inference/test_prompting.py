@@ -153,7 +153,7 @@ def test_templates():
 def test_mistakes(ours):
     for message, (family, prompt, choices, options) in {
         "normalization is 'len'; did you mean 'length'": ("gpt2", "a", ["b", "c"], {"normalization": "len"}),
-        "choices is 'b', expected a list": ("gpt2", "a", "b", {}),
+        "expected a list of choices, not str 'b'": ("gpt2", "a", "b", {}),
         r"choices is \[\], expected a list": ("gpt2", "a", [], {}),
         "the choice '' has no tokens": ("gpt2", "a", ["b", ""], {}),
         "is longer than the model reads": ("gpt2", "the cat " * 40, ["b", "c"], {}),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 import polyseme
 from polyseme.families import FAMILIES
@@ -119,5 +120,7 @@ def test_ids_of_a_sentencepiece_file(family, tmp_path):
     assert [converted.id_to_token(i) for i in range(converted.get_vocab_size())] == tokenizer.vocabulary
     for text in documents(5, seed=9):
         assert tokenizer.build_inputs_with_special_tokens(tokenizer.encode(text))[0] == converted.encode(text).ids
-    Tokenizer(converted).save_files(tmp_path)  # which validates the pipeline that the published tokenizer.json has
+    # The published tokenizer.json has this pipeline and these added tokens; saving validates them.
+    converted.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, special=True)])
+    Tokenizer(converted).save_files(tmp_path)
     assert Tokenizer.load(tmp_path).special_token_ids == tokenizer.special_token_ids

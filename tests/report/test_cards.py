@@ -71,14 +71,15 @@ def test_scores_of_several_seeds_and_limits():
     results = {
         "task": "classification", "model": "/home/anna/bert/model", "primary_metric": "accuracy", "best_seed": 1,
         "seeds": [{"seed": 0}, {"seed": 1}], "mean": {"accuracy": 0.9, "f1": float("nan")},
-        "std": {"accuracy": 0.01, "f1": None}, "baselines": {"majority": {"accuracy": 0.5}}, "failed_seeds": [0],
+        "std": {"accuracy": 0.01, "f1": None}, "baselines": {"majority": {"accuracy": 0.5}},
+        "before": {"accuracy": 0.4}, "failed_seeds": [0],
         "train_examples": 10, "dev_examples": 100, "num_truncated": {"train": 5, "dev": 0},
         "chosen_on_dev": ["the epoch"], "warnings": ["the loss diverged"], "seconds": 3600.0,
     }  # fmt: skip
     text = format_model_card(FACTS, {"task": {"labels": ["a|b", "c"]}, "results": results}, "model")
     for line in (
-        "| metric | model | majority |",
-        "| accuracy | 0.9000 ± 0.0100 (95 % interval of 100 examples: 0.826 to 0.945) | 0.5000 |",
+        "| metric | model | before training | majority |",
+        "| accuracy | 0.9000 ± 0.0100 (95 % interval of 100 examples: 0.826 to 0.945) | 0.4000 | 0.5000 |",
         "mean ± standard deviation over 2 seeds",
         r"| labels | a\|b, c |",
         "5 of 10 train examples (50.0%) were truncated",

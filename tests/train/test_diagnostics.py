@@ -10,7 +10,7 @@ from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.families import FAMILIES
 from polyseme.recipes import get_recipe
-from polyseme.train.diagnostics import RunDiagnostics, describe_tokenizer_mismatch, measure_unigram_loss
+from polyseme.train.monitoring.diagnostics import RunDiagnostics, describe_tokenizer_mismatch, measure_unigram_loss
 from polyseme.train.recipe import BudgetConfig
 
 UNIFORM = math.log(1000)
@@ -80,7 +80,7 @@ def test_the_unigram_loss_is_the_entropy_of_token_frequencies(project, monkeypat
     corpus = Corpus.open(project / "corpus-bert")
     loss = measure_unigram_loss(corpus)
     assert 3 < loss < math.log(320)
-    monkeypatch.setattr("polyseme.train.diagnostics.MAX_BASELINE_TOKENS", corpus.num_tokens // 3)
+    monkeypatch.setattr("polyseme.train.monitoring.diagnostics.MAX_BASELINE_TOKENS", corpus.num_tokens // 3)
     assert measure_unigram_loss(corpus) == pytest.approx(loss, abs=0.3)
 
 

@@ -218,6 +218,12 @@ def test_a_diverged_run_says_so_last(project, tmp_path, cli):
     assert last == f"warning: {warnings[-1]}"
 
 
+def test_a_resumed_run_has_the_same_warnings(run_tiny, tmp_path):
+    result = run_tiny(budget="2steps", valid_fraction=0.0)
+    assert "the training masked loss is" in result.warnings[0]
+    assert polyseme.pretrain(out=tmp_path / "run", resume=True).warnings == result.warnings
+
+
 def test_a_run_without_problems_has_no_warnings(run_tiny):
     result = run_tiny(budget="60steps", optimizer={"lr": 5e-3}, eval_every=20, save_every=100)
     assert result.warnings == ()

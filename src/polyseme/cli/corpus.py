@@ -25,7 +25,7 @@ RATIO_HELP = "Drop pairs whose lengths differ by more than this factor; 0: keep 
 
 def prepare(
     source: options.SourceArgument,
-    tokenizer: Annotated[Path, Option(help="Tokenizer folder, a published vocabulary, or `events` for MIDI.")],
+    tokenizer: Annotated[Path, Option(help="Folder of a tokenizer, model or run; a vocabulary; or `events` (MIDI).")],
     out: Annotated[Path, Option(help="Corpus folder to write, or to continue.")],
     append: Annotated[bool, Option("--append", help="Add these sources to the finished corpus in --out.")] = False,
     text_column: options.TextColumnOption = "",

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from polyseme.evaluation.significance import PairedTest
 
 ModelsArgument = Annotated[
-    list[Path], Argument(help="Folder of a fine-tuned model; with --ensemble several, or a run that kept several.")
+    list[Path],
+    Argument(help="Fine-tuned model or its run; with --ensemble several, or a run that kept several."),
 ]
 EnsembleOption = Annotated[bool, Option(help="Average the probabilities of several models.")]
 TruncateOption = Annotated[bool | None, Option(help="Truncate long texts; default: as in fine-tuning.")]
@@ -153,7 +154,7 @@ def _format_test(test: "PairedTest") -> str:
 
 def benchmark(
     name: Annotated[str, Argument(help="glue or superglue.")],
-    model: Annotated[Path, Argument(help="Folder of a pre-trained model.")],
+    model: Annotated[Path, Argument(help="Folder of a pre-trained model or its run.")],
     data: Annotated[Path, Option(help="Folder that contains the data sets.")],
     out: Annotated[Path, Option(help="Output folder; finished data sets in it are not run again.")],
     seeds: options.SeedsOption = "1",

@@ -40,7 +40,7 @@ NetworkOption = Annotated[str, Option(help="Network over features: auto, linear,
 
 
 def finetune(
-    model: Annotated[Path | None, Argument(help="Folder of a pre-trained model; none with frozen features.")] = None,
+    model: Annotated[Path | None, Argument(help="Pre-trained model or its run; none with frozen features.")] = None,
     *,
     task: TaskOption,
     out: Annotated[Path, Option(help="Run folder to write, or of an interrupted run to resume.")],

@@ -41,7 +41,7 @@ def pretrain(
 
 def distill(
     out: options.RunOption,
-    teacher: Annotated[Path | None, Argument(help="Model folder of the teacher.")] = None,
+    teacher: Annotated[Path | None, Argument(help="Folder of the teacher, a model or its run.")] = None,
     corpus: Annotated[Path | None, Option(help="Corpus folder that was prepared with the teacher's tokenizer.")] = None,
     recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP, autocompletion=complete(RECIPE_NAMES))] = "",
     overrides: options.SetOption = [],
@@ -98,7 +98,7 @@ def families(as_json: options.JsonOption = False) -> None:
         return
     rows = [(*row[:6], _describe_published(row)) for row in summarize_families()]
     print_wrapped_table(["family", "size", "layers", "dim", "heads", "parameters", "published"], rows)
-    print("\nparameters are counted without heads; after a comma: the number that the paper prints")
+    print("\nParameters are counted without heads; after a comma: what the paper prints.")
     for family in FAMILIES.values():
         print()
         print_wrapped(f"{family.name}: {family.paper}; {family.tokenizer}; {family.objective}", 2)

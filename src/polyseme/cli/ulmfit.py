@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -10,6 +10,9 @@ from polyseme.cli import options
 from polyseme.cli.output import parse_seeds, parse_settings, print_table
 from polyseme.errors import ConfigError
 from polyseme.io.lock import locks_folder
+
+if TYPE_CHECKING:
+    from polyseme.pipelines.ulmfit import UlmfitConfig
 
 PRESET_HELP = "Model size: tiny, lecture (300 wide) or paper (400 wide); default: paper with a GPU, otherwise tiny."
 UnlabeledOption = Annotated[list[str], Option(help="More texts of the task, one per line, for the second stage.")]
@@ -41,7 +44,6 @@ def ulmfit(
 
     An interrupted run continues when the same command is run again.
     """
-    from polyseme.config import override_config
     from polyseme.finetuning.experiment import list_seeds
     from polyseme.io.atomic import sha256
     from polyseme.io.json import write_json
@@ -50,10 +52,7 @@ def ulmfit(
     from polyseme.tasks.readers.rows import Columns
 
     sizes, seed_list = _parse_sizes(train_sizes), list_seeds(parse_seeds(seeds))
-    settings = parse_settings(overrides, preset=preset, budget=budget)
-    chosen_preset = settings.get("preset") or stages.choose_preset(out)
-    config = stages.UlmfitConfig.from_json({"preset": chosen_preset, "direction": direction})
-    config = override_config(config, settings)
+    config = _build_config(out, direction, parse_settings(overrides, preset=preset, budget=budget))
     config.general_recipe("forward").check()
     config.classifier.validate()
     train, columns = ClassificationTask.open_input(train, Columns(text_column, label=label_column, has_header=header))
@@ -83,6 +82,15 @@ def ulmfit(
         rows = [[row, *(stages.format_mean_std(cells[n]) for n in names)] for row, cells in results["rows"].items()]
         print_table([f"{len(seed_list)} seed(s)", *names], rows)
     print(f"see {out}/report.html")
+
+
+def _build_config(out: Path, direction: str, settings: dict[str, Any]) -> "UlmfitConfig":
+    """Return the config with its settings; the default preset is that of the run in `out`, or suits the machine."""
+    from polyseme.config import override_config
+    from polyseme.pipelines.ulmfit import UlmfitConfig, choose_preset
+
+    preset = settings.get("preset") or choose_preset(out)
+    return override_config(UlmfitConfig.from_json({"preset": preset, "direction": direction}), settings)
 
 
 def _read_unlabeled(sources: list[str], skip_bad: bool) -> list[str]:

@@ -129,7 +129,7 @@ def evaluate(
         logging.disable(log_level)
     choices = predictor.dev_choices if task and task == predictor.dataset else ()
     speed = len(examples) / seconds
-    positive_label = getattr(predictor.task, "positive_label", "")
+    positive_label = getattr(predictor.task, "f1_label", "")
     sizes = (len(examples), predictor.num_parameters, speed, latency_ms)
     return EvaluationResult(metrics, *sizes, choices, positive_label)
 

@@ -15,7 +15,7 @@ from polyseme.evaluation.compare import (
     shortest_names,
 )
 from polyseme.evaluation.pretraining_runs import PretrainRun, is_pretrain_run, read_pretrain_run
-from polyseme.evaluation.significance import bootstrap_scores, paired_test, percentile_interval
+from polyseme.evaluation.significance import bootstrap_scores, check_resamples, paired_test, percentile_interval
 from polyseme.io.atomic import is_occupied
 from polyseme.io.json import write_json
 from polyseme.report.notebook import NotebookResult
@@ -101,6 +101,7 @@ def _compared_pretraining(run: PretrainRun) -> ComparedPretraining:
 
 def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison | PretrainComparison:
     """Read runs of one kind, test whether they differ, and write the comparison; see `polyseme.compare`."""
+    check_resamples(num_resamples)
     folders = [_run_folder(folder) for folder in folders]
     pretraining = [folder for folder in folders if is_pretrain_run(folder)]
     if 0 < len(pretraining) < len(folders):

@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 MIN_RESAMPLES = 100  # with fewer, no difference could be significant
 
 
+def check_resamples(num_resamples: int) -> None:
+    """Raise `ConfigError` if there are too few resamples for a test, or too many."""
+    if not MIN_RESAMPLES <= num_resamples <= MAX_RESAMPLES:
+        raise ConfigError(f"`num_resamples` is {num_resamples}, expected {MIN_RESAMPLES} to {MAX_RESAMPLES:,}")
+
+
 def bootstrap_scores(runs: Sequence["FinetuneRun"], num_resamples: int = 1000, seed: int = 0) -> np.ndarray:
     """Return the mean scores of runs on resampled examples, [runs, resamples] (Koehn 2004).
 
     Each resample draws dev examples, the same for all runs, and as many seeds of each run as it has, all with
     replacement. Its score is the mean over the seeds, as that of a run.
     """
-    if not MIN_RESAMPLES <= num_resamples <= MAX_RESAMPLES:
-        raise ConfigError(f"`num_resamples` is {num_resamples}, expected {MIN_RESAMPLES} to {MAX_RESAMPLES:,}")
+    check_resamples(num_resamples)
     for run in runs:
         if not run.predictions:
             raise UnsupportedError(f"{run.path} has no predictions.json: fine-tune it again")

@@ -1,12 +1,10 @@
 """Defaults that depend on the model: the learning rate by its size."""
 
-import logging
 from typing import Any
 
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.nn.trunks.base import TrunkConfig
 
-logger = logging.getLogger(__name__)
 # Hidden sizes up to which each learning rate is the default; measured in docs/results/finetuning-defaults.md.
 LR_BY_DIM = ((192, 1e-3), (320, 5e-4), (448, 2e-4), (640, 1e-4))
 BASE_LR = 5e-5  # of BERT-base and larger models (Devlin et al. 2019, §A.3: 5e-5, 3e-5 or 2e-5)
@@ -22,5 +20,4 @@ def choose_settings(config: FinetuneConfig, trunk: TrunkConfig) -> tuple[Finetun
     if config.optimizer.lr:
         return config, {}
     lr, reason = default_lr(trunk), f"the default for a hidden size of {trunk.dim}"
-    logger.info("learning rate %g, %s; set `lr` for another one", lr, reason)
     return config.replace(optimizer=config.optimizer.replace(lr=lr)), {"lr": {"value": lr, "reason": reason}}

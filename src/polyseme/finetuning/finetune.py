@@ -80,6 +80,8 @@ def finetune(
         runs = tuple(_evaluate_before(each, loaded.model) for each in runs)
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
     run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch, "chosen": chosen}
+    for name, choice in chosen.items():
+        logger.info("%s %g, %s; set `%s` for another one", name, choice["value"], choice["reason"], name)
     return run_experiment(Experiment(runs, config, build, save, run_info, encode=encode), run, options)
 
 

@@ -15,10 +15,10 @@ from polyseme.finetuning.results import ExperimentResults, SeedResult, evaluate_
 from polyseme.finetuning.resume import UnfinishedRun
 from polyseme.finetuning.training import SeedTraining
 from polyseme.io.json import read_json
-from polyseme.io.signals import catch_signals
 from polyseme.nn.model import Model
 from polyseme.train.checkpoint import Checkpoint
 from polyseme.train.loop import setup_device
+from polyseme.train.signals import catch_signals
 
 logger = logging.getLogger(__name__)
 SAVE_SECONDS = 60.0  # at least, between checkpoints of a seed

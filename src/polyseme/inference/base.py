@@ -12,7 +12,7 @@ from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
-from polyseme.io.texts import check_list, check_text, check_texts
+from polyseme.text.arguments import check_list, check_text, check_texts
 from polyseme.text.tokenizer import Tokenizer
 
 Granularity = Literal["token", "word", "text"]

@@ -14,11 +14,11 @@ from polyseme.errors import DataError, UnsupportedError
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.results import EncodedText
-from polyseme.io.texts import check_text
 from polyseme.nn.layers.subwords import SubwordEmbeddings
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.notebook import NotebookResult
 from polyseme.tasks.metrics.standard import regression_metrics
+from polyseme.text.arguments import check_text
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import ModelFolder, load_model
 from polyseme.word_vectors.files import read_vectors, to_model

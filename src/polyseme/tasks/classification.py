@@ -44,10 +44,15 @@ class LabelTask(LabelSetTask, TextTask):
         if self.positive_label and self.positive_label not in labels:
             hint = suggest(self.positive_label, labels)
             raise ConfigError(f"`positive_label` is {self.positive_label!r}, which is no label of the data; {hint}")
-        return self.replace(labels=tuple(labels), positive_label=self.positive_label or default_positive_label(labels))
+        return self.replace(labels=tuple(labels))
+
+    @property
+    def f1_label(self) -> str:
+        """The label whose F1 is reported; empty if there is none."""
+        return self.positive_label or default_positive_label(self.labels)
 
     def describe_data(self, train: Sequence[TextExample], dev: Sequence[TextExample]) -> dict[str, Any]:
-        return {"positive_label": self.positive_label} if self.positive_label else {}
+        return {"positive_label": self.f1_label} if self.f1_label else {}
 
     def target(self, example: TextExample) -> int | None:
         return None if example.label is None else self.label_id(example.label, example.location)
@@ -78,9 +83,7 @@ class ClassificationTask(LabelTask):
 
     @classmethod
     def from_head(cls, head: ClassificationHeadConfig) -> Self | None:
-        if not head.labels:
-            return None
-        return cls(labels=head.labels, positive_label=default_positive_label(head.labels))
+        return cls(labels=head.labels) if head.labels else None
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ class TextTask(SequenceTask):
                 pair = rows.parse_text(values["pair"], location, names["pair"])
             label = rows.parse_label(values.get("label"), location, names["label"], needs_labels)
             cls.check_label(label, location)
-            return TextExample(location, text, pair, label, str(values.get("id", "")))
+            return TextExample(location, text, pair, label, str(values["id"]) if "id" in values else "")
 
         return rows.RowFormat(names, optional, build)
 

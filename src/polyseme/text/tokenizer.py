@@ -22,8 +22,8 @@ from polyseme.io.hashes import TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import write_json
 from polyseme.io.lines import replace_surrogates
 from polyseme.io.model_path import resolve_model
-from polyseme.io.texts import check_text, check_texts
 from polyseme.text import pipelines
+from polyseme.text.arguments import check_text, check_texts
 from polyseme.text.cached_encoder import CachedEncoder, EncodedTexts, encode_uncached, pretokenization_rule
 from polyseme.text.card import write_tokenizer_card
 from polyseme.text.counts import SMOOTHING, WordCounts, count_words

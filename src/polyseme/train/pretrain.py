@@ -26,7 +26,6 @@ from polyseme.families import Family, get_family
 from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, write_json
 from polyseme.io.lock import lock_folder
-from polyseme.io.signals import catch_signals
 from polyseme.nn.attention.relative import exclude_from_compile
 from polyseme.nn.layers.char_cnn import BOS_CHARACTER, EOS_CHARACTER, CharCNN
 from polyseme.nn.model import Model, ModelConfig
@@ -45,13 +44,14 @@ from polyseme.train.checkpoint import (
     publish_checkpoint,
     save_checkpoint,
 )
-from polyseme.train.diagnostics import RunDiagnostics, describe_tokenizer_mismatch
 from polyseme.train.loop import StepReport, TrainState, count_parameters, count_training_flops, setup_device, train
+from polyseme.train.monitoring.diagnostics import RunDiagnostics, describe_tokenizer_mismatch
 from polyseme.train.monitoring.samples import NEIGHBORS_FILE, HeldOutSamples, nearest_tokens
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
 from polyseme.train.ranks import broadcast_checkpoint, require_same_run, require_same_state
 from polyseme.train.recipe import BudgetConfig, Recipe
-from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, read_best_losses, update_run_record
+from polyseme.train.run_folder import RunLogger, last_logged_step, open_run, read_losses, update_run_record
+from polyseme.train.signals import catch_signals
 from polyseme.train.step import can_capture
 from polyseme.train.streams import BatchStream, open_streams
 from polyseme.weights.folder import check_tokenizer_compatible, save_model
@@ -192,7 +192,8 @@ class _Run:
             self._update_record(record)
         self.plan.apply(state, recipe.schedule, state.start_step)
         require_same_state(state, self.position)
-        self.diagnostics.best_losses = read_best_losses(self.out, recipe.objective.terms, state.start_step)
+        losses = read_losses(self.out, recipe.objective.terms, state.start_step)
+        self.diagnostics.best_losses, self.training_losses = losses
         end_time = start_time + recipe.budget.minutes * 60 - self.spent["seconds"]
         valid_tokens = int(self.valid.samples.lengths.sum()) if self.valid else 0
         return Deadline.from_recipe(recipe, end_time, self.plan, state, self.stream, valid_tokens)

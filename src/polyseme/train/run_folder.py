@@ -112,16 +112,18 @@ def truncate_rows(path: Path, step: int) -> None:
     write_text(path, "".join(row + "\n" for row in rows if _row_step(row) <= step))
 
 
-def read_best_losses(out: Path, terms: Sequence[str], max_step: int) -> dict[str, tuple[float, int]]:
-    """Return the lowest held-out loss of each term in the log up to a step, with its step."""
-    best_losses: dict[str, tuple[float, int]] = {}
-    rows = [json.loads(row) for row in _read_rows(out / "log.jsonl") if _row_step(row) <= max_step]
-    for row in rows:
+def read_losses(
+    out: Path, terms: Sequence[str], max_step: int
+) -> tuple[dict[str, tuple[float, int]], dict[str, float]]:
+    """Return the lowest held-out loss of each term in the log, with its step, and the last losses in training."""
+    best_losses, training_losses = dict[str, tuple[float, int]](), dict[str, float]()
+    for row in (json.loads(row) for row in _read_rows(out / "log.jsonl") if _row_step(row) <= max_step):
+        training_losses = row["loss"] if isinstance(row.get("loss"), dict) else training_losses
         for term in terms:
             loss = row["valid"].get(term) if isinstance(row.get("valid"), dict) else None
             if isinstance(loss, float) and loss < best_losses.get(term, (math.inf, 0))[0]:
                 best_losses[term] = loss, row["step"]
-    return best_losses
+    return best_losses, training_losses
 
 
 def last_logged_step(out: Path) -> int:

@@ -265,6 +265,8 @@ def _format_scores(name: str, summary: Mapping[str, Any]) -> str:
     """Tabulate the metrics of a task on the dev examples, with those of baselines."""
     mean, std, num_seeds = summary["mean"], _mapping(summary.get("std")), len(summary.get("seeds", ())) or 1
     baselines = _mapping(summary.get("baselines"))
+    if before := summary.get("before"):
+        baselines = {"before training": before, **baselines}
     num_examples = summary.get("dev_examples") or 0
     rows = []
     for metric, value in mean.items():

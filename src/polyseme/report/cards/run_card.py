@@ -21,6 +21,7 @@ FILES = {
     "results.json": "all figures",
     "benchmark.json": "all figures",
     "predictions.json": "predictions for the dev examples",
+    "diagnostics.json": "what the model gets right and wrong on the dev examples, with texts of them",
     "submission": "predictions for the test examples",
     "grid.json": "the scores of the grid search",
     "curve.json": "the points of the low-shot curve",

@@ -153,7 +153,12 @@ def iter_row_format(
                     numbers = f"a column number from 1 to {len(records.names)}"
                     raise DataError(f"{path}: without a header, {role} is {numbers}, not {name!r}")
                 raise missing_role(f"{path}:1", role, name, records.names)
-    build = partial(from_record, row_format=row_format)
+    present = [(role, name) for role, name in row_format.columns.items() if name in records.names]
+
+    def from_table_row(values: dict[str, Any], location: str) -> Any:  # all rows have the same columns
+        return row_format.build(location, {role: values[name] for role, name in present})
+
+    build = from_table_row if records.is_table else partial(from_record, row_format=row_format)
     return iter_records(records.rows, build, columns.keep_rows)
 
 
