@@ -221,7 +221,7 @@ def loss_panels(
     rows: Sequence[Mapping[str, Any]], references: Mapping[str, float] | None = None, unit: str = "nats"
 ) -> list[Panel]:
     """Return a panel of training and held-out loss for each loss term of a log; references are dotted lines."""
-    panels = []
+    panels: list[Panel] = []
     for name in sorted({name for row in rows for name in row.get("loss", {})}):
         points = [(r["step"], r["loss"][name]) for r in rows if name in r.get("loss", {})]
         series = smoothed_series("training", points, color(0))

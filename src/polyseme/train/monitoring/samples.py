@@ -53,17 +53,19 @@ class HeldOutSamples:
         corpus, trunk, ids = getattr(valid, "corpus", None), config.trunk, tokenizer.special_token_ids
         if not isinstance(corpus, Corpus) or trunk.has_source or trunk.has_query_stream or tokenizer.kind == "events":
             return None
-        is_masked = "masked" in config.heads and None not in (ids.mask, ids.cls, ids.sep)
+        mask_ids = [i for i in (ids.cls, ids.mask, ids.sep) if i is not None]
+        is_masked = "masked" in config.heads and len(mask_ids) == 3
         if not is_masked and not ("next" in config.heads and trunk.causal):
             return None
-        prompts, answers = [], []
+        prompts: list[list[int]] = []
+        answers: list[int] = []
         for sentence, is_whole_word in _candidate_sentences(corpus, max_len - 2):
             if is_masked:
                 position = _word_to_mask(sentence, is_whole_word, tokenizer)
                 if position is None:
                     continue
-                masked = [ids.mask if i == position else token for i, token in enumerate(sentence)]
-                prompts.append([ids.cls, *masked, ids.sep])
+                cls_id, mask_id, sep_id = mask_ids
+                prompts.append([cls_id, *sentence[:position], mask_id, *sentence[position + 1 :], sep_id])
                 answers.append(sentence[position])
             else:
                 start = ids.bos if ids.bos is not None else ids.eos
@@ -91,7 +93,7 @@ class HeldOutSamples:
     def _fill(self, model: Model) -> list[dict[str, Any]]:
         """Return the best tokens for the mask of each prompt."""
         inputs = _pack(model, self.prompts)
-        rows = (inputs.tokens == self.tokenizer.special_token_ids.mask).nonzero().squeeze(1)
+        rows = torch.eq(inputs.tokens, self.tokenizer.special_token_ids.mask or 0).nonzero().squeeze(1)
         hidden = model.trunk(inputs).hidden
         probs = model.predict("masked", hidden, inputs.layout, rows).float().softmax(-1)
         best = probs.topk(min(_NUM_GUESSES, probs.shape[-1]))
