@@ -28,6 +28,8 @@ import torch
 import typer
 from safetensors.torch import load_file
 
+import polyseme
+
 torch.set_num_threads(1)
 os.fsync = lambda handle: None  # nothing here has to outlive a power cut
 
@@ -108,7 +110,7 @@ def arrays_of_corpus(folder: Path) -> list[Path]:
 def recipes() -> list[str]:
     """Every tiny recipe, and those that count."""
     recorded = {value: key for key, value in NAMES.items()}
-    names = [line.split()[0] for line in command("recipes").splitlines()[1:]]
+    names = list(polyseme.list_recipes())
     names = [recorded.get(name, name) for name in names]
     return [name for name in names if name.endswith("-tiny") or name.startswith("ngram")]
 

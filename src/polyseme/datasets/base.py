@@ -1,6 +1,6 @@
 """Named data sets: files as distributed, their task and their main metric."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ class NamedDataset:
     extra_metrics: MetricsFn | None = None
     split_filter: Callable[[Path, str, list[Any]], list[Any]] | None = None
     get_warnings: Callable[[list[Any], list[Any], float], list[str]] | None = None
-    other_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def file_names(self, split: str) -> tuple[str, ...]:
         """Return the names that the file or folder of a split may have, the usual one first."""

@@ -97,8 +97,8 @@ class ContrastiveTask(TextTask):
         if not 1 <= len(parts) <= 3 or not all(isinstance(part, str) and part.strip() for part in parts):
             problem = f"{location} is {str(value)[:40]!r}"
             raise DataError(f"{problem}: a text, a pair of texts, or a pair and a hard negative is needed")
-        text, pair, negative = (*parts, None, None)[:3]
-        return TripletExample(location, text, pair, negative=negative)
+        pair, negative = (*parts[1:], None, None)[:2]
+        return TripletExample(location, parts[0], pair, negative=negative)
 
     def fit(self, examples: Sequence[TripletExample]) -> Self:
         if not 0 < self.temperature < math.inf:
@@ -166,7 +166,7 @@ class ContrastiveTask(TextTask):
             return None
         return cls(pooling="mean" if head.pooling == "mean" else "cls", temperature=head.temperature)
 
-    def text_sequences(self, example: TripletExample) -> list[TextPair]:
+    def text_sequences(self, example: Any) -> list[TextPair]:
         texts = (example.text, example.pair or example.text, example.negative)
         return [(text, None) for text in texts if text is not None]
 
