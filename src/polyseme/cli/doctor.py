@@ -33,7 +33,10 @@ def doctor(
     trial: Annotated[bool, Option("--trial", help=TRIAL_HELP)] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Report versions, devices and extras, and what is broken or slow here; exit with 1 if something is broken."""
+    """Report versions, devices, and what is broken or slow here.
+
+    Exits with 1 if something is broken.
+    """
     machine = Machine.inspect()
     trials = {name: run_trial(name) for name in TRIALS} if trial else {}
     findings = [*(each for each in trials.values() if isinstance(each, Finding)), *machine.find_problems()]

@@ -40,7 +40,9 @@ def evaluate(
         str | None, Option(help="Score of a minimal pair's sentence: none (default), or length (per token).")
     ] = None,
 ) -> None:
-    """Evaluate a fine-tuned model, or an ensemble, on labeled examples: metrics, size and speed.
+    """Evaluate a model, or an ensemble, on labeled examples.
+
+    Prints metrics, size and speed.
 
     With the task blimp or minimal-pairs, evaluate language models of any kind on pairs of sentences.
     """
@@ -95,7 +97,10 @@ def predict(
     ensemble: EnsembleOption = False,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Predict each example, with probabilities where the task has them, in the order of the input."""
+    """Predict each example of a file, in the order of the input.
+
+    Predictions have probabilities where the task has them.
+    """
     from polyseme.evaluation.api import load_predictor, predict_file
     from polyseme.finetuning.api import ReadOptions
 
@@ -162,7 +167,9 @@ def benchmark(
     skip_bad: options.SkipBadOption = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Fine-tune and evaluate on every data set of a benchmark, next to published results.
+    """Fine-tune and evaluate on every data set of a benchmark.
+
+    The results are shown next to published ones.
 
     The same command resumes a run that was interrupted.
     """

@@ -75,7 +75,9 @@ def finetune(
     network: NetworkOption = "auto",
     cache_dir: Annotated[Path | None, Option(help="Cache of features; default: features next to --out.")] = None,
 ) -> None:
-    """Fine-tune a model on labeled examples, or train a network over frozen features, and evaluate it.
+    """Fine-tune a model on labeled examples, and evaluate it.
+
+    With --features, train a network over frozen features instead.
 
     The same command resumes a run that was interrupted.
     """
@@ -106,7 +108,10 @@ def tasks(
         str, Argument(help="A data set, to list its folder and files.", autocompletion=complete(DATASET_NAMES))
     ] = "",
 ) -> None:
-    """List the named data sets: `polyseme finetune MODEL --task NAME --data FOLDER --out RUN`."""
+    """List the named data sets, or the files of one.
+
+    Usage: `polyseme finetune MODEL --task NAME --data FOLDER --out RUN`.
+    """
     from polyseme.datasets.catalog import DATASETS
 
     if not name:

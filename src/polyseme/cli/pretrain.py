@@ -76,7 +76,10 @@ def recipes(
         str | None, Option(help="Only the recipes of this family.", autocompletion=complete(FAMILY_NAMES))
     ] = None,
 ) -> None:
-    """List the recipes, their objectives by the names that --set objective=NAME takes, and what they reproduce."""
+    """List the recipes and what they reproduce.
+
+    The objectives have the names that --set objective=NAME takes.
+    """
     import polyseme
     from polyseme.recipes import get_recipe
 
@@ -89,7 +92,10 @@ def recipes(
 
 
 def families(as_json: options.JsonOption = False) -> None:
-    """List the families with their sizes and numbers of parameters (without heads)."""
+    """List the families and their sizes.
+
+    Sizes are numbers of parameters without heads.
+    """
     from polyseme.families import FAMILIES
     from polyseme.families.summary import summarize_families
 

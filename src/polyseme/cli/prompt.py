@@ -20,7 +20,7 @@ def prompt(
     seed: Annotated[int, Option(help="Random seed of the shots.", min=0, max=MAX_INTEGER)] = 0,
     as_json: options.JsonLinesOption = False,
 ) -> None:
-    """Answer questions that are written as prompts, and evaluate the answers."""
+    """Answer questions written as prompts, and evaluate the answers."""
     import polyseme
     from polyseme.evaluation import prompting
 

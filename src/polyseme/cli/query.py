@@ -55,7 +55,7 @@ def next_sentence(
     a: Annotated[str, Argument(help="First text.")],
     b: Annotated[str, Argument(help="Candidate next text.")],
 ) -> None:
-    """Print the probability that B follows A (next-sentence prediction)."""
+    """Predict the probability that sentence B follows sentence A."""
     import polyseme
 
     print(f"{polyseme.load(model).next_sentence(a, b):.4f}")
@@ -91,9 +91,10 @@ def embed(
     truncate: Annotated[bool, Option(help="Truncate texts that are longer than the model's maximum length.")] = False,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Write the vectors of texts: to an .npz file, or to rows with the columns of the input and `vector`.
+    """Write the vectors of texts, words or tokens to a file.
 
-    The file has `vectors`, for tokens or words `starts`, the first row of each text, and `id` if the input has ids.
+    Rows (.jsonl, .parquet) have the columns of the input and `vector`. An .npz file has `vectors`, for
+    tokens or words `starts`, the first row of each text, and `id` if the input has ids.
     """
     import polyseme
     from polyseme.evaluation.embed_file import EMBED_SUFFIXES, embed_file

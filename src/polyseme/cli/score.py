@@ -43,7 +43,9 @@ def score(
     out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Score texts (log-probability, perplexity, bits per character), last words, or the choices of questions.
+    """Score texts, last words, or the choices of questions.
+
+    Texts get their log-probability, perplexity and bits per character.
 
     A masked model gives a pseudo-log-likelihood. Every model counts the tokens of a text, but not its start and end.
 

@@ -32,9 +32,10 @@ def search(
     as_json: options.JsonLinesOption = False,
     out: Annotated[Path | None, Option(help=OUT_HELP)] = None,
 ) -> None:
-    """Find the texts closest in meaning to a query, by the cosine similarity of their vectors.
+    """Find the texts of a file closest in meaning to a query.
 
-    The search is exact and its memory bounded. Train a model for it with `polyseme finetune --task contrastive`.
+    Texts are compared by the cosine similarity of their vectors. The search is exact and its memory
+    bounded. Train a model for it with `polyseme finetune --task contrastive`.
     """
     import polyseme
     from polyseme.evaluation.search import open_texts

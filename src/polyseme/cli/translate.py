@@ -32,7 +32,10 @@ def translate(
     as_json: Annotated[bool, Option("--json", help="Print the metrics as JSON.")] = False,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Translate each text by beam search; with references, compute BLEU and chrF with sacrebleu."""
+    """Translate each text by beam search.
+
+    With references, compute BLEU and chrF with sacrebleu.
+    """
     import polyseme
     from polyseme.corpus.clean.sentences import split_sentences
     from polyseme.evaluation import translate_file as files

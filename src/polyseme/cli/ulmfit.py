@@ -40,7 +40,9 @@ def ulmfit(
     header: options.HeaderOption = True,
     skip_bad: options.SkipBadOption = False,
 ) -> None:
-    """Pre-train a general language model, fine-tune it on the task's text, and train a classifier.
+    """Train a classifier in the three stages of ULMFiT.
+
+    Pre-train a general language model, fine-tune it on the task's text, and train the classifier.
 
     An interrupted run continues when the same command is run again.
     """

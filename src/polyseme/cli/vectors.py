@@ -61,7 +61,10 @@ def similarity(
     data: Annotated[list[Path], Option(help="Word pairs with ratings, one per line; may be repeated.")],
     as_json: options.JsonOption = False,
 ) -> None:
-    """Print Spearman's correlation of cosine similarities with human ratings: WordSim-353, SimLex-999, MEN."""
+    """Compare similarities of words with human ratings.
+
+    Prints Spearman's correlation on WordSim-353, SimLex-999, MEN and files like them.
+    """
     from polyseme.inference.word_vectors import WordVectors
     from polyseme.word_vectors.evaluation import read_similarity_pairs
 

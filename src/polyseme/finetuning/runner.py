@@ -43,7 +43,11 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
         started, model = time.perf_counter(), None
         if (saved := run.load(f"seed-{seed}/result")) is not None:
             logger.info("seed %d is finished", seed)
-            seed_result = SeedResult(**saved.state)
+            try:
+                seed_result = SeedResult(**saved.state)
+            except TypeError:
+                unfinished = f"{run.folder} was started by another version of polyseme"
+                raise ModelError(f"{unfinished}: choose another folder, or remove it") from None
         else:
             with convert_out_of_memory(experiment.config.memory_advice):
                 seed_result, model = _run_seed(experiment, run, seed, options)
