@@ -163,8 +163,8 @@ class _Sampler:
     def check_world_size(self, world_size: int) -> None:
         """Raise a `ConfigError` if the micro-batches of a step cannot be divided among the ranks."""
         if self.micro_batches_per_step % world_size:
-            problem = f"a step of {self.micro_batches_per_step} micro-batches cannot be divided among {world_size} ranks"
-            raise ConfigError(f"{problem}: lower `micro_batch_tokens`, {self.micro_batch_tokens}, or use fewer ranks")
+            problem = f"{self.micro_batches_per_step} micro-batches per step cannot be divided among {world_size} ranks"
+            raise ConfigError(f"{problem}: lower `micro_batch_tokens` ({self.micro_batch_tokens}), or use fewer ranks")
 
 
 class ShuffledSampler(_Sampler):
