@@ -56,6 +56,11 @@ def _recipe(i: Inputs, family: str, **changes: object) -> Path:
     return i.write(f"recipe-{family}.json", json.dumps(tiny_recipe(family, **changes)))
 
 
+def _contrastive(inputs: Inputs, out: Path) -> Sequence[object]:
+    pairs = inputs.write("pairs.tsv", "text\tpair\n" + "".join(f"{a[:40]}\t{a[40:80]}\n" for a in documents(8)))
+    return ("finetune", inputs.project / "run-bert", "--task", "contrastive", "--train", pairs, "--dev", pairs, "--out", out, "--seeds", 2, "--set", "epochs=1")
+
+
 def _multitask(i: Inputs, out: Path) -> Sequence[object]:
     files = [
         (i.project / f"{t}-train.{s}", i.project / f"{t}-dev.{s}")
@@ -129,6 +134,11 @@ WRITERS = [
     Writer("ulmfit", _ulmfit),
     Writer("benchmark", _benchmark),
     Writer("predict", lambda i, out: ("predict", i.project / "run-classification/model", "--data", i.project / "classification-dev.tsv", "--out", out), ("--resume",), ".jsonl"),
+    Writer("predict parquet", lambda i, out: ("predict", i.project / "run-classification", "--data", i.project / "classification-dev.tsv", "--out", out), ("--resume",), ".parquet"),
+    Writer("score", lambda i, out: ("score", i.project / "run-gpt2", "--data", _lines(i), "--out", out), ("--resume",), ".csv"),
+    Writer("search", lambda i, out: ("search", _lines(i), "the cat", "--model", i.project / "run-bert", "--out", out), suffix=".csv"),
+    Writer("compare", lambda i, out: ("compare", i.project / "run-bert", i.project / "run-gpt2", "--out", out)),
+    Writer("finetune contrastive", _contrastive),
     Writer("embed", lambda i, out: ("embed", i.project / "run-bert/model", "--data", _lines(i), "--out", out), ("--resume",), ".npz"),
     Writer("translate", lambda i, out: ("translate", i.models["t5"], "--data", _lines(i, 6), "--out", out, "--max-new-tokens", 4), ("--resume",), ".txt"),
     Writer("arpa import", lambda i, out: ("arpa", "import", i.write("a.arpa", _ARPA), "--out", out)),

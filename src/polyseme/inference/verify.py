@@ -76,6 +76,8 @@ def _detect_kind(path: Path) -> str:
         return "model"
     if any(file for pattern in TOKENIZER_FILES for file in path.glob(pattern)):
         return "tokenizer"
+    if (path / "compare.json").exists():
+        return "comparison"
     if any((path / name).exists() for name in ("results.json", "model", HASHES_FILE)):
         return "run"
     if (path / "recipe.json").exists() or (path / "checkpoints").is_dir():
@@ -161,5 +163,6 @@ _CHECKS = {
     "tokenizer": _verify_tokenizer,
     "run": _verify_run,
     "unfinished run": _verify_unfinished_run,
+    "comparison": check_hashes,
     "word vectors": _verify_vectors,
 }

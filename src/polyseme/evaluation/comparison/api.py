@@ -1,6 +1,6 @@
 """`polyseme.compare`: runs side by side, with intervals and paired tests, or with the curves of pre-training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from polyseme.evaluation.comparison.significance import (
     percentile_interval,
 )
 from polyseme.io.atomic import is_occupied
+from polyseme.io.hashes import hashed_directory
 from polyseme.io.json import write_json
 from polyseme.report.notebook import NotebookResult
 from polyseme.report.pages.compare_page import ComparedPretraining, write_comparison, write_pretraining_comparison
@@ -62,14 +63,12 @@ class Comparison(NotebookResult):
 
     def write(self, folder: str | Path) -> Path:
         """Write `compare.json`, `report.html`, `table.tex` and `scores.csv`; return the page."""
-        folder = Path(folder)
-        write_json(folder / JSON_NAME, self.to_json())
         names, _, runs_by_cell = pivot_runs(self.runs)
         rows = [[run for (row, _), run in runs_by_cell.items() if row == name] for name in names]
         compared = [self._compared_run(name, runs) for name, runs in zip(names, rows)]
         failed = ", ".join(f"{run.name} ({len(run.failed_seeds)})" for run in self.runs if run.failed_seeds)
         warnings = [f"Failed seeds, no better than a trivial baseline: {failed}."] if failed else []
-        return write_comparison(folder, compared, self.tests, warnings)
+        return _write(folder, self.to_json(), lambda path: write_comparison(path, compared, self.tests, warnings))
 
     def _compared_run(self, name: str, runs: Sequence[FinetuneRun]) -> ComparedRun:
         """Return a row of the page: the runs of one model on several tasks."""
@@ -92,10 +91,17 @@ class PretrainComparison(NotebookResult):
 
     def write(self, folder: str | Path) -> Path:
         """Write `compare.json`, `report.html`, `table.tex` and `scores.csv`; return the page."""
-        folder = Path(folder)
-        write_json(folder / JSON_NAME, self.to_json())
         is_mixed = len({run.is_masked for run in self.runs}) > 1
-        return write_pretraining_comparison(folder, [*map(_compared_pretraining, self.runs)], [MASKED_NOTE] * is_mixed)
+        compared, notes = [*map(_compared_pretraining, self.runs)], [MASKED_NOTE] * is_mixed
+        return _write(folder, self.to_json(), lambda path: write_pretraining_comparison(path, compared, notes))
+
+
+def _write(folder: str | Path, comparison: dict[str, Any], write_page: Callable[[Path], Path]) -> Path:
+    """Write the files of a comparison and their hashes at once, and return the page."""
+    with hashed_directory(Path(folder)) as temporary:
+        write_json(temporary / JSON_NAME, comparison)
+        page = write_page(temporary)
+    return Path(folder) / page.name
 
 
 def _compared_pretraining(run: PretrainRun) -> ComparedPretraining:
