@@ -1,5 +1,6 @@
 """`verify`: check every file of a corpus, model, tokenizer or run folder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,7 +158,7 @@ def _verify_vectors(path: Path) -> bool:
     return False
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[[Path], bool]] = {
     "corpus": _verify_corpus,
     "model": _verify_model,
     "tokenizer": _verify_tokenizer,
