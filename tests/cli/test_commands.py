@@ -103,7 +103,9 @@ def test_finetune_evaluate_predict(project, run_cli, tmp_path, kind):
     results = json.loads((run / "results.json").read_text())
     assert results["task"] == kind and results["train_examples"] == 24 and results["steps"] == 4
     header, row = project.output[f"finetune {kind}"].splitlines()[:2]
-    assert header.split()[2:] == list(results["mean"]) and row.startswith("fine-tuned")
+    positive = {"classification": "water", "pair_classification": "yes"}.get(kind)
+    titles = [f"f1 (of '{positive}')" if positive and name == "f1" else name for name in results["mean"]]
+    assert re.split(" {2,}", header) == ["1 seed(s)", *titles] and row.startswith("fine-tuned")
     assert row.split()[1:] == [f"{v:.4f}" for v in results["mean"].values()]
     assert (run / "report.html").exists()
 
