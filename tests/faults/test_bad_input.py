@@ -179,7 +179,8 @@ def test_unknown_labels(rejects, finetune, project, tmp_path):
 TASKS = {
     "unknown task": (("--task", "taging"), ["taging", "'tagging'"]),
     "unknown key": (("--set", "epoch=1"), "'epochs'"),
-    "unknown nested key": (("--set", "optimizer.l=1"), "'lr'"),
+    "unknown nested key": (("--set", "optimizer.l=1"), ["'l' in OptimizerConfig", "valid: .* lr,"]),
+    "misspelled nested key": (("--set", "optimizer.lrr=1"), ["'lrr'", "'lr'"]),
     "no equals": (("--set", "epochs"), "path=value"),
     "wrong type": (("--set", "epochs=many"), "many"),
     "batch": (("--set", "batch_size=0"), "batch_size"),
@@ -187,6 +188,7 @@ TASKS = {
     "length": (("--set", "max_len=4"), "max_len|longer"),
     "too long": (("--set", "max_len=64"), "64"),
     "num_frozen_groups": (("--set", "num_frozen_groups=9"), "freeze 9 groups"),
+    "chunk_size": (("--set", "chunk_size=8"), "no memory"),
     "text column": (("--text-column", "txt"), "'txt'"),
     "column number": (("--no-header", "--text-column", "7", "--label-column", "2"), "7"),
 }
@@ -240,14 +242,14 @@ def test_models_without_the_required_head(rejects, project, tmp_path):
     )
     follows = "cannot predict whether one text follows another"
     rejects("next", project / "run-gpt2/model", "a cat", "a dog", match=[follows, "gpt2 model with the head next"])
-    rejects("next", project / "run-classification/model", "a cat", "a dog", match=[follows, "heads classify"])
+    rejects("next", project / "run-classification/model", "a cat", "a dog", match=[follows, "with the head classify"])
     (tmp_path / "a.txt").write_text("the cat\n")
     rejects(
         "score",
         project / "run-classification/model",
         "--data",
         tmp_path / "a.txt",
-        match=["cannot score texts", "heads classify"],
+        match=["cannot score texts", "with the head classify"],
     )
 
 

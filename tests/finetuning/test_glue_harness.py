@@ -44,4 +44,4 @@ def test_small_run_and_failed_run(harness, tiny_folders, glue):
     job = harness.Job(str(tiny_folders["bert"]), "sts-b", 1, 1e-3, 1.0, limit=8)
     found = harness.run(job, str(glue))
     assert found["primary_metric"] == "spearman" and found["steps"] == 1 and "spearman" in found["mean"]
-    assert "missing" in harness.run(dataclasses.replace(job, model=str(glue)), str(glue))["error"]
+    assert "has no config.json" in harness.run(dataclasses.replace(job, model=str(glue)), str(glue))["error"]

@@ -181,7 +181,7 @@ def test_errors_of_the_best_seed_have_attributions(folder, tmp_path):
     for error in diagnostics.errors:
         assert error.words == tuple(data.dev[error.index].text.split()) and len(error.weights) == 4
     features = train_on_features(FeatureInputs([folder]), data, tmp_path / "f", FEATURE_DEFAULTS.replace(steps=1))
-    assert features["changed_settings"] == {"steps": (0, 1)}
+    assert features["changed_settings"] == {"steps": [0, 1]}
     assert not any(error.words for error in Diagnostics.read(tmp_path / "f").errors), "features cost too much for that"
 
 

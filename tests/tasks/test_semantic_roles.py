@@ -311,7 +311,8 @@ def test_semantic_roles_are_learned(folders, tmp_path, name, run_cli):
         assert [e.predicate for e in again] == [(0, "see"), (3, "scare")]
         predictions = predict(folder, DATASETS["srl"].read_split(tmp_path / "test.conll", needs_labels=False))
         assert [e.tags for e in again] == [p.tags for p in predictions[:2]]
-        assert SemanticRolesTask.read(tmp_path / "said.jsonl")[1].predicate == (3, "scares")
+        again = SemanticRolesTask.read(f"{tmp_path / 'said.jsonl'}::label=prediction")
+        assert again[1].predicate == (3, "scares") and [e.tags for e in again] == [p.tags for p in predictions]
 
 
 @pytest.mark.parametrize("source", ["elmo", "none"])

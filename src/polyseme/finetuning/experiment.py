@@ -240,10 +240,10 @@ class Experiment:
         return [*early, *dict.fromkeys(choice for run in self.runs for choice in run.task.dev_choices)]
 
     @property
-    def changed_settings(self) -> dict[str, tuple[Any, Any]]:
+    def changed_settings(self) -> dict[str, list[Any]]:
         """The default and the value of every setting that differs from its default, by dotted path."""
         pairs = json_differences(self.default_config.to_json(), self.config.to_json())
-        return {path: (default, value) for path, default, value in pairs}
+        return {path: [default, value] for path, default, value in pairs}
 
     def metadata(self, tasks: Sequence[TaskConfig], **extra: Any) -> dict[str, Any]:
         """Return the metadata of a model folder."""

@@ -1,7 +1,6 @@
 """Fine-tune a pre-trained model on labeled examples, and evaluate it."""
 
 import dataclasses
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,8 +21,6 @@ from polyseme.tasks.base import TaskConfig, require_gold
 from polyseme.tasks.encoded import EncodedExample, Examples
 from polyseme.train.loop import setup_device
 from polyseme.weights.folder import ModelFolder, load_model, read_model_config, save_model
-
-logger = logging.getLogger(__name__)
 
 
 def finetune(
@@ -80,18 +77,15 @@ def finetune(
         runs = tuple(_evaluate_before(each, loaded.model) for each in runs)
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
     run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch, "chosen": chosen}
-    for name, choice in chosen.items():
-        logger.info("%s %g, %s; set `%s` for another one", name, choice["value"], choice["reason"], name)
     return run_experiment(Experiment(runs, config, build, save, run_info, encode=encode), run, options)
 
 
 def _evaluate_before(run: TaskRun, model: Model) -> TaskRun:
-    """Add the metrics of the model before training, unless it has new weights; log them."""
+    """Add the metrics of the model before training, unless it has new weights."""
     if run.task.has_new_weights:
         return run
     run.primary_metric  # noqa: B018  # raises before the model is run
     before = run.evaluate(run.predict(model.to(setup_device()))).metrics
-    logger.info("before training: %s", ", ".join(f"{name} {value:.4f}" for name, value in before.items()))
     return dataclasses.replace(run, before=before)
 
 

@@ -70,7 +70,7 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
 
 def _run_seed(experiment: Experiment, run: UnfinishedRun, seed: int, options: RunOptions) -> tuple[SeedResult, Model]:
     """Train and evaluate a seed."""
-    training = _train_seed(experiment, run, seed, options.keep_checkpoints)
+    training = _train_seed(experiment, run, seed, options)
     seed_result = evaluate_seed(experiment, seed, training.model, training.log, training.cost)
     if run.out is not None and options.keep_seeds:
         run.start()
@@ -92,13 +92,15 @@ def _save_seed(
         run.remove(f"seed-{previous_best.seed}/model")
 
 
-def _train_seed(experiment: Experiment, run: UnfinishedRun, seed: int, keep_checkpoints: int) -> SeedTraining:
+def _train_seed(experiment: Experiment, run: UnfinishedRun, seed: int, options: RunOptions) -> SeedTraining:
     """Train a seed from its last checkpoint; save one now and then, and at a signal before `Interrupted`."""
     training, name = SeedTraining(experiment, seed), f"seed-{seed}/training"
     if (checkpoint := run.load(name)) is not None:
         logger.info("seed %d continues after step %d", seed, checkpoint.step)
         training.restore(checkpoint)
-    keeper = CheckpointKeeper(experiment, run, seed, keep_checkpoints, training.step)
+    keeper = CheckpointKeeper(experiment, run, seed, options.keep_checkpoints, training.step)
+    if seed == options.seed_list[0]:
+        _log_start(experiment)
     next_save = time.perf_counter() + SAVE_SECONDS
     signals: AbstractContextManager[list[int]] = nullcontext([]) if run.out is None else catch_signals()
     with signals as caught, closing(training.steps()) as steps:
@@ -115,6 +117,16 @@ def _train_seed(experiment: Experiment, run: UnfinishedRun, seed: int, keep_chec
         run.save(name, training.checkpoint())
         raise Interrupted(caught[0], training.step)
     return training
+
+
+def _log_start(experiment: Experiment) -> None:
+    """Log the settings that were chosen for the model, and its metrics before training."""
+    for name, choice in experiment.run_info.get("chosen", {}).items():
+        logger.info("%s %g, %s; set `%s` for another one", name, choice["value"], choice["reason"], name)
+    for task_run in experiment.runs:
+        if task_run.before:
+            metrics = (f"{name} {value:.4f}" for name, value in task_run.before.items())
+            logger.info("before training: %s", ", ".join(metrics))
 
 
 def _load_model(experiment: Experiment, run: UnfinishedRun, seed: int) -> Model:
