@@ -161,7 +161,9 @@ def test_commands_and_examples_of_the_guides_run(tmp_path, monkeypatch, capsys, 
         is_training = words[0] in ("pretrain", "distill") and words[1] not in NGRAM_RECIPES
         short = ["--set", "budget.steps=2"] if is_training else []
         assert not program([*words, *short], standalone_mode=False), line
-    assert Path("predicted.tsv").read_text(encoding="utf-8").splitlines()[0].startswith("text\tlabel")
+    header, *rows = Path("predicted.tsv").read_text(encoding="utf-8").splitlines()
+    assert header.split("\t") == ["text", "prediction", "probability", "p(cat)", "p(other)"]
+    assert [row.split("\t")[0] for row in rows] == Path("new.tsv").read_text(encoding="utf-8").splitlines()[1:]
     assert "linear" in capsys.readouterr().out
     for page in guides():
         if examples := code_blocks(page, "python"):

@@ -21,6 +21,7 @@ from polyseme.report.charts import (
 )
 from polyseme.report.heatmap import Labels, attention_grid, heat_map
 from polyseme.report.html import code, collapsed, figure, html_page, html_table, key_figures, next_steps, warning
+from polyseme.report.pages.compare_page import ComparedPretraining, pretraining_comparison_page
 from polyseme.report.svg import Axis
 
 CHROMIUM = shutil.which("chromium")
@@ -30,6 +31,7 @@ const frame = document.querySelector("iframe"), results = {};
 frame.onload = () => {
   const page = frame.contentDocument;
   results.overflow = page.documentElement.scrollWidth - frame.clientWidth;
+  results.scrolled = [...page.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth).length;
   results.clipped = [...page.querySelectorAll("svg text")].filter(text => {
     const inner = text.getBoundingClientRect(), outer = text.closest("svg").getBoundingClientRect();
     return inner.left < outer.left - 2 || inner.right > outer.right + 2 || inner.top < outer.top - 2
@@ -42,7 +44,7 @@ frame.srcdoc = decodeURIComponent(frame.dataset.page);
 
 
 def measure(page: str, width: int, folder) -> dict:
-    """Return by how much a page is wider than a window, and the labels that are cut off."""
+    """Return by how much a page is wider than a window, the number of scrolled tables, and the labels cut off."""
     path = folder / f"frame-{width}.html"
     quoted = html.escape("".join(f"%{byte:02x}" for byte in page.encode()))
     path.write_text(
@@ -92,3 +94,12 @@ def gallery() -> str:
 def test_nothing_is_wider_than_the_window_or_cut_off(width, tmp_path):
     measured = measure(gallery(), width, tmp_path)
     assert measured["overflow"] <= 0 and measured["clipped"] == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_results_of_pretraining_runs_fit_their_box(tmp_path):
+    figures = {"loss": 2.8831, "perplexity": 117.87, "bits_per_character": 1.9034}
+    figures |= {"tokens": 32_768_000, "flops": 3.21e15, "minutes": 112.345, "parameters": 124_508_385}
+    names = ("gpt2-small-with-baseline", "gpt2_small_with_rotary_positions_seed_1")
+    page = pretraining_comparison_page([ComparedPretraining(name, figures) for name in names])
+    assert measure(page, 1200, tmp_path)["scrolled"] == 0

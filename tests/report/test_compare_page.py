@@ -11,6 +11,7 @@ from polyseme.report.pages.benchmark_page import write_benchmark_page
 from polyseme.report.pages.compare_page import (
     ComparedPretraining,
     comparison_page,
+    figure_table,
     pareto_front,
     pretraining_comparison_page,
     write_comparison,
@@ -118,6 +119,17 @@ def test_pretraining_page_overlays_curves_and_stays_small(tmp_path):
         assert f"Loss against {label}" in page and f"loss (nats per token) by {label}" in page
     assert r"\textbf{3}" in (tmp_path / "table.tex").read_text()
     assert (tmp_path / "scores.csv").read_text().splitlines()[1].startswith("run 0,3.0,20.1")
+
+
+def test_results_of_pretraining_are_short_right_aligned_numbers():
+    figures = {"loss": 2.8831, "bits_per_character": 1.9, "tokens": 32_768_000, "flops": 3.2e15, "parameters": 4508385}
+    runs = [ComparedPretraining("2026-11-16", figures), ComparedPretraining("2026-11-17", figures | {"loss": 3.0})]
+    table = figure_table(runs)
+    assert table.header == ("run", "loss", "bits/char", "tokens", "FLOPs", "params")
+    assert table.rows[0] == ("2026-11-16", "2.883", "1.9", "32.8M", "3.20e15", "4.51M")
+    page = pretraining_comparison_page(runs)
+    assert '<td class="n"><b>2.883</b></td>' in page and '<td class="n">3</td>' in page
+    assert '<td dir=auto><span style="white-space:nowrap">2026-11-16</span></td>' in page  # a name, not a number
 
 
 @pytest.mark.parametrize("missing", [{}, {"tokens": []}])

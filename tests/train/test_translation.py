@@ -149,7 +149,9 @@ def test_what_cannot_be_translated(made, project, rejects, tmp_path):
     model = made / "run-pairs/model"
     (tmp_path / "one.txt").write_text("old cat\n")
     rejects("translate", project / "run-gpt2/model", "--data", tmp_path / "one.txt", match="cannot translate")
-    rejects("translate", model, "--data", made / "test.en", "--reference", tmp_path / "one.txt", match="30 lines")
+    rejects(
+        "translate", model, "--data", made / "test.en", "--reference", tmp_path / "one.txt", match=("30 texts", "has 1")
+    )
     rejects("translate", model, "--data", tmp_path / "one.txt", "--report", tmp_path / "x.html", match="--reference")
     rejects("translate", model, "--data", tmp_path / "none.txt", match="none.txt")
     rejects("pretrain", made / "toy.json", "--corpus", project / "corpus-gpt2", "--out", tmp_path / "r",

@@ -77,9 +77,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labeled examples, and evaluate it.
 
-    With --features, train a network over frozen features instead.
-
-    The same command resumes a run that was interrupted.
+    With --features, train a network over frozen features instead. The same command resumes an interrupted run.
     """
     import polyseme
 

@@ -42,9 +42,8 @@ def ulmfit(
 ) -> None:
     """Train a classifier in the three stages of ULMFiT.
 
-    Pre-train a general language model, fine-tune it on the task's text, and train the classifier.
-
-    An interrupted run continues when the same command is run again.
+    Pre-train a general language model, fine-tune it on the task's text, and train the classifier. The same command
+    resumes an interrupted run.
     """
     from polyseme.finetuning.experiment import list_seeds
     from polyseme.io.atomic import sha256
@@ -80,9 +79,7 @@ def ulmfit(
         _print_curve(out, points, sizes, len(seed_list))
     else:
         results = stages.run_ulmfit(config, out, pretrained, train_examples, dev_examples, texts, seed_list)
-        names = list(next(iter(results["rows"].values())))
-        rows = [[row, *(stages.format_mean_std(cells[n]) for n in names)] for row, cells in results["rows"].items()]
-        print_table([f"{len(seed_list)} seed(s)", *names], rows)
+        _print_scores(results["rows"], len(seed_list))
     print(f"see {out}/report.html")
 
 
@@ -141,3 +138,12 @@ def _print_curve(out: Path, points: list[dict[str, Any]], sizes: list[int], num_
     curves = stages.error_curves(points)
     rows = [[row, *(stages.format_mean_std(line[size]) for size in sizes)] for row, line in curves.items()]
     print_table([f"error, {num_seeds} seed(s)", *map(str, sizes)], rows)
+
+
+def _print_scores(scores: dict[str, dict[str, Any]], num_seeds: int) -> None:
+    """Print mean and standard deviation of each metric by row."""
+    from polyseme.pipelines.ulmfit import format_mean_std
+
+    names = list(next(iter(scores.values())))
+    rows = [[row, *(format_mean_std(cells[name]) for name in names)] for row, cells in scores.items()]
+    print_table([f"{num_seeds} seed(s)", *names], rows)

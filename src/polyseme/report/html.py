@@ -25,9 +25,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Html:
-    """A table cell that is already HTML."""
+    """A table cell that is already HTML; it is aligned as text unless `is_number`."""
 
     content: str
+    is_number: bool = False
 
 
 def html_page(title: str, lead: str, sections: Sequence[tuple[str, str]], top: str = "") -> str:
@@ -102,7 +103,7 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         filled = [cell.value if isinstance(cell, Cell) else cell for cell in column if cell != ""]
         if filled and all(map(_is_number, filled)):
             return "n", ""
-        is_wide = any(len(str(cell)) > 40 for cell in filled)
+        is_wide = any(len(_visible_text(cell)) > 40 for cell in filled)
         return ("w" if is_wide else ""), " dir=auto"
 
     attributes = [column_attributes([row[i] for row in rows]) for i in range(len(header))]
@@ -149,7 +150,18 @@ def columns(*parts: str) -> str:
     return f'<div class="side">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
 
 
+def bold(text: str) -> Html:
+    """Return a table cell in bold, aligned as it would be otherwise."""
+    return Html(f"<b>{escape(text)}</b>", _is_number(text))
+
+
+def _visible_text(cell: Any) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", cell.content)) if isinstance(cell, Html) else str(cell)
+
+
 def _is_number(cell: Any) -> bool:
+    if isinstance(cell, Html):
+        return cell.is_number
     return isinstance(cell, int | float) or (len(str(cell)) < 30 and re.match(r"[-+−]?\d", str(cell)) is not None)
 
 

@@ -9,6 +9,7 @@ from polyseme.report.charts import Bar, bar_chart
 from polyseme.report.html import (
     Cell,
     Html,
+    bold,
     code,
     collapsed,
     escape,
@@ -34,7 +35,7 @@ def write_benchmark_page(
 ) -> Path:
     """Write `report.html` of a benchmark from its table of published systems and its summary; return the page."""
     header, rows = table
-    published = [[_bold(cell) if _is_this_run(row) and cell else cell for cell in row] for row in rows]
+    published = [[bold(cell) if _is_this_run(row) and cell else cell for cell in row] for row in rows]
     sections = [
         ("Next to published systems", html_table(header, published) + "".join(map(note, [COMPARABILITY, *notes]))),
         ("Average", _average_figure(header, rows, summary)),
@@ -50,10 +51,6 @@ def write_benchmark_page(
 
 def _is_this_run(row: Sequence[str]) -> bool:
     return row[0].startswith(("this run", "±"))
-
-
-def _bold(cell: str) -> Html:
-    return Html(f"<b>{escape(cell)}</b>")
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:

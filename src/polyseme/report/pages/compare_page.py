@@ -11,6 +11,7 @@ from polyseme.io.atomic import write_text
 from polyseme.report.charts import Bar, ScatterPoint, Series, bar_chart, line_chart, scatter_chart
 from polyseme.report.html import (
     Html,
+    bold,
     code,
     collapsed,
     escape,
@@ -32,9 +33,11 @@ from polyseme.report.pages.compare_tables import (
     list_tasks,
     score_table,
 )
-from polyseme.report.svg import DASHES, Axis, color
+from polyseme.report.svg import DASHES, Axis, color, format_number
 
 CURVE_AXES = {"tokens": "training tokens", "flops": "training FLOPs", "minutes": "minutes", "steps": "steps"}
+SHORT_HEADERS = {"bits_per_character": "bits/char", "flops": "FLOPs", "minutes": "min", "parameters": "params"}
+MAX_LINE_CHARS = 24  # longest name of a run that is not broken into lines
 MAX_TRAIN_CURVES = 4  # runs up to which training losses are drawn behind held-out ones
 COSTS: dict[str, tuple[str, Callable[[ComparedRun], float | None]]] = {
     "parameters": ("parameters", lambda run: run.num_parameters or None),
@@ -125,17 +128,19 @@ def _heading(text: str, task: str, tasks: Mapping[str, str]) -> str:
 def _table_html(table: Table) -> str:
     rows = [
         [
-            no_wrap(row[0]),
-            *(Html(f"<b>{escape(c)}</b>") if (i, j) in table.best else c for j, c in enumerate(row[1:], 1)),
+            _name_cell(row[0]),
+            *(bold(c) if (i, j) in table.best else c for j, c in enumerate(row[1:], 1)),
         ]
         for i, row in enumerate(table.rows)
     ]
     return html_table(table.header, rows)
 
 
-def no_wrap(text: str) -> str | Html:
-    """Return a cell that stays on one line unless it is long."""
-    return Html(f'<span style="white-space:nowrap">{escape(text)}</span>') if len(text) <= 32 else text
+def _name_cell(text: str) -> Html:
+    """Return a cell that stays on one line, or breaks anywhere if it is long: then it takes the width that is left."""
+    is_short = len(text) <= MAX_LINE_CHARS
+    style = "white-space:nowrap" if is_short else "display:inline-block;min-width:11rem;overflow-wrap:anywhere"
+    return Html(f'<span style="{style}">{escape(text)}</span>')
 
 
 def _ranked(runs: Sequence[ComparedRun], task: str) -> list[tuple[ComparedRun, TaskScores]]:
@@ -182,7 +187,7 @@ def _test_table(tests: Sequence[PairedTest]) -> str:
         p_value = "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
         rows.append(
             [
-                no_wrap(f"{test.first} − {test.second}"),
+                _name_cell(f"{test.first} − {test.second}"),
                 test.task,
                 f"{100 * test.difference:+.2f}",
                 interval,
@@ -246,14 +251,17 @@ def figure_table(runs: Sequence[ComparedPretraining]) -> Table:
         if name in ("loss", "perplexity", "bits_per_character") and len(values) > 1:
             best |= {(i, column) for i, run in enumerate(runs) if run.figures.get(name) == min(values)}
     rows = tuple((run.name, *(_format_figure(name, run.figures.get(name)) for name in names)) for run in runs)
-    return Table(("run", *(name.replace("_", " ") for name in names)), rows, frozenset(best))
+    header = ("run", *(SHORT_HEADERS.get(name, name.replace("_", " ")) for name in names))
+    return Table(header, rows, frozenset(best))
 
 
 def _format_figure(name: str, value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return ""
     if name == "flops":
-        return f"{value:.3g}"
+        return f"{value:.2e}".replace("e+", "e")
+    if name in ("tokens", "parameters"):
+        return format_number(value)
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) >= 10 else f"{value:,.4g}"
 
 

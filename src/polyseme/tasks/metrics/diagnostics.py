@@ -46,8 +46,8 @@ def confusion_matrix(gold: Sequence[str], predicted: Sequence[str], labels: Sequ
         num_errors: Counter[str] = Counter()
         for (a, b), count in pairs.items():
             num_errors.update({a: count, b: count} if a != b else {})
-        kept = sorted(names, key=lambda name: -num_errors[name])[: MAX_CONFUSION_LABELS - 1]
-        names = [*(name for name in names if name in kept), OTHER_LABELS]
+        confused = sorted(names, key=lambda name: -num_errors[name])[: MAX_CONFUSION_LABELS - 1]
+        names = [*(name for name in names if name in confused), OTHER_LABELS]
     ids = {name: i for i, name in enumerate(names)}
     counts = np.zeros((len(names), len(names)), dtype=np.int64)
     for (a, b), count in pairs.items():
