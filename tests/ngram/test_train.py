@@ -69,6 +69,7 @@ def test_run_folder(run, corpus):
     out, stdout = run
     assert {path.name for path in out.iterdir()} == {
         "model",
+        "README.md",
         "recipe.json",
         "report.html",
         "results.json",
@@ -212,6 +213,7 @@ def test_arpa_commands_round_trip(run, run_cli, cli, tmp_path):
         (["--set", "valid_fraction=1"], "valid_fraction is 1"),
         (["--set", "memory_mb=0"], "memory_mb is 0"),
         (["--budget", "5m"], "budget, resume and init_from do not apply"),
+        (["--set", "budget.steps=5"], "budget, resume and init_from do not apply"),
         (["--resume"], "budget, resume and init_from do not apply"),
     ],
 )
@@ -228,7 +230,7 @@ def test_ngram_recipe_is_not_a_training_recipe(run, corpus, cli):
     with pytest.raises(PolysemeError, match="nothing to train"):
         get_training_recipe("ngram-5")
     with pytest.raises(PolysemeError, match="did you mean 'ngram-5'"):
-        get_training_recipe("ngram-6")
+        get_training_recipe("ngrams-5")
 
 
 def _damage(name, change):

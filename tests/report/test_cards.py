@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
@@ -155,17 +154,37 @@ def test_a_resumed_run_keeps_an_edited_card(project, tmp_path, run_cli):
     assert expected in commands and expected.replace("\n", " --resume\n") in commands
 
 
+def prepare_lines(folder, out, names, **options):
+    """Prepare files of ten lines each, and return the card."""
+    texts = {name: [f"{name} cat {i}" for i in range(10)] for name in names}
+    for name, lines in texts.items():
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+    config = PrepareConfig(split="line", dedup="none", num_workers=1, **options)
+    tokenizer = Tokenizer.train("words", iter(["a b c d e cat 0 1 2 3 4 5 6 7 8 9"] * 9))
+    prepare([folder / f"{name}.txt" for name in names], tokenizer, folder / out, config)
+    return (folder / out / "README.md").read_text()
+
+
 def test_an_appended_corpus_has_a_new_card(tmp_path):
-    texts = [" ".join(np.random.default_rng(i).choice(["red", "cat", "dog"], 20)) for i in range(40)]
-    (tmp_path / "a.txt").write_text("\n".join(texts[:20]))
-    (tmp_path / "b.txt").write_text("\n".join(texts[20:]))
-    tokenizer = Tokenizer.train("words", iter(texts))
-    config = PrepareConfig(split="line", dedup="none", num_workers=1)
-    prepare([tmp_path / "a.txt"], tokenizer, tmp_path / "corpus", config)
-    assert "| documents | 20 |" in (tmp_path / "corpus/README.md").read_text()
-    prepare([tmp_path / "b.txt"], tokenizer, tmp_path / "corpus", config.replace(append=True))
-    content = (tmp_path / "corpus/README.md").read_text()
-    assert "| documents | 40 |" in content and "b.txt" in content and str(tmp_path) not in content
+    content = prepare_lines(tmp_path, "corpus", "a")
+    assert "| documents | 10 |" in content and "\n# Tokenized corpus of a.txt\n" in content
+    content = prepare_lines(tmp_path, "corpus", "b", append=True)
+    assert "| documents | 20 |" in content and "\n# Tokenized corpus of a.txt and b.txt\n" in content
+    assert str(tmp_path) not in content
+
+
+def test_the_card_of_a_corpus_does_not_depend_on_its_folder(tmp_path, monkeypatch, run_cli):
+    content = prepare_lines(tmp_path, "first", "abcde")
+    assert content == prepare_lines(tmp_path, "second", "abcde") and "first" not in content
+    assert "\n# Tokenized corpus of a.txt, b.txt and 3 more\n" in content
+    assert "\n# Tokenized corpus of a.txt, b.txt and c.txt\n" in prepare_lines(tmp_path, "third", "abc")
+    monkeypatch.chdir(tmp_path / "first")
+    exec(content.split("```python\n")[1].split("```")[0], {})
+    *checks, training = content.split("```bash\n")[1].split("```")[0].splitlines()
+    assert len(checks) == 2 and all(run_cli(*command.split()[1:]) for command in checks)
+    run_cli(*training.replace("RECIPE", "ngram-3").split()[1:])
+    assert (tmp_path / "RUN/README.md").read_text().startswith("# ngram-3 on first\n")
+    assert "| corpus | first |" in (tmp_path / "RUN/model/README.md").read_text()
 
 
 def test_commands_name_no_folder_of_the_machine(tmp_path, monkeypatch):

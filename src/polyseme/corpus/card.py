@@ -1,5 +1,6 @@
 """The card of a corpus: facts of its manifest, in the Hub's format of a dataset card. It contains no text."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,14 @@ from polyseme.report.cards.readme import (
     format_code,
     format_front_matter,
     format_list,
-    format_literal,
     format_sections,
     short_name,
     write_readme,
 )
 
 
-def corpus_facts(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return what cards say about a corpus: its name, sizes, languages, cleaning and sources."""
+def corpus_facts(manifest: dict[str, Any], path: Path | None = None) -> dict[str, Any]:
+    """Return what cards say about a corpus: its name if the path is passed, sizes, languages, cleaning and sources."""
     settings, removed = manifest.get("settings", {}), manifest.get("removed", {})
     duplicates = removed.get("duplicates", {})
     counts = {
@@ -26,7 +26,7 @@ def corpus_facts(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
         "pairs": sum(removed.get("pairs", {}).values()),
     }
     facts = {
-        "name": path.absolute().name,
+        "name": path.absolute().name if path else "",
         **manifest.get("counts", {}),
         "languages": sorted(filter(None, manifest.get("languages", {}))),
         "vocabulary": manifest["vocab_size"],
@@ -48,13 +48,13 @@ def corpus_facts(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value}
 
 
-def write_corpus_card(folder: Path, manifest: dict[str, Any], out: Path) -> None:
-    """Write `README.md` of a corpus that is written to `folder` and called `out`."""
-    facts = corpus_facts(manifest, out)
-    name, tokens = facts["name"], facts.get("tokens", 0)
+def write_corpus_card(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write `README.md` of a corpus. It depends only on the manifest, so that equal corpora have equal files."""
+    facts = corpus_facts(manifest)
+    tokens = facts.get("tokens", 0)
     size = next((label for label, limit in _SIZES.items() if facts.get("documents", 0) < limit), "n>1B")
-    usage = f"from polyseme import Corpus\n\ncorpus = Corpus.open({format_literal(name)})\nprint(corpus.num_tokens)"
-    train = f"polyseme verify {name}\npolyseme describe {name}\npolyseme pretrain RECIPE --corpus {name} --out RUN"
+    usage = 'from polyseme import Corpus\n\ncorpus = Corpus.open(".")\nprint(corpus.num_tokens)'
+    commands = "polyseme verify .\npolyseme describe .\npolyseme pretrain RECIPE --corpus . --out ../RUN"
     limits = [
         "The text can be decoded from the tokens: share the folder only if you may share the text.",
         "Its license is that of the sources; Polyseme does not know it.",
@@ -71,10 +71,20 @@ def write_corpus_card(folder: Path, manifest: dict[str, Any], out: Path) -> None
     lead += "`manifest.json` lists the hash of every file."
     sections = [
         ("Content", format_corpus(facts)),
-        ("Usage", f"{format_code(usage)}\n\n{format_code(train, 'bash')}"),
+        ("Usage", f"In this folder:\n\n{format_code(usage)}\n\n{format_code(commands, 'bash')}"),
         ("Limits", format_list(limits)),
     ]
-    write_readme(folder, format_front_matter(front_matter) + "\n" + format_sections(name, lead, sections))
+    title = _format_title([source["name"] for source in facts.get("sources", ())])
+    write_readme(folder, format_front_matter(front_matter) + "\n" + format_sections(title, lead, sections))
+
+
+def _format_title(sources: Sequence[str]) -> str:
+    """Return a title that names up to three sources, or two of them and how many more there are."""
+    names = ["standard input" if name == "-" else name for name in dict.fromkeys(sources)]
+    if len(names) > 3:
+        names[2:] = [f"{len(names) - 2:,} more"]
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return f"Tokenized corpus of {listed}" if listed else "Tokenized corpus"
 
 
 _SIZES = {  # the Hub's names, and what they are below

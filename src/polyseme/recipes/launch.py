@@ -108,10 +108,10 @@ def _check_budget(recipe: Any, record: dict[str, Any], overrides: Mapping[str, A
 
 def _override(recipe: Any, overrides: Mapping[str, Any]) -> Any:
     """Return the recipe with its overrides; two that set its budget are an error."""
+    if isinstance(recipe, NgramRecipe) and any(path.partition(".")[0] == "budget" for path in overrides):
+        raise ConfigError(NGRAM_PROBLEM.format(recipe.name))
     overrides = {recipe.expand_path(path): value for path, value in overrides.items()}
     budgets = [(path, value) for path, value in _flatten(overrides) if path.partition(".")[0] == "budget" and value]
-    if budgets and isinstance(recipe, NgramRecipe):
-        raise ConfigError(NGRAM_PROBLEM.format(recipe.name))
     if len(budgets) > 1:
         settings = " and ".join(f"{path}={value}" for path, value in budgets)
         raise ConfigError(f"{settings} both set the length of the run: pass one of them")

@@ -105,7 +105,7 @@ def prepare_parallel(
         }
         manifest["hash"] = manifest_hash(manifest)
         write_json(folder / "manifest.json", manifest)
-        write_corpus_card(folder, manifest, out)
+        write_corpus_card(folder, manifest)
     return manifest
 
 

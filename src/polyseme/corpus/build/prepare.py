@@ -100,7 +100,7 @@ def prepare(
         if not manifest["shards"]:
             remove_unlisted(out)
             raise DataError("no text is left: every document was removed by cleaning or has no token")
-        write_corpus_card(out, manifest, out)  # before the manifest, which says that the corpus is finished
+        write_corpus_card(out, manifest)  # before the manifest, which says that the corpus is finished
         write_json(out / "manifest.json", manifest)
         remove_unlisted(out)
     return manifest

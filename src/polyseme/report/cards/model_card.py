@@ -210,7 +210,7 @@ def _format_data(metadata: Mapping[str, Any], results: Mapping[str, Any]) -> str
 
 def format_corpus(corpus: Mapping[str, Any]) -> str:
     """Return the facts of a corpus: sizes, cleaning and sources; no text of it."""
-    rows: list[Sequence[object]] = [("corpus", corpus["name"])]
+    rows: list[Sequence[object]] = [("corpus", corpus["name"])] if corpus.get("name") else []
     names = ("documents", "sentences", "tokens", "characters", "vocabulary")
     rows += [(name, format_number(corpus[name])) for name in names if corpus.get(name)]
     if corpus.get("languages"):

@@ -62,7 +62,7 @@ def write_run_card(folder: Path, title: str = "") -> None:
     record = read_json(folder / "recipe.json") if (folder / "recipe.json").is_file() else {}
     lines = [f"`{file}`: {text}" for file, text in FILES.items() if (folder / file).exists() or file == "SHA256SUMS"]
     lines += [f"`{path.name}/`: a run of its own" for path in sorted(folder.iterdir()) if _is_run(path)]
-    title = title or f"{record['recipe']['name']} on {short_name(record['corpus'])}"
+    title = title or f"{record['recipe']['name']} on {_corpus_name(record)}"
     lead = f"A {'pre-training' if record else 'fine-tuning'} run. `polyseme verify FOLDER` checks all files."
     sections = [("Files", format_list(lines)), ("Reproduce", _format_reproduction(record))]
     write_readme(folder, format_sections(title, lead, sections))
@@ -70,6 +70,10 @@ def write_run_card(folder: Path, title: str = "") -> None:
 
 def _is_run(path: Path) -> bool:
     return path.name not in FILES and any((path / file).is_file() for file in ("results.json", "manifest.json"))
+
+
+def _corpus_name(record: dict[str, Any]) -> str:
+    return short_name(os.path.abspath(record["corpus"]))  # also of `.`
 
 
 def _format_reproduction(record: dict[str, Any]) -> str:
@@ -93,7 +97,7 @@ def _format_reproduction(record: dict[str, Any]) -> str:
 
 def _recipe_command(record: dict[str, Any]) -> list[str]:
     """Return the command for a run that was started from Python, given in its folder."""
-    corpus, objective = short_name(record["corpus"]), record["recipe"].get("objective", {})
+    corpus, objective = _corpus_name(record), record["recipe"].get("objective", {})
     target = ["--corpus", corpus, "--out", "RUN"]
     if objective.get("teacher"):
         return ["distill", short_name(objective["teacher"]), "--recipe", "recipe.json", *target]
