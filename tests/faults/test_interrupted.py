@@ -94,7 +94,7 @@ def check_kills(writer: Writer, inputs: Inputs, complete, num_points: int) -> No
         verify(out)
 
 
-@quick("prepare", "pretrain bert", "finetune")
+@quick("prepare", "pretrain bert")
 def test_killed_at_a_file_operation(writer, inputs, complete):
     check_kills(writer, inputs, complete, 1)
 
@@ -160,12 +160,12 @@ def check_file_sizes(writer: Writer, inputs: Inputs, complete, num_points: int) 
         check_recovery(writer, inputs, out, expected)
 
 
-@quick("prepare", "pretrain bert", "finetune", "predict")
+@quick("prepare", "finetune", "predict")
 def test_disk_full_from_an_operation_on(writer, inputs, complete):
     check_full_disk(writer, inputs, complete, 1)
 
 
-@quick("tokenizer train", "finetune", "embed")
+@quick("tokenizer train", "embed")
 def test_file_that_is_cut_off(writer, inputs, complete):
     check_file_sizes(writer, inputs, complete, 1)
 
