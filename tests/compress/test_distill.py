@@ -180,6 +180,7 @@ def test_losses_are_zero_for_equal_models():
     assert float(losses["soft"]) == pytest.approx(0, abs=1e-5) and float(losses["cosine"]) == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_and_eager_agree():
     """Compile student and teacher as one graph, without the C++ backend, which would take most of a minute."""
     above, below = pair("bert", "distilbert", torch.float32)

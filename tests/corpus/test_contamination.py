@@ -107,7 +107,7 @@ def tokenizer(request: pytest.FixtureRequest, documents: list[str]) -> Tokenizer
     return Tokenizer.train(request.param, iter([*documents, random_text(random.Random(2), 2000), marks]), 420)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 8])
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.slow), 5, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("per_shard,tokens", [(60, 1 << 17), (7, 100), (1, 41)])
 def test_counts_equal_naive_counts(
     tokenizer: Tokenizer,

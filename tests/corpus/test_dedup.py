@@ -203,7 +203,7 @@ def test_bands_reach_the_minimum_recall_at_the_threshold():
         lsh_bands(1.5)
 
 
-@pytest.mark.parametrize("threshold", [0.6, 0.8])
+@pytest.mark.parametrize("threshold", [pytest.param(0.6, marks=pytest.mark.slow), 0.8])
 def test_recall_and_precision_against_brute_force(tmp_path, threshold):
     texts, similar = near_copies(3, 2000)
     assert ((similar > 0.4) & (similar < 0.95)).mean() > 0.4 and (similar == 1).mean() < 0.3

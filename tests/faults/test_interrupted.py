@@ -1,6 +1,7 @@
 """Commands that are killed, or find the disk full, at any file operation or time and repeated write the same files.
 
-The long version (`-m slow`) covers every command that writes.
+The long version (`-m slow`) covers every command that writes. Training runs that are killed, or find the disk full,
+are also in `tests/train/test_resume.py` and `tests/finetuning/test_resume_finetuning.py`.
 """
 
 import random
@@ -94,7 +95,7 @@ def check_kills(writer: Writer, inputs: Inputs, complete, num_points: int) -> No
         verify(out)
 
 
-@quick("prepare", "pretrain bert", "finetune")
+@quick("prepare")
 def test_killed_at_a_file_operation(writer, inputs, complete):
     check_kills(writer, inputs, complete, 1)
 
@@ -160,12 +161,12 @@ def check_file_sizes(writer: Writer, inputs: Inputs, complete, num_points: int) 
         check_recovery(writer, inputs, out, expected)
 
 
-@quick("prepare", "pretrain bert", "finetune", "predict")
+@quick("prepare", "predict")
 def test_disk_full_from_an_operation_on(writer, inputs, complete):
     check_full_disk(writer, inputs, complete, 1)
 
 
-@quick("tokenizer train", "finetune", "embed")
+@quick("tokenizer train", "embed")
 def test_file_that_is_cut_off(writer, inputs, complete):
     check_file_sizes(writer, inputs, complete, 1)
 

@@ -58,7 +58,22 @@ def _recipe(i: Inputs, family: str, **changes: object) -> Path:
 
 def _contrastive(inputs: Inputs, out: Path) -> Sequence[object]:
     pairs = inputs.write("pairs.tsv", "text\tpair\n" + "".join(f"{a[:40]}\t{a[40:80]}\n" for a in documents(8)))
-    return ("finetune", inputs.project / "run-bert", "--task", "contrastive", "--train", pairs, "--dev", pairs, "--out", out, "--seeds", 2, "--set", "epochs=1")
+    return (
+        "finetune",
+        inputs.project / "run-bert",
+        "--task",
+        "contrastive",
+        "--train",
+        pairs,
+        "--dev",
+        pairs,
+        "--out",
+        out,
+        "--seeds",
+        2,
+        "--set",
+        "epochs=1",
+    )
 
 
 def _multitask(i: Inputs, out: Path) -> Sequence[object]:

@@ -95,7 +95,7 @@ def grid(folders, out):
     return polyseme.finetune(folders["bert"], "classification", out=out, grid={"lr": [1e-4, 1e-2]}, **files, **options)
 
 
-@pytest.mark.parametrize("call", [single_task, several_tasks, frozen_features, text_to_text, grid])
+@pytest.mark.parametrize("call", [single_task, frozen_features, grid])
 def test_killed_run_ends_with_the_same_bytes(call, folders, tmp_path, monkeypatch):
     freeze_times(monkeypatch)
     call(folders, tmp_path / "whole")
@@ -271,8 +271,17 @@ def build_experiment(config, is_multitask):
     return Experiment(tuple(runs), config, lambda seed: spec.replace(heads=heads).build(seed), None, {})
 
 
-@pytest.mark.parametrize("is_multitask", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"unfreeze_every": 0.5}, {"patience": 2}])
+@pytest.mark.parametrize(
+    "is_multitask,changes",
+    [
+        (False, {}),
+        (False, {"unfreeze_every": 0.5}),
+        (False, {"patience": 2}),
+        (True, {"unfreeze_every": 0.5}),
+        pytest.param(True, {}, marks=pytest.mark.slow),
+        pytest.param(True, {"patience": 2}, marks=pytest.mark.slow),
+    ],
+)
 def test_seed_continues_exactly(is_multitask, changes):
     config = FinetuneConfig(epochs=3.0, batch_size=8, optimizer=OptimizerConfig(lr=1e-2)).replace(**changes)
     experiment = build_experiment(config, is_multitask)

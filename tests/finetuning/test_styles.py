@@ -1,6 +1,6 @@
 """Every task is learned by a model of every style: BERT, GPT, T5, and a recurrent one by its frozen features.
 
-Most combinations are in `test_finetune.py` and `tests/tasks/`; the rest is here."""
+Most combinations are in `test_finetune.py` and `tests/tasks/`; the rest is here, most of it with `-m slow`."""
 
 import random
 
@@ -75,7 +75,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("gpt2", "pair_classification"), ("t5", "tagging"), ("elmo", "extractive_qa")]
+    ("family", "kind"),
+    [("gpt2", "pair_classification"), ("t5", "tagging"), pytest.param("elmo", "extractive_qa", marks=pytest.mark.slow)],
 )
 def test_fine_tuned(folders, family, kind):
     data = examples(kind, 340 if kind == "pair_classification" else 240)
@@ -84,7 +85,16 @@ def test_fine_tuned(folders, family, kind):
     assert results["mean"][results["primary_metric"]] > 0.95
 
 
-@pytest.mark.parametrize("kind", ["classification", "pair_classification", "regression", "tagging", "multiple_choice"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "tagging",
+        pytest.param("classification", marks=pytest.mark.slow),
+        pytest.param("pair_classification", marks=pytest.mark.slow),
+        pytest.param("regression", marks=pytest.mark.slow),
+        pytest.param("multiple_choice", marks=pytest.mark.slow),
+    ],
+)
 def test_over_recurrent_features(folders, kind):
     data = examples(kind, 340 if kind == "pair_classification" else 240)
     results = train_on_features(

@@ -49,7 +49,12 @@ def begun(path, settings, seed=0):
     )
 
 
-@pytest.mark.parametrize("family", READS_TEXT)
+QUICK = ("bert", "gpt2", "t5", "elmo", "ulmfit", "transformer_xl")  # one of each style
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in READS_TEXT]
+)
 def test_groups_are_unfrozen_one_by_one(family, tmp_path):
     """A group is unchanged, bit for bit, until its phase, and changes from then on."""
     path = make(family, tmp_path / "model")

@@ -181,7 +181,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "frozen words",
+        "neither",
+        "two sources",
+        "taglm",
+        "both ends",
+        pytest.param("words alone", marks=pytest.mark.slow),
+        pytest.param("flair between", marks=pytest.mark.slow),
+    ],
+)
 def test_learns_and_round_trips(case, models, vectors, tmp_path):
     sources, network, words = CASES[case]
     train, dev = tagged(60), tagged(20, seed=1)

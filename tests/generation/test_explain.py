@@ -42,7 +42,7 @@ def test_cross_attention_is_transformers_own(tiny_folders):
     np.testing.assert_allclose(align(writer, source, written).weights, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["t5", "transformer"])
+@pytest.mark.parametrize("family", ["t5", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_the_page(family, tiny_folders, run_cli, rejects, tmp_path):
     out = tmp_path / "page.html"
     run_cli("explain", tiny_folders[family], "--text", TEXT + " <b>", "--out", out, "--num-beams", 3)

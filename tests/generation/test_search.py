@@ -118,7 +118,10 @@ def test_scores_are_log_probabilities_from_scratch(family):
         assert text.score == pytest.approx(expected, abs=near(family))
 
 
-@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("seq2seq ", "rnn_lm "))) for name in WRITERS],
+)
 def test_together_equals_alone(family):
     model, prompts, sources = texts(family)
     uneven = False
@@ -164,8 +167,11 @@ def of_four_words(family):
     return model
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("family", ["gpt2", "transformer", "seq2seq", "ngram"])
+@pytest.mark.parametrize("family,penalty", [
+    pytest.param(family, penalty, marks=[pytest.mark.slow] * (family in ("transformer", "seq2seq") and penalty > 0))
+    for family in ("gpt2", "transformer", "seq2seq", "ngram")
+    for penalty in (0.0, 1.0, 2.0, -1.0)
+])  # fmt: skip
 def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty):
     model = of_four_words(family)
     sources = [[1, 2, 3], [2]] if family != "ngram" and is_seq2seq(model) else None

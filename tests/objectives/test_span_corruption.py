@@ -64,7 +64,7 @@ def rebuild(source, target):
 )
 @pytest.mark.parametrize("max_len", [4, 9, 64])
 def test_source_and_target_rebuild_the_text(spec, max_len):
-    corpus = random_corpus(60, seed=3)
+    corpus = random_corpus(60 if max_len == 64 else 15, seed=3)
     bound = bind(spec, corpus, max_len)
     for epoch in (0, 3):
         ids = np.arange(len(bound))
@@ -223,7 +223,7 @@ def test_label_smoothing_is_a_sum_over_targets():
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("family", ["t5", "transformer", "seq2seq"])
+@pytest.mark.parametrize("family", ["t5", "transformer", pytest.param("seq2seq", marks=pytest.mark.slow)])
 def test_one_batch_can_be_learned_by_heart(family):
     torch.manual_seed(0)
     if family == "t5":
@@ -238,7 +238,7 @@ def test_one_batch_can_be_learned_by_heart(family):
     batch = bound.batch(np.arange(len(bound)), 0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     count = batch.targets["next"].count
-    for _ in range(150):
+    for _ in range(80 if family == "transformer" else 150):
         optimizer.zero_grad()
         loss = compute_losses(model, batch)["next"] / count
         loss.backward()

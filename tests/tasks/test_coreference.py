@@ -263,6 +263,7 @@ def check_commands(tmp_path, folder, dev):
         predict_ensemble([folder, folder], dev)
 
 
+@pytest.mark.slow
 def test_network_over_frozen_features_learns_coreference(folders, tmp_path):
     network = FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
     settings = FEATURE_DEFAULTS.replace(steps=160, batch_size=8, network=network)
@@ -274,12 +275,15 @@ def test_network_over_frozen_features_learns_coreference(folders, tmp_path):
     assert FeatureModel.load(tmp_path / "run" / "model").evaluate(dev)["f1"] == pytest.approx(
         results["mean"]["f1"], abs=1e-9
     )
+
+
+def test_network_that_does_not_fit_is_an_error(folders):
     with pytest.raises(PolysemeError, match="biattentive does not fit coreference"):
         train_on_features(
             FeatureInputs([folders["elmo"]]),
-            TaskData(CoreferenceTask(head=SMALL), train, dev),
+            TaskData(CoreferenceTask(head=SMALL), documents(8), documents(4, 1)),
             None,
-            settings.with_override("network.name", "biattentive"),
+            FEATURE_DEFAULTS.with_override("network.name", "biattentive"),
         )
 
 

@@ -55,7 +55,12 @@ def folders(tmp_path_factory):
     return folders_by_family
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+QUICK = ("bert", "gpt2", "t5", "elmo", "flair", "transformer_xl", "word2vec")  # one of each style
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in FAMILIES]
+)
 def test_every_family(folders, tmp_path, family):
     data = examples(24)
     settings = FinetuneConfig(steps=2, batch_size=8, optimizer=OptimizerConfig(lr=1e-3))

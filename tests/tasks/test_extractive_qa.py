@@ -198,10 +198,14 @@ def test_loss_is_cross_entropy_for_any_micro_batches(tokenizers):
     assert compute_losses(model, filled)["span"].item() == pytest.approx(expected, rel=1e-5)
 
 
-CASES = [("bert", 0.0), ("gpt2", 0.3), ("t5", 0.3)]
+CASES = [
+    pytest.param(("bert", 0.0), id="bert"),
+    pytest.param(("gpt2", 0.3), id="gpt2"),
+    pytest.param(("t5", 0.3), id="t5", marks=pytest.mark.slow),
+]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case[0])
+@pytest.fixture(scope="module", params=CASES)
 def trained(request, tokenizers, tmp_path_factory):
     family, none = request.param
     data = questions(460, 5, none, 10)

@@ -278,7 +278,12 @@ def test_only_candidate_answers_are_predicted(base, kind):
 
 # a narrower model learns multiple choice more reliably
 @pytest.mark.parametrize(
-    ("kind", "dim", "epochs"), [("pair_classification", 32, 12), ("regression", 32, 12), ("multiple_choice", 16, 18)]
+    ("kind", "dim", "epochs"),
+    [
+        ("pair_classification", 32, 12),
+        pytest.param("regression", 32, 12, marks=pytest.mark.slow),
+        pytest.param("multiple_choice", 16, 18, marks=pytest.mark.slow),
+    ],
 )
 def test_text_tasks_are_learned(tmp_path, kind, dim, epochs):
     """Classification is learned in `run`, extractive question answering in `test_extractive_qa.py`."""

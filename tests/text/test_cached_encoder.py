@@ -99,7 +99,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return Tokenizer.train(kind, iter([*TEXTS, " ".join(WORDS)]), 900, lowercase)
 
 
-@pytest.mark.parametrize("bits", [4, 9, 20])
+@pytest.mark.parametrize("bits", [4, pytest.param(9, marks=pytest.mark.slow), 20])
 def test_cached_ids_equal_those_of_the_tokenizer(
     tokenizer: Tokenizer, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,12 +37,12 @@ EAGER = [
     name for name in TRAINED if not FAMILIES[name].model_config().trunk.supports_static_shape
 ]  # which are not compiled
 ALIKE = ("roberta", "spanbert", "distilbert", "gpt")  # whose graph is that of bert or gpt2
-QUICK = ("bert", "gpt2", "t5")  # an encoder, a decoder and both; compiling the other families is left to `-m slow`
+QUICK = ("bert",)  # compiling the other families is left to `-m slow`
 CASES = [
     pytest.param(name, compile, id=f"{'compiled' if compile else 'eager'}-{name}", marks=[pytest.mark.slow] * is_slow)
     for name in TRAINED
     for compile in (False, True)
-    for is_slow in (compile and name not in (*QUICK, *ALIKE, *EAGER),)
+    for is_slow in (name not in (*QUICK, *ALIKE, *EAGER) if compile else name in ALIKE and name != "spanbert",)
 ]
 
 
@@ -147,7 +147,7 @@ def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):
     assert tokens[1] <= 256 < tokens[5] <= 1024
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
 def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_path, monkeypatch):
     """Position, next segment length and memory are restored, also past the end of an epoch."""
     plain = tiny_recipe("rnn_lm")
