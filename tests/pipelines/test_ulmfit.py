@@ -204,7 +204,7 @@ def test_target_recipe_scales_with_the_text():
     many.check()
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
 def test_classifier_of_long_texts_in_chunks(direction, tmp_path):
     """The states of all chunks are pooled, so a decisive word may be anywhere; batching does not change predictions."""
     rng = random.Random(1)

@@ -315,7 +315,7 @@ def test_semantic_roles_are_learned(folders, tmp_path, name, run_cli):
         assert again[1].predicate == (3, "scares") and [e.tags for e in again] == [p.tags for p in predictions]
 
 
-@pytest.mark.parametrize("source", ["elmo", "none"])
+@pytest.mark.parametrize("source", ["elmo", pytest.param("none", marks=pytest.mark.slow)])
 def test_network_over_frozen_features_learns_roles(folders, tmp_path, source):
     data = clauses(460, 1)
     settings = FEATURE_DEFAULTS.replace(
