@@ -151,6 +151,7 @@ class Deadline:
 
     def __post_init__(self) -> None:
         self.last_step, self.last_time = self.start_step, time.perf_counter()
+        self.checks: list[tuple[int, float]] = []  # steps and times since which a speed can be measured
         self.steps_per_second = 0.0
         self.logged_steps = self.total_steps if self.is_calibrated else 0
 
@@ -188,15 +189,20 @@ class Deadline:
         yield
         seconds = time.perf_counter() - start_time
         self.last_time += seconds
+        self.checks = [(step, moment + seconds) for step, moment in self.checks]
         if name in self.overheads:
             self.overheads[name].seconds = seconds
 
     def replan_steps(self, step: int, total_steps: int) -> int:
-        """Return the number of steps of the run at the speed since the last check, unchanged if it nearly fits."""
+        """Return the number of steps of the run at the speed of its later half so far, unchanged if it nearly fits."""
         now = time.perf_counter()
-        num_steps, seconds = step - self.last_step - self._saved(self.last_step, step), now - self.last_time
+        self.checks.append((self.last_step, self.last_time))
+        middle = (self.checks[0][1] + now) / 2
+        first_step, first_time = next(check for check in reversed(self.checks) if check[1] <= middle)
+        num_steps, seconds = step - first_step - self._saved(first_step, step), now - first_time
         self.last_step, self.last_time = step, now
         if not self.is_calibrated and step == self.start_step + 1:  # compilation
+            self.checks.clear()
             return total_steps if now < self.end_time else step
         seconds_per_step = seconds / max(num_steps, 1e-9)
         self.steps_per_second = 1 / max(seconds_per_step, 1e-9)
