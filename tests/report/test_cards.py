@@ -33,7 +33,7 @@ def test_names_and_cells_cannot_break_the_page():
     assert escape("a|b\n<script>`x`", 40) == r"a\|b \<script\>\`x\`"
     assert escape("x" * 200).endswith("…") and len(escape("x" * 200)) == 120
     assert escape("\ud800") == "?"
-    assert short_name("/home/anna/run/model") == "run" and short_name("/home/anna/bert-base/") == "bert-base"
+    assert short_name("/disk/anna/run/model") == "run" and short_name("/disk/anna/bert-base/") == "bert-base"
 
 
 def test_cards_of_a_project(project):
@@ -68,7 +68,7 @@ def test_the_card_of_a_task_model(project):
 
 def test_scores_of_several_seeds_and_limits():
     results = {
-        "task": "classification", "model": "/home/anna/bert/model", "primary_metric": "accuracy", "best_seed": 1,
+        "task": "classification", "model": "/disk/anna/bert/model", "primary_metric": "accuracy", "best_seed": 1,
         "seeds": [{"seed": 0}, {"seed": 1}], "mean": {"accuracy": 0.9, "f1": float("nan")},
         "std": {"accuracy": 0.01, "f1": None}, "baselines": {"majority": {"accuracy": 0.5}},
         "before": {"accuracy": 0.4}, "failed_seeds": [0],
@@ -191,7 +191,7 @@ def test_commands_name_no_folder_of_the_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = [
         "finetune",
-        "/home/anna/bert/model",
+        "/disk/anna/bert/model",
         "--train",
         f"{tmp_path}/data/a b.csv::text=body",
         "--set",
@@ -199,7 +199,7 @@ def test_commands_name_no_folder_of_the_machine(tmp_path, monkeypatch):
     ]
     expected = "polyseme finetune bert/model --train 'data/a b.csv::text=body' --set a=1/2"
     assert format_command(arguments) == expected
-    assert format_command(["x", "--data=/home/anna/c.csv", "../d/e.txt"]) == "polyseme x --data=c.csv ../d/e.txt"
+    assert format_command(["x", "--data=/disk/anna/c.csv", "../d/e.txt"]) == "polyseme x --data=c.csv ../d/e.txt"
 
 
 def test_a_run_from_python_is_reproduced_from_its_recipe(project, tmp_path):

@@ -30,6 +30,11 @@ def test_two_runs_of_one_model_are_two_rows(lab, run_cli, tmp_path):
     assert next((tmp_path / "paper").glob("*.csv")).read_text().count("\n") >= 3
 
 
+def test_runs_that_cannot_be_compared(lab, project, rejects, tmp_path):
+    rejects("compare", lab / "low", tmp_path / "none", match="there is no run at .*none")
+    rejects("compare", lab / "low", project / "run-bert", match="compare runs of one kind")
+
+
 def test_a_grid_names_the_learning_rate_as_everywhere(project, run_cli, rejects, tmp_path):
     files = ["--train", project / "classification-train.tsv", "--dev", project / "classification-dev.tsv"]
     command = ["finetune", project / "run-bert", "--task", "classification", *files, "--set", "epochs=1"]

@@ -113,6 +113,8 @@ def _compared_pretraining(run: PretrainRun) -> ComparedPretraining:
 def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison | PretrainComparison:
     """Read runs of one kind, test whether they differ, and write the comparison; see `polyseme.compare`."""
     check_resamples(num_resamples)
+    if missing := next((folder for folder in folders if not folder.is_dir()), None):
+        raise ConfigError(f"there is no run at {missing}")
     folders = [_run_folder(folder) for folder in folders]
     pretraining = [folder for folder in folders if is_pretrain_run(folder)]
     if 0 < len(pretraining) < len(folders):
