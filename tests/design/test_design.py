@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("__init__",),
     ("compress", "explain"),
-    ("pipelines",),
+    ("pipelines", "studies"),
     ("cli",),
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
