@@ -17,7 +17,7 @@ _MODULES = {
     "plan": ("StudyOptions",),
     "runner": ("StudyStatus", "run_study"),
 }
-__all__ = sorted(name for names in _MODULES.values() for name in names)
+__all__ = ["Arm", "Question", "Study", "StudyOptions", "StudyStatus", "list_studies", "load_study", "run_study"]
 
 
 def __getattr__(name: str) -> Any:
