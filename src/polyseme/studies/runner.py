@@ -131,7 +131,8 @@ class StudyRunner:
                         write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
         else:
             times = read_times(plan.out)
-            write_json(plan.out / "times.json", times | {job.kind: max(times.get(job.kind, 0.0), round(seconds, 1))})
+            times[job.kind] = max(times.get(job.kind, 0.0), round(seconds, 1))
+            write_json(plan.out / "times.json", {"seconds": times})
             logger.info("%s (%.0f s)%s", job, seconds, self._summarize(job, arm))
         merge_arm_files(plan)
         if error or job.kind == "train":
@@ -153,7 +154,7 @@ class StudyRunner:
 def read_times(out: Path) -> dict[str, float]:
     """Return the longest time of each kind of job so far."""
     path = out / "times.json"
-    return read_json_object(path) if path.is_file() else {}
+    return dict(read_json_object(path)["seconds"]) if path.is_file() else {}
 
 
 def merge_arm_files(plan: StudyPlan) -> None:

@@ -98,6 +98,8 @@ class Scheduler:
         except Interrupted:
             raise
         except Exception as problem:  # which may be that of one arm
+            if isinstance(problem.__cause__ or problem, OSError):  # a full disk is that of all
+                raise
             logger.debug("%s failed", job, exc_info=True)
             error = describe_error(problem)
         self.on_end(job, error, time.monotonic() - start_time)
