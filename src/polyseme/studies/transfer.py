@@ -84,7 +84,8 @@ def open_transfer(
     features: FeatureOptions | None = None
     if arm.transfer == "features" or is_table:
         chosen = pop_options(FeatureOptions, options)
-        features = replace(chosen, word_vectors=model) if is_table else replace(chosen, features=[model])
+        inputs: dict[str, Any] = {"word_vectors": model} if is_table else {"features": [model]}
+        features = chosen if chosen.features is not None else replace(chosen, **inputs)
         config = FEATURE_DEFAULTS.replace(epochs=MAX_FEATURE_EPOCHS, batch_size=BATCH_SIZE)
         data = replace(data, task=data.task.for_features())
         config, (data,) = override(config, [data], "network", features.network_fields())
