@@ -66,7 +66,7 @@ class TaskTransfer:
         for factor in FINETUNE_FACTORS:
             lr = self.config.optimizer.lr * factor
             value = self.run(data, lr, 0, work).scores[data.name][data.primary_metric]
-            scores[lr] = value if math.isfinite(value) else -math.inf
+            scores[lr] = value if math.isfinite(value) else -1.0
         best = max(scores, key=lambda lr: (scores[lr], -abs(math.log(lr / self.config.optimizer.lr))))
         rates = [{"lr": lr, "score": score} for lr, score in scores.items()]
         return {"lr": best, "rates": rates, "train_examples": len(data.train), "dev_examples": len(data.dev)}
