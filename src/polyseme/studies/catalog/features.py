@@ -29,7 +29,7 @@ FEATURE_LAYERS = Study(
             "fine-tuned",
             "bert-small",
             {**SMALL_TRANSFORMER, "model.num_layers": 8, **train_with(MaskedLM())},
-            note="8 layers of 512, so that the last four are not all. Frozen models are read by two BiLSTM layers, as in "
+            note="8 layers of 512, so that the last four are not all. Two BiLSTM layers read the frozen ones, as in "
             "the paper. The weighted sums include the embeddings if all layers are summed.",
         ),
         _frozen("embeddings", "embeddings"),
