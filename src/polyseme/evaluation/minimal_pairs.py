@@ -54,6 +54,19 @@ def evaluate_minimal_pairs(
 
     `pll_metric` applies to models whose score is a pseudo-log-likelihood.
     """
+    points = score_pairs(model, pairs, pll_metric, normalization)
+    by_paradigm: dict[str, list[float]] = {}
+    for pair, point in zip(pairs, points):
+        by_paradigm.setdefault(pair.paradigm, []).append(point)
+    paradigms = {name: fmean(by_paradigm[name]) for name in sorted(by_paradigm)}
+    accuracy, phenomena = aggregate(paradigms, {pair.paradigm: pair.phenomenon for pair in pairs})
+    return MinimalPairResult(str(model.path), accuracy, phenomena, paradigms, len(pairs), points.count(0.5))
+
+
+def score_pairs(
+    model: LanguageModel, pairs: Sequence[MinimalPair], pll_metric: str | None = None, normalization: str = "none"
+) -> list[float]:
+    """Return for each pair 1 if the model prefers the acceptable sentence, 0.5 for a tie, else 0."""
     if normalization not in NORMALIZATIONS:
         raise ConfigError(f"normalization is {normalization!r}; {suggest(normalization, NORMALIZATIONS)}")
     metric = pll_metric if model.has_pll_metric else None
@@ -69,13 +82,7 @@ def evaluate_minimal_pairs(
             scores[i] = score
     values = [s.log_prob / (s.num_tokens if normalization == "length" else 1) for s in scores]
     differences = [a - b for a, b in zip(values, values[len(pairs) :])]
-    points = [0.5 if abs(d) <= TIE_TOLERANCE else float(d > 0) for d in differences]
-    by_paradigm: dict[str, list[float]] = {}
-    for pair, point in zip(pairs, points):
-        by_paradigm.setdefault(pair.paradigm, []).append(point)
-    paradigms = {name: fmean(by_paradigm[name]) for name in sorted(by_paradigm)}
-    accuracy, phenomena = aggregate(paradigms, {pair.paradigm: pair.phenomenon for pair in pairs})
-    return MinimalPairResult(str(model.path), accuracy, phenomena, paradigms, len(pairs), points.count(0.5))
+    return [0.5 if abs(d) <= TIE_TOLERANCE else float(d > 0) for d in differences]
 
 
 def run_minimal_pairs(
