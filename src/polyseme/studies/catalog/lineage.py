@@ -16,7 +16,6 @@ UNCOMPILED: dict[str, Any] = {"compile": False}
 RECURRENT: dict[str, Any] = {**SHORT_RUN, **UNCOMPILED, "size": "", "model.dropout": 0.0}
 WORDS_ON_CPU = "Its own optimizer and batches, on a CPU; vectors of 300, initial values of the task's word embeddings."
 FEATURES = "Frozen: its states are features next to word embeddings that are learned from the task alone."
-TAGLM = {"layers": "last", "join_at": "between", "network": {"num_layers": 2}}
 
 STATIC_ARMS = (
     Arm(
@@ -52,9 +51,9 @@ FEATURE_ARMS = (
         {**RECURRENT, **train_with(StreamingCausalLM())}
         | {"model.num_layers": 2, "model.dim": 512, "model.hidden_dim": 1256},
         "features",
-        TAGLM,
-        note=f"Layers of 1,256 and 512 units over subwords, left to right, with memory. {FEATURES} As in TagLM, they "
-        "join a tagger between its two layers.",
+        {"layers": "last"},
+        note=f"Layers of 1,256 and 512 units over subwords, left to right, with memory. {FEATURES} Unlike TagLM's they "
+        "join the network at its input, which networks of all tasks have.",
     ),
     Arm(
         "elmo",
