@@ -13,12 +13,14 @@ from polyseme.rng import derive_sample_keys
 from tests.support.corpora import (
     BERT,
     MASK,
+    SEP,
     SIZE,
     all_ids,
     bind,
     halves,
     numbered_corpus,
     random_corpus,
+    split_sequences,
     unmasked_tokens,
 )
 
@@ -189,6 +191,19 @@ def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
     assert (labels.std(axis=0) > 0).mean() > 0.9, "almost every pair has both labels in eight epochs"
     cuts = {len(a) for e in range(8) for a, _, _ in halves(bound.batch(all_ids(bound), e))}
     assert cuts == set(range(5, 40, 5))
+
+
+def test_pairs_without_a_label_are_those_of_sentence_order_before_swapping():
+    corpus, vocabulary = numbered_corpus([[5] * 30] * 20)
+    swapped, plain = (
+        MaskedLMWithSentencePairs(pair_task=task).bind(corpus, vocabulary, 43, 0) for task in ("sop", "none")
+    )
+    batch = plain.batch(all_ids(plain), 2)
+    assert set(batch.targets) == set(plain.config.terms) == {"masked"}
+    cuts = [len(b if label else a) for a, b, label in halves(swapped.batch(all_ids(swapped), 2))]
+    for sequence, cut, start in zip(split_sequences(batch), cuts, plain.samples.starts, strict=True):
+        assert sequence[cut + 1] == SEP and sequence[1] - 5 == start
+        assert (np.diff(np.delete(sequence[1:-1], cut)) == 1).all(), "B follows A"
 
 
 @pytest.mark.parametrize("family,spec", [
