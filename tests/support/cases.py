@@ -34,6 +34,7 @@ EXTRA = {
 }
 VARIANTS = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
 VARIANTS |= {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+VARIANTS |= {"bert causal": ("bert", {"causal": True})}
 VARIANTS |= {"nnlm direct": ("nnlm", {"direct_connections": True})} | {
     " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
     for given in (

@@ -139,9 +139,10 @@ def load_for_tasks(
     if config.lm_loss_weight and ("next" not in known or any(task.text_template for task in tasks)):
         raise ConfigError(f"lm_loss_weight is for a causal language model, which {family.name} is not")
     heads: dict[str, HeadConfig] = {}
+    classes = family.architectures_for(model_config.trunk)
     for task in tasks:
         for name, head in task.codec.heads(family, model_config.trunk).items():
-            names = next((heads for heads in family.architectures.values() if name in heads), (name,))
+            names = next((heads for heads in classes.values() if name in heads), (name,))
             heads |= {n: head if n == name else known[n] for n in names}
     if config.lm_loss_weight:
         heads |= {"next": known["next"]}

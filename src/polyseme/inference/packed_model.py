@@ -127,12 +127,13 @@ class PackedModel:
     @property
     def bos_ids(self) -> list[int]:
         """The token before a text for a causal model; GPT (2018) has none, so its first token is not predicted."""
-        return list(first_id(self.tokenizer.special_token_ids.bos, self.tokenizer.special_token_ids.eos))
+        return list(first_id(self.tokenizer.special_token_ids.text_boundaries[0]))
 
     @property
     def eos_ids(self) -> list[int]:
         """The token after a text for a model that reads backward."""
-        return list(first_id(self.tokenizer.special_token_ids.eos, self.tokenizer.special_token_ids.bos))
+        special_ids = self.tokenizer.special_token_ids
+        return list(first_id(special_ids.text_boundaries[1], special_ids.bos))
 
     @property
     def max_pooled_len(self) -> int:

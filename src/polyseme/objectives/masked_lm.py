@@ -9,6 +9,7 @@ import numpy as np
 from polyseme.corpus.sampling import SampleTable, build_samples
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
+from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import Objective, check_probability, text_capacity
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import BatchBuilder, Labels, SpecialIds, StaticShape, insert_ids, local_positions, pack
@@ -45,6 +46,12 @@ class MaskingConfig(Objective):
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed)
+
+    def check(self, model: ModelConfig, max_len: int) -> None:
+        if model.trunk.causal and {"masked", "next"} & set(model.heads):
+            reason = f"that of {model.family} is causal with this config: train it with CausalLM"
+            raise ConfigError(f"{type(self).__name__} needs a trunk that reads both sides of a token, and {reason}")
+        super().check(model, max_len)
 
     def mask_epoch(self, epoch: int) -> int:
         """Return the epoch that random draws depend on."""
