@@ -105,8 +105,8 @@ class Family:
 
     def head_maps(self, head: str, config: ModelConfig) -> tuple[WeightMap, ...]:
         """Return the weight maps of a head of a model, none if no class computes it."""
-        is_excluded = head in self.heads_without_class(config.trunk)
-        return () if is_excluded else self.head_weight_maps.get(head, ())
+        has_class = config.heads[head].is_published and head not in self.heads_without_class(config.trunk)
+        return self.head_weight_maps.get(head, ()) if has_class else ()
 
     def upgrade_name(self, name: str) -> str:
         """Return the current form of a published tensor's name."""

@@ -225,7 +225,7 @@ def _select_architecture(family: Family, config: ModelConfig) -> str | None:
     candidates = [
         (len(heads), not pretraining_heads.issuperset(heads), name)
         for name, heads in family.architectures_for(config.trunk).items()
-        if set(heads) <= set(config.heads)
+        if set(heads) <= {name for name, head in config.heads.items() if head.is_published}
     ]
     return max(candidates)[2] if candidates else None
 

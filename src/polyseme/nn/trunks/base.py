@@ -34,6 +34,13 @@ class PoolerConfig(Config):
         return Pooler(self, dim)
 
 
+def pool_final_states(hidden: Tensor, layout: PackedLayout) -> Tensor:
+    """Return the last state of the forward half and the first one of the backward half, [slots, dim]."""
+    half = hidden.shape[-1] // 2
+    last, first = (hidden.index_select(0, index) for index in (layout.last_indices, layout.first_indices))
+    return torch.cat([last[:, :half], first[:, half:]], dim=-1)
+
+
 class Pooler(nn.Module):
     """Pools hidden states [T, dim] into one vector per sequence [slots, dim]."""
 
@@ -47,9 +54,7 @@ class Pooler(nn.Module):
         if pooling == "mean":
             x = layout.mean_pool(hidden)
         elif pooling == "final_states":
-            half = hidden.shape[-1] // 2
-            last, first = (hidden.index_select(0, index) for index in (layout.last_indices, layout.first_indices))
-            x = torch.cat([last[:, :half], first[:, half:]], dim=-1)
+            x = pool_final_states(hidden, layout)
         else:
             x = hidden.index_select(0, layout.first_indices if pooling == "first" else layout.last_indices)
         return x if self.dense is None else ACTIVATIONS["tanh"](self.dense(x))
