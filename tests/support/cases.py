@@ -26,6 +26,7 @@ WORDS = [f"word{i}" for i in range(VOCAB)]
 # vector, distances that count as the furthest
 EXTRA = {
     "modernbert": {"global_every": 2, "window": 2, "pooling": "mean"},
+    "gpt-bert": {"global_every": 2, "window": 2},
     "music": {"max_distance": 5},
     "fasttext": {"num_buckets": 97},
     "elmo": {"char_dim": 4},

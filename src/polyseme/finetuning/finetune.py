@@ -137,7 +137,8 @@ def load_for_tasks(
     """
     model_config, family = _read_config(path)
     known = family.pretraining_heads(model_config.trunk)
-    if config.lm_loss_weight and ("next" not in known or any(task.text_template for task in tasks)):
+    is_causal = "next" in known and not model_config.trunk.is_hybrid
+    if config.lm_loss_weight and (not is_causal or any(task.text_template for task in tasks)):
         raise ConfigError(f"lm_loss_weight is for a causal language model, which {family.name} is not")
     heads: dict[str, HeadConfig] = {}
     classes = family.architectures_for(model_config.trunk)

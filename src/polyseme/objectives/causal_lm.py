@@ -37,7 +37,8 @@ class CausalLM(Objective):
         return {"forward": ("next",), "backward": ("previous",), "both": ("next", "previous")}[self.direction]
 
     def check(self, model: ModelConfig, max_len: int) -> None:
-        if self.direction == "forward" and not model.trunk.causal and not model.trunk.has_source:
+        reads_both_sides = not (model.trunk.causal or model.trunk.is_hybrid or model.trunk.has_source)
+        if self.direction == "forward" and reads_both_sides:
             advice = "" if "next" in model.heads else "; BERT's is causal with model.causal=true"
             sees = f"that of {model.family} sees the tokens it predicts"
             raise ConfigError(f"CausalLM needs a causal trunk, and {sees}{advice}")

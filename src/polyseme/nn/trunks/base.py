@@ -101,6 +101,7 @@ class TrunkConfig(Config, ABC):
     num_segments: int = 0  # segment ids; 0 if the trunk takes no segments
     has_source: bool = False  # whether it encodes a source and decodes a target
     has_query_stream: bool = False  # whether it has a second stream, whose queries do not see their own token
+    is_hybrid: bool = False  # whether the layout of a batch says if it is read left to right
     has_features: bool = False  # whether its tokens index a store of precomputed vectors; it returns no layers then
     has_memory: bool = False  # whether it can process a sequence in chunks, each with memory of the last
     has_bounded_memory: bool = False  # whether its memory has a fixed size
@@ -168,6 +169,7 @@ class Trunk(nn.Module, ABC):
             "segments": inputs.segments is not None and not config.num_segments,
             "a source": inputs.source is not None and not config.has_source,
             "a query stream": inputs.query_stream is not None and not config.has_query_stream,
+            "reading left to right": inputs.layout.causal and not (config.is_hybrid or config.causal),
             "a feature store": inputs.features is not None and not config.has_features,
             "token embeddings": inputs.token_embeddings is not None and not config.shares_token_embeddings,
             "memory": (memory is not None or return_memory) and not config.has_memory,
