@@ -48,7 +48,8 @@ def score(
 
     Texts get their log-probability, perplexity and bits per character.
 
-    A masked model gives a pseudo-log-likelihood, and so does a hybrid one (gpt-bert) with --pll-metric. Every model counts the tokens of a text, but not its start and end.
+    A masked model gives a pseudo-log-likelihood, and so does a hybrid one (gpt-bert) with --pll-metric. Every model
+    counts the tokens of a text, but not its start and end.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
