@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import ConfigError, ModelError, require_packages
+from polyseme.errors import ConfigError, require_packages
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
@@ -103,8 +103,6 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
 
 
 def _read_config(path: Path) -> tuple[ModelConfig, Family]:
-    if not path.is_dir():
-        raise ModelError(f"there is no model folder at {path}")
     config = read_model_config(path)[0]
     return config, FAMILIES[config.family]
 
@@ -119,7 +117,8 @@ def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the languages of a model and the tasks that it was fine-tuned on, for the metadata of the next one."""
     facts = metadata.get("corpus_facts")
     languages = facts.get("languages") if isinstance(facts, dict) else metadata.get("languages")
-    inherited = {"languages": languages} if isinstance(languages, list) and languages else {}
+    inherited: dict[str, Any] = {"languages": languages} if isinstance(languages, list) and languages else {}
+    inherited |= {"license": metadata["license"]} if "license" in metadata else {}
     if "task" not in metadata and "tasks" not in metadata:
         return inherited
     before = metadata.get("data") or metadata.get("results", {}).get("task")
