@@ -36,7 +36,7 @@ def test_a_name_is_a_model(bundled, tiny_folders, tmp_path):
     assert model.fill("the [MASK]", top_k=1) == polyseme.load(tiny_folders["bert"]).fill("the [MASK]", top_k=1)
     assert polyseme.Tokenizer.load("tiny").hash == model.tokenizer.hash
     assert polyseme.verify("tiny").kind == "model"
-    rows = [("good one", "a"), ("bad one", "b")] * 2
+    rows = [{"text": "good one", "label": "a"}, {"text": "bad one", "label": "b"}] * 2
     run = polyseme.finetune("tiny", "classification", train=rows, dev=rows, out="task", epochs=1)
     assert polyseme.load(run.model).predict("good one").label in "ab"
     assert sorted(path.name for path in bundled.iterdir()) == sorted(p.name for p in tiny_folders["bert"].iterdir())

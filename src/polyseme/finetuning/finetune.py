@@ -37,7 +37,8 @@ def finetune(
     an unfinished run with the same settings, that run continues.
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
-    config, chosen = choose_settings(config, _read_config(path)[0].trunk)
+    model_config, metadata = read_model_config(path)
+    config, chosen = choose_settings(config, model_config.trunk, metadata)
     if isinstance(data, TaskData):
         data = [data]
     else:
@@ -114,11 +115,11 @@ def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> boo
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the languages of a model and the tasks that it was fine-tuned on, for the metadata of the next one."""
+    """Return what the next model inherits: languages, license, learning rate, and the tasks of earlier fine-tuning."""
     facts = metadata.get("corpus_facts")
     languages = facts.get("languages") if isinstance(facts, dict) else metadata.get("languages")
     inherited: dict[str, Any] = {"languages": languages} if isinstance(languages, list) and languages else {}
-    inherited |= {"license": metadata["license"]} if "license" in metadata else {}
+    inherited |= {name: metadata[name] for name in ("license", "finetuning_lr") if name in metadata}
     if "task" not in metadata and "tasks" not in metadata:
         return inherited
     before = metadata.get("data") or metadata.get("results", {}).get("task")

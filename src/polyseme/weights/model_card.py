@@ -72,7 +72,6 @@ def _describe(
         "objective": recipe.get("objective", {}).get("kind", ""),
         "tokenizer": f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens{lowercase}",
         "recipe": f"{recipe['name']}; all settings are in polyseme.json" if recipe.get("name") else "",
-        "command": metadata.get("command", ""),
         "imported from": metadata.get("imported", ""),
     }
     return {name: value for name, value in table.items() if value != ""}

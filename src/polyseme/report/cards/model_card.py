@@ -59,6 +59,7 @@ def format_model_card(facts: ModelFacts, metadata: Mapping[str, Any], folder_nam
         ("Results", _format_results(metadata, results)),
         ("Benchmarks", release["Benchmarks"]),
         ("Contamination", release["Contamination"]),
+        ("Command", release["Command"]),
         ("Cost", _format_cost(results)),
         ("Limits", format_list(dict.fromkeys([*_list_limits(facts, metadata, results), *facts.limits]))),
         ("License", release["License"]),
@@ -327,7 +328,7 @@ def _list_limits(facts: ModelFacts, metadata: Mapping[str, Any], results: Mappin
             yield f"Short training: {ratio:.2g} tokens per parameter were read; {usual}."
         if (corpus_tokens := _corpus(metadata).get("tokens")) and tokens > 10 * corpus_tokens:
             yield f"The corpus was read {tokens / corpus_tokens:.0f} times: expect memorized passages."
-    if results and not results.get("valid") and not _is_task(metadata):
+    if results and not results.get("valid") and not _is_task(metadata) and not metadata.get("benchmarks"):
         yield "No text was held out, so there is no score."
     if languages := _corpus(metadata).get("languages") or metadata.get("languages"):
         yield f"Languages of the training text, as declared: {', '.join(map(escape, languages))}. Others are untested."

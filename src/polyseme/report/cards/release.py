@@ -1,15 +1,15 @@
 """Sections of the card of a published model: its use, benchmarks, contamination and license.
 
 They are in the metadata of `polyseme.json`: `intended_use` and `limits` (lists of lines), `benchmarks` (rows with
-`data`, `metric`, `mean`, and perhaps `std`, `seeds` and `note`), `contamination` (the JSON of `polyseme overlap`) and
-`license` (`id`, `name`, `url`, `notice`).
+`data`, `metric`, `mean`, and perhaps `std`, `seeds` and `note`), `contamination` (the JSON of `polyseme overlap`),
+`command` (the one that trained it) and `license` (`id`, `name`, `url`, `notice`).
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyseme.io.json import has_shape
-from polyseme.report.cards.readme import escape, format_list, format_table
+from polyseme.report.cards.readme import escape, format_code, format_list, format_table
 
 _LICENSE_SHAPE = {"id": str, "name": str, "url": str, "notice": str}
 _COUNTS = ("num_examples", "num_compared", "num_contaminated", "num_half_contaminated")
@@ -18,6 +18,7 @@ _SHAPES = {
     "limits": [str],
     "benchmarks": [{"data": str, "metric": str, "mean": float}],
     "contamination": [{"name": str, "n": int, **dict.fromkeys(_COUNTS, int)}],
+    "command": str,
     "license": _LICENSE_SHAPE,
 }
 
@@ -34,6 +35,7 @@ def release_sections(metadata: Mapping[str, Any]) -> dict[str, str]:
         "Intended use": format_list(facts.get("intended_use", ())),
         "Benchmarks": _format_benchmarks(facts.get("benchmarks", ())),
         "Contamination": _format_contamination(facts.get("contamination", ())),
+        "Command": format_code(facts["command"], "bash") if "command" in facts else "",
         "License": _format_license(facts["license"]) if "license" in facts else "",
     }
 
