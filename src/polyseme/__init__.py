@@ -61,7 +61,7 @@ _MODULES = {
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 _FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain", "search")
-__all__ = sorted([*_LAZY, *_FUNCTIONS, "list_datasets", "list_families", "list_recipes"])
+__all__ = sorted([*_LAZY, *_FUNCTIONS, "list_datasets", "list_families", "list_models", "list_recipes"])
 
 
 def __getattr__(name: str) -> Any:
@@ -309,6 +309,19 @@ def list_families() -> dict[str, str]:
     from polyseme.families import FAMILIES
 
     return {name: family.paper for name, family in FAMILIES.items()}
+
+
+def list_models() -> dict[str, str]:
+    """The names of the models that come with the package, with a description of each; `load` takes the names.
+
+    >>> "mini" in polyseme.list_models()
+    True
+    """
+    from polyseme.io.json import read_json_object
+    from polyseme.io.model_path import list_bundled
+
+    records = {folder.name: read_json_object(folder / "polyseme.json") for folder in list_bundled()}
+    return {name: str(record.get("metadata", {}).get("description", "")) for name, record in records.items()}
 
 
 def list_datasets() -> dict[str, str]:

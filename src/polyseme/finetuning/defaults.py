@@ -1,5 +1,6 @@
 """Defaults that depend on the model: the learning rate by its size."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from polyseme.finetuning.config import FinetuneConfig
@@ -15,9 +16,17 @@ def default_lr(trunk: TrunkConfig) -> float:
     return next((lr for max_dim, lr in LR_BY_DIM if trunk.dim <= max_dim), BASE_LR)
 
 
-def choose_settings(config: FinetuneConfig, trunk: TrunkConfig) -> tuple[FinetuneConfig, dict[str, Any]]:
-    """Return the config with a learning rate, and what was chosen: the value and the reason of each setting."""
+def choose_settings(
+    config: FinetuneConfig, trunk: TrunkConfig, metadata: Mapping[str, Any]
+) -> tuple[FinetuneConfig, dict[str, Any]]:
+    """Return the config with a learning rate, and what was chosen: the value and the reason of each setting.
+
+    The learning rate is the one that the metadata of the model recommends, `finetuning_lr`, or depends on its size.
+    """
     if config.optimizer.lr:
         return config, {}
     lr, reason = default_lr(trunk), f"the default for a hidden size of {trunk.dim}"
+    recommended = metadata.get("finetuning_lr")
+    if isinstance(recommended, float) and 0 < recommended < 1:
+        lr, reason = recommended, "recommended by the model"
     return config.replace(optimizer=config.optimizer.replace(lr=lr)), {"lr": {"value": lr, "reason": reason}}
