@@ -294,6 +294,7 @@ class _Run:
             "device_hours": self.spent["seconds"] * self.stream.world_size / 3600,
             **({"averaged_steps": averaged_steps} if averaged_steps else {}),
             **({"extensions": self.extensions} if self.extensions else {}),
+            **({"derivation": list(self.recipe.derivation)} if self.recipe.derivation else {}),
             "environment": self.environment,
             "warnings": warnings,
         }
