@@ -43,7 +43,7 @@ NO_VALIDATION = {"valid_fraction": 0.0, "eval_every": 10**9, "save_every": 10**9
 def parse_arm(text: str, minutes: float) -> SpeedrunSettings:
     """Return the settings of an arm for so many minutes of this device."""
     device = ComputeDevice.detect()
-    settings = select_measurement(device.kind, minutes * device.speed, 10**12).settings
+    settings = select_measurement(device.kind, minutes * device.speed).settings
     for change in text.split(",") if text != "base" else ():
         key, _, value = change.partition("=")
         settings = settings.with_override(key, value)

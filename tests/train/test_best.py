@@ -7,7 +7,7 @@ import pytest
 
 import polyseme
 from polyseme.errors import ConfigError
-from polyseme.recipes import best, get_training_recipe
+from polyseme.recipes import get_training_recipe
 from polyseme.recipes.best import ComputeDevice, derive_recipe
 from polyseme.recipes.launch import resolve_arguments
 from polyseme.recipes.ledger import LEDGER, SpeedrunSettings, read_measurements, read_rows
@@ -79,15 +79,17 @@ def test_the_derivation_names_settings_measurement_and_length():
     assert length.startswith("12m on NVIDIA H200") and "epochs of the corpus" in length
 
 
-def test_budgets_outside_the_measured_range_warn(caplog):
-    caplog.set_level(logging.INFO)
-    for minutes, word in ((0.5, "shortest"), (120, "longest")):
-        caplog.clear()
-        best.log_derivation(derive(minutes, 10**9, H200))
-        assert [record.levelname for record in caplog.records].count("WARNING") == 1 and word in caplog.text
-    caplog.clear()
-    best.log_derivation(derive(10, 10**9, H200))
-    assert len(caplog.records) == 3 and "WARNING" not in caplog.text
+@pytest.mark.parametrize(
+    "minutes,corpus_tokens,reason",
+    [
+        (10, 10**9, " bits per character"),
+        (0.5, 10**9, "; no shorter time was measured"),
+        (12, 10**9, "; no longer time up to 12 min was measured"),
+        (12, 10**7, "; models of longer times would read the corpus more than 40 times"),
+    ],
+)
+def test_another_time_than_the_measured_one_is_explained(minutes, corpus_tokens, reason):
+    assert derive(minutes, corpus_tokens, H200).derivation[1].endswith(reason)
 
 
 # --- the ledger ------------------------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ def test_what_best_cannot_derive_from(project, tmp_path, rejects):
     rejects(*command, match=f"--budget is missing: {reason}")
     rejects(*command, "--budget", "500steps", match=f"--budget is 500steps: {reason}")
     rejects(*command, "--set", "budget.tokens=1000", match=f"--budget is 1000tokens: {reason}")
-    rejects(*command, "--budget", "3s", "--set", "model.widht=3", match="unknown key 'widht' in model; did you mean")
+    rejects(*command, "--budget", "3s", "--set", "model.num_layer=3", match="unknown key 'num_layer' in model")
     rejects("pretrain", "best", "--budget", "1m", "--out", tmp_path / "run", match="--corpus is missing")
     with pytest.raises(ConfigError, match="'best' is derived from a corpus and a budget"):
         get_training_recipe("best")

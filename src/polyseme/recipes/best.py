@@ -1,6 +1,6 @@
 """The recipe `best`: the settings that the speedrun ledger has for a time budget, a corpus and a device."""
 
-import logging
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
@@ -11,12 +11,10 @@ from polyseme.errors import ConfigError
 from polyseme.recipes.ledger import THREAD_EXPONENT, DeviceKind, Measurement, read_measurements
 from polyseme.train.recipe import BudgetConfig, Recipe
 
-logger = logging.getLogger(__name__)
-
 NAME = "best"
-MIN_MINUTES, MAX_MINUTES = 1, 60  # of budgets that the recipe is made for
 MAX_EPOCHS = 40  # of the corpus, as many as BERT had: beyond, a smaller model, then dropout
 REPEATED_TEXT_DROPOUT = 0.1
+EVAL_SHARE, MIN_EVAL_TOKENS, MAX_EVAL_TOKENS = 0.008, 8_192, 65_536  # five validations take two percent of the time
 MICRO_BATCHES = ((40, 65_536), (20, 32_768), (10, 16_384), (0, 8_192))  # GB of a GPU from which on, and tokens
 # Dense bf16 operations per clock of a multiprocessor, by data sheets, relative to compute capability 9.0 (H200)
 MULTIPROCESSOR_SPEEDS = {(8, 0): 1 / 2, (9, 0): 1.0, (10, 0): 2.0}
@@ -38,7 +36,8 @@ class ComputeDevice:
         """Return the GPU if there is one, or else the CPU, of each of so many ranks."""
         if not torch.cuda.is_available():
             threads = torch.get_num_threads()
-            return cls("cpu", f"{threads} CPU threads", num_ranks * threads**THREAD_EXPONENT, num_ranks=num_ranks)
+            name = f"{threads} CPU thread{'s' if threads > 1 else ''}"
+            return cls("cpu", name, num_ranks * threads**THREAD_EXPONENT, num_ranks=num_ranks)
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         per_multiprocessor = MULTIPROCESSOR_SPEEDS.get((properties.major, properties.minor), OTHER_MULTIPROCESSOR_SPEED)
         speed = num_ranks * per_multiprocessor * properties.multi_processor_count / H200_MULTIPROCESSORS
@@ -54,7 +53,10 @@ class ComputeDevice:
 
 
 def best() -> Recipe:
-    """The best model for a time budget, such as 10m, derived from measurements, the corpus and the device."""
+    """The best model for a time budget, such as 10m, derived from measurements, the corpus and the device.
+
+    Without these, it is that of ten minutes on an H200.
+    """
     return derive_recipe(BudgetConfig(minutes=10.0), 10**9, ComputeDevice("gpu", "NVIDIA H200", 1.0, 140.0))
 
 
@@ -70,16 +72,30 @@ def derive_recipe(budget: BudgetConfig, corpus_tokens: int, device: ComputeDevic
     if num_epochs > MAX_EPOCHS:
         settings = settings.replace(dropout=max(settings.dropout, REPEATED_TEXT_DROPOUT))
     num_steps = num_tokens / settings.batch
-    interval = max(round(num_steps / 10), 20)
-    place = f"{budget} on {device.name}, {device.speed:.2g} times as fast, reads about {num_tokens / 1e6:,.1f} M tokens"
+    reading = f"{device.speed:.2g} times as fast, reads about {num_tokens / 1e6:,.1f} M tokens"
+    derivation = (
+        str(settings),
+        f"{measurement}{_compare_time(measurement, minutes)}",
+        f"{budget} on {device.name}, {reading}: {num_epochs:.2g} epochs of the corpus",
+    )
     return settings.build_recipe(
         NAME, device.kind == "gpu", budget=budget, micro_batch_tokens=device.choose_micro_batch(settings.batch),
-        eval_every=interval, save_every=2 * interval, eval_tokens=32_768, log_every=max(round(num_steps / 200), 1),
-        derivation=(str(settings), str(measurement), f"{place}: {num_epochs:.2g} epochs of the corpus"),
+        eval_every=max(round(num_steps / 5), 20), save_every=max(round(num_steps / 3), 20),
+        eval_tokens=min(max(round(EVAL_SHARE * num_tokens), MIN_EVAL_TOKENS), MAX_EVAL_TOKENS),
+        log_every=max(round(num_steps / 200), 1), derivation=derivation,
     )  # fmt: skip
 
 
-def select_measurement(kind: DeviceKind, minutes: float, corpus_tokens: int) -> Measurement:
+def _compare_time(measurement: Measurement, minutes: float) -> str:
+    """Say why another measured time than `minutes` was taken; empty if it is the same."""
+    if measurement.minutes > minutes:
+        return "; no shorter time was measured"
+    if select_measurement(measurement.kind, minutes).minutes > measurement.minutes:
+        return f"; models of longer times would read the corpus more than {MAX_EPOCHS} times"
+    return "" if measurement.minutes == minutes else f"; no longer time up to {minutes:.3g} min was measured"
+
+
+def select_measurement(kind: DeviceKind, minutes: float, corpus_tokens: float = math.inf) -> Measurement:
     """Return the best measurement of the longest measured time that is not longer than `minutes`, or the shortest one.
 
     Times in which the measured model read more text than `MAX_EPOCHS` epochs of the corpus are too long as well.
@@ -90,13 +106,3 @@ def select_measurement(kind: DeviceKind, minutes: float, corpus_tokens: int) -> 
 
 
 _cached_measurements = cache(read_measurements)
-
-
-def log_derivation(recipe: Recipe) -> None:
-    """Log what was derived and why, and warn of a budget that the recipe is not made for."""
-    for line in recipe.derivation:
-        logger.info("%s: %s", NAME, line)
-    minutes = recipe.budget.minutes
-    if not MIN_MINUTES <= minutes <= MAX_MINUTES:
-        nearest = "shortest" if minutes < MIN_MINUTES else "longest"
-        logger.warning("the recipe %s is measured for 1m to 60m: %s has the %s of them", NAME, recipe.budget, nearest)

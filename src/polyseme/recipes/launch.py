@@ -89,15 +89,12 @@ def resolve_arguments(
 
 
 def _derive_best(corpus: Path, overrides: Mapping[str, Any]) -> Recipe:
-    """Return the recipe `best` for a corpus, this device and the budget among the overrides, and log its reasons."""
+    """Return the recipe `best` for a corpus, this device and the budget among the overrides."""
     budget = _override(best.best().replace(budget=BudgetConfig()), overrides).budget
-    rank, num_ranks = distributed.init_process_group()
+    _, num_ranks = distributed.init_process_group()
     with distributed.share_failure():
         device = distributed.on_rank_zero(lambda: best.ComputeDevice.detect(num_ranks))
-        recipe = best.derive_recipe(budget, Corpus.open(corpus).num_tokens, device)
-    if rank == 0:
-        best.log_derivation(recipe)
-    return recipe
+        return best.derive_recipe(budget, Corpus.open(corpus).num_tokens, device)
 
 
 def _saved_recipe(record: dict[str, Any], recipe: Any, out: Path) -> Any:

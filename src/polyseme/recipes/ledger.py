@@ -20,6 +20,7 @@ from polyseme.train.recipe import Recipe
 
 LEDGER = Path(__file__).with_name("ledger.json")
 DeviceKind = Literal["cpu", "gpu"]
+CPU_THREAD = "one CPU thread"
 GPU_START_SECONDS = 40  # of imports and compilation, which rows with a fixed number of steps do not count (2026-11-16)
 THREAD_EXPONENT = 0.63  # two threads have 1.55 times the speed of one (docs/log.md, 2026-11-15)
 
@@ -95,13 +96,18 @@ class Measurement:
     blimp: float
     bits_per_character: float
 
+    @property
+    def kind(self) -> DeviceKind:
+        """The kind of device."""
+        return "cpu" if self.device == CPU_THREAD else "gpu"
+
     @classmethod
     def from_rows(cls, minutes: float, settings: SpeedrunSettings, rows: list[Mapping[str, Any]]) -> Self:
         """From the rows of one arm, which differ in their seeds."""
         names = ("tokens", "blimp", "held_out_bits_per_character")
         means = [statistics.fmean(row[name] for row in rows) for name in names]
         device, date = rows[0]["device"], max(row["date"] for row in rows)
-        return cls(minutes, settings, "one CPU thread" if device == "cpu" else device, date, len(rows), *means)
+        return cls(minutes, settings, CPU_THREAD if device == "cpu" else device, date, len(rows), *means)
 
     def __str__(self) -> str:
         """Say when, where and how well this did."""

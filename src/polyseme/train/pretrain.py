@@ -188,6 +188,8 @@ class _Run:
             if (saved_budget := BudgetConfig.from_json(record["recipe"]["budget"])) != recipe.budget:
                 self._extend(record, saved_budget)
         else:
+            for sentence in recipe.derivation if state.rank == 0 else ():
+                logger.info("%s: %s", recipe.name, sentence)
             self.plan = StepPlan((Segment(0, plan_steps(recipe, self.stream)),))
             self._update_record(record)
         self.plan.apply(state, recipe.schedule, state.start_step)
