@@ -43,13 +43,14 @@ class ComputeDevice:
         speed = num_ranks * per_multiprocessor * properties.multi_processor_count / H200_MULTIPROCESSORS
         return cls("gpu", properties.name, speed, properties.total_memory / (1 << 30), num_ranks)
 
-    def choose_micro_batch(self, batch_tokens: int) -> int:
-        """Return the largest micro-batch that fits into the memory and leaves at least one for each rank."""
+    def divide_batch(self, batch_tokens: int, max_len: int) -> tuple[int, int]:
+        """Return tokens per step and per micro-batch: what fits into memory, and as many micro-batches on each rank."""
         largest = next(tokens for gigabytes, tokens in MICRO_BATCHES if self.memory_gb >= gigabytes)
         micro_batch_tokens = batch_tokens if self.kind == "cpu" else min(batch_tokens, largest)
-        while batch_tokens // micro_batch_tokens < self.num_ranks:
+        while micro_batch_tokens * self.num_ranks > batch_tokens and micro_batch_tokens >= 2 * max_len:
             micro_batch_tokens //= 2
-        return micro_batch_tokens
+        per_rank = max(round(batch_tokens / (micro_batch_tokens * self.num_ranks)), 1)
+        return per_rank * micro_batch_tokens * self.num_ranks, micro_batch_tokens
 
 
 def best() -> Recipe:
@@ -71,7 +72,8 @@ def derive_recipe(budget: BudgetConfig, corpus_tokens: int, device: ComputeDevic
     num_epochs, settings = num_tokens / max(corpus_tokens, 1), measurement.settings
     if num_epochs > MAX_EPOCHS:
         settings = settings.replace(dropout=max(settings.dropout, REPEATED_TEXT_DROPOUT))
-    num_steps = num_tokens / settings.batch
+    batch_tokens, micro_batch_tokens = device.divide_batch(settings.batch, settings.max_len)
+    num_steps = num_tokens / batch_tokens
     reading = f"{device.speed:.2g} times as fast, reads about {num_tokens / 1e6:,.1f} M tokens"
     derivation = (
         str(settings),
@@ -79,7 +81,7 @@ def derive_recipe(budget: BudgetConfig, corpus_tokens: int, device: ComputeDevic
         f"{budget} on {device.name}, {reading}: {num_epochs:.2g} epochs of the corpus",
     )
     return settings.build_recipe(
-        NAME, device.kind == "gpu", budget=budget, micro_batch_tokens=device.choose_micro_batch(settings.batch),
+        NAME, device.kind == "gpu", budget=budget, batch_tokens=batch_tokens, micro_batch_tokens=micro_batch_tokens,
         eval_every=max(round(num_steps / 5), 20), save_every=max(round(num_steps / 3), 20),
         eval_tokens=min(max(round(EVAL_SHARE * num_tokens), MIN_EVAL_TOKENS), MAX_EVAL_TOKENS),
         log_every=max(round(num_steps / 200), 1), derivation=derivation,
