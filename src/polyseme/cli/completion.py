@@ -8,7 +8,17 @@ FAMILY_NAMES = (
     *("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "music", "performance_rnn", "ulmfit"),
 )
 RECIPE_NAMES = (
-    *("demo", "bert-tiny", "bert-small", "bert-base", "bert-large", "roberta-tiny", "roberta-base", "roberta-large"),
+    *(
+        "best",
+        "demo",
+        "bert-tiny",
+        "bert-small",
+        "bert-base",
+        "bert-large",
+        "roberta-tiny",
+        "roberta-base",
+        "roberta-large",
+    ),
     *("albert-tiny", "albert-base", "albert-large", "albert-xlarge", "albert-xxlarge"),
     *("spanbert-tiny", "spanbert-base", "spanbert-large", "distilbert-tiny", "distilbert-base"),
     *("modernbert-tiny", "modernbert-small", "gpt-tiny", "gpt-base", "gpt2-tiny", "gpt2-small"),
