@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
+    from polyseme.datasets.published import PublishedTable
     from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
     from polyseme.evaluation.comparison.api import Comparison, PretrainComparison
     from polyseme.evaluation.search import SearchHit
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "corpus.store": ("Corpus",),
+    "datasets.published": ("PublishedTable",),
     "errors": ("ConfigError", "DataError", "Interrupted", "ModelError", "PolysemeError", "UnsupportedError"),
     "evaluation.comparison.api": ("Comparison", "PretrainComparison"),
     "evaluation.search": ("SearchHit",),
@@ -60,8 +62,9 @@ _MODULES = {
     "text.tokenizer": ("Tokenizer",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
-_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain", "search")
-__all__ = sorted([*_LAZY, *_FUNCTIONS, "list_datasets", "list_families", "list_models", "list_recipes"])
+_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain", "published_table", "search")
+_LISTS = ("list_datasets", "list_families", "list_models", "list_published_tables", "list_recipes")
+__all__ = sorted([*_LAZY, *_FUNCTIONS, *_LISTS])
 
 
 def __getattr__(name: str) -> Any:
@@ -203,7 +206,7 @@ def evaluate(
 
     options = select_options(task, options | {"ensemble": ensemble, "truncate": truncate})
     if task in MINIMAL_PAIR_TASKS:
-        return run_minimal_pairs(model, Path(data), **options)
+        return run_minimal_pairs(model, data, **options)
     from polyseme.evaluation.api import evaluate as run
     from polyseme.finetuning.api import read_options
 
@@ -256,6 +259,27 @@ def compare(
 
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(folder) for folder in runs]
     return run(folders, None if out is None else Path(out), num_resamples)
+
+
+def published_table(name: str, runs: str | Path | Sequence[str | Path] = ()) -> PublishedTable:
+    """Return a table of published results, with our own as `measured`.
+
+    `runs` are folders of fine-tuning runs, benchmarks and studies, or JSON files: what `polyseme evaluate` printed, or
+    a row such as `{"system": "mine", "split": "test", "values": {"cola": 38.0}}`. Our values are means over seeds; each
+    row says whether they were measured on `dev` or `test`.
+
+    >>> table = polyseme.published_table("bert-miniatures")
+    >>> table.rows[-1].system, table.rows[-1].values["cola"], table.split
+    ('BERT-medium', 38.0, 'test')
+    """
+    from polyseme.datasets.published import published_table as find
+
+    table, paths = find(name), [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    if not paths:
+        return table
+    from polyseme.evaluation.published import add_results
+
+    return add_results(table, paths)
 
 
 def search(
@@ -333,3 +357,14 @@ def list_datasets() -> dict[str, str]:
     from polyseme.datasets import catalog
 
     return {name: dataset.description for name, dataset in catalog.DATASETS.items()}
+
+
+def list_published_tables() -> dict[str, str]:
+    """The names of the tables of published results, with a description of each.
+
+    >>> polyseme.list_published_tables()["glue-ensembles"][:9]
+    'GLUE test'
+    """
+    from polyseme.datasets.published import load_published_tables
+
+    return {name: table.description for name, table in load_published_tables().items()}

@@ -55,6 +55,11 @@ DATASET_NAMES = (
     *("conll-2003", "wnut-17", "ner", "conll-2000", "conll-2012", "ud-pos"),
     *("srl", "srl/conll-2005", "srl/conll-2012"),
 )
+PUBLISHED_TABLES = (
+    *("glue", "glue-dev", "glue-ensembles", "bert-miniatures", "superglue", "squad-1.1", "squad-2.0", "swag"),
+    *("conll-2003", "conll-2003-bert", "bert-objectives", "bert-size", "bert-masking", "elmo", "ulmfit", "albert"),
+    *("roberta", "bleu", "blimp", "parameters", "albert-sizes", "elmo-sizes", "training-days"),
+)
 TOKENIZER_KINDS = (
     *("wordpiece", "bpe", "byte-bpe-roberta", "unigram", "unigram-roberta", "characters", "words", "whitespace"),
 )

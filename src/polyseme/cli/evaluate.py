@@ -71,7 +71,8 @@ def evaluate(
         sizes = {"examples": evaluation.num_examples, "parameters": evaluation.num_parameters}
         speed = {"examples_per_second": evaluation.examples_per_second, "ms_per_text": evaluation.ms_per_text}
         label = {"positive_label": evaluation.positive_label} if evaluation.positive_label else {}
-        print_json({**sizes, **speed, **evaluation.metrics, **label})
+        dataset = {"dataset": task} if task in polyseme.list_datasets() else {}
+        print_json({**dataset, **sizes, **speed, **evaluation.metrics, **label})
         return
     speed_text = f"{evaluation.examples_per_second:,.1f} per second, {evaluation.ms_per_text:.1f} ms for one alone"
     print(f"{evaluation.num_examples} examples, {speed_text}")

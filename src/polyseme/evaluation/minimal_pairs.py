@@ -14,6 +14,7 @@ from typing import Any
 from polyseme.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
 from polyseme.datasets.published import published_table
 from polyseme.errors import ConfigError, suggest
+from polyseme.evaluation.comparison.finetuning_runs import short_model_names
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load
 from polyseme.inference.results import TextScore
@@ -86,7 +87,7 @@ def score_pairs(
 
 
 def run_minimal_pairs(
-    models: Any, data: Path, pll_metric: str | None = None, normalization: str = "none", skip_bad: bool = False
+    models: Any, data: str | Path, pll_metric: str | None = None, normalization: str = "none", skip_bad: bool = False
 ) -> Any:
     """Evaluate a model, loaded or a folder, on the pairs of a file or folder; a list of models gives a list."""
     is_single = not isinstance(models, list | tuple)
@@ -113,13 +114,18 @@ def select_options(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def minimal_pairs_table(task: str, results: Sequence[MinimalPairResult]) -> tuple[list[str], list[list[Any]]]:
     """Return the header and rows of a table by phenomenon, in percent, for BLiMP next to published results."""
     published = published_table("blimp").rows if task == "blimp" else ()
-    header = ["", *(summary.model for summary in results), *(row.system for row in published)]
+    models = [summary.model for summary in results]
+    header = ["", *short_model_names(models), *(row.system for row in published)]
     names = ("accuracy", *dict.fromkeys(name for summary in results for name in summary.phenomena))
     rows: list[list[Any]] = []
     for name in names:
         values = [summary.accuracy if name == "accuracy" else summary.phenomena.get(name) for summary in results]
         cells = ["" if value is None else f"{100 * value:.1f}" for value in values]
         rows.append([name, *cells, *(f"{row.values[name]:.1f}" if name in row.values else "" for row in published)])
-    rows.append(["paradigms", *(str(len(summary.paradigms)) for summary in results), *[""] * len(published)])
-    rows.append(["ties", *(str(summary.num_ties) for summary in results), *[""] * len(published)])
+    counts = {
+        "paradigms": [len(summary.paradigms) for summary in results],
+        "pairs": [summary.num_pairs for summary in results],
+        "ties": [summary.num_ties for summary in results],
+    }
+    rows += [[name, *map(str, values), *[""] * len(published)] for name, values in counts.items()]
     return header, rows
