@@ -7,7 +7,7 @@ from polyseme.finetuning.config import FinetuneConfig
 from polyseme.nn.trunks.base import TrunkConfig
 
 # Hidden sizes up to which each learning rate is the default; measured in docs/results/finetuning-defaults.md.
-LR_BY_DIM = ((192, 1e-3), (320, 5e-4), (448, 2e-4), (640, 1e-4))
+LR_BY_DIM = ((192, 1e-3), (256, 5e-4), (448, 2e-4), (640, 1e-4))
 BASE_LR = 5e-5  # of BERT-base and larger models (Devlin et al. 2019, §A.3: 5e-5, 3e-5 or 2e-5)
 
 
