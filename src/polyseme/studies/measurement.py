@@ -121,10 +121,12 @@ class ArmModel:
         if transfer is None:
             return None
         lr = self._choose_lr(metric, transfer, work)
-        result = transfer.run(transfer.data, lr, self.seed, work)
-        value = result.scores[data.name][metric.score]
+        seed_result = transfer.run(transfer.data, lr, self.seed, work)
+        value = seed_result.scores[data.name][metric.score]
         finetuning = {"lr": lr, "seeds": [self.seed], "values": [value], "train_examples": len(data.train)}
-        return Measurement(value, len(data.dev), {"finetune": finetuning}, example_values(metric, transfer, result))
+        return Measurement(
+            value, len(data.dev), {"finetune": finetuning}, example_values(metric, transfer, seed_result)
+        )
 
     def _choose_lr(self, metric: Metric, transfer: TaskTransfer, work: Path) -> float:
         """Return the rate that the first seed of the arm chose for the task, or choose it."""
@@ -152,6 +154,8 @@ def measure_arm(model: ArmModel, partial_path: Path) -> tuple[dict[str, Any], li
             measurement = model.measure(METRICS[name])
         except UnsupportedError as error:
             measurement, warning = None, f"{name}: {error}"
+        if measurement is not None and not math.isfinite(measurement.value):
+            measurement, warning = None, f"{name}: the {METRICS[name].score} is not defined ({measurement.value})"
         rows[name] = {"warning": warning}
         if measurement is not None:
             rows[name] |= {"value": measurement.value, "metric": METRICS[name].score}
@@ -210,10 +214,10 @@ def limit_pairs(pairs: list[MinimalPair], limit: int) -> list[MinimalPair]:
     return [pair for group in groups.values() for pair in sample_evenly(group, limit)]
 
 
-def example_values(metric: Metric, transfer: TaskTransfer, result: SeedResult) -> dict[str, Any]:
+def example_values(metric: Metric, transfer: TaskTransfer, seed_result: SeedResult) -> dict[str, Any]:
     """Return the score of each example if the metric is their mean, else answers and predictions."""
     data = transfer.data
-    gold, predictions = [example.gold for example in data.dev], result.predictions[data.name]
+    gold, predictions = [example.gold for example in data.dev], seed_result.predictions[data.name]
     if metric.score == "f1" and data.task.answers_questions:
         return {"points": [round(float(value), 6) for value in squad_scores(gold, predictions)[1]]}
     if metric.score == "accuracy" and all(isinstance(value, str) for value in gold):

@@ -110,7 +110,7 @@ class StudyPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the contents of `study.json`."""
         options = asdict(self.options)
-        kept = ("overrides", "finetune", "max_examples", "search_fraction", "keep_models", "command")
+        names = ("overrides", "finetune", "max_examples", "search_fraction", "keep_models", "command")
         versions = {"torch": torch.__version__, "python": platform.python_version()}
         plan = {
             "kind": "study",
@@ -121,7 +121,7 @@ class StudyPlan:
             "held_out": str(self.options.held_out or ""),
             "budget": str(self.budget),
             "seeds": list(self.seeds),
-            **{name: options[name] for name in kept},
+            **{name: options[name] for name in names},
             "versions": versions,
         }
         return dict(json.loads(json.dumps(plan)))
