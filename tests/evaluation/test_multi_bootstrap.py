@@ -67,9 +67,11 @@ def test_agrees_with_loops(is_paired, num_seeds, num_finetuning_seeds, num_group
     scores = resample_points(np.reshape(points, (-1, 60)), 3000, rng, groups)
     arms = scores.reshape(2, num_seeds, num_finetuning_seeds, -1)
     first, second = multi_bootstrap(list(map(list, arms)), rng, "pp" if is_paired else ())
-    assert (first - second).mean() == pytest.approx(expected.mean(), abs=0.008)
+    assert (first - second).mean() == pytest.approx(expected.mean(), abs=0.1 * expected.std())
     assert (first - second).std() == pytest.approx(expected.std(), rel=0.07)
-    assert percentile_interval(first - second) == pytest.approx(percentile_interval(expected), abs=0.02)
+    assert percentile_interval(first - second) == pytest.approx(
+        percentile_interval(expected), abs=0.25 * expected.std()
+    )
 
 
 def test_points_of_any_value_are_drawn_like_those_that_repeat():

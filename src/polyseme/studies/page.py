@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import ConfigError
+from polyseme.finetuning.results import mean_std
 from polyseme.io.atomic import write_text
 from polyseme.io.json import write_json
 from polyseme.report.dots import DotPanel, dot_chart, dot_figure
-from polyseme.report.html import Html, bold, code, escape, html_page, html_table, key_figures, note, paragraph, warning
+from polyseme.report.html import Html, bold, code, escape, html_page, html_table, key_figures, note, warning
 from polyseme.report.pages.compare_tables import Table
 from polyseme.report.svg import standalone_svg
 from polyseme.studies.analysis.content import (
@@ -23,7 +24,7 @@ from polyseme.studies.analysis.content import (
 )
 from polyseme.studies.analysis.figure import study_panels
 from polyseme.studies.analysis.markdown import MARKER, markdown_page
-from polyseme.studies.analysis.results import StudyResults, mean_std, read_results
+from polyseme.studies.analysis.results import StudyResults, read_results
 from polyseme.studies.analysis.table import arm_interval, find_best, measured_metrics
 from polyseme.studies.verdicts import Verdict, decide
 
@@ -87,7 +88,7 @@ def results_json(results: StudyResults, verdicts: Sequence[Verdict]) -> dict[str
             if values := results.values(arm.name, name):
                 mean, std = mean_std(values)
                 estimate = arm_interval(results, arm.name, name)
-                interval = None if estimate is None else estimate.interval()
+                interval = estimate.interval() if estimate is not None and estimate.has_variation else None
                 facts = {"mean": mean, "std": std, "interval": interval, "values": values}
                 table.append({"arm": arm.name, "metric": name, **facts, "is_best": arm.name == best})
     num_runs = {"done": sum("error" not in row for row in results.rows), "planned": _num_planned(results)}
@@ -150,7 +151,7 @@ def _render(block: Block, panels: Sequence[DotPanel]) -> str:
         charts = "".join(f"<div>{chart}</div>" for panel in panels if (chart := dot_chart(panel)))
         caption = f"<figcaption>{escape(block.caption)}</figcaption>"
         return f'<figure><div class="panels">{charts}</div>{caption}</figure>' if charts else ""
-    return paragraph(block.text) if len(block.text) < 100 else note(block.text)
+    return note(block.text)
 
 
 def _number_cell(cell: str) -> str | Html:

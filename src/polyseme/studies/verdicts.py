@@ -125,8 +125,8 @@ def _conclude(verdict: Verdict, estimate: DifferenceEstimate, adjusted_p: float,
 
 
 def _rows_with_metric(rows: Sequence[Row], arm: str, metric: str) -> list[Row]:
-    own_rows = [row for row in rows if row["arm"] == arm and "error" not in row]
-    return [row for row in own_rows if metric_values([row], metric)]
+    arm_rows = [row for row in rows if row["arm"] == arm and "error" not in row]
+    return [row for row in arm_rows if metric_values([row], metric)]
 
 
 def _is_paired(study: Study, arms: tuple[str, str], first: Sequence[Row], second: Sequence[Row]) -> bool:
@@ -150,12 +150,12 @@ def _example_paths(by_arm: Sequence[Sequence[Row]], metric: str, out: Path | Non
 def _void_reason(rows: Sequence[Row], arms: tuple[str, str]) -> str:
     """Return why an arm shows nothing: a run failed, or its model never left the plateau of word frequencies."""
     for arm in dict.fromkeys(arms):
-        own_rows = [row for row in rows if row["arm"] == arm]
-        for row in own_rows:
+        arm_rows = [row for row in rows if row["arm"] == arm]
+        for row in arm_rows:
             if "error" in row:
                 return f"{arm}, seed {row['seed']}, failed: {row['error']}"
-        if void := [row for row in own_rows if row.get("is_void")]:
-            share = "all seeds" if len(void) == len(own_rows) else f"{len(void)} of {len(own_rows)} seeds"
+        if void := [row for row in arm_rows if row.get("is_void")]:
+            share = "all seeds" if len(void) == len(arm_rows) else f"{len(void)} of {len(arm_rows)} seeds"
             return f"{arm} never left the word-frequency plateau ({share}): {advise(void[0])}."
     return ""
 
@@ -175,8 +175,8 @@ def advise(row: Row) -> str:
 
 def _missing_reason(rows: Sequence[Row], arm: str, metric: str, num_seeds: int) -> str:
     """Return why an arm has too few values; empty if it has enough."""
-    own_rows = [row for row in rows if row["arm"] == arm]
-    if len(own_rows) < num_seeds:
-        return f"{len(own_rows)} of {num_seeds} seeds of {arm} are done."
+    arm_rows = [row for row in rows if row["arm"] == arm]
+    if len(arm_rows) < num_seeds:
+        return f"{len(arm_rows)} of {num_seeds} seeds of {arm} are done."
     num_values = len(_rows_with_metric(rows, arm, metric))
-    return f"{num_values} of {len(own_rows)} seeds of {arm} have {metric}." if num_values < len(own_rows) else ""
+    return f"{num_values} of {len(arm_rows)} seeds of {arm} have {metric}." if num_values < len(arm_rows) else ""

@@ -26,7 +26,7 @@ ANSWERS = ("agrees", "disagrees", "undecided", "void", "missing")
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of plain text."""
+    """A paragraph of plain text below a table."""
 
     text: str
 
@@ -177,8 +177,8 @@ def _limits(results: StudyResults, verdicts: Sequence[Verdict]) -> list[tuple[st
         entries.append(("Few seeds", f"{results.num_seeds} {text}"))
     entries.append(("Scale", f"{results.settings.get('budget', '?')} of training: what holds here may not hold later."))
     if results.settings.get("limits"):
-        limits = ", ".join(f"{name}: {_format_limits(each)}" for name, each in results.settings["limits"].items())
-        entries.append(("Examples", f"At most this many are used. {limits}."))
+        limits = "; ".join(f"{name} {_format_limits(each)}" for name, each in results.settings["limits"].items())
+        entries.append(("Part of the examples", f"At most these numbers are used: {limits}."))
     if any(not verdict.includes_examples for verdict in verdicts if verdict.interval is not None):
         names = dict.fromkeys(v.question.metric for v in verdicts if v.interval and not v.includes_examples)
         titles = ", ".join(METRICS[name].title for name in names)

@@ -1,7 +1,6 @@
 """The results of a study as read from its folder: one row for each finished arm and seed."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,11 +44,6 @@ def metric_values(rows: Sequence[Row], metric: str) -> list[float]:
     """Return the finite values of a metric, one for each row that has it."""
     values = [float(row["metrics"][metric]["value"]) for row in rows if metric in row["metrics"]]
     return [value for value in values if math.isfinite(value)]
-
-
-def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the sample standard deviation, which is None for a single value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def read_results(out: Path) -> StudyResults:

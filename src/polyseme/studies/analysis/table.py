@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyseme.evaluation.comparison.random_effects import DifferenceEstimate, estimate_difference
+from polyseme.finetuning.results import mean_std
 from polyseme.report.pages.compare_tables import Table
 from polyseme.report.svg import format_number
 from polyseme.studies.analysis.examples import example_deviations
-from polyseme.studies.analysis.results import StudyResults, mean_std
+from polyseme.studies.analysis.results import StudyResults
 from polyseme.studies.metrics import METRICS, Metric
 from polyseme.studies.verdicts import Verdict, compare_arms
 
@@ -124,8 +125,8 @@ def _seed_count(results: StudyResults, arm: str) -> str:
 
 def cost_table(results: StudyResults) -> Table:
     """Return the cost and the size of each arm: means over its seeds."""
-    header = ("arm", "training s", "steps", "tokens", "parameters", "without embeddings", "scoring s", "device")
-    rows = []
+    header: tuple[str, ...] = ("arm", "training s", "steps", "tokens", "parameters", "without embeddings", "scoring s")
+    header, rows = (*header, "device"), list[tuple[str, ...]]()
     for arm in results.study.arms:
         arm_rows = results.arm_rows(arm.name)
         if not arm_rows:
@@ -137,6 +138,8 @@ def cost_table(results: StudyResults) -> Table:
         device = ", ".join(dict.fromkeys(str(row.get("device", "")) for row in arm_rows))
         label = f"{arm.name} (model of {arm.from_arm})" if arm.from_arm else arm.name
         rows.append((label, *texts, f"{statistics.fmean(seconds):,.0f}", device))
+    if len({row[-1] for row in rows}) < 2:  # the page names the one device elsewhere
+        header, rows = header[:-1], [row[:-1] for row in rows]
     return Table(header, tuple(rows))
 
 
