@@ -76,7 +76,7 @@ def test_undecided_void_and_missing_say_why(tmp_path):
     assert "The published difference of +1.5 is smaller." in text
     assert "c never left the word-frequency plateau (all seeds)" in text and "0 of 3 seeds of d are done." in text
     assert "c (3 of 3 void)" in page and "9 of 12 runs are done" in page
-    assert "- **a (1 of 3 seeds)** blimp: too long" in text
+    assert "- **a (1 of 3 seeds):** blimp: too long" in text
 
 
 def test_a_study_without_rows_and_with_errors(tmp_path):

@@ -143,7 +143,7 @@ def _render(block: Block, panels: Sequence[DotPanel]) -> str:
         classes = "wide sticky" if block.header[0] == "arm" else "wide"
         return f'<div class="{classes}">{html_table(block.header, rows)}</div>'
     if isinstance(block, BulletList):
-        entries = "".join(f"<li><b>{escape(term)}</b> {escape(text)}</li>" for term, text in block.entries)
+        entries = "".join(f"<li><b>{escape(term)}</b> {escape(text)}</li>" for term, text in block.labeled)
         return f"<ul>{entries}</ul>"
     if isinstance(block, CodeBlock):
         return code(block.text)

@@ -37,6 +37,11 @@ class BulletList:
 
     entries: tuple[tuple[str, str], ...]
 
+    @property
+    def labeled(self) -> list[tuple[str, str]]:
+        """The entries with a colon after each term that is no question."""
+        return [(term if term.endswith("?") else f"{term}:", text) for term, text in self.entries]
+
 
 @dataclass(frozen=True)
 class CodeBlock:

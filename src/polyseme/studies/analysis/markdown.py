@@ -21,7 +21,7 @@ def _render(block: Block, figure: str) -> str:
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, BulletList):
-        return "\n".join(f"- **{_escape(term)}** {_escape(text)}" for term, text in block.entries)
+        return "\n".join(f"- **{_escape(term)}** {_escape(text)}" for term, text in block.labeled)
     if isinstance(block, CodeBlock):
         return "\n".join(f"    {line}" for line in block.text.splitlines())
     if isinstance(block, FigureBlock):
