@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from polyseme.report.pages.compare_tables import Table
 from polyseme.studies.analysis.content import Block, BulletList, CodeBlock, FigureBlock, Paragraph, Section
 
+_ABSOLUTE_PATH = re.compile(r"(?<![\w.:/<])/(?:[\w.+\\-]+/)*([\w.+\\-]+)/?")
 MARKER = "<!-- Generated from the files of a study: run `polyseme study` instead of editing it. -->"
 
 
 def markdown_page(title: str, lead: str, sections: Sequence[Section], figure: str) -> str:
-    """Render a page; `figure` is the name of the file of the figure."""
+    """Render a page for publication; `figure` is the name of the file of the figure.
+
+    Of absolute paths, which say nothing to readers elsewhere, only the last part is shown.
+    """
     parts = [f"# {_escape(title)}", MARKER, _escape(lead)]
     for heading, blocks in sections:
         parts += [f"## {_escape(heading)}", *(_render(block, figure) for block in blocks)]
-    return "\n\n".join(parts) + "\n"
+    return _ABSOLUTE_PATH.sub(r"\1", "\n\n".join(parts)) + "\n"
 
 
 def _render(block: Block, figure: str) -> str:
