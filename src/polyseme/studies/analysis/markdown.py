@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from polyseme.report.pages.compare_tables import Table
 from polyseme.studies.analysis.content import Block, BulletList, CodeBlock, FigureBlock, Paragraph, Section
 
-_ABSOLUTE_PATH = re.compile(r"(?<![\w.:/<])/(?:[\w.+\\-]+/)*([\w.+\\-]+)/?")
+_ABSOLUTE_PATH = re.compile(r"(?<![\w.:/<])/(?:[\w.+\\-]+/)+([\w.+\\-]+)/?")
 MARKER = "<!-- Generated from the files of a study: run `polyseme study` instead of editing it. -->"
 
 
