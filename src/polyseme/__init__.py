@@ -243,7 +243,10 @@ def predict(
 
 
 def compare(
-    runs: Sequence[str | Path], *, out: str | Path | None = None, num_resamples: int = 1000
+    runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]],
+    *,
+    out: str | Path | None = None,
+    num_resamples: int = 1000,
 ) -> Comparison | PretrainComparison:
     """Compare runs of one kind: fine-tuning runs and benchmarks, or pre-training runs.
 
@@ -251,14 +254,21 @@ def compare(
     bootstrap. Pre-training runs get losses, bits per character, costs, and curves against steps, tokens, operations and
     minutes. `out` is a folder to write, or a plot of fine-tuning runs: .png, .svg or .pdf.
 
+    Fine-tuning runs of models that differ in their pre-training seed are a group, by name: `{"bert": ["bert-0/cola",
+    "bert-1/cola"], …}`. Groups are compared by the multi-bootstrap over pre-training seeds and examples (Sellam et al.
+    2022).
+
     >>> comparison = polyseme.compare(["run"])
     >>> comparison.runs[0].name, comparison.runs[0].num_steps
     ('run', 4)
     """
     from polyseme.evaluation.comparison.api import compare as run
 
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(folder) for folder in runs]
-    return run(folders, None if out is None else Path(out), num_resamples)
+    path = None if out is None else Path(out)
+    if isinstance(runs, Mapping):
+        groups = {name: [Path(folder) for folder in folders] for name, folders in runs.items()}
+        return run(groups, path, num_resamples)
+    return run([runs] if isinstance(runs, str | Path) else list(runs), path, num_resamples)
 
 
 def published_table(name: str, runs: str | Path | Sequence[str | Path] = ()) -> PublishedTable:

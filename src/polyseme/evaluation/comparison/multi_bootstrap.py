@@ -9,6 +9,7 @@ Percentiles of few seeds are too narrow: see `SEED_COVERAGE`.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def resample_points(
     for start in range(0, num_resamples, chunk := max(_MAX_COUNTS // len(rows), 1)):
         counts = _draw_counts(multiplicity, min(chunk, num_resamples - start), rng)
         means = np.empty((len(bounds) - 1, len(points), len(counts)))
-        for group, (low, high) in enumerate(zip(bounds, bounds[1:])):
+        for group, (low, high) in enumerate(pairwise(bounds)):
             group_counts = counts[:, low:high].T.astype(np.float64)
             sums, sizes = rows[low:high, 1:].T @ group_counts, group_counts.sum(axis=0)
             means[group] = np.divide(sums, sizes, out=np.full_like(sums, np.nan), where=sizes > 0)

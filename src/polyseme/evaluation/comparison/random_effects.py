@@ -2,10 +2,12 @@
 
 The variance of the difference is that of the seeds, estimated from as many values as there are seeds, plus the
 covariance of models over the examples that all of them share (Obuchowski and Rockette 1995, where readers are the seeds
-and cases the examples). The degrees of freedom are those of Hillis (2007). Without example noise this is Welch's t test,
-or the paired t test where both arms use the same models.
+and cases the examples). The degrees of freedom are those of Hillis (2007), which are too many if by chance the seeds
+differ little; so an interval is never narrower than that of the seeds alone, which is Welch's, or that of the paired t
+test where both arms use the same models. In simulations with three seeds, 95 % intervals cover in 95 to 96 % of cases.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,35 +19,64 @@ MIN_SEEDS = 2
 
 
 @dataclass(frozen=True)
+class StandardError:
+    """A standard error and its degrees of freedom."""
+
+    value: float
+    df: float
+
+    def p_value(self, difference: float) -> float:
+        """Return the two-sided p-value; 1 if nothing varies."""
+        return float(2 * stats.t.sf(abs(difference) / self.value, self.df)) if self.value else 1.0
+
+    def margin(self, level: float) -> float:
+        """Return half the width of the confidence interval."""
+        return float(stats.t.isf((1 - level) / 2, self.df)) * self.value if self.value else 0.0
+
+    def detectable_effect(self, alpha: float, power: float) -> float:
+        """Return the smallest true difference that a test at level `alpha` detects with this power."""
+        threshold = float(stats.t.isf(alpha / 2, self.df))
+        # the ratio of estimated and true standard error, at even probabilities: scipy's noncentral t may be nan
+        probabilities = (np.arange(2000) + 0.5) / 2000
+        ratios = np.sqrt(stats.chi2.ppf(probabilities, self.df) / self.df) if np.isfinite(self.df) else np.ones(1)
+
+        def excess_power(shift: float) -> float:
+            return float(np.mean(stats.norm.sf(threshold * ratios - shift))) - power
+
+        return self.value * float(brentq(excess_power, 0.0, 10 * threshold + 10)) if self.value else 0.0
+
+
+@dataclass(frozen=True)
 class DifferenceEstimate:
-    """A difference of means with its standard error and degrees of freedom; 0 if nothing varies."""
+    """A difference of means, with its standard error over seeds and examples, and that over seeds alone."""
 
     difference: float
-    std_error: float
-    df: float
+    total_error: StandardError
+    seed_error: StandardError
+
+    @property
+    def has_variation(self) -> bool:
+        """Whether seeds or examples vary; otherwise there is no interval."""
+        return self.total_error.value > 0
 
     @property
     def p_value(self) -> float:
         """The two-sided p-value; 1 if nothing varies."""
-        if not self.std_error:
-            return 1.0
-        return float(2 * stats.t.sf(abs(self.difference) / self.std_error, self.df))
+        if not self.seed_error.value:
+            return self.total_error.p_value(self.difference)
+        return self._largest(lambda error: error.p_value(self.difference))
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Return the confidence interval."""
-        margin = float(stats.t.isf((1 - level) / 2, self.df)) * self.std_error if self.std_error else 0.0
+        margin = self._largest(lambda error: error.margin(level))
         return self.difference - margin, self.difference + margin
 
     def detectable_effect(self, alpha: float = 0.05, power: float = 0.8) -> float:
         """Return the smallest true difference that a test at level `alpha` detects with this power."""
-        if not self.std_error:
-            return 0.0
-        threshold = float(stats.t.isf(alpha / 2, self.df))
+        return self._largest(lambda error: error.detectable_effect(alpha, power))
 
-        def excess_power(shift: float) -> float:
-            return float(stats.nct.sf(threshold, self.df, shift) + stats.nct.cdf(-threshold, self.df, shift)) - power
-
-        return self.std_error * float(brentq(excess_power, 0.0, 3 * threshold + 10))
+    def _largest(self, function: Callable[[StandardError], float]) -> float:
+        return max(function(self.total_error), function(self.seed_error))
 
 
 def estimate_difference(
@@ -58,15 +89,17 @@ def estimate_difference(
     """
     a, b = (np.asarray(values, dtype=np.float64) for values in (first, second))
     u, v = (np.asarray(each, dtype=np.float64) for each in deviations or (np.zeros((len(a), 1)), np.zeros((len(b), 1))))
-    difference = float(a.mean() - b.mean())
     if is_paired:
         terms, covariance = [_mean_variance(a - b)], _mean_covariance(u - v)
     else:
         terms = [_mean_variance(a), _mean_variance(b)]
         covariance = _mean_covariance(u) + _mean_covariance(v) - 2 * float(u.mean(axis=0) @ v.mean(axis=0))
-    variance = sum(term for term, _ in terms) + max(covariance, 0.0)
-    spread = sum(term**2 / df for term, df in terms)
-    return DifferenceEstimate(difference, variance**0.5, variance**2 / spread if spread else np.inf)
+    seed_variance, spread = sum(term for term, _ in terms), sum(term**2 / df for term, df in terms)
+    errors = [
+        StandardError(variance**0.5, variance**2 / spread if spread else np.inf)
+        for variance in (seed_variance + max(covariance, 0.0), seed_variance)
+    ]
+    return DifferenceEstimate(float(a.mean() - b.mean()), *errors)
 
 
 def _mean_variance(values: np.ndarray) -> tuple[float, int]:
