@@ -227,7 +227,8 @@ def arm_rows(rows: list[dict[str, Any]]) -> str:
 
 def glue_rows(rows: list[dict[str, Any]]) -> str:
     """Return the table of a summary by `glue.py`."""
-    return table(["task", "metric", "score"], [(r["task"], r["metric"], format_mean_std(r["rates"][0])) for r in rows])
+    cells = [(r["task"], r["metric"], f"{rate['rate']:g}", format_mean_std(rate)) for r in rows for rate in r["rates"]]
+    return table(["task", "metric", "rate", "score"], cells)
 
 
 def scoring_rows(rows: list[dict[str, Any]]) -> str:

@@ -117,7 +117,7 @@ def pretrain(
     `recipe` is a name from `list_recipes()`, a `recipe.json`, or a `Recipe`. `budget` is a time (`20m`, `1h30m`), a
     number of steps (`500steps`) or of tokens (`1e9tokens`). `init_from` starts from a model of the same sizes, or from
     word vectors. Other keywords override fields of the recipe: `seed=1`, `optimizer={"lr": 1e-3}`,
-    `objective="CausalLM"`.
+    `objective="CausalLM"`. The recipe `best` is derived from a time, the corpus and the device.
 
     `resume` continues the run in `out` exactly, and needs no other arguments; different ones are an error. With a
     larger `budget`, the whole length of the run, it extends a run, also one that has ended.

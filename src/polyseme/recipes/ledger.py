@@ -121,12 +121,13 @@ def read_measurements(kind: DeviceKind, ledger: Path = LEDGER) -> dict[float, li
 
     The best has the highest BLiMP on a GPU, which is comparable between vocabularies. On a CPU, where BLiMP is close
     to chance after minutes, it has the fewest bits per character of held-out text, and all rows have one vocabulary.
+    Rows with a `constraint`, such as a limit of the model's size, are not compared with the others.
     """
     arms: defaultdict[tuple[float, SpeedrunSettings], list[Mapping[str, Any]]] = defaultdict(list)
     for row in read_rows(ledger):
         settings = SpeedrunSettings.from_json(row["settings"], f"{ledger}: settings")
         minutes, is_cpu = count_minutes(row), row["device"] == "cpu"
-        if minutes and settings.is_masked_lm and is_cpu == (kind == "cpu"):
+        if minutes and "constraint" not in row and settings.is_masked_lm and is_cpu == (kind == "cpu"):
             arms[minutes, settings].append(row)
     measurements: dict[float, list[Measurement]] = {minutes: [] for minutes, _ in sorted(arms, key=lambda key: key[0])}
     for (minutes, settings), rows in arms.items():
