@@ -17,6 +17,7 @@ from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.evaluation.comparison.finetuning_runs import find_runs, name_runs, read_run, shortest_names
 from polyseme.finetuning.results import mean_std
 from polyseme.io.json import read_json
+from polyseme.report.pages.finetuning_page import dev_selection_note
 
 ROW_FORMAT = '{"system": "NAME", "split": "test", "values": {"COLUMN": VALUE}}'
 SPLITS = ("dev", "test")
@@ -72,7 +73,7 @@ def _read_folders(folders: Sequence[Path]) -> dict[Path, list[Scores]]:
         transfer = "features" if results.get("features") else "finetune"
         row = f"{run.row} (features)" if transfer == "features" else run.row
         previous = rows.get(row, Scores(row, {}, run.num_parameters, transfer))
-        notes = tuple(f"{run.name}: {choice} on dev" for choice in run.dev_choices)
+        notes = (f"{run.name}: {dev_selection_note(run.dev_choices)}",) if run.dev_choices else ()
         values = {**previous.values, **_run_values(run.task, results)}
         rows[row] = replace(previous, values=values, notes=previous.notes + notes)
         folder_of_row.setdefault(row, folder)
