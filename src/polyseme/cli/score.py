@@ -171,9 +171,10 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
         log_prob, num_truncated = sum(s.score.log_prob for s in scores), sum(s.num_truncated > 0 for s in scores)
         num_correct = sum(s.is_correct for s in scores)
         add_to(summary, texts=len(scores), correct=num_correct, log_prob=log_prob, truncated=num_truncated)
-        columns = ((each.word, s.score.log_prob, s.is_correct) for each, s in zip(window, scores))
-        ours = [dict(zip(("word", "log_prob", "is_correct"), values)) for values in columns]
-        return [(each.row, values) for each, values in zip(window, ours)]
+        return [
+            (each.row, {"log_prob": s.score.log_prob, "is_correct": s.is_correct, "word": each.word})
+            for each, s in zip(window, scores)
+        ]
 
     def format_footer(summary: dict[str, Any]) -> str:
         num_texts = summary["texts"]

@@ -131,15 +131,20 @@ def format_published(table: PublishedTable) -> tuple[list[str], list[list[str]],
         rows.append([row.system, table.split, *cells, str(sources.index(row.source) + 1)])
     for ours in table.measured:
         cells = [_format_value(ours.values.get(c), ours.std.get(c), is_rounded=True) for c in table.columns]
-        counts = sorted({*ours.num_seeds.values()})
-        seeds = f", {'–'.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seed{'s' * (counts != [1])}"
-        rows.append([f"{ours.system} (ours{seeds if counts else ''})", ours.split, *cells, ""])
+        rows.append([f"{ours.system} (ours{_format_seeds(ours)})", ours.split, *cells, ""])
     if not any(row[1] for row in rows):  # the columns say what they are measured on
         header.pop(1)
         rows = [[row[0], *row[2:]] for row in rows]
     notes = [DEV_NOTE] * (table.split == "test" and any(ours.split == "dev" for ours in table.measured))
     notes += [note for ours in table.measured for note in ours.notes]
     return header, rows, notes + [f"{number}: {source}" for number, source in enumerate(sources, 1)]
+
+
+def _format_seeds(ours: MeasuredResult) -> str:
+    """Return the number of seeds, or the range if it differs between columns; empty if it is unknown."""
+    counts = sorted({*ours.num_seeds.values()})
+    shown = "–".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:]))
+    return f", {shown} seed{'s' * (counts != [1])}" if counts else ""
 
 
 def _format_value(value: float | None, std: float | None = None, is_rounded: bool = False) -> str:

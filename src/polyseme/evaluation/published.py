@@ -17,6 +17,7 @@ from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.evaluation.comparison.finetuning_runs import find_runs, name_runs, read_run, shortest_names
 from polyseme.finetuning.results import mean_std
 from polyseme.io.json import read_json
+from polyseme.report.pages.finetuning_page import dev_selection_note
 
 ROW_FORMAT = '{"system": "NAME", "split": "test", "values": {"COLUMN": VALUE}}'
 SPLITS = ("dev", "test")
@@ -28,7 +29,7 @@ _STUDY_DATASETS = {
 
 
 @dataclass(frozen=True)
-class Scores:
+class SystemScores:
     """What one system scored: values by data set and metric, one for each seed, as fractions.
 
     `transfer` is `features` for a network over frozen features, else `finetune`.
@@ -61,22 +62,22 @@ def add_results(table: PublishedTable, paths: Sequence[Path]) -> PublishedTable:
     return replace(table, measured=tuple(rows))
 
 
-def _read_folders(folders: Sequence[Path]) -> dict[Path, list[Scores]]:
+def _read_folders(folders: Sequence[Path]) -> dict[Path, list[SystemScores]]:
     """Read fine-tuning runs; those of a benchmark, or of one model on several data sets, share a row."""
     pairs = [(folder, path) for folder in folders for path in _find_task_runs(folder)]
     runs = name_runs([read_run(path) for _, path in pairs], [folder for folder, _ in pairs])
-    rows: dict[str, Scores] = {}
+    rows: dict[str, SystemScores] = {}
     folder_of_row: dict[str, Path] = {}
     for (folder, path), run in zip(pairs, runs):
         results = read_json(path / "results.json")
         transfer = "features" if results.get("features") else "finetune"
         row = f"{run.row} (features)" if transfer == "features" else run.row
-        previous = rows.get(row, Scores(row, {}, run.num_parameters, transfer))
-        notes = tuple(f"{run.name}: {choice} on dev" for choice in run.dev_choices)
+        previous = rows.get(row, SystemScores(row, {}, run.num_parameters, transfer))
+        notes = (f"{run.name}: {dev_selection_note(run.dev_choices)}",) if run.dev_choices else ()
         values = {**previous.values, **_run_values(run.task, results)}
         rows[row] = replace(previous, values=values, notes=previous.notes + notes)
         folder_of_row.setdefault(row, folder)
-    by_folder: dict[Path, list[Scores]] = {folder: [] for folder in folders}
+    by_folder: dict[Path, list[SystemScores]] = {folder: [] for folder in folders}
     for row, scores in rows.items():
         by_folder[folder_of_row[row]].append(scores)
     return by_folder
@@ -95,7 +96,7 @@ def _run_values(dataset: str, results: Mapping[str, Any]) -> dict[tuple[str, str
     return values
 
 
-def _read_study(folder: Path, name: str) -> Iterator[Scores]:
+def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
     """Yield the scores of each arm of a study; a seed of an arm is one value, the mean of its fine-tuning seeds."""
     for arm in sorted(path for path in folder.glob("arms/*") if path.is_dir()):
         seeds = [read_json(path) for path in sorted(arm.glob("seed-*.json")) if path.name.count(".") == 1]
@@ -108,7 +109,7 @@ def _read_study(folder: Path, name: str) -> Iterator[Scores]:
         void = ("did not train: it never left the word-frequency plateau",) * any(seed["is_void"] for seed in seeds)
         notes = tuple(f"{arm.name} {note}" for note in void)
         if seeds:
-            yield Scores(f"{name}/{arm.name}", values, seeds[0]["parameters"], notes=notes)
+            yield SystemScores(f"{name}/{arm.name}", values, seeds[0]["parameters"], notes=notes)
 
 
 def _read_file(table: PublishedTable, path: Path, name: str) -> list[MeasuredResult]:
@@ -140,16 +141,16 @@ def _read_row(table: PublishedTable, path: Path, content: Mapping[str, Any], nam
     return MeasuredResult(str(content.get("system", name)), dict(values), split, source=str(path))
 
 
-def _read_evaluation(path: Path, entry: Any, name: str) -> Scores:
+def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
     """Read a result of `evaluate`: minimal pairs, or metrics on a named data set."""
     if isinstance(entry, dict) and "phenomena" in entry:
         pairs = {"accuracy": entry["accuracy"], **entry["phenomena"]}
         values = {("blimp", column): (value,) for column, value in pairs.items()}
-        return Scores(_model_name(str(entry["model"])), values)
+        return SystemScores(_model_name(str(entry["model"])), values)
     if not isinstance(entry, dict) or not entry.get("dataset"):
         raise DataError(f"{path} is no result of `evaluate` on a named data set, nor a row such as {ROW_FORMAT}")
     metrics = {(entry["dataset"], key): (value,) for key, value in entry.items() if isinstance(value, float)}
-    return Scores(name, metrics, entry.get("parameters", 0))
+    return SystemScores(name, metrics, entry.get("parameters", 0))
 
 
 def _model_name(path: str) -> str:
@@ -158,7 +159,7 @@ def _model_name(path: str) -> str:
     return parts[-2] if len(parts) > 1 and parts[-1] == "model" else parts[-1]
 
 
-def _place_any(table: PublishedTable, path: Path, systems: Sequence[Scores]) -> list[MeasuredResult]:
+def _place_any(table: PublishedTable, path: Path, systems: Sequence[SystemScores]) -> list[MeasuredResult]:
     """Place all systems that have a score of the table, of which there must be one."""
     fitting = [scores for scores in systems if any(_select(c, scores) for c in table.score_columns.values())]
     if not systems:
@@ -166,7 +167,7 @@ def _place_any(table: PublishedTable, path: Path, systems: Sequence[Scores]) -> 
     return [_place(table, path, scores) for scores in fitting or systems]
 
 
-def _place(table: PublishedTable, path: Path, scores: Scores) -> MeasuredResult:
+def _place(table: PublishedTable, path: Path, scores: SystemScores) -> MeasuredResult:
     """Return the row of a system: percentages in the columns that its scores belong in."""
     by_column = {column: _select(spec, scores) for column, spec in table.score_columns.items()}
     by_column = {column: values for column, values in by_column.items() if values}
@@ -189,7 +190,7 @@ def _place(table: PublishedTable, path: Path, scores: Scores) -> MeasuredResult:
     )
 
 
-def _select(spec: ScoreColumn, scores: Scores) -> tuple[float, ...]:
+def _select(spec: ScoreColumn, scores: SystemScores) -> tuple[float, ...]:
     """Return the scores that belong in a column, in its units; empty if there are none."""
     if spec.dataset == PARAMETERS:
         return (scores.num_parameters / 1e6,) if scores.num_parameters else ()
@@ -200,7 +201,7 @@ def _select(spec: ScoreColumn, scores: Scores) -> tuple[float, ...]:
     return tuple(100 * value for value in scores.values.get((spec.dataset, spec.metric), ()))
 
 
-def _describe(scores: Scores) -> str:
+def _describe(scores: SystemScores) -> str:
     """Name the scores of a system, and the tables that show them."""
     datasets = sorted({dataset for dataset, _ in scores.values}) or ["none"]
     tables = [
