@@ -1,12 +1,11 @@
 """Write the bundled model `mini`: int8 weights, a card with scores from result files, license and attribution.
 
-    python benchmarks/mini.py MODEL --titles FILE --ledger FILE.json --glue FILE.json … --overlap FILE.json …
-        [--select cased8192] --out src/polyseme/models/mini
+    python benchmarks/mini.py MODEL --titles FILE --glue FILE.json … --blimp blimp-METRIC.json … --overlap FILE.json …
+        --command TEXT --out src/polyseme/models/mini
 
-MODEL is the folder that `speedrun.py train` wrote; the ledger is that of the same command, and `--glue` files are those
-of `glue.py`. `--select` is a part of the arm's name, if the files have several. `--overlap` files are the JSON of
-`polyseme overlap`. FILE of `--titles` has a title of the training text per line; that of a novel is AUTHOR_TITLE_YEAR.
-No figure of the card is typed by hand.
+MODEL is the folder that `polyseme pretrain mini` wrote. The files are those of `glue.py`, and the JSON of `polyseme
+evaluate` (named by the metric) and of `polyseme overlap`. FILE of `--titles` has a title of the training text per line;
+that of a novel is AUTHOR_TITLE_YEAR. No figure of the card is typed by hand.
 """
 
 from __future__ import annotations
@@ -40,32 +39,30 @@ LICENSE = {
     ),
 }
 NOVELS_NOTE = (
-    "The novels were published from {first} to {last}. Five of them are not in the public domain everywhere: "
-    "Galsworthy's of 1933 and Woolf's of 1937 in the United States (until 2029 and 2033), and Forster's three where "
-    "copyright lasts for 70 years after the author's death (until 2041). This package contains no text of them."
+    "The novels were published from {first} to {last}, and are in the public domain in the United States. Forster's "
+    "three are not where copyright lasts for 70 years after the author's death (until 2041). This package contains no "
+    "text of them."
 )
+BLIMP_METRICS = {"original": "sum over tokens", "within_word_l2r": "later tokens of a word masked, too"}
 INTENDED_USE = [
     "A small English encoder to fine-tune on a CPU (labels of texts, words and pairs), to try commands, and to teach.",
     "Not for facts, text generation, or decisions about people.",
 ]
 
 
-def benchmark_rows(ledger: list[dict[str, Any]], glue: list[dict[str, Any]], select: str) -> list[dict[str, Any]]:
-    """Return the rows of the card: GLUE at the learning rate with the best mean, and BLiMP by both scores."""
+def benchmark_rows(glue: list[dict[str, Any]], blimp: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the card: GLUE at the learning rate with the best mean, and BLiMP by each score."""
     rows = []
     for task, name in TASK_NAMES.items():
-        summaries = [row for row in glue if row["task"] == task and select in row["model"] and not row["scratch"]]
-        rates = [{**rate, "metric": row["metric"]} for row in summaries for rate in row["rates"]]
+        rates = [{**rate, "metric": row["metric"]} for row in glue if row["task"] == task for rate in row["rates"]]
         if rates:
             best = max(rates, key=lambda rate: rate["mean"])
             choice = f", the best of {len(rates)} on the same examples" if len(rates) > 1 else ""
-            note = f"dev set; learning rate {best['rate']:g}{choice}"
             keys = {key: best[key] for key in ("metric", "mean", "std", "seeds")}
-            rows.append({"data": name, **keys, "note": note})
-    (entry,) = [row for row in ledger if select in row["arm"]]
-    for key, note in (("blimp", "sum of token scores"), ("blimp_within_word_l2r", "within-word masking")):
-        how = f"mean of 67 paradigms, pseudo-log-likelihood, {note}; no training"
-        rows.append({"data": "BLiMP", "metric": "accuracy", "mean": 100 * entry[key], "note": how})
+            rows.append({"data": name, **keys, "note": f"dev set; learning rate {best['rate']:g}{choice}"})
+    for metric, scores in blimp.items():
+        note = f"mean of the paradigms; pseudo-log-likelihood, {BLIMP_METRICS[metric]}; no training"
+        rows.append({"data": "BLiMP", "metric": "accuracy", "mean": 100 * scores["accuracy"], "note": note})
     return rows
 
 
@@ -88,14 +85,12 @@ def license_text(titles: list[str]) -> str:
 
 def build_metadata(folder: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Return the metadata of the model with everything that its card shows."""
-    ledger = json.loads(options.ledger.read_text())
-    glue_files = [json.loads(path.read_text()) for path in options.glue]
-    parts = [part for file in glue_files for part in (file if isinstance(file, list) else [file])]
+    glue = [row for path in options.glue for row in json.loads(path.read_text())["summary"]]
+    blimp = {path.stem.removeprefix("blimp-"): json.loads(path.read_text())[0] for path in options.blimp}
     overlaps = [row for path in options.overlap for row in json.loads(path.read_text())]
     for row in overlaps:
         row["name"] = Path(row["name"]).stem
         row.pop("worst_examples")
-    (entry,) = [row for row in ledger if options.select in row["arm"]]
     config, tokenizer = folder.model.config, folder.tokenizer
     num_parameters = sum(parameter.numel() for parameter in folder.model.parameters())
     case = "lowercase" if tokenizer.lowercase else "cased"
@@ -106,18 +101,18 @@ def build_metadata(folder: Any, options: argparse.Namespace) -> dict[str, Any]:
     return folder.metadata | {
         "name": NAME,
         "description": f"English encoder ({config.family}, {size}, {case}), Wikipedia and novels, CC BY-SA 3.0",
-        "command": entry["command"],
+        "command": options.command,
         "corpus_facts": folder.metadata["corpus_facts"] | {"name": CORPUS_NAME},
         "finetuning_lr": FINETUNING_LR,
         "intended_use": INTENDED_USE,
-        "benchmarks": benchmark_rows(ledger, [row for part in parts for row in part["summary"]], options.select),
+        "benchmarks": benchmark_rows(glue, blimp),
         "contamination": overlaps,
         "limits": [
             f"Pre-trained on texts of at most {max_len} tokens; longer ones, up to {config.trunk.embeddings.max_len}, "
             "are untested.",
             "The scores are those of the float32 weights, before they were stored as int8, which changed them by "
             f"{error.relative_error:.2%} of their norm.",
-            "Wikipedia and novels up to 1937: few dialogs, no code, no news, and the views of their time.",
+            "Encyclopedia and old novels: no code, no news, little everyday language, and the views of their time.",
         ],
         "license": LICENSE,
     }
@@ -127,10 +122,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--titles", type=Path, required=True)
-    parser.add_argument("--ledger", type=Path, required=True)
+    parser.add_argument("--blimp", type=Path, nargs="+", required=True)
     parser.add_argument("--glue", type=Path, nargs="+", required=True)
     parser.add_argument("--overlap", type=Path, nargs="+", required=True)
-    parser.add_argument("--select", default="")
+    parser.add_argument("--command", required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     folder = load_model(options.model)
