@@ -1,6 +1,7 @@
 """BERT read left to right (Devlin et al. 2019, §5.1), and BERT with `is_decoder` in `transformers`."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -65,6 +66,14 @@ def test_a_saved_model_opens_as_its_class_and_generates_the_same(causal_folder):
         suppress_tokens=sorted(model.tokenizer.all_special_ids - {special.sep}),
     )  # fmt: skip
     assert [i for i in hf_ids[0, len(ids) :].tolist() if i != special.sep] == list(text.tokens)
+
+
+def test_the_code_on_its_card_runs(causal_folder, monkeypatch):
+    monkeypatch.chdir(causal_folder.parent)
+    blocks = re.findall(r"```python\n(.*?)```", (causal_folder / "README.md").read_text(), re.DOTALL)
+    assert "AutoModelForCausalLM" in blocks[-1] and "generate" in blocks[0]
+    for code in blocks:
+        exec(code, {})
 
 
 def test_scores_are_log_likelihoods_after_the_start_token(causal_folder):

@@ -50,8 +50,7 @@ def score(
 
     Texts get their log-probability, perplexity and bits per character.
 
-    A masked model gives a pseudo-log-likelihood, and so does a hybrid one (gpt-bert) with --pll-metric. Every model
-    counts the tokens of a text, but not its start and end.
+    A masked model, or a hybrid one with --pll-metric, gives a pseudo-log-likelihood. All count the tokens of a text.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
@@ -62,7 +61,7 @@ def score(
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
-    if data is None and pll_metric is not None:
+    if data is None and pll_metric:
         raise ConfigError("--pll-metric goes with --data")
     if choices is None and (num_shots or examples):
         raise ConfigError("--num-shots and --examples go with --choices")
@@ -83,10 +82,9 @@ def score(
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
         shots = {"examples": examples and f"{examples} {hash_spec(examples)}", "num_shots": num_shots, "seed": seed}
-        ranking = {"template": template, "normalization": normalization, "context": context}
+        ranking = {"template": template, "normalization": normalization, "context": context, "pll": pll_metric}
         hashes = {"input": mode.source.hash, "model": hash_path(model)}
-        metric = {"pll_metric": pll_metric} if pll_metric else {}
-        return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking, **metric}
+        return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking}
 
     _run(mode, None if out is None else TableOutput(out, mode.names), settings, resume)
     if out is not None and not as_json:
