@@ -19,7 +19,6 @@ ModelsArgument = Annotated[
 ]
 EnsembleOption = Annotated[bool, Option(help="Average the probabilities of several models.")]
 TruncateOption = Annotated[bool | None, Option(help="Truncate long texts; default: as in fine-tuning.")]
-PLL_HELP = "Score of a sentence by a masked model: original, or within_word_l2r (mask the rest of a word too)."
 TASK_HELP = "One task of a model for several; or the format of --data, if the model does not record its task; "
 
 
@@ -35,7 +34,7 @@ def evaluate(
     skip_bad: options.SkipBadOption = False,
     as_json: options.JsonOption = False,
     ensemble: EnsembleOption = False,
-    pll_metric: Annotated[str | None, Option(help=PLL_HELP)] = None,
+    pll_metric: Annotated[str | None, Option(help=options.PLL_HELP)] = None,
     normalization: Annotated[
         str | None, Option(help="Score of a minimal pair's sentence: none (default), or length (per token).")
     ] = None,

@@ -25,6 +25,9 @@ OUTPUT_HELP = (
     "Output file: .csv, .tsv, .jsonl or .parquet with all columns of the input followed by ours, or .txt with the "
     "results alone."
 )
+PLL_HELP = (
+    "Pseudo-log-likelihood of a masked or hybrid model: original, or within_word_l2r (mask the rest of a word too)."
+)
 TextsOption = Annotated[Path, Option(help=f"Texts: {INPUT_HELP}")]
 SetOption = Annotated[
     list[str], Option("--set", help="Override a setting: path=value, e.g. optimizer.lr=1e-4 or objective=CausalLM.")

@@ -39,6 +39,7 @@ def score(
     normalization: Annotated[str, Option(help=NORMALIZATION_HELP)] = "none",
     context: Annotated[str, Option(help="Text before an unconditional answer.")] = "Answer: ",
     seed: Annotated[int, Option(help="Random seed of the shots.", min=0, max=MAX_INTEGER)] = 0,
+    pll_metric: Annotated[str | None, Option(help=options.PLL_HELP)] = None,
     as_json: options.JsonLinesOption = False,
     out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
     resume: options.ResumeOutputOption = False,
@@ -47,7 +48,7 @@ def score(
 
     Texts get their log-probability, perplexity and bits per character.
 
-    A masked model gives a pseudo-log-likelihood. Every model counts the tokens of a text, but not its start and end.
+    A masked model, or a hybrid one with --pll-metric, gives a pseudo-log-likelihood. All count the tokens of a text.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
@@ -58,6 +59,8 @@ def score(
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
+    if data is None and pll_metric:
+        raise ConfigError("--pll-metric goes with --data")
     if choices is None and (num_shots or examples):
         raise ConfigError("--num-shots and --examples go with --choices")
     if (num_shots > 0) != (examples is not None):
@@ -66,7 +69,7 @@ def score(
         check_output_suffix(out, TABLE_SUFFIXES, "scores")
     language_model = polyseme.load(model)
     if data is not None:
-        mode = _text_mode(language_model, data, as_json)
+        mode = _text_mode(language_model, data, pll_metric, as_json)
     elif last_words is not None:
         mode = _last_word_mode(language_model, last_words, as_json)
     else:
@@ -77,7 +80,7 @@ def score(
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
         shots = {"examples": examples and f"{examples} {hash_spec(examples)}", "num_shots": num_shots, "seed": seed}
-        ranking = {"template": template, "normalization": normalization, "context": context}
+        ranking = {"template": template, "normalization": normalization, "context": context, "pll": pll_metric}
         hashes = {"input": mode.source.hash, "model": hash_path(model)}
         return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking}
 
@@ -114,14 +117,14 @@ def _run(mode: _Mode, table: "TableOutput | None", settings: Callable[[], dict[s
     print(mode.format_footer(summary), end="")
 
 
-def _text_mode(language_model: "LanguageModel", data: Path, as_json: bool) -> _Mode:
+def _text_mode(language_model: "LanguageModel", data: Path, pll_metric: str | None, as_json: bool) -> _Mode:
     from polyseme.evaluation.text_rows import TextRow, open_texts
     from polyseme.inference.results import TextScore
 
     texts = open_texts(data, language_model.path)
 
     def score(window: list[TextRow], summary: dict[str, Any]) -> "list[Row]":
-        scores = language_model.score([row.text for row in window])
+        scores = language_model.score([row.text for row in window], pll_metric)
         add_to(summary, **{name: sum(getattr(s, name) for s in scores) for name in _SUMMED})
         return [(row.row, _score_columns(s)) for row, s in zip(window, scores)]
 

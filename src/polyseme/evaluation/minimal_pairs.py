@@ -52,7 +52,7 @@ def evaluate_minimal_pairs(
 ) -> MinimalPairResult:
     """Score both sentences of each pair. `normalization` `length` divides a score by the number of tokens.
 
-    `pll_metric` applies to models whose score is a pseudo-log-likelihood.
+    `pll_metric` applies to models whose score is a pseudo-log-likelihood, and requests one of a hybrid model.
     """
     points = score_pairs(model, pairs, pll_metric, normalization)
     by_paradigm: dict[str, list[float]] = {}
@@ -69,7 +69,7 @@ def score_pairs(
     """Return for each pair 1 if the model prefers the acceptable sentence, 0.5 for a tie, else 0."""
     if normalization not in NORMALIZATIONS:
         raise ConfigError(f"normalization is {normalization!r}; {suggest(normalization, NORMALIZATIONS)}")
-    metric = pll_metric if model.has_pll_metric else None
+    metric = pll_metric if model.supports_pll_metric else None
     all_texts = [pair.good for pair in pairs] + [pair.bad for pair in pairs]
     scores: list[TextScore] = [TextScore(0.0, 0)] * (2 * len(pairs))
     has_span = [pair.spans is not None for pair in pairs] * 2
@@ -91,7 +91,7 @@ def run_minimal_pairs(
     """Evaluate a model, loaded or a folder, on the pairs of a file or folder; a list of models gives a list."""
     is_single = not isinstance(models, list | tuple)
     loaded = [load(model) for model in ([models] if is_single else models)]
-    if pll_metric is not None and not any(model.has_pll_metric for model in loaded):
+    if pll_metric is not None and not any(model.supports_pll_metric for model in loaded):
         raise ConfigError("`pll_metric` is for masked models, and none of these is one")
     pairs = read_minimal_pairs(data, skip_bad)
     results = [evaluate_minimal_pairs(model, pairs, pll_metric, normalization) for model in loaded]

@@ -123,8 +123,9 @@ class LanguageModel(ABC):
         Salazar et al. 2020), T5 a token in the place of a sentinel. The score of a bidirectional language model is the
         mean of its two directions. In all models, the tokens of the text are counted: a start token is read and not
         predicted, and the end of the text is not predicted. `pll_metric`, for a masked model, is `original`, or
-        `within_word_l2r` to mask the later tokens of a word too (Kauf and Ivanova 2023). `spans` has the first and the
-        last character (exclusive) of the part of each text that is scored, with the rest as context.
+        `within_word_l2r` to mask the later tokens of a word too (Kauf and Ivanova 2023). A hybrid model (GPT-BERT) is
+        scored as a causal one, or as a masked one with a `pll_metric`. `spans` has the first and the last character
+        (exclusive) of the part of each text that is scored, with the rest as context.
 
         >>> model.score("the cat sat").num_tokens
         3
@@ -136,6 +137,11 @@ class LanguageModel(ABC):
     def has_pll_metric(self) -> bool:
         """Whether the score of a text is a pseudo-log-likelihood."""
         return False
+
+    @property
+    def supports_pll_metric(self) -> bool:
+        """Whether the score of a text is a pseudo-log-likelihood, or can be one on request."""
+        return self.has_pll_metric
 
     def _reject_pll_metric(self, pll_metric: str | None) -> None:
         if pll_metric is not None:

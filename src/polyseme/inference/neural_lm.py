@@ -89,6 +89,10 @@ class NeuralLM(LanguageModel):
         return "masked" in self.model.heads and not {"next", "previous"} & set(self.model.heads)
 
     @property
+    def supports_pll_metric(self) -> bool:
+        return "masked" in self.model.heads and (self.has_pll_metric or self.model.config.trunk.is_hybrid)
+
+    @property
     def _fills_sentinels(self) -> bool:
         """Whether the model generates what a sentinel in its source stands for (T5)."""
         return self.is_seq2seq and bool(generation_head(self.model)) and bool(self.tokenizer.sentinel_ids)
@@ -148,7 +152,7 @@ class NeuralLM(LanguageModel):
 
     @torch.inference_mode()
     def _score(self, texts: Sequence[str], pll_metric: str | None, spans: likelihood.Spans) -> list[TextScore]:
-        if self.has_pll_metric:
+        if self.has_pll_metric or (pll_metric is not None and self.supports_pll_metric):
             return likelihood.score_masked(self._packed, texts, pll_metric or "original", spans)
         self._reject_pll_metric(pll_metric)
         if self._fills_sentinels:

@@ -20,6 +20,7 @@ _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(enc.spanbert_tiny, enc.spanbert_base, enc.spanbert_large, enc.distilbert_tiny, enc.distilbert_base),
     *(enc.modernbert_tiny, enc.modernbert_small),
     *(lm.gpt_tiny, lm.gpt_base, lm.gpt2_tiny, lm.gpt2_small, lm.transformer_xl_tiny, lm.transformer_xl_base),
+    *(lm.gpt_bert_tiny, lm.gpt_bert_small),
     *(enc.xlnet_tiny, enc.xlnet_base),
     *(s2s.seq2seq_tiny, s2s.seq2seq_multi30k),
     *(s2s.transformer_tiny, s2s.transformer_multi30k, s2s.transformer_base),

@@ -406,7 +406,8 @@ def evaluate(state: TrainState, builder: BatchBuilder, recipe: Recipe) -> dict[s
         metrics[name] = loss / max(count, 1)
         if not recipe.optimizer.is_sparse:
             metrics[f"{name}_accuracy"] = num_correct / max(count, 1)
-    if token_losses := [metrics[name] for name in ("masked", "next", "previous") if name in metrics]:
+    token_terms = ("next", "previous") if "next" in metrics else ("masked", "previous")
+    if token_losses := [metrics[name] for name in token_terms if name in metrics]:
         metrics["perplexity"] = math.exp(min(statistics.fmean(token_losses), 50.0))
     return metrics
 

@@ -180,6 +180,9 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
         trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # checks the type of each value
     except ConfigError as error:
         raise ModelError(f"{folder}/config.json: {error}") from None
+    if architecture not in (supported := family.architectures_for(trunk_config)):
+        direction = "a causal" if trunk_config.causal else "a bidirectional"
+        raise ModelError(f"{folder}/config.json: {direction} architecture {unsupported(architecture, supported)}")
     pretraining = family.pretraining_heads(trunk_config)
     heads_config = {
         head: pretraining.get(head) or family.task_head(head, _read_labels(hf_config, head), trunk_config)
@@ -221,8 +224,8 @@ def _select_architecture(family: Family, config: ModelConfig) -> str | None:
     pretraining_heads = set(family.pretraining_heads(config.trunk))
     candidates = [
         (len(heads), not pretraining_heads.issuperset(heads), name)
-        for name, heads in family.architectures.items()
-        if set(heads) <= set(config.heads)
+        for name, heads in family.architectures_for(config.trunk).items()
+        if set(heads) <= {name for name, head in config.heads.items() if head.is_published}
     ]
     return max(candidates)[2] if candidates else None
 
