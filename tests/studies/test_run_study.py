@@ -164,6 +164,6 @@ def test_a_time_budget_becomes_steps_that_are_fixed(run, tmp_path, monkeypatch):
 
 def test_no_job_is_started_that_cannot_end_in_time(run, tmp_path):
     run("out", arms=["mlm"])
-    runner.write_json(tmp_path / "out/times.json", {"train": 1000.0, "search": 1000.0})
+    runner.write_json(tmp_path / "out/times.json", {"seconds": {"train": 1000.0, "search": 1000.0}})
     assert run("out", time_limit=500.0).num_done == 1
     assert run("out", time_limit=3000.0).is_complete

@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 import torch
 
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, suggest
 from polyseme.families import get_family
 from polyseme.ngram.train import NgramRecipe
@@ -47,8 +48,15 @@ def has_setting(recipe: AnyRecipe, path: str) -> bool:
 
 
 def check_overrides(study: Study, overrides: Mapping[str, Any], corpus: Path) -> None:
-    """Raise `ConfigError` unless every arm has a valid recipe, and every override applies to one of them."""
+    """Raise `ConfigError` unless every arm has a valid recipe and model, and every override applies to one of them."""
     recipes = [resolve_recipe(arm, overrides, corpus) for arm in study.arms if arm.recipe]
+    vocab_size = Corpus.open(corpus).vocab_size
+    for arm, recipe in zip([arm for arm in study.arms if arm.recipe], recipes):
+        try:
+            if isinstance(recipe, Recipe):
+                recipe.model_config(vocab_size)
+        except ConfigError as error:
+            raise ConfigError(f"the arm {arm.name}: {error}") from None
     for path in overrides:
         if path.partition(".")[0] in ("budget", "seed"):
             raise ConfigError(f"{path} cannot be overridden in a study: its arms have the same budget and seeds")

@@ -8,7 +8,7 @@ from typing import Any
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.sources import CorpusSource, open_sources
 from polyseme.corpus.store import Corpus, read_manifest
-from polyseme.errors import DataError, PolysemeError
+from polyseme.errors import ConfigError, DataError, PolysemeError
 from polyseme.families import get_family
 from polyseme.ngram.train import NgramRecipe
 from polyseme.studies.arms import resolve_recipe
@@ -44,6 +44,14 @@ def _uses_own_corpus(plan: StudyPlan, arm: Arm) -> bool:
     return not arm.tokenizer or (arm.tokenizer == _study_tokenizer(plan).kind and not _num_sentinels(plan, arm))
 
 
+def _parse_kind(arm: Arm) -> tuple[str, int]:
+    """Return the kind and the size of an arm's tokenizer, `words:50000`; 0 for the size of the study's."""
+    kind, _, size = arm.tokenizer.partition(":")
+    if size and not size.isdecimal():
+        raise ConfigError(f"the tokenizer of the arm {arm.name} is {arm.tokenizer!r}: expected KIND or KIND:SIZE")
+    return kind, int(size or 0)
+
+
 def _study_tokenizer(plan: StudyPlan) -> Tokenizer:
     return Tokenizer.load(plan.corpus / "tokenizer")
 
@@ -55,7 +63,7 @@ def _num_sentinels(plan: StudyPlan, arm: Arm) -> int:
 
 
 def _corpus_name(plan: StudyPlan, arm: Arm) -> str:
-    return f"{arm.tokenizer}-sentinels" if _num_sentinels(plan, arm) else arm.tokenizer
+    return arm.tokenizer.replace(":", "-") + ("-sentinels" if _num_sentinels(plan, arm) else "")
 
 
 def _open_sources(plan: StudyPlan, arm: Arm) -> list[CorpusSource]:
@@ -80,9 +88,10 @@ def _prepare(plan: StudyPlan, arm: Arm, path: Path) -> None:
     sources, own = _open_sources(plan, arm), _study_tokenizer(plan)
     settings = read_manifest(plan.corpus)["settings"]
     num_sentinels = _num_sentinels(plan, arm)
-    size = None if arm.tokenizer == "characters" else Corpus.open(plan.corpus).vocab_size + num_sentinels
+    kind, chosen_size = _parse_kind(arm)
+    size = (chosen_size or Corpus.open(plan.corpus).vocab_size) + num_sentinels
     options: dict[str, Any] = {"lowercase": own.lowercase, "num_sentinels": num_sentinels}
     texts = (document.text for document in open_sources(sources))
-    tokenizer = Tokenizer.train(arm.tokenizer, texts, size, **options)  # type: ignore[arg-type]
+    tokenizer = Tokenizer.train(kind, texts, None if kind == "characters" else size, **options)  # type: ignore[arg-type]
     names = ("clean", "dedup", "dedup_threshold", "shard_characters")
     prepare(sources, tokenizer, path, PrepareConfig(**{name: settings[name] for name in names if name in settings}))

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gc
 import logging
 import math
 import os
@@ -64,15 +65,17 @@ def run_job(plan: StudyPlan, job: Job) -> None:
 
 def needs_calibration(plan: StudyPlan, arm: Arm) -> bool:
     """Return whether the steps of an arm have to be measured first."""
+    if not plan.budget.is_wall_clock or "steps" in plan.read_arm_file(arm, "calibration.json"):
+        return False
     recipe = resolve_recipe(arm, plan.options.overrides, plan.corpus)
-    is_known = "steps" in plan.read_arm_file(arm, "calibration.json")
-    return plan.budget.is_wall_clock and isinstance(recipe, Recipe) and not is_known
+    return isinstance(recipe, Recipe)
 
 
 def needs_search(plan: StudyPlan, arm: Arm) -> bool:
     """Return whether the learning rate of an arm has to be chosen first."""
-    recipe = resolve_recipe(arm, plan.options.overrides, plan.corpus)
-    return isinstance(recipe, Recipe) and "lr" not in plan.read_arm_file(arm, "lr.json")
+    if "lr" in plan.read_arm_file(arm, "lr.json"):
+        return False
+    return isinstance(resolve_recipe(arm, plan.options.overrides, plan.corpus), Recipe)
 
 
 def calibrate_arm(plan: StudyPlan, arm: Arm) -> None:
@@ -103,6 +106,10 @@ def search_rate(plan: StudyPlan, arm: Arm) -> None:
     assert isinstance(recipe, Recipe)
     short = scale_run(recipe, arm_budget(plan, arm), plan.options.search_fraction).replace(seed=SEARCH_SEED)
     corpus, rates = arm_corpus(plan, arm), record.get("rates", [])
+    if len(plan.study.lr_factors) == 1:
+        (factor,) = plan.study.lr_factors
+        write_json(path, {"lr": recipe.optimizer.lr * factor, "factor": factor, "rates": []})
+        return
     unigram_loss = measure_unigram_loss(Corpus.open(corpus))
     for factor in plan.study.lr_factors:
         lr = recipe.optimizer.lr * factor
@@ -159,6 +166,8 @@ def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
     if trains_on_cpu(recipe) and torch.cuda.is_available():
         _pretrain_on_cpu(plan, arm, seed)
     results = pretrain_arm(plan, arm, seed)
+    gc.collect()
+    torch.cuda.empty_cache()
     for each in plan.evaluated_arms(arm):
         if plan.is_done(each, seed):
             continue
@@ -232,4 +241,8 @@ def _pretrain_on_cpu(plan: StudyPlan, arm: Arm, seed: int) -> None:
     """Train a model in a process that sees no GPU."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "polyseme.studies.worker", str(plan.out), "pretrain", arm.name, str(seed)]
-    subprocess.run(command, env=environment, check=True)
+    status = subprocess.run(command, env=environment).returncode
+    if status:
+        raise ModelError(
+            f"the training on the CPU ended with status {status}: its error is in the line before this one"
+        )

@@ -154,6 +154,8 @@ def measure_arm(model: ArmModel, partial_path: Path) -> tuple[dict[str, Any], li
             measurement = model.measure(METRICS[name])
         except UnsupportedError as error:
             measurement, warning = None, f"{name}: {error}"
+        if measurement is not None and not math.isfinite(measurement.value):
+            measurement, warning = None, f"{name}: the {METRICS[name].score} is not defined ({measurement.value})"
         rows[name] = {"warning": warning}
         if measurement is not None:
             rows[name] |= {"value": measurement.value, "metric": METRICS[name].score}

@@ -18,11 +18,12 @@ from polyseme.studies.arms import check_overrides
 from polyseme.studies.base import Arm, Study, load_study
 from polyseme.studies.corpora import check_sources, prepare_corpora
 from polyseme.studies.jobs import Job, needs_calibration, needs_search
-from polyseme.studies.metrics import check_data, metric_limits
+from polyseme.studies.metrics import METRICS, check_data, metric_limits
 from polyseme.studies.plan import StudyOptions, StudyPlan
 from polyseme.studies.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+GPU_JOBS = 4
 START_SECONDS = 60.0  # expected time of a job in addition to its training, before one was measured
 
 
@@ -64,6 +65,8 @@ def run_study(
     with lock_folder(plan.out, "study"):
         plan.write(metric_limits(plan.study, options.max_examples))
         prepare_corpora(plan)
+        if any(METRICS[name].kind == "pairs" for name in plan.study.metrics):
+            plan.minimal_pairs  # noqa: B018  # extracts them once
         StudyRunner(plan, end_time).run()
         return plan_status(plan)
 
@@ -80,8 +83,7 @@ class StudyRunner:
         """Calibrate all arms before any other runs, then search learning rates and train, several at a time."""
         plan = self.plan
         arms = [arm for arm in plan.arms if self._seeds_left(arm)]
-        num_jobs = plan.options.jobs or (4 if torch.cuda.is_available() else 1)
-        scheduler = Scheduler(plan, self._estimate, self._on_end, num_jobs, self.end_time)
+        scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         if scheduler.is_stopped:
             return
@@ -90,6 +92,10 @@ class StudyRunner:
         jobs += [Job("train", arm.name, seed) for seed in plan.seeds for arm in arms if seed in self._seeds_left(arm)]
         if jobs:
             scheduler.run(jobs, self._is_ready)
+
+    @property
+    def _num_jobs(self) -> int:
+        return self.plan.options.jobs or (GPU_JOBS if torch.cuda.is_available() else 1)
 
     def _seeds_left(self, arm: Arm) -> list[int]:
         plan = self.plan
@@ -111,7 +117,7 @@ class StudyRunner:
         if job.kind in times:
             return float(times[job.kind])
         share = {"calibrate": 0.0, "search": plan.options.search_fraction * len(plan.study.lr_factors), "train": 1.0}
-        return START_SECONDS + share[job.kind] * 60 * plan.budget.minutes * max(plan.options.jobs, 1)
+        return START_SECONDS + share[job.kind] * 60 * plan.budget.minutes * self._num_jobs
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
         """Record the end of a job: its error in the rows that need it, its time, and the pages."""
@@ -125,7 +131,8 @@ class StudyRunner:
                         write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
         else:
             times = read_times(plan.out)
-            write_json(plan.out / "times.json", times | {job.kind: max(times.get(job.kind, 0.0), round(seconds, 1))})
+            times[job.kind] = max(times.get(job.kind, 0.0), round(seconds, 1))
+            write_json(plan.out / "times.json", {"seconds": times})
             logger.info("%s (%.0f s)%s", job, seconds, self._summarize(job, arm))
         merge_arm_files(plan)
         if error or job.kind == "train":
@@ -147,7 +154,7 @@ class StudyRunner:
 def read_times(out: Path) -> dict[str, float]:
     """Return the longest time of each kind of job so far."""
     path = out / "times.json"
-    return read_json_object(path) if path.is_file() else {}
+    return dict(read_json_object(path)["seconds"]) if path.is_file() else {}
 
 
 def merge_arm_files(plan: StudyPlan) -> None:

@@ -16,13 +16,14 @@ import torch
 
 from polyseme.corpus.build.workers import num_cores
 from polyseme.errors import Interrupted
+from polyseme.studies.arms import resolve_recipe, trains_on_cpu
 from polyseme.studies.jobs import Job, run_job
 from polyseme.studies.plan import StudyPlan
 from polyseme.studies.worker import STOPPED_STATUS, describe_error
 from polyseme.train.signals import catch_signals
 
 logger = logging.getLogger(__name__)
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
 SAVE_SECONDS = 20.0  # before the time limit, in which running jobs save their state
 KILL_SECONDS = 60.0  # after which a job that does not stop is killed
 
@@ -97,6 +98,8 @@ class Scheduler:
         except Interrupted:
             raise
         except Exception as problem:  # which may be that of one arm
+            if isinstance(problem.__cause__ or problem, OSError):  # a full disk is that of all
+                raise
             logger.debug("%s failed", job, exc_info=True)
             error = describe_error(problem)
         self.on_end(job, error, time.monotonic() - start_time)
@@ -106,6 +109,9 @@ class Scheduler:
         log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(num_cores() // max(self.num_jobs, 1), 1))
         environment: dict[str, Any] = {"OMP_NUM_THREADS": threads, **os.environ}
+        arm = self.plan.study.find_arm(job.arm)
+        if job.kind != "train" and trains_on_cpu(resolve_recipe(arm, self.plan.options.overrides, self.plan.corpus)):
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         command = [
             sys.executable,
             "-m",
@@ -123,7 +129,7 @@ class Scheduler:
 
     def _finish(self, each: RunningJob) -> None:
         status, error = each.process.wait(), ""
-        if status == STOPPED_STATUS:
+        if status in (STOPPED_STATUS, -signal.SIGTERM):
             return
         if status:
             lines = each.log.read_text(errors="replace").strip().splitlines()

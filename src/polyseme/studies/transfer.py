@@ -66,7 +66,7 @@ class TaskTransfer:
         for factor in FINETUNE_FACTORS:
             lr = self.config.optimizer.lr * factor
             value = self.run(data, lr, 0, work).scores[data.name][data.primary_metric]
-            scores[lr] = value if math.isfinite(value) else -math.inf
+            scores[lr] = value if math.isfinite(value) else -1.0
         best = max(scores, key=lambda lr: (scores[lr], -abs(math.log(lr / self.config.optimizer.lr))))
         rates = [{"lr": lr, "score": score} for lr, score in scores.items()]
         return {"lr": best, "rates": rates, "train_examples": len(data.train), "dev_examples": len(data.dev)}
@@ -84,7 +84,8 @@ def open_transfer(
     features: FeatureOptions | None = None
     if arm.transfer == "features" or is_table:
         chosen = pop_options(FeatureOptions, options)
-        features = replace(chosen, word_vectors=model) if is_table else replace(chosen, features=[model])
+        inputs: dict[str, Any] = {"word_vectors": model} if is_table else {"features": [model]}
+        features = chosen if chosen.features is not None else replace(chosen, **inputs)
         config = FEATURE_DEFAULTS.replace(epochs=MAX_FEATURE_EPOCHS, batch_size=BATCH_SIZE)
         data = replace(data, task=data.task.for_features())
         config, (data,) = override(config, [data], "network", features.network_fields())
