@@ -13,14 +13,12 @@ from polyseme.rng import derive_sample_keys
 from tests.support.corpora import (
     BERT,
     MASK,
-    SEP,
     SIZE,
     all_ids,
     bind,
     halves,
     numbered_corpus,
     random_corpus,
-    split_sequences,
     unmasked_tokens,
 )
 
@@ -195,15 +193,16 @@ def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
 
 def test_pairs_without_a_label_are_those_of_sentence_order_before_swapping():
     corpus, vocabulary = numbered_corpus([[5] * 30] * 20)
-    swapped, plain = (
+    ordered, plain = (
         MaskedLMWithSentencePairs(pair_task=task).bind(corpus, vocabulary, 43, 0) for task in ("sop", "none")
     )
-    batch = plain.batch(all_ids(plain), 2)
-    assert set(batch.targets) == set(plain.config.terms) == {"masked"}
-    cuts = [len(b if label else a) for a, b, label in halves(swapped.batch(all_ids(swapped), 2))]
-    for sequence, cut, start in zip(split_sequences(batch), cuts, plain.samples.starts, strict=True):
-        assert sequence[cut + 1] == SEP and sequence[1] - 5 == start
-        assert (np.diff(np.delete(sequence[1:-1], cut)) == 1).all(), "B follows A"
+    ids = all_ids(plain)
+    assert set(plain.batch(ids, 2).targets) == set(plain.config.terms) == {"masked"}
+    starts, lengths, is_negative = plain.plan_pairs(ids, 2)
+    assert (starts[:, 0] + lengths[:, 0] == starts[:, 1]).all() and not is_negative.any(), "B follows A"
+    swapped_starts, _, is_swapped = ordered.plan_pairs(ids, 2)
+    assert 0.3 < is_swapped.mean() < 0.7
+    assert np.array_equal(np.where(is_swapped[:, None], swapped_starts[:, ::-1], swapped_starts), starts)
 
 
 @pytest.mark.parametrize("family,spec", [

@@ -6,7 +6,7 @@ import pytest
 
 from polyseme.studies import transfer
 from polyseme.studies.catalog import STUDIES
-from polyseme.studies.catalog.settings import TINY
+from polyseme.studies.catalog.tiny import tiny_overrides
 from polyseme.studies.metrics import METRICS
 from polyseme.studies.plan import StudyOptions
 from polyseme.studies.runner import run_study
@@ -33,7 +33,7 @@ def data(tmp_path_factory):
 def test_a_study_runs_tiny(name, project, data, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "FINETUNE_FACTORS", (1.0,))
     study, metrics = STUDIES[name].replace(lr_factors=(1.0,)), SELECTED.get(name, STUDIES[name].metrics)
-    overrides = {**TINY, "valid_fraction": 0.1}
+    overrides = {**tiny_overrides(study), "valid_fraction": 0.1}
     options = StudyOptions(overrides, {"steps": 16, "batch_size": 4}, metrics, data / "held-out.txt", max_examples=8)
     status = run_study(study, project / "corpus-bert", data, tmp_path / "out", "3steps", 1, options)
     assert status.errors == {} and status.is_complete

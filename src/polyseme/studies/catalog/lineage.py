@@ -14,6 +14,7 @@ from polyseme.studies.catalog.settings import GLUE, SHORT_RUN, SMALL_TRANSFORMER
 # Recurrent and relative-position models have no static shapes to compile; steps are captured as CUDA graphs instead.
 UNCOMPILED: dict[str, Any] = {"compile": False}
 RECURRENT: dict[str, Any] = {**SHORT_RUN, **UNCOMPILED, "size": "", "model.dropout": 0.0}
+WORDS = "words:30000"
 WORDS_ON_CPU = "Its own optimizer and batches, on a CPU; vectors of 300, initial values of the task's word embeddings."
 FEATURES = "Frozen: its states are features next to word embeddings that are learned from the task alone."
 
@@ -24,16 +25,16 @@ STATIC_ARMS = (
         transfer="none",
         note="Orders up to 5, modified Kneser-Ney, over the tokens of the study's vocabulary; counted once, on a CPU.",
     ),
-    Arm("word2vec", "word2vec-tiny", {"model.dim": 300}, "features", tokenizer="words", note=WORDS_ON_CPU),
+    Arm("word2vec", "word2vec-tiny", {"model.dim": 300}, "features", tokenizer=WORDS, note=WORDS_ON_CPU),
     Arm(
         "fasttext",
         "fasttext-tiny",
         {"model.dim": 300},
         "features",
-        tokenizer="words",
+        tokenizer=WORDS,
         note=f"{WORDS_ON_CPU} 100,000 buckets of n-grams.",
     ),
-    Arm("glove", "glove-tiny", {"model.dim": 300}, "features", tokenizer="words", note=WORDS_ON_CPU),
+    Arm("glove", "glove-tiny", {"model.dim": 300}, "features", tokenizer=WORDS, note=WORDS_ON_CPU),
 )
 FEATURE_ARMS = (
     Arm(
@@ -62,7 +63,7 @@ FEATURE_ARMS = (
         | {"model.dim": 512, "model.ffn_dim": 1368, "batch_tokens": 32_768, "micro_batch_tokens": 32_768},
         "features",
         {"layers": "scalar_mix"},
-        tokenizer="words",
+        tokenizer=WORDS,
         note="LSTMs of 1,368 units projected to 256 in both directions; a quarter of the tokens per step, because it "
         f"reads words, and slowly. {FEATURES}",
     ),

@@ -1,7 +1,8 @@
-"""Choices after BERT: Muon and ModernBERT's layout, and how much to mask."""
+"""Choices after BERT: Muon and ModernBERT's layout, how much to mask, and masked and causal LM in one model."""
 
 from typing import Any
 
+from polyseme.objectives.hybrid_lm import HybridLM
 from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.studies.base import Arm, Question, Study
 from polyseme.studies.catalog.settings import GLUE, NO_DROPOUT, SHORT_RUN, SMALL, SMALL_TRANSFORMER, train_with
@@ -103,4 +104,57 @@ MASKING_RATE = Study(
     ),
 )
 
-MODERN_STUDIES = (MUON_LAYOUT, MASKING_RATE)
+CHARPENTIER = "Charpentier and Samuel 2024"
+FIGURE_2 = f"{CHARPENTIER}, figure 2"
+
+
+def _hybrid(name: str, causal_fraction: float, note: str = "") -> Arm:
+    objective = HybridLM(causal_fraction=causal_fraction)
+    overrides = {**SMALL_TRANSFORMER, **train_with(objective), "micro_batch_tokens": 16_384}
+    return Arm(name, "gpt-bert-small", overrides, note=note)
+
+
+HYBRID = Study(
+    name="hybrid",
+    title="Masked and causal language modeling in one model",
+    source=f"{FIGURE_2} and §4.2",
+    arms=(
+        Arm(
+            "masked",
+            "modernbert-small",
+            {**SMALL_TRANSFORMER, **train_with(MaskedLM()), "micro_batch_tokens": 16_384},
+            note="The same layout with ordinary masked LM. Its minimal pairs are scored by pseudo-log-likelihoods, the "
+            "others' from left to right.",
+        ),
+        _hybrid("causal", 1.0),
+        _hybrid("hybrid-1-1", 0.5, "As many causal as masked sequences. Fine-tuned in both directions."),
+        _hybrid("hybrid-1-7", 0.125, "One causal sequence for seven masked ones."),
+    ),
+    metrics=("bits_per_character", "blimp", "cola", "mrpc", "squad-shifts"),
+    questions=(
+        Question(
+            "Does masked LM as well help a causal model with grammar?",
+            *("hybrid-1-1", "causal", "blimp", "higher"),
+            source=f"{FIGURE_2}: 79.2 and 76.6, read left to right",
+            published=2.6,
+        ),
+        Question(
+            "Does it help more if it is half of the sequences than if it is most?",
+            *("hybrid-1-7", "hybrid-1-1", "blimp", "lower"),
+            source=f"{FIGURE_2}: 78.1 and 79.2, read left to right",
+            published=-1.1,
+        ),
+        Question(
+            "Is a mostly masked hybrid better in fine-tuning than a causal model?",
+            *("hybrid-1-7", "causal", "mrpc", "higher"),
+            source=f"{FIGURE_2}: MNLI; the difference is about three points",
+        ),
+        Question(
+            "Is a mostly masked hybrid better in fine-tuning than a masked model?",
+            *("hybrid-1-7", "masked", "mrpc", "higher"),
+            source=f"{CHARPENTIER}, abstract: the hybrid outperforms masked-only models",
+        ),
+    ),
+)
+
+MODERN_STUDIES = (MUON_LAYOUT, MASKING_RATE, HYBRID)

@@ -29,19 +29,19 @@ SMALL = {"size": "", "model.num_layers": 4, "model.dim": 512, "model.num_heads":
 NO_DROPOUT = {"model.dropout": 0.0, "model.attention_dropout": 0.0}
 SMALL_TRANSFORMER = {**SHORT_RUN, **SMALL, **NO_DROPOUT}
 GLUE = ("cola", "sst-2", "mrpc", "sts-b")
-# To run any study on a CPU in seconds: settings for all arms, of which each takes those it has.
+# To run any study on a CPU in seconds: settings for all arms, of which `tiny_overrides` selects those of a study.
 TINY: dict[str, Any] = {
     "model.num_layers": 4,
     "model.dim": 32,
     "model.num_heads": 2,
-    "model.ffn_dim": 64,
+    "model.ffn_dim": 128,
     "model.hidden_dim": 48,
     "model.num_decoder_layers": 2,
     "model.window": 3,
     "model.num_buckets": 32,
     "max_len": 32,
     "batch_tokens": 1024,
-    "micro_batch_tokens": 512,
+    "micro_batch_tokens": 128,  # the hybrid study needs eight of them
 }
 
 
