@@ -66,7 +66,7 @@ def generated() -> dict[tuple[Path, str], str]:
     from polyseme.studies.catalog import summary as studies
 
     return {
-        (README, "families"): families.format_markdown(),
+        (GUIDES / "families.md", "families"): families.format_markdown(),
         (ARCHITECTURE, "layers"): format_layers(),
         (STUDIES, "studies"): studies.format_markdown(),
     }

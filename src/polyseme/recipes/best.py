@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from polyseme.errors import ConfigError
-from polyseme.recipes.ledger import THREAD_EXPONENT, DeviceKind, Measurement, read_measurements
+from polyseme.recipes.ledger import THREAD_EXPONENT, DeviceKind, LedgerEntry, read_measurements
 from polyseme.train.recipe import BudgetConfig, Recipe
 
 NAME = "best"
@@ -88,7 +88,7 @@ def derive_recipe(budget: BudgetConfig, corpus_tokens: int, device: ComputeDevic
     )  # fmt: skip
 
 
-def _compare_time(measurement: Measurement, minutes: float) -> str:
+def _compare_time(measurement: LedgerEntry, minutes: float) -> str:
     """Say why another measured time than `minutes` was taken; empty if it is the same."""
     if measurement.minutes > minutes:
         return "; no shorter time was measured"
@@ -97,7 +97,7 @@ def _compare_time(measurement: Measurement, minutes: float) -> str:
     return "" if measurement.minutes == minutes else f"; no longer time up to {minutes:.3g} min was measured"
 
 
-def select_measurement(kind: DeviceKind, minutes: float, corpus_tokens: float = math.inf) -> Measurement:
+def select_measurement(kind: DeviceKind, minutes: float, corpus_tokens: float = math.inf) -> LedgerEntry:
     """Return the best measurement of the longest measured time that is not longer than `minutes`, or the shortest one.
 
     Times in which the measured model read more text than `MAX_EPOCHS` epochs of the corpus are too long as well.

@@ -84,7 +84,7 @@ class SpeedrunSettings(Config):
 
 
 @dataclass(frozen=True)
-class Measurement:
+class LedgerEntry:
     """Settings that were measured at one budget, with the means of their seeds."""
 
     minutes: float  # for a CPU: of one thread
@@ -116,7 +116,7 @@ class Measurement:
         return f"the best measured for {self.minutes:.3g} min of {self.device} ({self.date}, {seeds}): {scores}"
 
 
-def read_measurements(kind: DeviceKind, ledger: Path = LEDGER) -> dict[float, list[Measurement]]:
+def read_measurements(kind: DeviceKind, ledger: Path = LEDGER) -> dict[float, list[LedgerEntry]]:
     """Return the measured masked LMs of a kind of device by their minutes, shortest first, and best first for each.
 
     The best has the highest BLiMP on a GPU, which is comparable between vocabularies. On a CPU, where BLiMP is close
@@ -129,9 +129,9 @@ def read_measurements(kind: DeviceKind, ledger: Path = LEDGER) -> dict[float, li
         minutes, is_cpu = count_minutes(row), row["device"] == "cpu"
         if minutes and "constraint" not in row and settings.is_masked_lm and is_cpu == (kind == "cpu"):
             arms[minutes, settings].append(row)
-    measurements: dict[float, list[Measurement]] = {minutes: [] for minutes, _ in sorted(arms, key=lambda key: key[0])}
+    measurements: dict[float, list[LedgerEntry]] = {minutes: [] for minutes, _ in sorted(arms, key=lambda key: key[0])}
     for (minutes, settings), rows in arms.items():
-        measurements[minutes].append(Measurement.from_rows(minutes, settings, rows))
+        measurements[minutes].append(LedgerEntry.from_rows(minutes, settings, rows))
     for candidates in measurements.values():
         candidates.sort(key=lambda m: -m.blimp if kind == "gpu" else m.bits_per_character)
     return measurements
