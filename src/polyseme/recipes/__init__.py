@@ -18,7 +18,7 @@ _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(enc.roberta_tiny, enc.roberta_base, enc.roberta_large),
     *(enc.albert_tiny, enc.albert_base, enc.albert_large, enc.albert_xlarge, enc.albert_xxlarge),
     *(enc.spanbert_tiny, enc.spanbert_base, enc.spanbert_large, enc.distilbert_tiny, enc.distilbert_base),
-    *(enc.modernbert_tiny, enc.modernbert_small),
+    *(enc.modernbert_tiny, enc.modernbert_small, enc.mini),
     *(lm.gpt_tiny, lm.gpt_base, lm.gpt2_tiny, lm.gpt2_small, lm.transformer_xl_tiny, lm.transformer_xl_base),
     *(enc.xlnet_tiny, enc.xlnet_base),
     *(s2s.seq2seq_tiny, s2s.seq2seq_multi30k),

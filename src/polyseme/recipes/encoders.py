@@ -69,6 +69,19 @@ def modernbert_small() -> Recipe:
     return bert_small().replace(name="modernbert-small", family="modernbert", objective=objective, compile=True)
 
 
+def mini() -> Recipe:
+    """The recipe of the bundled model: ModernBERT's layout with 10 layers of 320, for ten minutes of one GPU.
+
+    Settings are those that were best in docs/results/speedrun.md: 30 % masked tokens, short sequences, Muon.
+    """
+    model = {**NO_DROPOUT, "num_layers": 10, "dim": 320, "num_heads": 5, "max_len": 512}
+    optimizer = OptimizerConfig(lr=2e-3, beta2=0.98, name="muon")
+    schedule, objective = ScheduleConfig("linear", warmup=0.06), MaskedLM(mask_prob=0.3)
+    recipe = define("modernbert-mini", objective, optimizer, schedule, batch_tokens=131072, steps=10_000, max_len=96)
+    recipe = recipe.replace(name="mini", size="", model=model, micro_batch_tokens=65536, compile=True)
+    return recipe.replace(eval_every=2000, save_every=10_000)
+
+
 def modernbert_tiny() -> Recipe:
     """ModernBERT with 2 layers of 128, for experiments: minutes on a CPU."""
     return define_tiny("modernbert", MaskedLM(mask_prob=0.3), max_len=128, batch_tokens=8192, steps=2000, lr=2e-3)
