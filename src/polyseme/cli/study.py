@@ -61,7 +61,9 @@ def study(
         _list(name, as_json)
         return
     if page is not None:
-        _write_page(page, out)
+        from polyseme.studies.runner import rewrite_pages
+
+        print(rewrite_pages(page, out))
         return
     from polyseme.studies.plan import StudyOptions
     from polyseme.studies.runner import run_study
@@ -130,10 +132,3 @@ def _print_study(study: "Study") -> None:
     print_wrapped_table(["arm", "recipe"], [[arm.name, arm.recipe or f"model of {arm.from_arm}"] for arm in study.arms])
     for question in study.questions:
         print_wrapped(f"- {question.text} ({question.source})", 2)
-
-
-def _write_page(folder: Path, out: Path | None) -> None:
-    from polyseme.studies.page import export_page, write_pages
-
-    path = write_pages(folder)
-    print(path if out is None else export_page(folder, out))

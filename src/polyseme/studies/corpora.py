@@ -17,6 +17,7 @@ from polyseme.studies.plan import StudyPlan
 from polyseme.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+MIN_VOCAB_SIZE = 512  # of another tokenizer: byte-level BPE starts with 256 bytes
 
 
 def arm_corpus(plan: StudyPlan, arm: Arm) -> Path:
@@ -89,7 +90,7 @@ def _prepare(plan: StudyPlan, arm: Arm, path: Path) -> None:
     settings = read_manifest(plan.corpus)["settings"]
     num_sentinels = _num_sentinels(plan, arm)
     kind, chosen_size = _parse_kind(arm)
-    size = (chosen_size or Corpus.open(plan.corpus).vocab_size) + num_sentinels
+    size = (chosen_size or max(Corpus.open(plan.corpus).vocab_size, MIN_VOCAB_SIZE)) + num_sentinels
     options: dict[str, Any] = {"lowercase": own.lowercase, "num_sentinels": num_sentinels}
     texts = (document.text for document in open_sources(sources))
     tokenizer = Tokenizer.train(kind, texts, None if kind == "characters" else size, **options)  # type: ignore[arg-type]

@@ -155,7 +155,7 @@ def measure_arm(model: ArmModel, partial_path: Path) -> tuple[dict[str, Any], li
         except UnsupportedError as error:
             measurement, warning = None, f"{name}: {error}"
         if measurement is not None and not math.isfinite(measurement.value):
-            measurement, warning = None, f"{name}: the {METRICS[name].score} is not defined ({measurement.value})"
+            warning, measurement = f"{name}: the {METRICS[name].score} is not defined ({measurement.value})", None
         rows[name] = {"warning": warning}
         if measurement is not None:
             rows[name] |= {"value": measurement.value, "metric": METRICS[name].score}

@@ -48,13 +48,13 @@ class Metric:
         return not all(any((data / name).exists() for name in names) for names in self.files)
 
 
-def _glue(name: str, title: str, score: str, **limits: int) -> Metric:
+def _glue(name: str, title: str, score: str, **limits: Any) -> Metric:
     folder = f"glue/{title}"
     files = ((f"{folder}/msr_paraphrase_train.txt", f"{folder}/train.tsv"),) if name == "mrpc" else ((folder,),)
     return Metric(name, title, "task", score, dataset=f"glue/{name}", files=files, **limits)
 
 
-def _task(name: str, title: str, score: str, folder: str, dataset: str = "", **limits: int) -> Metric:
+def _task(name: str, title: str, score: str, folder: str, dataset: str = "", **limits: Any) -> Metric:
     return Metric(name, title, "task", score, dataset=dataset or name, files=((folder,),), **limits)
 
 
@@ -167,7 +167,7 @@ def _read_parts_of_speech(metric: Metric, data: Path) -> TaskData:
         if len(files) != 1:
             raise DataError(f"{data / dataset.folder} has {len(files)} files *-ud-{split}*.conllu*, expected one")
         splits.append(dataset.read_split(files[0]))
-    return TaskData(dataset.task(), *splits, dataset_name=metric.dataset)
+    return TaskData(dataset.task(), splits[0], splits[1], dataset_name=metric.dataset)
 
 
 def _read_squad_shifts(metric: Metric, data: Path) -> TaskData:
@@ -178,7 +178,7 @@ def _read_squad_shifts(metric: Metric, data: Path) -> TaskData:
         if len(files) != 1:
             raise DataError(f"{data / 'squad-shifts'} has {len(files)} files {name}*.json*, expected one")
         splits.append(ExtractiveQATask.read(files[0]))
-    return TaskData(ExtractiveQATask(), *splits, name="")
+    return TaskData(ExtractiveQATask(), splits[0], splits[1])
 
 
 _READERS: dict[str, Callable[[Metric, Path], TaskData]] = {

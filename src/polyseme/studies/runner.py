@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json_object, write_json
 from polyseme.io.lock import lock_folder
 from polyseme.studies.arms import check_overrides
@@ -64,11 +65,27 @@ def run_study(
     end_time = time.monotonic() + options.time_limit if options.time_limit else 0.0
     with lock_folder(plan.out, "study"):
         plan.write(metric_limits(plan.study, options.max_examples))
+        (plan.out / HASHES_FILE).unlink(missing_ok=True)  # the folder is that of an unfinished study
         prepare_corpora(plan)
         if any(METRICS[name].kind == "pairs" for name in plan.study.metrics):
             plan.minimal_pairs  # noqa: B018  # extracts them once
         StudyRunner(plan, end_time).run()
-        return plan_status(plan)
+        status = plan_status(plan)
+        if status.is_complete:
+            write_hashes(plan.out)
+        return status
+
+
+def rewrite_pages(out: Path, page: Path | None = None) -> Path:
+    """Write the pages of a study again, or one page for a documentation to `page`; return the page."""
+    from polyseme.studies.page import export_page, write_pages
+
+    with lock_folder(out, "study"):
+        StudyPlan.read(out)
+        path = write_pages(out)
+        if (out / HASHES_FILE).is_file():
+            write_hashes(out)
+        return path if page is None else export_page(out, page)
 
 
 @dataclass

@@ -70,12 +70,12 @@ class Scheduler:
                 for each in [each for each in running if each.process.poll() is not None]:
                     running.remove(each)
                     self._finish(each)
-                while len(running) < self.num_jobs and (job := next(filter(is_ready, pending), None)):
-                    if not self._fits(job):
+                while len(running) < self.num_jobs and (ready := next(filter(is_ready, pending), None)):
+                    if not self._fits(ready):
                         pending.clear()
                         break
-                    pending.remove(job)
-                    running.append(self._start(job))
+                    pending.remove(ready)
+                    running.append(self._start(ready))
                 if pending and not running:  # what they wait for has failed
                     break
                 time.sleep(POLL_SECONDS)

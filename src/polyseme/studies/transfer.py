@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import ConfigError
 from polyseme.finetuning.api import FeatureOptions, pop_options
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.defaults import choose_settings
@@ -89,14 +88,10 @@ def open_transfer(
         config = FEATURE_DEFAULTS.replace(epochs=MAX_FEATURE_EPOCHS, batch_size=BATCH_SIZE)
         data = replace(data, task=data.task.for_features())
         config, (data,) = override(config, [data], "network", features.network_fields())
-    elif arm.transfer == "finetune":
+    else:
         max_len = min(max_len, model_config.trunk.embeddings.max_len)
         config = FinetuneConfig(**data.task.finetune_settings).replace(
             batch_size=BATCH_SIZE, max_len=max_len, truncate=True
-        )
-    else:
-        raise ConfigError(
-            f"the arm {arm.name} has the transfer {arm.transfer!r}: finetune, features or none is expected"
         )
     from_scratch = bool(options.pop("from_scratch", False))
     if model_config.family == "ulmfit" and features is None:
