@@ -63,12 +63,12 @@ def test_agrees_with_loops(is_paired, num_seeds, num_finetuning_seeds, num_group
     rng = np.random.default_rng(1)
     points = random_points(rng, num_seeds, num_finetuning_seeds, 60, 0.5)
     groups = rng.integers(num_groups, size=60) if num_groups else None
-    expected = reference_bootstrap(points, 3000, rng, is_paired, groups)
-    scores = resample_points(np.reshape(points, (-1, 60)), 3000, rng, groups)
+    expected = reference_bootstrap(points, 1500, rng, is_paired, groups)
+    scores = resample_points(np.reshape(points, (-1, 60)), 1500, rng, groups)
     arms = scores.reshape(2, num_seeds, num_finetuning_seeds, -1)
     first, second = multi_bootstrap(list(map(list, arms)), rng, "pp" if is_paired else ())
     assert (first - second).mean() == pytest.approx(expected.mean(), abs=0.1 * expected.std())
-    assert (first - second).std() == pytest.approx(expected.std(), rel=0.07)
+    assert (first - second).std() == pytest.approx(expected.std(), rel=0.1)
     assert percentile_interval(first - second) == pytest.approx(
         percentile_interval(expected), abs=0.25 * expected.std()
     )
@@ -129,10 +129,10 @@ def test_coverage_of_few_seeds_is_as_documented():
 
 
 @pytest.mark.parametrize("is_paired", [False, True])
-@pytest.mark.parametrize("seed_noise", [0.0, 0.08, 0.4])
+@pytest.mark.parametrize("seed_noise", [0.0, 0.15, 0.8])
 def test_intervals_of_three_seeds_cover_95_percent(is_paired, seed_noise):
     """Seed noise and example noise are normal, and the arms share examples, and models if they are paired."""
-    rng, num_covered, num_rejected, num_trials, num_examples = np.random.default_rng(2), 0, 0, 1200, 200
+    rng, num_covered, num_rejected, num_trials, num_examples = np.random.default_rng(2), 0, 0, 500, 50
     for _ in range(num_trials):
         difficulty = rng.normal(size=num_examples)
         models = 2 * rng.normal(size=3) if is_paired else 0.0

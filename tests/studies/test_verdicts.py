@@ -59,7 +59,9 @@ def test_void_arms_and_failed_runs():
     rows[4] = {"arm": "old", "seed": 1, "error": "the loss is nan"}
     (failed,) = answer(rows)
     assert failed.answer == "void" and failed.reason == "old, seed 1, failed: the loss is nan"
-    assert answer(rows, SST, ("new", "new", "sst-2", "higher"))[1].adjusted_p is not None  # void ones are no tests
+    rows += rows_of(other=(0.6, 0.61, 0.62))
+    other = answer(rows, SST, ("new", "other", "sst-2", "higher"))[1]
+    assert other.adjusted_p == other.p  # a void question is no test
 
 
 def test_missing_rows_and_too_few_seeds():
@@ -126,7 +128,8 @@ def test_deviations_give_the_covariance_over_examples(tmp_path):
         u, v = map(example_deviations, paths)
         expected = np.cov([[functions[kind, number](draw) for draw in draws] for number in range(2)])
         assert u @ u == pytest.approx(expected[0, 0], rel=0.3), kind
-        assert u @ v == pytest.approx(expected[0, 1], rel=0.4), kind
+        assert u @ v == pytest.approx(expected[0, 1], abs=0.25 * expected[0, 0]), kind
+        assert expected[0, 1] > 0.25 * expected[0, 0]
         low, high = multi_bootstrap_interval(paths[:1], paths[1:])
         difference = functions[kind, 0](np.arange(num_examples)) - functions[kind, 1](np.arange(num_examples))
         assert low < difference < high, kind

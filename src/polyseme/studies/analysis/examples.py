@@ -18,7 +18,7 @@ from polyseme.evaluation.comparison.significance import percentile_interval
 from polyseme.io.json import read_json_object
 from polyseme.tasks import task_from_json
 
-NUM_METRIC_RESAMPLES = 200  # of metrics that are no means: enough for a variance
+NUM_METRIC_RESAMPLES = 100  # of metrics that are no means: enough for a variance
 NUM_RESAMPLES = 1000
 
 
