@@ -183,7 +183,7 @@ def test_command(cola, run_cli, rejects):
     )
     assert json.loads(run_cli("published", "--json"))["swag"] == TABLES["swag"].description
     rejects("published", "glue", "--json", "--markdown", match="exclude each other")
-    rejects("published", "gleu", match="did you mean 'glue'")
+    rejects("published", "glue-ensemble", match="did you mean 'glue-ensembles'")
 
 
 def test_wide_tables_are_transposed(run_cli):
