@@ -40,7 +40,8 @@ def write_study(out: Path, study: Study, rows: list[dict[str, Any]], seeds: list
     """Write the files of a study; a metric with `points` gets a file of examples."""
     seeds = seeds or sorted({row["seed"] for row in rows})
     plan = {"kind": "study", "study": study.to_plain(), "corpus": "/home/me/corpus", "data": "data", "budget": "90s"}
-    plan |= {"seeds": seeds, "command": "polyseme study made-up --corpus /home/me/my_corpus --budget 90s", "limits": {"sst-2": {"train": 10_000}}}
+    command = "polyseme study made-up --corpus /home/me/my_corpus --budget 90s"
+    plan |= {"seeds": seeds, "command": command, "limits": {"sst-2": {"train": 10_000}}}
     out.mkdir(parents=True, exist_ok=True)
     (out / "study.json").write_text(json.dumps(plan))
     rates = {"lr": 1e-3, "rates": [{"lr": 5e-4, "loss": 3.0}, {"lr": 1e-3, "loss": 2.9}]}

@@ -33,9 +33,15 @@ class Objective(Config, ABC):
 
     needs_source: ClassVar[bool] = False  # batches have a source and a target
     needs_query_stream: ClassVar[bool] = False  # batches have a query stream
+    needs_hybrid: ClassVar[bool] = False  # some batches are read left to right, others in both directions
     needs_bounded_memory: ClassVar[bool] = False  # a batch continues the one before it: each step has the same streams
     is_sparse: ClassVar[bool] = False  # heads compute gradients of table rows, for sparse updates
     has_static_shapes: ClassVar[bool] = False  # shapes recur without padding, so CUDA graphs can be captured
+
+    @property
+    def min_micro_batches(self) -> int:
+        """The fewest micro-batches that a step can have."""
+        return 1
 
     @property
     @abstractmethod
@@ -59,6 +65,11 @@ class Objective(Config, ABC):
             raise ConfigError(f"{name} needs a query stream, which {family} does not have; xlnet has one")
         if trunk.has_query_stream and not self.needs_query_stream:
             raise ConfigError(f"{family} predicts tokens by its query stream, which {name} does not train")
+        if self.needs_hybrid and not trunk.is_hybrid:
+            raise ConfigError(f"{name} needs a trunk that reads in one or both directions, as that of gpt-bert can")
+        if trunk.is_hybrid and not self.needs_hybrid:
+            advice = "its causal_fraction 0 is masked LM only, and 1 causal LM only"
+            raise ConfigError(f"{family} is trained by HybridLM instead of {name}; {advice}")
         if self.needs_bounded_memory and not trunk.has_bounded_memory:
             raise ConfigError(f"{name} needs a memory of fixed size, which {family} does not have with this config")
         limit, longest = trunk.embeddings.max_len, self.max_input_len(max_len)

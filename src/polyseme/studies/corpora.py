@@ -86,12 +86,12 @@ def _open_sources(plan: StudyPlan, arm: Arm) -> list[CorpusSource]:
 
 def _prepare(plan: StudyPlan, arm: Arm, path: Path) -> None:
     """Train a tokenizer of the same size and casing on the sources, and prepare them with the same settings."""
-    sources, own = _open_sources(plan, arm), _study_tokenizer(plan)
+    sources, study_tokenizer = _open_sources(plan, arm), _study_tokenizer(plan)
     settings = read_manifest(plan.corpus)["settings"]
     num_sentinels = _num_sentinels(plan, arm)
     kind, chosen_size = _parse_kind(arm)
     size = (chosen_size or max(Corpus.open(plan.corpus).vocab_size, MIN_VOCAB_SIZE)) + num_sentinels
-    options: dict[str, Any] = {"lowercase": own.lowercase, "num_sentinels": num_sentinels}
+    options: dict[str, Any] = {"lowercase": study_tokenizer.lowercase, "num_sentinels": num_sentinels}
     texts = (document.text for document in open_sources(sources))
     tokenizer = Tokenizer.train(kind, texts, None if kind == "characters" else size, **options)  # type: ignore[arg-type]
     names = ("clean", "dedup", "dedup_threshold", "shard_characters")

@@ -99,7 +99,7 @@ def open_transfer(
     for path, value in {**options, **finetune_options}.items():
         config, (data,) = override(config, [data], path, value)
     if features is None:
-        config, _ = choose_settings(config, model_config.trunk)
+        config, _ = choose_settings(config, model_config.trunk, {})
     return TaskTransfer(model, data, config.validate(), features, from_scratch)
 
 

@@ -187,6 +187,8 @@ class _Run:
             if (saved_budget := BudgetConfig.from_json(record["recipe"]["budget"])) != recipe.budget:
                 self._extend(record, saved_budget)
         else:
+            for sentence in recipe.derivation if state.rank == 0 else ():
+                logger.info("%s: %s", recipe.name, sentence)
             self.plan = StepPlan((Segment(0, plan_steps(recipe, self.stream)),))
             self._update_record(record)
         self.plan.apply(state, recipe.schedule, state.start_step)
@@ -293,6 +295,7 @@ class _Run:
             "device_hours": self.spent["seconds"] * self.stream.world_size / 3600,
             **({"averaged_steps": averaged_steps} if averaged_steps else {}),
             **({"extensions": self.extensions} if self.extensions else {}),
+            **({"derivation": list(self.recipe.derivation)} if self.recipe.derivation else {}),
             "environment": self.environment,
             "warnings": warnings,
         }
@@ -406,7 +409,8 @@ def evaluate(state: TrainState, builder: BatchBuilder, recipe: Recipe) -> dict[s
         metrics[name] = loss / max(count, 1)
         if not recipe.optimizer.is_sparse:
             metrics[f"{name}_accuracy"] = num_correct / max(count, 1)
-    if token_losses := [metrics[name] for name in ("masked", "next", "previous") if name in metrics]:
+    token_terms = ("next", "previous") if "next" in metrics else ("masked", "previous")
+    if token_losses := [metrics[name] for name in token_terms if name in metrics]:
         metrics["perplexity"] = math.exp(min(statistics.fmean(token_losses), 50.0))
     return metrics
 

@@ -169,7 +169,7 @@ def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[
     names, tasks, runs_by_cell = pivot_runs(runs)
     metrics = {run.task: run.metric for run in runs}
     models = list(dict.fromkeys(run.model for run in runs))
-    model_names = dict(zip(models, _short_models(models)))
+    model_names = dict(zip(models, short_model_names(models)))
     header = ["run", "model", "parameters", *(f"{task} ({metrics[task]})" for task in tasks)]
     header += ["mean"] * (len(tasks) > 1) + ["ms a text", "examples/s", "speed-up", "training s"]
     shared_tasks = [task for task in tasks if all((name, task) in runs_by_cell for name in names)]
@@ -190,7 +190,7 @@ def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[
     return header, rows
 
 
-def _short_models(models: Sequence[str]) -> list[str]:
+def short_model_names(models: Sequence[str]) -> list[str]:
     """Return short names of models: the ends of their paths, without a last folder `model` that all runs have."""
     names = [model.removesuffix("/model") for model in (label.partition(" (")[0] for label in models)]
     marks = ["".join(label.partition(" (")[1:]) for label in models]
