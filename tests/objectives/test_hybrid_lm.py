@@ -147,7 +147,7 @@ def test_evaluation_measures_both_losses_on_all_text():
     scores = HybridLM().evaluate(model, batch)
     assert scores["masked"] == evaluate_batch(model, batch)["masked"]
     assert scores["next"][2] == batch.inputs.layout.num_tokens - len(batch.inputs.layout.lengths)
-    assert scores["next"][0] == pytest.approx(float(compute_losses(model, batch.extra.batch)["next"]), rel=1e-5)
+    assert scores["next"][0] == pytest.approx(compute_losses(model, batch.extra.batch)["next"].item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("changes,match", [
