@@ -330,6 +330,7 @@ def test_command_in_a_subprocess(project):
     assert len(json.loads(found.stdout)[0]) == 5
 
 
+@pytest.mark.slow  # as in `test_threads_do_not_print_after_an_error`
 def test_error_in_a_subprocess_is_one_line(tmp_path):
     found = call("fill", tmp_path / "none", "the [MASK]")
     assert found.returncode == 2 and found.stdout == ""
@@ -338,6 +339,6 @@ def test_error_in_a_subprocess_is_one_line(tmp_path):
 
 def test_closed_pipe_is_no_error():
     """As in `polyseme … | head`, with a reader that exits at once."""
-    command = f"{sys.executable} -m polyseme.cli.main families | true"
+    command = f"{sys.executable} -m polyseme.cli.main recipes | true"
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, env=os.environ)
     assert found.stderr == "" and found.stdout == ""

@@ -76,7 +76,7 @@ def test_removed_documents_are_reported(folder: Path) -> None:
     assert "short" in json.dumps(cleaning["min_chars"]["examples"])
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_output_does_not_depend_on_number_of_workers(folder: Path, tmp_path: Path, num_workers: int) -> None:
     make(folder, tmp_path / "out", num_workers=num_workers)
     assert tree(tmp_path / "out") == tree(folder / "whole")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,17 @@ GOOGLE = """One line that says what it is for.
     Example:
         this is the code and not a text
     """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cached_extraction() -> Iterator[None]:
+    """Extract the prose of each file once, because several tests read the standard library."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_extract_docstrings", "extract_prose"):
+            extract = getattr(python_docs, name)
+            cached = functools.cache(lambda text, extract=extract: tuple(extract(text)))
+            patch.setattr(python_docs, name, cached)
+        yield
 
 
 def test_extract_prose() -> None:

@@ -78,8 +78,9 @@ def folders(tmp_path_factory):
 
 
 CASES = [("bert", "classification"), ("bert", "pair_classification"), ("bert", "tagging"), ("bert", "regression"),
-         ("gpt2", "classification"), ("gpt2", "tagging"), ("gpt2", "regression"),
-         ("modernbert", "classification"), ("transformer_xl", "tagging"), ("xlnet", "classification")]  # fmt: skip
+         ("gpt2", "classification"), ("gpt2", "tagging"), ("modernbert", "classification"),
+         ("transformer_xl", "tagging"), ("xlnet", "classification"),
+         pytest.param(("gpt2", "regression"), marks=pytest.mark.slow)]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)

@@ -186,7 +186,7 @@ CASES = {
     [
         "frozen words",
         "neither",
-        "two sources",
+        pytest.param("two sources", marks=pytest.mark.slow),  # as "both ends" has
         "taglm",
         "both ends",
         pytest.param("words alone", marks=pytest.mark.slow),

@@ -56,7 +56,7 @@ def files(tmp_path_factory):
 def run_command(monkeypatch, files, out, *options):
     inputs = ["--text", files / "general.txt", "--train", files / "train.tsv", "--dev", files / "dev.tsv"]
     short = ["--preset", "tiny", "--budget", "4steps", "--set", "vocab_size=330", "--set", "target_epochs=0.2",
-             "--set", "classifier.epochs=4"]  # fmt: skip
+             "--set", "classifier.epochs=2", "--set", "classifier.unfreeze_every=0.5"]  # fmt: skip
     arguments = [*inputs, "--out", out, *short, *options]
     monkeypatch.setattr("sys.argv", ["polyseme", "ulmfit", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_info:

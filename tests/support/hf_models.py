@@ -1,6 +1,9 @@
 """Models of `transformers` with random weights, converted to ours for comparison."""
 
+import functools
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,5 +150,13 @@ def build_hf_model(family, name, tiny_folders, **changes):
 def save_hf_model(model, family, tiny_folders, folder, **options):
     """Save model and tokenizer in one folder."""
     model.save_pretrained(folder, **options)
-    transformers.AutoTokenizer.from_pretrained(tiny_folders[family]).save_pretrained(folder)
+    shutil.copytree(_tokenizer_files(tiny_folders[family]), folder, dirs_exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _tokenizer_files(source: Path) -> Path:
+    """Return a folder with the files of a tokenizer as `transformers` saves them."""
+    folder = source.with_name(f"{source.name}-tokenizer")
+    transformers.AutoTokenizer.from_pretrained(source).save_pretrained(folder)
     return folder

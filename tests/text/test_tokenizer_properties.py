@@ -101,7 +101,7 @@ def test_decoding_restores_the_text(tokenizer: Tokenizer) -> None:
 
 
 def test_offsets_cover_the_text(tokenizer: Tokenizer) -> None:
-    for line in LINES + random_strings(1500, seed=5):
+    for line in LINES[::3] + random_strings(500, seed=5):
         ids, offsets = tokenizer.encode_with_offsets(line)
         starts = [start for start, _ in offsets]
         assert starts == sorted(starts), line
@@ -127,16 +127,16 @@ def test_offsets_cover_the_text(tokenizer: Tokenizer) -> None:
 
 def test_encode_corpus_agrees_with_encode(tokenizer: Tokenizer) -> None:
     tokens = {"[MASK]", *tokenizer.special_tokens_map.values()}  # `encode` treats these as special tokens
-    lines = [line for line in random_strings(800, seed=6) + LINES[:300] if not any(token in line for token in tokens)]
+    lines = [line for line in random_strings(300, seed=6) + LINES[::8] if not any(token in line for token in tokens)]
     encoded = tokenizer.encode_corpus(lines)
     parts = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
-    for line, part in zip(lines, parts):
+    for number, (line, part) in enumerate(zip(lines, parts)):
         assert part.tolist() == tokenizer.encode(line), line
-        assert len(tokenizer.encode_corpus([line]).word_starts) == len(part)
+        assert number % 4 or len(tokenizer.encode_corpus([line]).word_starts) == len(part)
 
 
 def test_encode_words_indices(tokenizer: Tokenizer) -> None:
-    for line in LINES[:400] + random_strings(400, seed=7):
+    for line in LINES[::6] + random_strings(200, seed=7):
         words = line.split()
         if not words:
             continue

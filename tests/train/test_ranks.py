@@ -1,10 +1,8 @@
 """Two ranks: they agree before the first step, load one state, and report in one line why another rank failed."""
 
 import json
-import multiprocessing
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -18,53 +16,8 @@ from polyseme.train import distributed
 from polyseme.train import pretrain as module
 from polyseme.train.pretrain import pretrain
 from polyseme.train.ranks import hash_tensors
+from tests.support.ranks import run_ranks
 from tests.support.runs import STEPS, Killed, checkpoint_tensors, tiny_recipe
-
-FORK = multiprocessing.get_context("fork")  # importing torch in new processes would take most of the time
-
-
-def run_ranks(function, *, num_started=2, timeout=60.0):
-    """Call `function(rank)` in two processes; return the exit status of each and what they raised, or None."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    pipes, processes = [], []
-
-    def run(rank, sender):
-        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        try:
-            sender.send(function(rank))
-            distributed.shutdown()
-        except PolysemeError as error:
-            sender.send(f"{type(error).__name__}: {error}")
-            os._exit(2)
-        except BaseException as error:
-            sender.send(repr(error))
-            os._exit(1)
-        os._exit(0)
-
-    for rank in range(num_started):
-        receiver, sender = FORK.Pipe(duplex=False)
-        processes.append(FORK.Process(target=run, args=(rank, sender)))
-        processes[-1].start()
-        sender.close()
-        pipes.append(receiver)
-    end_time = time.monotonic() + timeout
-    for process in processes:
-        process.join(max(end_time - time.monotonic(), 0.1))
-    hanging = [rank for rank, process in enumerate(processes) if process.is_alive()]
-    for process in processes:
-        process.kill()
-        process.join()
-    assert not hanging, f"ranks {hanging} are still running"
-    answers = [receive(pipe) for pipe in pipes]
-    return [process.exitcode for process in processes], answers
-
-
-def receive(pipe):
-    try:
-        return pipe.recv()
-    except EOFError:
-        return None
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Law 5: a run that is killed and resumed ends with the same weights, bit for bit, as an uninterrupted one."""
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -30,6 +31,7 @@ from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig
 from tests.support.commands import run_cli
+from tests.support.ranks import run_ranks
 from tests.support.runs import STEPS, Killed, assert_same, checkpoint_tensors, tiny_recipe
 
 PAIRED = ("transformer", "seq2seq")  # which read pairs: test_translation.py and test_seq2seq_runs.py
@@ -201,18 +203,15 @@ def test_segments_of_drawn_length_resume_in_mid_stream(direction, corpora, tmp_p
 def test_a_real_kill(corpora, whole, tmp_path):
     """SIGKILL from outside at any moment, even while saving; another process resumes."""
     (tmp_path / "recipe.json").write_text(json.dumps(tiny_recipe("bert").to_json()))
-    command = [sys.executable, "-m", "polyseme.cli.main", "pretrain", str(tmp_path / "recipe.json"),
-               "--corpus", str(corpora["wordpiece"]), "--out", str(tmp_path / "killed")]  # fmt: skip
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    process = subprocess.Popen(command, env=os.environ | threads, stderr=subprocess.DEVNULL)
+    command = ["pretrain", tmp_path / "recipe.json", "--corpus", corpora["wordpiece"], "--out", tmp_path / "killed"]
+    process = multiprocessing.get_context("fork").Process(target=run_cli, args=command)
+    process.start()
     deadline = time.monotonic() + 60
     while not list((tmp_path / "killed").glob("checkpoints/*")) and time.monotonic() < deadline:
         time.sleep(0.002)
     process.kill()
-    process.wait()
-    run_cli(
-        "pretrain", tmp_path / "recipe.json", "--corpus", corpora["wordpiece"], "--out", tmp_path / "killed", "--resume"
-    )
+    process.join()
+    run_cli(*command, "--resume")
     assert_same(whole, tmp_path / "killed")
 
 
@@ -329,19 +328,23 @@ def test_a_run_out_of_time_ends_after_the_step_with_its_model(corpora, tmp_path,
     assert (run / "model" / "config.json").exists()
 
 
-def test_two_ranks_train_the_same_model(corpora, tmp_path):
-    """Under torchrun: the same steps on the same data as with one process, one run folder, and a clean exit."""
+@pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.slow)])
+def test_two_ranks_train_the_same_model(launcher, corpora, tmp_path):
+    """The same steps on the same data as with one process, one run folder, and a clean exit."""
     plain = tiny_recipe("bert")
     plain = plain.replace(model={**plain.model, "dropout": 0.0, "attention_dropout": 0.0})
     pretrain(plain, corpora["wordpiece"], tmp_path / "one")
     (tmp_path / "recipe.json").write_text(json.dumps(plain.to_json()))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command = ["pretrain", str(tmp_path / "recipe.json"), "--corpus", str(corpora["wordpiece"])]
-    command = [*torchrun, "-m", "polyseme.cli.main", *command, "--out", str(tmp_path / "two")]
-    found = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
+    command = ["pretrain", tmp_path / "recipe.json", "--corpus", corpora["wordpiece"], "--out", tmp_path / "two"]
+    if launcher == "fork":
+        assert run_ranks(lambda rank: run_cli(*command))[0] == [0, 0]
+    else:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+        process = subprocess.run(
+            [*torchrun, "-m", "polyseme.cli.main", *map(str, command)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert process.returncode == 0, process.stderr[-2000:]
     models = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two")]
     for name, tensor in models[0].items():
         torch.testing.assert_close(models[1][name], tensor, atol=2e-4, rtol=1e-3)

@@ -13,7 +13,7 @@ SOURCES_HELP = (
     "::lang=de,weight=2,text=body,format=jsonl."
 )
 
-ModelArgument = Annotated[Path, Argument(help="Model folder, or a run folder with a model.")]
+ModelArgument = Annotated[Path, Argument(help="Folder of a model or run, or a name from `polyseme models`.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 JsonLinesOption = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
 INPUT_HELP = (

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from polyseme.tasks.multiple_choice import ChoiceExample
 
 CHOICES_HELP = "Questions with text (or prompt), choices and, if known, label: JSON lines, CSV or Parquet."
-LAST_WORDS_HELP = "LAMBADA: JSON lines with context and continuation (or text), or one text per line."
+LAST_WORDS_HELP = (
+    f"LAMBADA: texts, whose last word is scored, or rows with context and continuation: {options.INPUT_HELP}"
+)
 NORMALIZATION_HELP = "Score of a choice: none (log-probability), length (per token), or unconditional (minus that "
 NORMALIZATION_HELP += "after --context)."
 _SUMMED = ("log_prob", "num_tokens", "num_characters")
@@ -140,7 +142,7 @@ def _text_mode(language_model: "LanguageModel", data: Path, pll_metric: str | No
 
 
 def _score_columns(score: "TextScore") -> dict[str, Any]:
-    names = ("log_prob", "num_tokens", "perplexity", "bits_per_character")
+    names = ("log_prob", "num_tokens", "num_characters", "perplexity", "bits_per_character")
     return {name: getattr(score, name) for name in names}
 
 
@@ -151,17 +153,26 @@ def _format_score(score: Mapping[str, Any], text: str) -> str:
 
 def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) -> _Mode:
     """Score last words: accuracy, and perplexity, as in LAMBADA of a word over all its tokens."""
-    from polyseme.datasets.lambada import iter_lambada
+    from polyseme.datasets.lambada import LambadaFile, LastWord
     from polyseme.evaluation.streaming import Source
 
-    def score(window: list[tuple[str, str]], summary: dict[str, Any]) -> "list[Row]":
-        words = language_model.score_last_words(window)
-        log_prob, num_truncated = sum(w.score.log_prob for w in words), sum(w.num_truncated > 0 for w in words)
-        num_correct = sum(word.is_correct for word in words)
-        add_to(summary, texts=len(words), correct=num_correct, log_prob=log_prob, truncated=num_truncated)
-        inputs = [{"context": context, "word": word} for context, word in window]
-        outputs = [{"log_prob": w.score.log_prob, "is_correct": w.is_correct} for w in words]
-        return list(zip(inputs, outputs))
+    file, names = LambadaFile.open(path), dict[str, None]()
+
+    def read(is_first: bool) -> Iterator[LastWord]:
+        for last_word in file:
+            if is_first:
+                names.update(dict.fromkeys(last_word.row))
+            yield last_word
+
+    def score(window: list[LastWord], summary: dict[str, Any]) -> "list[Row]":
+        scores = language_model.score_last_words([(each.context, each.word) for each in window])
+        log_prob, num_truncated = sum(s.score.log_prob for s in scores), sum(s.num_truncated > 0 for s in scores)
+        num_correct = sum(s.is_correct for s in scores)
+        add_to(summary, texts=len(scores), correct=num_correct, log_prob=log_prob, truncated=num_truncated)
+        return [
+            (each.row, {"log_prob": s.score.log_prob, "is_correct": s.is_correct, "word": each.word})
+            for each, s in zip(window, scores)
+        ]
 
     def format_footer(summary: dict[str, Any]) -> str:
         num_texts = summary["texts"]
@@ -175,8 +186,8 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
             return to_json_line(metrics)
         return "".join(f"{name}: {value:.4g}\n" for name, value in metrics.items())
 
-    texts = Source(path, lambda _: iter_lambada(path))
-    return _Mode(texts, ["context", "word"], score, lambda row: "", format_footer)
+    texts = Source(file.path, read)
+    return _Mode(texts, list(names), score, lambda row: "", format_footer)
 
 
 def _choice_mode(

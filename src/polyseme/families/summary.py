@@ -1,5 +1,6 @@
 """Table of families and sizes, shown in the documentation and by `polyseme families`."""
 
+from functools import cache
 from typing import NamedTuple
 
 from polyseme.families import FAMILIES
@@ -18,7 +19,8 @@ class FamilySummary(NamedTuple):
     published_params: str
 
 
-def summarize_families() -> list[FamilySummary]:
+@cache
+def summarize_families() -> tuple[FamilySummary, ...]:
     """Return one row per size, with the parameters of the model without heads counted on the meta device."""
     summaries = []
     for family in FAMILIES.values():
@@ -32,7 +34,7 @@ def summarize_families() -> list[FamilySummary]:
             summaries.append(
                 FamilySummary(family.name, size, trunk.num_layers, trunk.dim, trunk.num_heads, num_params, published)
             )
-    return summaries
+    return tuple(summaries)
 
 
 def format_markdown() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import ConfigError, ModelError, require_packages
+from polyseme.errors import ConfigError, require_packages
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
@@ -38,7 +38,8 @@ def finetune(
     an unfinished run with the same settings, that run continues.
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
-    config, chosen = choose_settings(config, _read_config(path)[0].trunk)
+    model_config, metadata = read_model_config(path)
+    config, chosen = choose_settings(config, model_config.trunk, metadata)
     if isinstance(data, TaskData):
         data = [data]
     else:
@@ -104,8 +105,6 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
 
 
 def _read_config(path: Path) -> tuple[ModelConfig, Family]:
-    if not path.is_dir():
-        raise ModelError(f"there is no model folder at {path}")
     config = read_model_config(path)[0]
     return config, FAMILIES[config.family]
 
@@ -117,10 +116,11 @@ def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> boo
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the languages of a model and the tasks that it was fine-tuned on, for the metadata of the next one."""
+    """Return what the next model inherits: languages, license, learning rate, and the tasks of earlier fine-tuning."""
     facts = metadata.get("corpus_facts")
     languages = facts.get("languages") if isinstance(facts, dict) else metadata.get("languages")
-    inherited = {"languages": languages} if isinstance(languages, list) and languages else {}
+    inherited: dict[str, Any] = {"languages": languages} if isinstance(languages, list) and languages else {}
+    inherited |= {name: metadata[name] for name in ("license", "finetuning_lr") if name in metadata}
     if "task" not in metadata and "tasks" not in metadata:
         return inherited
     before = metadata.get("data") or metadata.get("results", {}).get("task")

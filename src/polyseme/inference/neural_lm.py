@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from polyseme.inference.embedding import embed_texts
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
 from polyseme.inference.prediction import predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.io.atomic import ensure_new_directory
 from polyseme.nn.model import Model
 from polyseme.tasks import load_task
 from polyseme.tasks.base import TaskConfig
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.weights.folder import ModelFolder
+from polyseme.weights.folder import ModelFolder, save_model
+from polyseme.weights.pooling import TextPooling
 
 
 class NeuralLM(LanguageModel):
@@ -123,6 +126,16 @@ class NeuralLM(LanguageModel):
             "answer": has_task and "tasks" not in self.folder.metadata and self._load_task().answers_questions,
         }
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
+
+    def save(self, out: str | Path, dtype: str = "float32") -> Path:
+        path, folder = Path(out), self.folder
+        ensure_new_directory(path)
+        folder.pooling.check()
+        pooling = None if folder.pooling == TextPooling() else folder.pooling
+        save_model(
+            path, self.model, folder.tokenizer, folder.metadata, folder.target_tokenizer, pooling=pooling, dtype=dtype
+        )
+        return path
 
     def _encode(self, text: str, pair: str | None) -> EncodedText:
         ids, segments = (row.tolist() for row in self._packed.encode_sequence(text, pair))

@@ -121,6 +121,7 @@ class Recipe(Config):
     keep_checkpoints: int = 2
     num_averaged: int = 0  # checkpoints whose mean is the model; 0 for the last weights
     log_every: int = 10
+    derivation: tuple[str, ...] = ()  # sentences that say why the values are as they are, if they were derived
 
     config_types: ClassVar[tuple[type[Config], ...]] = (
         *(MaskedLM, MaskedLMWithSentencePairs, SpanMaskedLM, CausalLM, StreamingCausalLM, PermutationLM),

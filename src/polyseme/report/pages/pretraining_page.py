@@ -173,6 +173,8 @@ def neighbors_section(run: Path) -> str:
 def recipe_section(recipe: Mapping[str, Any], named_recipe: Config | None) -> str:
     """Tabulate what differs from the named recipe; the full recipe is collapsed."""
     full = collapsed("The exact recipe, as saved in recipe.json", code(recipe))
+    if reasons := recipe.get("derivation"):
+        full = paragraph(f"How the recipe {recipe['name']} was derived: {' · '.join(reasons)}.") + full
     if named_recipe is None:
         leaves = [(path, _show(value)) for path, value in flatten(recipe).items()]
         return html_table(["setting", ""], leaves) if len(leaves) <= _MAX_SETTINGS else full
