@@ -125,11 +125,7 @@ def test_scores_are_log_probabilities_from_scratch(family):
 def test_together_equals_alone(family):
     model, prompts, sources = texts(family)
     uneven = False
-    for how in (
-        GREEDY,
-        SamplingConfig(1.3, top_k=20, seed=16),
-        SamplingConfig(1.0, top_p=0.8, repetition_penalty=1.4, seed=2),
-    ):
+    for how in (GREEDY, SamplingConfig(1.3, top_k=20, top_p=0.95, repetition_penalty=1.4, seed=16)):
         together = generate_tokens(model, prompts, 12, how, sources, {EOS, 7, 11, 30, 41})
         uneven |= len({len(w.tokens) for w in together}) > 1
         for i, found in enumerate(together):
