@@ -16,12 +16,13 @@ from polyseme.generation.config import GREEDY, SamplingConfig
 from polyseme.generation.sample import generate_tokens
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.ngram.trie import NgramTrie, NgramVocab
+from polyseme.nn.model import build_meta
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from tests.support import cases
 from tests.support import toy_ngram as toy
 
 EOS = 3
-NETWORKS = [name for name in cases.NAMES if generation_head(cases.tiny_model(name))]
+NETWORKS = [name for name in cases.NAMES if generation_head(build_meta(cases.tiny_spec(name)))]
 WRITERS = [*NETWORKS, "ngram"]
 
 
