@@ -115,7 +115,7 @@ def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Co
     check_resamples(num_resamples)
     if missing := next((folder for folder in folders if not folder.is_dir()), None):
         raise ConfigError(f"there is no run at {missing}")
-    folders = [_run_folder(folder) for folder in folders]
+    folders = [find_run_folder(folder) for folder in folders]
     pretraining = [folder for folder in folders if is_pretrain_run(folder)]
     if 0 < len(pretraining) < len(folders):
         other = next(folder for folder in folders if folder not in pretraining)
@@ -156,7 +156,7 @@ def compare_finetuning(runs: Sequence[FinetuneRun], num_resamples: int) -> Compa
     return Comparison(tuple(runs), tuple(tests), intervals)
 
 
-def _run_folder(folder: Path) -> Path:
+def find_run_folder(folder: Path) -> Path:
     """Return the run of a model folder `RUN/model`; any other folder is returned unchanged."""
     is_model = folder.name == "model" and (folder.parent / "results.json").is_file()
     return folder.parent if is_model else folder
