@@ -108,7 +108,7 @@ def test_a_variant_resumes(variant, corpora, tmp_path, monkeypatch):
 
 
 def check_resume(recipe, corpus, tmp_path, monkeypatch):
-    """Compare a run that is killed twice at random steps with an uninterrupted one."""
+    """Compare a run that is killed once or twice at random steps with an uninterrupted one."""
     pretrain(recipe, corpus, tmp_path / "whole")
 
     steps_taken = []
