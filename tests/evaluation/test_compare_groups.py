@@ -78,10 +78,12 @@ def test_a_run_next_to_a_group_is_one_pretraining_seed(runs):
     assert "3 and 1 pre-training seeds" in test.method
 
 
-def test_what_is_no_group(runs, rejects, project):
+def test_what_is_no_group(runs, rejects):
     bert = f"bert={runs}/bert-*/cola"
     rejects("compare", bert, runs / "gpt-0/cola", match="is in no group: write NAME=FOLDER")
     rejects("compare", bert, f"none={runs}/none-*", match="there is no run at .*none-")
     rejects("compare", bert, bert, match="'bert' is no name of a group, or that of two")
     rejects("compare", f"x={runs}/bert-0/cola,{runs}/tuned-0/cola", match="fine-tune the same model bert-0")
-    rejects("compare", bert, f"x={project / 'run-bert'}", match="run-bert is a pre-training run: a group has")
+    (runs / "run").mkdir()
+    (runs / "run/recipe.json").write_text("{}")
+    rejects("compare", bert, f"x={runs}/run", match="run is a pre-training run: a group has")

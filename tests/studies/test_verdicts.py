@@ -102,7 +102,7 @@ def test_deviations_give_the_covariance_over_examples(tmp_path):
     rng, num_examples = np.random.default_rng(0), 300
     difficulty = rng.random(num_examples)
     gold = [("no", "yes")[i] for i in rng.integers(2, size=num_examples)]
-    characters, groups = rng.integers(20, 200, size=num_examples), rng.integers(4, size=num_examples)
+    characters, groups = rng.integers(20, 200, size=num_examples), rng.choice(4, num_examples, p=[0.6, 0.2, 0.1, 0.1])
     task = ClassificationTask(labels=("no", "yes"))
     files, functions = {}, {}
     for number in range(2):

@@ -59,7 +59,7 @@ ul.legend{{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;padding:
 ul.legend li{{display:flex;align-items:center;gap:.4rem;overflow-wrap:anywhere}}ul.legend svg{{flex:none}}
 .panels{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr));gap:1.4rem 2rem}}
 .wide table{{font-size:.93rem}}.wide th,.wide td{{padding-right:.9rem}}
-.sticky td:first-child,.sticky th:first-child{{position:sticky;left:0;background:var(--paper)}}
+.sticky td:first-child,.sticky th:first-child{{position:sticky;left:0;background:var(--paper);white-space:nowrap}}
 @media screen and (min-width:60rem){{.wide{{width:max-content;min-width:100%;max-width:calc(100vw - 4rem);
 position:relative;left:50%;transform:translateX(-50%)}}}}
 details{{margin:.8rem 0;border:1px solid var(--line);border-radius:6px;padding:0 .9rem}}

@@ -92,8 +92,9 @@ def results_json(results: StudyResults, verdicts: Sequence[Verdict]) -> dict[str
                 facts = {"mean": mean, "std": std, "interval": interval, "values": values}
                 table.append({"arm": arm.name, "metric": name, **facts, "is_best": arm.name == best})
     num_runs = {"done": sum("error" not in row for row in results.rows), "planned": _num_planned(results)}
-    facts = {"kind": "study-results", "study": results.study.name, "runs": num_runs}
-    return {**facts, "table": table, "verdicts": [verdict.to_json() for verdict in verdicts]}
+    answers = [verdict.to_json() for verdict in verdicts]
+    header = {"kind": "study-results", "study": results.study.name, "runs": num_runs}
+    return {**header, "table": table, "verdicts": answers}
 
 
 def _decide(results: StudyResults) -> list[Verdict]:

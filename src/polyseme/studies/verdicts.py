@@ -107,7 +107,7 @@ def _compare(
     if not estimate.has_variation:
         return replace(verdict, reason="Neither the seeds nor the examples vary."), None
     paths, is_paired = _example_paths(by_arm, metric, out), _is_paired(study, arms, *by_arm)
-    bootstrap = None if paths is None else multi_bootstrap_interval(*paths, is_paired)
+    bootstrap = None if paths is None else multi_bootstrap_interval(paths[0], paths[1], is_paired)
     facts: dict[str, Any] = {"is_paired": is_paired, "includes_examples": paths is not None}
     return replace(verdict, p=estimate.p_value, bootstrap_interval=bootstrap, **facts), estimate
 

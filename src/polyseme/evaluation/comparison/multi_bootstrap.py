@@ -90,7 +90,7 @@ def multi_bootstrap(
             raise ConfigError(f"paired arms have {sizes[key]} and {len(arm)} pre-training seeds, expected the same")
         pair_key = key if len(arm) > 1 else object()  # the fine-tuning seeds of one model are not paired
         if pair_key not in weights:
-            weights[pair_key] = _draw_weights(*units.shape, rng)
+            weights[pair_key] = _draw_weights(len(units), units.shape[1], rng)
         scores.append((weights[pair_key] * units).sum(axis=0))
     return np.stack(scores)
 
