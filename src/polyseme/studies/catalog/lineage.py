@@ -103,7 +103,8 @@ FINETUNED_ARMS = (
     Arm(
         "roberta",
         "roberta-base",
-        {**SMALL_TRANSFORMER, **train_with(MaskedLM(cross_documents=True)), "model.position_offset": 1},
+        {**SMALL_TRANSFORMER, **train_with(MaskedLM(cross_documents=True))}
+        | {"model.position_offset": 1, "model.num_segments": 0},
         note="The study's vocabulary instead of byte-level BPE; its padding has the id 0, after which positions start.",
     ),
     Arm(
