@@ -103,7 +103,8 @@ def test_error_rates_sizes_and_multitask_runs(tmp_path):
 
 
 def test_arms_of_a_study(tmp_path):
-    write_json(tmp_path / "study.json", {"kind": "study"})
+    arms = [{"name": "bert", "transfer": "finetune"}, {"name": "gpt", "transfer": "features"}]
+    write_json(tmp_path / "study.json", {"study": {"arms": arms}, "limits": {"sst-2": {"train": 10_000}}})
     for arm, value, is_void in (("bert", 0.3, False), ("gpt", 0.1, True)):
         (tmp_path / "arms" / arm).mkdir(parents=True)
         for seed in (1, 2):
@@ -115,9 +116,12 @@ def test_arms_of_a_study(tmp_path):
             write_json(tmp_path / f"arms/{arm}/seed-{seed}.json", content)
             write_json(tmp_path / f"arms/{arm}/seed-{seed}.cola.json", {"points": []})
     rows = polyseme.published_table("bert-miniatures", tmp_path).measured
-    assert [row.system for row in rows] == [f"{tmp_path.name}/bert", f"{tmp_path.name}/gpt"]
+    assert [row.system for row in rows] == [f"{tmp_path.name}/bert", f"{tmp_path.name}/gpt (features)"]
     assert rows[0].values == {"cola": pytest.approx(45)} and rows[0].num_seeds == {"cola": 2}
-    assert not rows[0].notes and "word-frequency plateau" in rows[1].notes[0]
+    assert rows[0].notes[0].endswith("in examples: sst-2: train 10,000") and len(rows[0].notes) == 1
+    assert "word-frequency plateau" in rows[1].notes[1]
+    notes = format_published(polyseme.published_table("bert-miniatures", tmp_path))[2]
+    assert sum("10,000" in note for note in notes) == 1, "said once"
     assert polyseme.published_table("blimp", tmp_path).measured[0].values == {"accuracy": 70}
     write_json(tmp_path / "arms/gpt/seed-2.json", {"metrics": {}})
     with pytest.raises(DataError, match=r"seed-2\.json is damaged"):

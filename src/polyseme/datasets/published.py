@@ -136,7 +136,7 @@ def format_published(table: PublishedTable) -> tuple[list[str], list[list[str]],
         header.pop(1)
         rows = [[row[0], *row[2:]] for row in rows]
     notes = [DEV_NOTE] * (table.split == "test" and any(ours.split == "dev" for ours in table.measured))
-    notes += [note for ours in table.measured for note in ours.notes]
+    notes += dict.fromkeys(note for ours in table.measured for note in ours.notes)
     return header, rows, notes + [f"{number}: {source}" for number, source in enumerate(sources, 1)]
 
 

@@ -22,11 +22,9 @@ from polyseme.report.pages.finetuning_page import dev_selection_note
 
 ROW_FORMAT = '{"system": "NAME", "split": "test", "values": {"COLUMN": VALUE}}'
 SPLITS = ("dev", "test")
-# Data sets by the names of a study's metrics, or by other names of theirs.
-_DATASETS = {
-    **{name: f"glue/{name}" for name in ("cola", "sst-2", "mrpc", "sts-b")},
-    **{"trec": "trec-6", "wic": "superglue/wic"},
-}
+# Data sets by the names of a study's metrics, or by other names of theirs. A study may divide TREC in its own way.
+_DATASETS = {**{name: f"glue/{name}" for name in ("cola", "sst-2", "mrpc", "sts-b")}, "wic": "superglue/wic"}
+_STUDY_SHAPE = {"study": {"arms": [{"name": str, "transfer": str}]}, "limits": {str: {str: int}}}
 _ARM_SHAPE = {"metrics": {str: {"value": float, "metric": str}}, "parameters": int, "is_void": bool}
 _PAIRS_SHAPE = {"model": str, "accuracy": float, "phenomena": {str: float}}
 
@@ -104,6 +102,10 @@ def _run_values(dataset: str, results: Mapping[str, Any]) -> dict[tuple[str, str
 
 def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
     """Yield the scores of each arm of a study; a seed of an arm is one value, the mean of its fine-tuning seeds."""
+    plan = read_json(folder / "study.json")
+    plan = plan if has_shape(plan, _STUDY_SHAPE) else {"study": {"arms": []}, "limits": {}}
+    transfers = {arm["name"]: arm["transfer"] for arm in plan["study"]["arms"]}
+    limits = [f"{metric}: {split} {n:,}" for metric, each in plan["limits"].items() for split, n in each.items()]
     for arm in sorted(path for path in folder.glob("arms/*") if path.is_dir()):
         files = [path for path in sorted(arm.glob("seed-*.json")) if path.name.count(".") == 1]
         seeds = [read_json(path) for path in files]
@@ -115,10 +117,12 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
             entries = [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
             key = _DATASETS.get(metric, metric), "accuracy" if metric == "blimp" else entries[0]["metric"]
             values[key] = tuple(entry["value"] for entry in entries)
-        is_void = any(seed["is_void"] for seed in seeds)
-        notes = (f"{arm.name} did not train: it never left the word-frequency plateau",) if is_void else ()
+        notes = [f"{name} used a part of some data sets, in examples: {', '.join(limits)}"] if limits else []
+        if any(seed["is_void"] for seed in seeds):
+            notes.append(f"{arm.name} did not train: it never left the word-frequency plateau")
+        mark = f" ({transfers[arm.name]})" if transfers.get(arm.name) in ("features", "prompt") else ""
         if seeds:
-            yield SystemScores(f"{name}/{arm.name}", values, seeds[0]["parameters"], notes=notes)
+            yield SystemScores(f"{name}/{arm.name}{mark}", values, seeds[0]["parameters"], notes=tuple(notes))
 
 
 def _read_file(table: PublishedTable, path: Path, name: str) -> list[MeasuredResult]:
