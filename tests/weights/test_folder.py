@@ -32,7 +32,7 @@ ARCHITECTURES = [
     (family.name, name)
     for family in FAMILIES.values()
     for name in family.architectures
-    if name in dir(transformers) and family.name not in ENCODER_DECODERS  # it no longer has Transformer-XL
+    if hasattr(transformers, name) and family.name not in ENCODER_DECODERS  # it no longer has Transformer-XL
 ]
 FIRST_ARCHITECTURES = list(dict(reversed(ARCHITECTURES)).items())  # one of each family
 # XLM-RoBERTa and CamemBERT have RoBERTa's weights under another name (tests/parity/test_xlm_roberta.py)
