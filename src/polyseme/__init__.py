@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyseme.corpus.store import Corpus
+    from polyseme.datasets.published import PublishedTable
     from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
     from polyseme.evaluation.comparison.api import Comparison, PretrainComparison
     from polyseme.evaluation.search import SearchHit
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "corpus.store": ("Corpus",),
+    "datasets.published": ("PublishedTable",),
     "errors": ("ConfigError", "DataError", "Interrupted", "ModelError", "PolysemeError", "UnsupportedError"),
     "evaluation.comparison.api": ("Comparison", "PretrainComparison"),
     "evaluation.search": ("SearchHit",),
@@ -60,14 +62,17 @@ _MODULES = {
     "text.tokenizer": ("Tokenizer",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
-_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain", "search")
-__all__ = sorted([*_LAZY, *_FUNCTIONS, "list_datasets", "list_families", "list_recipes"])
+_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain", "published_table", "search")
+_LISTS = ("list_datasets", "list_families", "list_models", "list_published_tables", "list_recipes")
+__all__ = sorted([*_LAZY, *_FUNCTIONS, *_LISTS])
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name in _LAZY:
         return getattr(import_module(f"polyseme.{_LAZY[name]}"), name)
+    if name == "explain":
+        return import_module("polyseme.explain")
     raise AttributeError(f"module 'polyseme' has no attribute {name!r}")
 
 
@@ -114,7 +119,7 @@ def pretrain(
     `recipe` is a name from `list_recipes()`, a `recipe.json`, or a `Recipe`. `budget` is a time (`20m`, `1h30m`), a
     number of steps (`500steps`) or of tokens (`1e9tokens`). `init_from` starts from a model of the same sizes, or from
     word vectors. Other keywords override fields of the recipe: `seed=1`, `optimizer={"lr": 1e-3}`,
-    `objective="CausalLM"`.
+    `objective="CausalLM"`. The recipe `best` is derived from a time, the corpus and the device.
 
     `resume` continues the run in `out` exactly, and needs no other arguments; different ones are an error. With a
     larger `budget`, the whole length of the run, it extends a run, also one that has ended.
@@ -203,7 +208,7 @@ def evaluate(
 
     options = select_options(task, options | {"ensemble": ensemble, "truncate": truncate})
     if task in MINIMAL_PAIR_TASKS:
-        return run_minimal_pairs(model, Path(data), **options)
+        return run_minimal_pairs(model, data, **options)
     from polyseme.evaluation.api import evaluate as run
     from polyseme.finetuning.api import read_options
 
@@ -240,7 +245,10 @@ def predict(
 
 
 def compare(
-    runs: Sequence[str | Path], *, out: str | Path | None = None, num_resamples: int = 1000
+    runs: Sequence[str | Path] | Mapping[str, Sequence[str | Path]],
+    *,
+    out: str | Path | None = None,
+    num_resamples: int = 1000,
 ) -> Comparison | PretrainComparison:
     """Compare runs of one kind: fine-tuning runs and benchmarks, or pre-training runs.
 
@@ -248,14 +256,42 @@ def compare(
     bootstrap. Pre-training runs get losses, bits per character, costs, and curves against steps, tokens, operations and
     minutes. `out` is a folder to write, or a plot of fine-tuning runs: .png, .svg or .pdf.
 
+    Fine-tuning runs of models that differ in their pre-training seed are a group, by name: `{"bert": ["bert-0/cola",
+    "bert-1/cola"], …}`. Groups are compared by the multi-bootstrap over pre-training seeds and examples (Sellam et al.
+    2022).
+
     >>> comparison = polyseme.compare(["run"])
     >>> comparison.runs[0].name, comparison.runs[0].num_steps
     ('run', 4)
     """
     from polyseme.evaluation.comparison.api import compare as run
 
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(folder) for folder in runs]
-    return run(folders, None if out is None else Path(out), num_resamples)
+    path = None if out is None else Path(out)
+    if isinstance(runs, Mapping):
+        groups = {name: [Path(folder) for folder in folders] for name, folders in runs.items()}
+        return run(groups, path, num_resamples)
+    return run([runs] if isinstance(runs, str | Path) else list(runs), path, num_resamples)
+
+
+def published_table(name: str, runs: str | Path | Sequence[str | Path] = ()) -> PublishedTable:
+    """Return a table of published results, with our own as `measured`.
+
+    `runs` are folders of fine-tuning runs, benchmarks and studies, or JSON files: what `polyseme evaluate` printed, or
+    a row such as `{"system": "mine", "split": "test", "values": {"cola": 38.0}}`. Our values are means over seeds; each
+    row says whether they were measured on `dev` or `test`.
+
+    >>> table = polyseme.published_table("bert-miniatures")
+    >>> table.rows[-1].system, table.rows[-1].values["cola"], table.split
+    ('BERT-medium', 38.0, 'test')
+    """
+    from polyseme.datasets.published import published_table as find
+
+    table, paths = find(name), [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    if not paths:
+        return table
+    from polyseme.evaluation.published import add_results
+
+    return add_results(table, paths)
 
 
 def search(
@@ -311,6 +347,19 @@ def list_families() -> dict[str, str]:
     return {name: family.paper for name, family in FAMILIES.items()}
 
 
+def list_models() -> dict[str, str]:
+    """The names of the models that come with the package, with a description of each; `load` takes the names.
+
+    >>> "mini" in polyseme.list_models()
+    True
+    """
+    from polyseme.io.json import read_json_object
+    from polyseme.io.model_path import list_bundled
+
+    records = {folder.name: read_json_object(folder / "polyseme.json") for folder in list_bundled()}
+    return {name: str(record.get("metadata", {}).get("description", "")) for name, record in records.items()}
+
+
 def list_datasets() -> dict[str, str]:
     """The names of the data sets, with a description of each.
 
@@ -320,3 +369,14 @@ def list_datasets() -> dict[str, str]:
     from polyseme.datasets import catalog
 
     return {name: dataset.description for name, dataset in catalog.DATASETS.items()}
+
+
+def list_published_tables() -> dict[str, str]:
+    """The names of the tables of published results, with a description of each.
+
+    >>> polyseme.list_published_tables()["glue-ensembles"][:9]
+    'GLUE test'
+    """
+    from polyseme.datasets.published import load_published_tables
+
+    return {name: table.description for name, table in load_published_tables().items()}

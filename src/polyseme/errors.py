@@ -50,12 +50,12 @@ class UnsupportedError(PolysemeError):
 class Interrupted(PolysemeError):
     """A run stopped by a signal, after its state was saved."""
 
-    def __init__(self, signum: int, step: int):
-        super().__init__(f"interrupted at step {step}; the run is saved and can be resumed")
-        self.signum, self.step = signum, step
+    def __init__(self, signum: int, step: int, place: str = ""):
+        super().__init__(f"interrupted at {place or f'step {step}'}; the run is saved and can be resumed")
+        self.signum, self.step, self.place = signum, step, place
 
-    def __reduce__(self) -> tuple[type, tuple[int, int]]:
-        return Interrupted, (self.signum, self.step)
+    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
+        return Interrupted, (self.signum, self.step, self.place)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

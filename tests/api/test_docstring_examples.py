@@ -48,7 +48,7 @@ def test_every_public_function_has_an_example_that_runs(workdir, namespace, monk
         run_examples(getattr(polyseme, name), name, namespace)
     for name in [name for name in OPERATIONS if name not in ("translate", "answer")]:
         run_examples(getattr(LanguageModel, name), name, namespace)
-    for name in ("list_recipes", "list_families", "list_datasets"):
+    for name in ("list_recipes", "list_families", "list_datasets", "published_table", "list_published_tables"):
         run_examples(getattr(polyseme, name), name, namespace)
     run_examples(LanguageModel.stream, "stream", namespace)
     run_examples(polyseme.Tokenizer.train, "train", namespace)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import polyseme
-from polyseme.datasets.lambada import read_lambada
+from polyseme.datasets.lambada import LambadaFile
 from polyseme.errors import PolysemeError
 from polyseme.nn.packing import Inputs
 
@@ -100,14 +100,15 @@ def test_last_words(project, run_cli, tmp_path, rejects):
     assert long.num_truncated > 0
     (tmp_path / "l.jsonl").write_text("".join(json.dumps({"context": a, "continuation": b}) + "\n" for a, b in texts))
     (tmp_path / "l.txt").write_text("".join(f"{a} {b}\n" for a, b in texts))
-    assert read_lambada(tmp_path / "l.txt") == read_lambada(tmp_path / "l.jsonl") == texts
+    for name in ("l.txt", "l.jsonl"):
+        assert [(each.context, each.word) for each in LambadaFile.open(tmp_path / name)] == texts
     told = json.loads(run_cli("score", project.path / "run-gpt2/model", "--last-words", tmp_path / "l.jsonl", "--json"))
     assert told["texts"] == 2 and told["accuracy"] == sum(one.is_correct for one in found) / 2
     mean = sum(one.score.log_prob for one in found) / 2
     assert told["perplexity"] == pytest.approx(math.exp(-mean), rel=1e-4)
     (tmp_path / "bad.txt").write_text("word\n")
     with pytest.raises(PolysemeError, match=r"bad\.txt:1: not a passage of several words"):
-        read_lambada(tmp_path / "bad.txt")
+        list(LambadaFile.open(tmp_path / "bad.txt"))
     rejects(
         "score",
         project.path / "run-tagging/model",

@@ -12,6 +12,7 @@ PACKAGE = ROOT / "src" / "polyseme"
 README = ROOT / "README.md"
 GUIDES = ROOT / "docs" / "guide"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+STUDIES = ROOT / "docs" / "results" / "studies.md"
 
 
 def read(page: Path) -> str:
@@ -61,9 +62,14 @@ def format_layers() -> str:
 
 def generated() -> dict[tuple[Path, str], str]:
     """Return the generated parts: (page, name of the part) to its text."""
-    from polyseme.families.summary import format_markdown
+    from polyseme.families import summary as families
+    from polyseme.studies.catalog import summary as studies
 
-    return {(README, "families"): format_markdown(), (ARCHITECTURE, "layers"): format_layers()}
+    return {
+        (GUIDES / "families.md", "families"): families.format_markdown(),
+        (ARCHITECTURE, "layers"): format_layers(),
+        (STUDIES, "studies"): studies.format_markdown(),
+    }
 
 
 if __name__ == "__main__":

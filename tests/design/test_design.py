@@ -35,7 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("__init__",),
     ("compress", "explain"),
-    ("pipelines", "studies"),
+    ("pipelines",),
+    ("studies",),
     ("cli",),
 )
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}

@@ -210,6 +210,20 @@ def test_text_files_and_collisions(files, models, run_cli, rejects):
         )
 
 
+@pytest.mark.parametrize("spec", ["r.csv::text=review", "r.jsonl::text=review", "r.parquet::text=review"])
+def test_last_words_carry_columns(files, tiny_folders, run_cli, rejects, spec):
+    run_cli("score", tiny_folders["gpt2"], "--last-words", files / spec, "--out", files / "out.jsonl")
+    rows = [json.loads(line) for line in (files / "out.jsonl").read_text().splitlines()]
+    assert [row["word"] for row in rows] == ["sees", "dog", "bird\nsat"], "words are divided by spaces"
+    assert [row["note"] for row in rows] == [row["note"] for row in ROWS] and list(rows[0])[:4] == list(ROWS[0])
+    assert list(rows[0])[4:] == ["log_prob", "is_correct", "word"]
+    (files / "lambada.csv").write_text("context,continuation,source\nthe old,cat,book\n")
+    run_cli("score", tiny_folders["gpt2"], "--last-words", files / "lambada.csv", "--out", files / "out.csv")
+    header, row = (files / "out.csv").read_text().splitlines()
+    assert header == "context,continuation,source,log_prob,is_correct,word" and row.startswith("the old,cat,book,-")
+    rejects("score", tiny_folders["gpt2"], "--last-words", files / "r.csv", match="no column 'text'.*::text=COLUMN")
+
+
 def test_a_header_is_not_a_text(files, models, run_cli):
     """The header and ids of a CSV file used to be embedded and scored."""
     spec = f"{files}/r.csv::text=review"

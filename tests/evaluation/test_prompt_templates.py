@@ -7,8 +7,8 @@ import pytest
 from polyseme.errors import PolysemeError
 from polyseme.evaluation.prompting import (
     PROMPTS_DIR,
+    PromptQuestion,
     PromptTemplate,
-    Question,
     answer_questions,
     evaluate_answers,
     exact_match,
@@ -33,12 +33,12 @@ def test_builtin_prompts():
 
 def test_rendering_and_answers():
     prompt = load_prompt_template("question").replace(instruction="Answer.")
-    shots = [Question({"question": "1 + 1?"}, ("2", "two"))]
-    text = prompt.render(Question({"question": "who?"}, ("me",)), shots)
+    shots = [PromptQuestion({"question": "1 + 1?"}, ("2", "two"))]
+    text = prompt.render(PromptQuestion({"question": "who?"}, ("me",)), shots)
     assert text == "Answer.\n\nQ: 1 + 1?\nA:2\n\nQ: who?\nA:"
-    tricky = Question({"text": "a {answer} in {text}"}, ("x",))
+    tricky = PromptQuestion({"text": "a {answer} in {text}"}, ("x",))
     assert load_prompt_template("summary").render(tricky) == "a {answer} in {text}\nTL;DR:"
-    questions = [Question({"question": q}, ("",)) for q in "abc"]
+    questions = [PromptQuestion({"question": q}, ("",)) for q in "abc"]
     answers = answer_questions(lambda prompts, most: [" Paris\nQ: more", "\n", "Rome"], prompt, questions)
     assert answers == ["Paris", "", "Rome"]
 
@@ -48,16 +48,16 @@ def test_metrics():
     assert token_f1("the black cat", "a black dog") == pytest.approx(0.5)
     assert rouge_l("the cat sat on it", "the cat on it sat") == pytest.approx(0.8)
     assert token_f1("", "x") == rouge_l("", "x") == 0 and token_f1("the", "a") == 1
-    questions = [Question({}, ("Paris", "paris, France")), Question({}, ("Rome",))]
+    questions = [PromptQuestion({}, ("Paris", "paris, France")), PromptQuestion({}, ("Rome",))]
     results = evaluate_answers(load_prompt_template("question"), ["Paris France", "Oslo"], questions)
     assert results["exact_match"] == 0.5 and results["f1"] == 0.5
     results = evaluate_answers(load_prompt_template("translation"), ["ein Hund läuft am Strand", "x"], [
-        Question({}, ("ein Hund läuft am Strand",)), Question({}, ("y",))])  # fmt: skip
+        PromptQuestion({}, ("ein Hund läuft am Strand",)), PromptQuestion({}, ("y",))])  # fmt: skip
     assert 0 < results["bleu"] <= 100 and "version" in results["bleu_signature"]
 
 
 def test_shots_are_never_questions():
-    known = [Question({"text": str(i)}, ("a",)) for i in range(6)]
+    known = [PromptQuestion({"text": str(i)}, ("a",)) for i in range(6)]
     drawn = sample_shots(known, 3, 0, known[:3])
     assert not set(q.fields["text"] for q in drawn) & {"0", "1", "2"} and drawn == sample_shots(known, 3, 0, known[:3])
     with pytest.raises(PolysemeError, match="4 shots are more than the 3"):

@@ -29,7 +29,7 @@ _NEEDS_SPACE = ("open", "os.mkdir")
 # Measured times, and hashes of files that contain them.
 _MEASURED = {
     *("seconds", "tokens_per_second", "device_hours", "examples_per_second", "ms_per_text", "minutes", "spent"),
-    *("sha256", "hash", "hashes", "created", "train_seconds", "predict_seconds", "files"),
+    *("sha256", "hash", "hashes", "created", "train_seconds", "predict_seconds", "files", "date", "wall_seconds"),
 }
 
 

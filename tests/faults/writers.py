@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tests.support.commands import run_cli
 from tests.support.project import Project, tiny_recipe
+from tests.support.studies import TINY as TINY_STUDY
+from tests.support.studies import study_json
 from tests.support.text import documents, write_glue
 
 
@@ -109,6 +111,15 @@ def _benchmark(i: Inputs, out: Path) -> Sequence[object]:
             "steps=2", "--set", "max_len=32")  # fmt: skip
 
 
+def _study(i: Inputs, out: Path) -> Sequence[object]:
+    if not (i.folder / "data").exists():
+        write_glue(i.folder / "data/glue")
+    study = i.write("study.json", json.dumps(study_json(metrics=("valid_loss", "cola"), lr_factors=[1.0, 2.0])))
+    settings = [word for path, value in TINY_STUDY.items() for word in ("--set", f"{path}={value}")]
+    return ("study", study, "--corpus", i.project / "corpus-bert", "--data", i.folder / "data", "--budget", "3steps",
+            "--seeds", 1, "--out", out, "--finetune", "steps=2", *settings)  # fmt: skip
+
+
 def _pairs(i: Inputs, out: Path) -> Sequence[object]:
     rows = "".join(f"the cat sees the {a}\tthe {a} sees the cat\n" for a in documents(40))
     return ("pairs", i.write("pairs.tsv", "en\tde\n" + rows), "--tokenizer", i.project / "tok-bert", "--keys", "en+de",
@@ -148,6 +159,7 @@ WRITERS = [
     Writer("finetune text-to-text", _text_to_text),
     Writer("ulmfit", _ulmfit),
     Writer("benchmark", _benchmark),
+    Writer("study", _study),
     Writer("predict", lambda i, out: ("predict", i.project / "run-classification/model", "--data", i.project / "classification-dev.tsv", "--out", out), ("--resume",), ".jsonl"),
     Writer("predict parquet", lambda i, out: ("predict", i.project / "run-classification", "--data", i.project / "classification-dev.tsv", "--out", out), ("--resume",), ".parquet"),
     Writer("score", lambda i, out: ("score", i.project / "run-gpt2", "--data", _lines(i), "--out", out), ("--resume",), ".csv"),

@@ -14,6 +14,7 @@ from polyseme.io.model_path import resolve_model
 from polyseme.recipes import get_recipe
 from polyseme.tasks.extractive_qa import ExtractiveQATask, QuestionExample, extend_to_words
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.folder import load_model, save_model
 
 TEXTS = [{"text": f"a {word} text {i}", "label": label} for i in range(6) for word, label in
          (("good", "ham"), ("bad", "spam"))]  # fmt: skip
@@ -93,6 +94,24 @@ def test_learning_rate_depends_on_the_size(base, tmp_path):
     assert chosen["value"] == read_settings(run)["optimizer"]["lr"] == default_lr(FAMILIES["bert"].model_config(
         None, dim=24, num_heads=3).trunk) and "hidden size of 24" in chosen["reason"]  # fmt: skip
     assert run_finetuning(base, tmp_path / "other", lr=1e-5).details["chosen"] == {}
+
+
+def test_a_model_recommends_a_learning_rate_and_has_a_license(base, tmp_path):
+    """Both are inherited by the models that are fine-tuned from it, and the license is on their cards."""
+    terms = {"id": "cc-by-sa-3.0", "name": "CC BY-SA 3.0", "url": "https://x.example", "notice": "Share alike."}
+    folder = load_model(base)
+    for path, lr in (("good", 2e-4), ("bad", "fast")):
+        metadata = {"finetuning_lr": lr, "license": terms if path == "good" else 3}
+        save_model(tmp_path / path, folder.model, folder.tokenizer, metadata)
+    run = run_finetuning(tmp_path / "good", tmp_path / "run")
+    assert run.details["chosen"]["lr"] == {"value": 2e-4, "reason": "recommended by the model"}
+    again = run_finetuning(run.model, tmp_path / "again")
+    assert again.details["chosen"]["lr"]["value"] == 2e-4
+    card = (again.model / "README.md").read_text()
+    assert 'license: "cc-by-sa-3.0"' in card and "[CC BY-SA 3.0](https://x.example). Share alike." in card
+    other = run_finetuning(tmp_path / "bad", tmp_path / "other")
+    assert "hidden size" in other.details["chosen"]["lr"]["reason"]
+    assert "license" not in (other.model / "README.md").read_text()
 
 
 def test_f1_names_its_label(base, tmp_path, run_cli, rejects):

@@ -1,5 +1,6 @@
 """Scores of texts: what is counted, which tokens are masked, and spans, against loops over `transformers`."""
 
+import json
 import math
 
 import pytest
@@ -119,6 +120,17 @@ def test_wrong_metrics(ours):
         ours["gpt2"].score("the cat", pll_metric="original")
     with pytest.raises(DataError, match="no tokens"):
         ours["bert"].score(["the cat", " "])
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "elmo", "xlnet", "t5", "transformer_xl", "rnn_lm", "flair"])
+def test_the_command_prints_tokens_characters_and_bits(family, tiny_folders, tmp_path, run_cli):
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    lines = run_cli("score", tiny_folders[family], "--data", tmp_path / "texts.txt", "--json").splitlines()
+    assert len(lines) == len(TEXTS)
+    for text, row in zip(TEXTS, map(json.loads, lines)):
+        assert (row["text"], row["num_characters"]) == (text, len(text)) and row["num_tokens"] > 0
+        assert row["bits_per_character"] == pytest.approx(-row["log_prob"] / math.log(2) / len(text))
+        assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob"] / row["num_tokens"]))
 
 
 def test_bits_per_character():

@@ -223,6 +223,21 @@ def test_invalid_settings_raise(options, message, corpus, cli, tmp_path):
     assert not list(tmp_path.iterdir()), "no partial output"
 
 
+def test_scores_do_not_depend_on_company(run, monkeypatch, tmp_path, run_cli):
+    """A text has the same score alone, among others, and in any batch; the command prints what is counted."""
+    model, batch = polyseme.load(run[0]), texts(30)
+    together = model.score(batch)
+    monkeypatch.setattr("polyseme.inference.ngram_lm._TEXTS_PER_BATCH", 7)
+    for text, score, other in zip(batch, together, model.score(batch), strict=True):
+        assert [score.num_tokens, score.num_characters] == [other.num_tokens, len(text)]
+        for again in (other, model.score(text)):
+            assert again.log_prob == pytest.approx(score.log_prob, abs=1e-5)
+    (tmp_path / "texts.txt").write_text("\n".join(batch))
+    row = json.loads(run_cli("score", run[0], "--data", tmp_path / "texts.txt", "--json").splitlines()[0])
+    assert row["num_tokens"] == together[0].num_tokens and row["num_characters"] == len(batch[0])
+    assert row["bits_per_character"] == pytest.approx(together[0].bits_per_character)
+
+
 def test_ngram_recipe_is_not_a_training_recipe(run, corpus, cli):
     out, _ = run
     completed = cli("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)

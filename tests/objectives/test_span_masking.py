@@ -191,6 +191,20 @@ def test_order_is_drawn_anew_each_epoch_and_needs_one_document_only():
     assert cuts == set(range(5, 40, 5))
 
 
+def test_pairs_without_a_label_are_those_of_sentence_order_before_swapping():
+    corpus, vocabulary = numbered_corpus([[5] * 30] * 20)
+    ordered, plain = (
+        MaskedLMWithSentencePairs(pair_task=task).bind(corpus, vocabulary, 43, 0) for task in ("sop", "none")
+    )
+    ids = all_ids(plain)
+    assert set(plain.batch(ids, 2).targets) == set(plain.config.terms) == {"masked"}
+    starts, lengths, is_negative = plain.plan_pairs(ids, 2)
+    assert (starts[:, 0] + lengths[:, 0] == starts[:, 1]).all() and not is_negative.any(), "B follows A"
+    swapped_starts, _, is_swapped = ordered.plan_pairs(ids, 2)
+    assert 0.3 < is_swapped.mean() < 0.7
+    assert np.array_equal(np.where(is_swapped[:, None], swapped_starts[:, ::-1], swapped_starts), starts)
+
+
 @pytest.mark.parametrize("family,spec", [
     ("albert", MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")),
     ("spanbert", SpanMaskedLM(mask_prob=0.3)),

@@ -66,7 +66,7 @@ def test_a_recipe_with_a_new_objective_is_read_back():
 def test_checks_of_the_base_classes_apply():
     with pytest.raises(ConfigError, match="family 'bag' is not supported; supported: albert, bert, "):
         recipe().model_config(80)
-    with pytest.raises(ConfigError, match="MaskedLM needs a head 'masked'"):
+    with pytest.raises(ConfigError, match="MaskedLM needs a trunk that reads both sides"):
         recipe(objective=MaskedLM()).model_config(80, families=(BAG,))
     trunk = BAG.model_config().build(0).trunk
     inputs = Inputs(torch.arange(4), PackedLayout.from_lengths([4]))

@@ -241,3 +241,25 @@ def test_cards_of_other_runs(kind, project, tmp_path):
     code = content.split("```python\n")[1].split("```")[0].replace('"model"', repr(str(out / "model")))
     exec(code, {})
     assert str(project.path) not in content
+
+
+def test_card_of_a_published_model():
+    """Its sections come from the metadata, and malformed entries are left out."""
+    counts = {"num_examples": 10, "num_compared": 8, "num_contaminated": 2, "num_half_contaminated": 1}
+    metadata = {
+        "name": "small",
+        "intended_use": ["To teach."],
+        "limits": ["English only."],
+        "benchmarks": [{"data": "CoLA", "metric": "matthews", "mean": 20.04, "std": 1.0, "seeds": 3, "note": "dev"}],
+        "contamination": [{"name": "CoLA", "n": 8, **counts}, {"name": "empty", "n": 8, **dict.fromkeys(counts, 0)}],
+        "command": "polyseme pretrain mini",
+        "license": {"id": "cc-by-4.0", "name": "CC BY 4.0", "url": "https://x.example", "notice": "Give credit."},
+    }
+    text = format_model_card(FACTS, metadata, "folder")
+    assert "\n# small\n" in text and "\nlicense: " in text and "\n- English only.\n" in text
+    assert "| CoLA | matthews | 20.0 ± 1.0 | 3 | dev |" in text
+    assert "| CoLA | 8 | 10 | 8 | 2 | 1 | 25.00% |" in text and "| empty | 8 | 0 | 0 | 0 | 0 | – |" in text
+    titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert titles == ["Intended use", "Model", "Usage", "Benchmarks", "Contamination", "Command", "Limits", "License"]
+    malformed = {name: 3 for name in metadata if name != "name"}
+    assert format_model_card(FACTS, malformed, "small") == format_model_card(FACTS, {}, "small")

@@ -26,6 +26,7 @@ WORDS = [f"word{i}" for i in range(VOCAB)]
 # vector, distances that count as the furthest
 EXTRA = {
     "modernbert": {"global_every": 2, "window": 2, "pooling": "mean"},
+    "gpt-bert": {"global_every": 2, "window": 2},
     "music": {"max_distance": 5},
     "fasttext": {"num_buckets": 97},
     "elmo": {"char_dim": 4},
@@ -34,6 +35,7 @@ EXTRA = {
 }
 VARIANTS = {"elmo clipped": ("elmo", EXTRA["elmo"] | {"cell_clip": 0.3, "projection_clip": 0.2})}
 VARIANTS |= {f"albert sharing {what}": ("albert", {"sharing": what}) for what in ("attention", "ffn", "none")}
+VARIANTS |= {"bert causal": ("bert", {"causal": True})}
 VARIANTS |= {"nnlm direct": ("nnlm", {"direct_connections": True})} | {
     " ".join(map(str, ["rnn_lm", *given.values()])): ("rnn_lm", given)
     for given in (

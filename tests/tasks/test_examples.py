@@ -232,6 +232,19 @@ def test_skip_bad_counts_and_reports(tmp_path, capsys):
         ClassificationTask.read(path, skip_bad=True)
 
 
+def test_lines_of_skipped_sentences_stay(tmp_path):
+    """Predictions of a file in columns have all its lines, also those of bad sentences: first, inside, and last."""
+    content = "# top\na\tX\n\nbad\n\n-DOCSTART-\tO\n\nc\tX\nd\tX\n\nalso bad one\n\n"
+    (tmp_path / "f.conll").write_text(content)
+    examples = TaggingTask.read(tmp_path / "f.conll", needs_labels=False, skip_bad=True)
+    assert [e.words for e in examples] == [("a",), ("c", "d")]
+    lines = "".join(e.source.with_column(["T"] * len(e.words), "O") for e in examples)
+    assert lines == content.replace("\tX", "\tX\tT").replace("\tO", "\tO\tO")
+    (tmp_path / "f.conll").write_text("a\tX\n\tY\n\nb\tX\n")
+    (example,) = TaggingTask.read(tmp_path / "f.conll", needs_labels=False, skip_bad=True)
+    assert example.source.with_column(["T"], "O") == "a\tX\n\tY\n\nb\tX\tT\n"
+
+
 def test_a_bad_quote_costs_one_row(tmp_path, capsys):
     rows = ['"one, ""quoted""",a', '"two" x,a', "three,b", '"four', 'lines",b', '"unclosed,a', "five,b"]
     path = write(tmp_path / "t.csv", "\n".join(["text,label", *rows]) + "\n")

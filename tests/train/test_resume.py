@@ -20,6 +20,7 @@ from polyseme.corpus.sources.midi import EVENTS
 from polyseme.errors import Interrupted, PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.objectives.base import Objective, ObjectiveLoss
+from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.losses import compute_losses
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES
@@ -35,6 +36,7 @@ from tests.support.runs import STEPS, Killed, assert_same, checkpoint_tensors, t
 
 PAIRED = ("transformer", "seq2seq")  # which read pairs: test_translation.py and test_seq2seq_runs.py
 TRAINED = [name for name in FAMILIES if f"{name}-tiny" in RECIPES and name not in PAIRED]
+VARIANTS = {"causal-bert": ("bert", {"causal": True}, CausalLM())}  # family, arguments of its trunk, objective
 EAGER = [
     name for name in TRAINED if not FAMILIES[name].model_config().trunk.supports_static_shape
 ]  # which are not compiled
@@ -94,8 +96,20 @@ def test_killed_and_resumed(family, compile, corpora, tmp_path, monkeypatch):
         with pytest.raises(PolysemeError, match=f"compile is true, which {family} does not support: set it to false$"):
             pretrain(tiny_recipe(family, compile), corpora[kind_of(family)], tmp_path / "whole")
         return
-    corpus = corpora[kind_of(family)]
-    pretrain(tiny_recipe(family, compile), corpus, tmp_path / "whole")
+    check_resume(tiny_recipe(family, compile), corpora[kind_of(family)], tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_resumes(variant, corpora, tmp_path, monkeypatch):
+    family, model, objective = VARIANTS[variant]
+    recipe = tiny_recipe(family)
+    recipe = recipe.replace(model=recipe.model | model, objective=objective)
+    check_resume(recipe, corpora[kind_of(family)], tmp_path, monkeypatch)
+
+
+def check_resume(recipe, corpus, tmp_path, monkeypatch):
+    """Compare a run that is killed once or twice at random steps with an uninterrupted one."""
+    pretrain(recipe, corpus, tmp_path / "whole")
 
     steps_taken = []
     real = module.train
@@ -110,19 +124,19 @@ def test_killed_and_resumed(family, compile, corpora, tmp_path, monkeypatch):
             yield report
 
     monkeypatch.setattr(module, "train", counted)
-    rng = random.Random(family)
-    num_kills = 2 if family in KILLED_TWICE else 1
+    rng = random.Random(recipe.family)
+    num_kills = 2 if recipe.family in KILLED_TWICE else 1
     kills = sorted((rng.randint(1, STEPS - 1) for _ in range(num_kills)), reverse=True)
     for attempt in range(len(kills) + 1):
         try:
-            pretrain(tiny_recipe(family, compile), corpus, tmp_path / "killed", resume=attempt > 0)
+            pretrain(recipe, corpus, tmp_path / "killed", resume=attempt > 0)
         except Killed:
             continue
     assert_same(tmp_path / "whole", tmp_path / "killed")
     assert sorted(set(steps_taken)) == list(range(1, STEPS + 1))
     state = checkpoint_tensors(tmp_path / "killed")
     counts = {int(t) for name, t in state.items() if name.endswith("/step")}
-    assert counts == (set() if tiny_recipe(family).optimizer.is_sparse else {STEPS})
+    assert counts == (set() if recipe.optimizer.is_sparse else {STEPS})
 
 
 def test_a_growing_batch_and_muon_resume(corpora, tmp_path, monkeypatch):

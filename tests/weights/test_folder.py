@@ -31,7 +31,7 @@ transformers.logging.set_verbosity_error()
 ARCHITECTURES = [
     (family.name, name)
     for family in FAMILIES.values()
-    for name in family.architectures
+    for name in family.architectures_for(family.model_config().trunk)
     if hasattr(transformers, name) and family.name not in ENCODER_DECODERS  # it no longer has Transformer-XL
 ]
 FIRST_ARCHITECTURES = list(dict(reversed(ARCHITECTURES)).items())  # one of each family

@@ -8,7 +8,17 @@ FAMILY_NAMES = (
     *("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "music", "performance_rnn", "ulmfit"),
 )
 RECIPE_NAMES = (
-    *("demo", "bert-tiny", "bert-small", "bert-base", "bert-large", "roberta-tiny", "roberta-base", "roberta-large"),
+    *(
+        "best",
+        "demo",
+        "bert-tiny",
+        "bert-small",
+        "bert-base",
+        "bert-large",
+        "roberta-tiny",
+        "roberta-base",
+        "roberta-large",
+    ),
     *("albert-tiny", "albert-base", "albert-large", "albert-xlarge", "albert-xxlarge"),
     *("spanbert-tiny", "spanbert-base", "spanbert-large", "distilbert-tiny", "distilbert-base"),
     *("modernbert-tiny", "modernbert-small", "gpt-tiny", "gpt-base", "gpt2-tiny", "gpt2-small"),
@@ -44,6 +54,11 @@ DATASET_NAMES = (
     ),
     *("conll-2003", "wnut-17", "ner", "conll-2000", "conll-2012", "ud-pos"),
     *("srl", "srl/conll-2005", "srl/conll-2012"),
+)
+PUBLISHED_TABLES = (
+    *("glue", "glue-dev", "glue-ensembles", "bert-miniatures", "superglue", "squad-1.1", "squad-2.0", "swag"),
+    *("conll-2003", "conll-2003-bert", "bert-objectives", "bert-size", "bert-masking", "elmo", "ulmfit", "albert"),
+    *("roberta", "bleu", "blimp", "parameters", "albert-sizes", "elmo-sizes", "training-days"),
 )
 TOKENIZER_KINDS = (
     *("wordpiece", "bpe", "byte-bpe-roberta", "unigram", "unigram-roberta", "characters", "words", "whitespace"),

@@ -19,7 +19,10 @@ ModelsArgument = Annotated[
 ]
 EnsembleOption = Annotated[bool, Option(help="Average the probabilities of several models.")]
 TruncateOption = Annotated[bool | None, Option(help="Truncate long texts; default: as in fine-tuning.")]
-PLL_HELP = "Score of a sentence by a masked model: original, or within_word_l2r (mask the rest of a word too)."
+RUNS_HELP = (
+    "Folders of fine-tuning runs and benchmarks, or of pre-training runs; or groups of fine-tuning runs, one for each "
+    "pre-training seed: 'bert=runs/bert-*/cola'."
+)
 TASK_HELP = "One task of a model for several; or the format of --data, if the model does not record its task; "
 
 
@@ -35,7 +38,7 @@ def evaluate(
     skip_bad: options.SkipBadOption = False,
     as_json: options.JsonOption = False,
     ensemble: EnsembleOption = False,
-    pll_metric: Annotated[str | None, Option(help=PLL_HELP)] = None,
+    pll_metric: Annotated[str | None, Option(help=options.PLL_HELP)] = None,
     normalization: Annotated[
         str | None, Option(help="Score of a minimal pair's sentence: none (default), or length (per token).")
     ] = None,
@@ -72,7 +75,8 @@ def evaluate(
         sizes = {"examples": evaluation.num_examples, "parameters": evaluation.num_parameters}
         speed = {"examples_per_second": evaluation.examples_per_second, "ms_per_text": evaluation.ms_per_text}
         label = {"positive_label": evaluation.positive_label} if evaluation.positive_label else {}
-        print_json({**sizes, **speed, **evaluation.metrics, **label})
+        dataset = {"dataset": task} if task in polyseme.list_datasets() else {}
+        print_json({**dataset, **sizes, **speed, **evaluation.metrics, **label})
         return
     speed_text = f"{evaluation.examples_per_second:,.1f} per second, {evaluation.ms_per_text:.1f} ms for one alone"
     print(f"{evaluation.num_examples} examples, {speed_text}")
@@ -110,7 +114,7 @@ def predict(
 
 
 def compare(
-    runs: Annotated[list[Path], Argument(help="Folders of fine-tuning runs and benchmarks, or of pre-training runs.")],
+    runs: Annotated[list[str], Argument(help=RUNS_HELP)],
     out: Annotated[
         Path | None,
         Option(help="Folder to write: a page, LaTeX, CSV and JSON; or a plot of fine-tuning runs: .png, .svg or .pdf."),
@@ -121,7 +125,8 @@ def compare(
     """Compare runs of one kind, each named by its folder.
 
     Fine-tuning runs by task: means and standard deviations over seeds, and two-sided paired tests against the best.
-    Pre-training runs: loss, perplexity, bits per character, and costs.
+    Groups of fine-tuning runs, whose models differ in their pre-training seed: the same over pre-training seeds, by the
+    multi-bootstrap. Pre-training runs: loss, perplexity, bits per character, and costs.
     """
     import polyseme
     from polyseme.evaluation.comparison.api import MASKED_NOTE

@@ -13,7 +13,7 @@ SOURCES_HELP = (
     "::lang=de,weight=2,text=body,format=jsonl."
 )
 
-ModelArgument = Annotated[Path, Argument(help="Model folder, or a run folder with a model.")]
+ModelArgument = Annotated[Path, Argument(help="Folder of a model or run, or a name from `polyseme models`.")]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 JsonLinesOption = Annotated[bool, Option("--json", help="Print one JSON object per line.")]
 INPUT_HELP = (
@@ -24,6 +24,9 @@ EXAMPLES_HELP = f"Examples: CoNLL columns, SQuAD's JSON, or {INPUT_HELP}"
 OUTPUT_HELP = (
     "Output file: .csv, .tsv, .jsonl or .parquet with all columns of the input followed by ours, or .txt with the "
     "results alone."
+)
+PLL_HELP = (
+    "Pseudo-log-likelihood of a masked or hybrid model: original, or within_word_l2r (mask the rest of a word too)."
 )
 TextsOption = Annotated[Path, Option(help=f"Texts: {INPUT_HELP}")]
 SetOption = Annotated[

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from polyseme.tasks.multiple_choice import ChoiceExample
 
 CHOICES_HELP = "Questions with text (or prompt), choices and, if known, label: JSON lines, CSV or Parquet."
-LAST_WORDS_HELP = "LAMBADA: JSON lines with context and continuation (or text), or one text per line."
+LAST_WORDS_HELP = (
+    f"LAMBADA: texts, whose last word is scored, or rows with context and continuation: {options.INPUT_HELP}"
+)
 NORMALIZATION_HELP = "Score of a choice: none (log-probability), length (per token), or unconditional (minus that "
 NORMALIZATION_HELP += "after --context)."
 _SUMMED = ("log_prob", "num_tokens", "num_characters")
@@ -39,6 +41,7 @@ def score(
     normalization: Annotated[str, Option(help=NORMALIZATION_HELP)] = "none",
     context: Annotated[str, Option(help="Text before an unconditional answer.")] = "Answer: ",
     seed: Annotated[int, Option(help="Random seed of the shots.", min=0, max=MAX_INTEGER)] = 0,
+    pll_metric: Annotated[str | None, Option(help=options.PLL_HELP)] = None,
     as_json: options.JsonLinesOption = False,
     out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
     resume: options.ResumeOutputOption = False,
@@ -47,7 +50,7 @@ def score(
 
     Texts get their log-probability, perplexity and bits per character.
 
-    A masked model gives a pseudo-log-likelihood. Every model counts the tokens of a text, but not its start and end.
+    A masked model, or a hybrid one with --pll-metric, gives a pseudo-log-likelihood. All count the tokens of a text.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
@@ -58,6 +61,8 @@ def score(
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
+    if data is None and pll_metric:
+        raise ConfigError("--pll-metric goes with --data")
     if choices is None and (num_shots or examples):
         raise ConfigError("--num-shots and --examples go with --choices")
     if (num_shots > 0) != (examples is not None):
@@ -66,7 +71,7 @@ def score(
         check_output_suffix(out, TABLE_SUFFIXES, "scores")
     language_model = polyseme.load(model)
     if data is not None:
-        mode = _text_mode(language_model, data, as_json)
+        mode = _text_mode(language_model, data, pll_metric, as_json)
     elif last_words is not None:
         mode = _last_word_mode(language_model, last_words, as_json)
     else:
@@ -77,7 +82,7 @@ def score(
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
         shots = {"examples": examples and f"{examples} {hash_spec(examples)}", "num_shots": num_shots, "seed": seed}
-        ranking = {"template": template, "normalization": normalization, "context": context}
+        ranking = {"template": template, "normalization": normalization, "context": context, "pll": pll_metric}
         hashes = {"input": mode.source.hash, "model": hash_path(model)}
         return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking}
 
@@ -114,14 +119,14 @@ def _run(mode: _Mode, table: "TableOutput | None", settings: Callable[[], dict[s
     print(mode.format_footer(summary), end="")
 
 
-def _text_mode(language_model: "LanguageModel", data: Path, as_json: bool) -> _Mode:
+def _text_mode(language_model: "LanguageModel", data: Path, pll_metric: str | None, as_json: bool) -> _Mode:
     from polyseme.evaluation.text_rows import TextRow, open_texts
     from polyseme.inference.results import TextScore
 
     texts = open_texts(data, language_model.path)
 
     def score(window: list[TextRow], summary: dict[str, Any]) -> "list[Row]":
-        scores = language_model.score([row.text for row in window])
+        scores = language_model.score([row.text for row in window], pll_metric)
         add_to(summary, **{name: sum(getattr(s, name) for s in scores) for name in _SUMMED})
         return [(row.row, _score_columns(s)) for row, s in zip(window, scores)]
 
@@ -137,7 +142,7 @@ def _text_mode(language_model: "LanguageModel", data: Path, as_json: bool) -> _M
 
 
 def _score_columns(score: "TextScore") -> dict[str, Any]:
-    names = ("log_prob", "num_tokens", "perplexity", "bits_per_character")
+    names = ("log_prob", "num_tokens", "num_characters", "perplexity", "bits_per_character")
     return {name: getattr(score, name) for name in names}
 
 
@@ -148,17 +153,26 @@ def _format_score(score: Mapping[str, Any], text: str) -> str:
 
 def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) -> _Mode:
     """Score last words: accuracy, and perplexity, as in LAMBADA of a word over all its tokens."""
-    from polyseme.datasets.lambada import iter_lambada
+    from polyseme.datasets.lambada import LambadaFile, LastWord
     from polyseme.evaluation.streaming import Source
 
-    def score(window: list[tuple[str, str]], summary: dict[str, Any]) -> "list[Row]":
-        words = language_model.score_last_words(window)
-        log_prob, num_truncated = sum(w.score.log_prob for w in words), sum(w.num_truncated > 0 for w in words)
-        num_correct = sum(word.is_correct for word in words)
-        add_to(summary, texts=len(words), correct=num_correct, log_prob=log_prob, truncated=num_truncated)
-        inputs = [{"context": context, "word": word} for context, word in window]
-        outputs = [{"log_prob": w.score.log_prob, "is_correct": w.is_correct} for w in words]
-        return list(zip(inputs, outputs))
+    file, names = LambadaFile.open(path), dict[str, None]()
+
+    def read(is_first: bool) -> Iterator[LastWord]:
+        for last_word in file:
+            if is_first:
+                names.update(dict.fromkeys(last_word.row))
+            yield last_word
+
+    def score(window: list[LastWord], summary: dict[str, Any]) -> "list[Row]":
+        scores = language_model.score_last_words([(each.context, each.word) for each in window])
+        log_prob, num_truncated = sum(s.score.log_prob for s in scores), sum(s.num_truncated > 0 for s in scores)
+        num_correct = sum(s.is_correct for s in scores)
+        add_to(summary, texts=len(scores), correct=num_correct, log_prob=log_prob, truncated=num_truncated)
+        return [
+            (each.row, {"log_prob": s.score.log_prob, "is_correct": s.is_correct, "word": each.word})
+            for each, s in zip(window, scores)
+        ]
 
     def format_footer(summary: dict[str, Any]) -> str:
         num_texts = summary["texts"]
@@ -172,8 +186,8 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
             return to_json_line(metrics)
         return "".join(f"{name}: {value:.4g}\n" for name, value in metrics.items())
 
-    texts = Source(path, lambda _: iter_lambada(path))
-    return _Mode(texts, ["context", "word"], score, lambda row: "", format_footer)
+    texts = Source(file.path, read)
+    return _Mode(texts, list(names), score, lambda row: "", format_footer)
 
 
 def _choice_mode(

@@ -73,8 +73,6 @@ def derive_recipe(teacher_path: Path) -> Recipe:
     Batches, optimizer, schedule and budget are those of `distilbert-tiny` for a small teacher, of the teacher's own
     pre-training if its folder has the recipe, and of `distilbert-base` otherwise.
     """
-    if not teacher_path.is_dir():
-        raise ModelError(f"there is no model folder at {teacher_path}")
     config, metadata = read_model_config(teacher_path)
     template = get_training_recipe("distilbert-tiny" if config.trunk.dim <= MAX_TINY_DIM else "distilbert-base")
     if config.trunk.dim > MAX_TINY_DIM and "recipe" in metadata:

@@ -6,7 +6,7 @@ reached without reading what precedes it, and positions do not depend on the num
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, pairwise
 from typing import Literal, Protocol
@@ -146,6 +146,9 @@ class SampleBin:
     sample_ids: np.ndarray
     starts_epoch: bool = False  # of streams: the first segments of the epoch
     segment_length: int = 0  # of streams: tokens per segment
+    step: int = 0
+    index: int = 0  # among the bins of all ranks in its step
+    step_size: int = 1  # number of those bins
 
 
 Steps = Iterator[tuple[list[SampleBin], DataPosition]]  # bins of each step, and the position after it
@@ -200,8 +203,11 @@ class ShuffledSampler(_Sampler):
         self.check_world_size(world_size)
         micro_batches = self.micro_batches(position)
         for step_number in count(start_step):
-            step_bins = [next(micro_batches) for _ in range(self.num_micro_batches(step_number, world_size))]
-            yield [sample_bin for sample_bin, _ in step_bins[rank::world_size]], step_bins[-1][1]
+            size = self.num_micro_batches(step_number, world_size)
+            step_bins = [next(micro_batches) for _ in range(size)]
+            rank_bins = list(enumerate(step_bins))[rank::world_size]
+            numbered = [replace(b, step=step_number, index=i, step_size=size) for i, (b, _) in rank_bins]
+            yield numbered, step_bins[-1][1]
 
     def num_micro_batches(self, step: int, world_size: int = 1) -> int:
         """Return the number of bins in a step (counted from 0), a multiple of `world_size`."""

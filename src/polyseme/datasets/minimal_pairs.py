@@ -1,16 +1,18 @@
 """Minimal pairs: an acceptable and an unacceptable sentence, as in BLiMP (Warstadt et al. 2020)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyseme.errors import DataError
-from polyseme.io.json import parse_json
-from polyseme.tasks.readers.rows import JSON_LINES_SUFFIXES, JsonRow, data_suffix, read_lines, read_rows
+from polyseme.tasks.readers.columns import Columns, missing_role
+from polyseme.tasks.readers.records import RECORD_FORMATS, data_suffix, detect_record_format, open_records, parse_input
+from polyseme.tasks.readers.rows import JsonRow, iter_records, parse_texts, read_rows
 
+FORMATS = {suffix: format for suffix, format in RECORD_FORMATS.items() if format != "text"}  # by suffix
 GAP = re.compile(r"_{2,}|\[MASK\]|<mask>|\*mask\*")  # in templates of agreement tests
 # The files of BLiMP set these five paradigms apart; the paper's tables count them with argument structure.
 MERGED_PHENOMENA = {"s-selection": "argument_structure"}
@@ -31,46 +33,75 @@ class MinimalPair:
     spans: tuple[Span, Span] | None = None
 
 
-def read_minimal_pairs(path: Path, skip_bad: bool = False) -> list[MinimalPair]:
-    """Read pairs from a file of JSON lines, or from all of a folder (for BLiMP, the one that contains `data`).
+def read_minimal_pairs(source: str | Path, skip_bad: bool = False) -> list[MinimalPair]:
+    """Read pairs from JSON lines, CSV, TSV or Parquet, or from all files of a folder (of BLiMP, that with `data`).
 
     A row has `sentence_good` and `sentence_bad` (BLiMP), or `good` and `bad`: sentences; or with a `template`, the
     words that fill its gap (`___` or a mask token); or with a `region`, lists of regions, of which the one with this
     index, counted from 0, is compared. `UID` or `paradigm`, and `linguistics_term` or `phenomenon`, group the pairs.
+    Other names of the two columns follow the path: `FILE::text=acceptable,pair=unacceptable`.
     """
+    path, columns = parse_input(source, Columns())
+    columns.reject(path, "minimal pairs", "label", "id")
     pairs: list[MinimalPair] = []
     for file in _find_files(path):
-        rows = (partial(_parse_pair, file, i, line) for i, line in enumerate(read_lines(file), 1))
-        pairs += read_rows(file, rows, skip_bad)
+        format = detect_record_format(file, columns, FORMATS)
+        if format in ("", "text"):
+            advice = f"choose its format with {file}::format=NAME ({', '.join(sorted(set(FORMATS.values())))})"
+            raise DataError(f"{file}: minimal pairs are rows with a good and a bad sentence: {advice}")
+        records = open_records(file, columns, format)
+        if records.is_table:
+            for role, name in zip(("text", "pair"), _sentence_names(records.names, columns)):
+                if name not in records.names:
+                    raise missing_role(f"{file}:1", role, name, records.names)
+        build = partial(_parse_pair, file, columns, records.is_table)
+        pairs += read_rows(file, iter_records(records.rows, build), skip_bad)
     return pairs
 
 
 def _find_files(path: Path) -> Iterator[Path]:
+    """Yield a file, or those of a folder: of JSON lines if there are any, else tables."""
     if not path.is_dir():
         yield path
         return
     folder = path / "data" if (path / "data").is_dir() else path
-    files = sorted(file for file in folder.iterdir() if data_suffix(file) in JSON_LINES_SUFFIXES)
+    files = sorted(file for file in folder.iterdir() if data_suffix(file) in FORMATS)
     if not files:
-        raise DataError(f"{folder} has no files of JSON lines ({', '.join(JSON_LINES_SUFFIXES)})")
-    yield from files
+        raise DataError(f"{folder} has no files of minimal pairs ({', '.join(FORMATS)})")
+    yield from [file for file in files if FORMATS[data_suffix(file)] == "jsonl"] or files
 
 
-def _parse_pair(file: Path, line_number: int, line: str) -> MinimalPair:
-    location = f"{file}:{line_number}"
-    row = JsonRow(location, parse_json(line, location))
-    keys = row.values if isinstance(row.values, dict) else {}
-    names = ("sentence_good", "sentence_bad") if "sentence_good" in keys else ("good", "bad")
-    paradigm = keys.get("UID", keys.get("paradigm", file.name.partition(".")[0]))
-    phenomenon = keys.get("linguistics_term", keys.get("phenomenon", ""))
+def _sentence_names(names: Collection[str], columns: Columns) -> tuple[str, str]:
+    """Return the columns or keys of the acceptable and the unacceptable sentence."""
+    prefix = "sentence_" if "sentence_good" in names else ""
+    return columns.text or f"{prefix}good", columns.pair or f"{prefix}bad"
+
+
+def _parse_pair(file: Path, columns: Columns, is_table: bool, values: dict[str, Any], location: str) -> MinimalPair:
+    names = _sentence_names(values, columns)
+    if is_table:
+        values = _parse_cells(values, names, location)
+    row = JsonRow(location, values)
+    paradigm = values.get("UID", values.get("paradigm", file.name.partition(".")[0]))
+    phenomenon = values.get("linguistics_term", values.get("phenomenon", ""))
     group = str(paradigm), MERGED_PHENOMENA.get(str(phenomenon), str(phenomenon))
-    if "region" in keys:
+    if "region" in values:
         (good, good_span), (bad, bad_span) = (_select_region(row, name) for name in names)
         return MinimalPair(good, bad, *group, (good_span, bad_span))
     good, bad = (row.get(name) for name in names)
-    if "template" in keys:
+    if "template" in values:
         good, bad = (_fill_gap(row, word) for word in (good, bad))
     return MinimalPair(good, bad, *group)
+
+
+def _parse_cells(values: dict[str, Any], names: Collection[str], location: str) -> dict[str, Any]:
+    """Return a row of a table as a JSON object: without empty cells, and with numbers and lists where they belong."""
+    row = {name: value for name, value in values.items() if value not in (None, "") or name in names}
+    if isinstance(region := row.get("region"), str) and region.strip().isdigit():
+        row["region"] = int(region)
+    if "region" in row:
+        row |= {name: list(parse_texts(row[name], location, name)) for name in names}
+    return row
 
 
 def _fill_gap(row: JsonRow, word: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from polyseme.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
 from polyseme.datasets.published import published_table
 from polyseme.errors import ConfigError, suggest
+from polyseme.evaluation.comparison.finetuning_runs import short_model_names
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load
 from polyseme.inference.results import TextScore
@@ -52,11 +53,24 @@ def evaluate_minimal_pairs(
 ) -> MinimalPairResult:
     """Score both sentences of each pair. `normalization` `length` divides a score by the number of tokens.
 
-    `pll_metric` applies to models whose score is a pseudo-log-likelihood.
+    `pll_metric` applies to models whose score is a pseudo-log-likelihood, and requests one of a hybrid model.
     """
+    points = score_pairs(model, pairs, pll_metric, normalization)
+    by_paradigm: dict[str, list[float]] = {}
+    for pair, point in zip(pairs, points):
+        by_paradigm.setdefault(pair.paradigm, []).append(point)
+    paradigms = {name: fmean(by_paradigm[name]) for name in sorted(by_paradigm)}
+    accuracy, phenomena = aggregate(paradigms, {pair.paradigm: pair.phenomenon for pair in pairs})
+    return MinimalPairResult(str(model.path), accuracy, phenomena, paradigms, len(pairs), points.count(0.5))
+
+
+def score_pairs(
+    model: LanguageModel, pairs: Sequence[MinimalPair], pll_metric: str | None = None, normalization: str = "none"
+) -> list[float]:
+    """Return for each pair 1 if the model prefers the acceptable sentence, 0.5 for a tie, else 0."""
     if normalization not in NORMALIZATIONS:
         raise ConfigError(f"normalization is {normalization!r}; {suggest(normalization, NORMALIZATIONS)}")
-    metric = pll_metric if model.has_pll_metric else None
+    metric = pll_metric if model.supports_pll_metric else None
     all_texts = [pair.good for pair in pairs] + [pair.bad for pair in pairs]
     scores: list[TextScore] = [TextScore(0.0, 0)] * (2 * len(pairs))
     has_span = [pair.spans is not None for pair in pairs] * 2
@@ -69,22 +83,16 @@ def evaluate_minimal_pairs(
             scores[i] = score
     values = [s.log_prob / (s.num_tokens if normalization == "length" else 1) for s in scores]
     differences = [a - b for a, b in zip(values, values[len(pairs) :])]
-    points = [0.5 if abs(d) <= TIE_TOLERANCE else float(d > 0) for d in differences]
-    by_paradigm: dict[str, list[float]] = {}
-    for pair, point in zip(pairs, points):
-        by_paradigm.setdefault(pair.paradigm, []).append(point)
-    paradigms = {name: fmean(by_paradigm[name]) for name in sorted(by_paradigm)}
-    accuracy, phenomena = aggregate(paradigms, {pair.paradigm: pair.phenomenon for pair in pairs})
-    return MinimalPairResult(str(model.path), accuracy, phenomena, paradigms, len(pairs), points.count(0.5))
+    return [0.5 if abs(d) <= TIE_TOLERANCE else float(d > 0) for d in differences]
 
 
 def run_minimal_pairs(
-    models: Any, data: Path, pll_metric: str | None = None, normalization: str = "none", skip_bad: bool = False
+    models: Any, data: str | Path, pll_metric: str | None = None, normalization: str = "none", skip_bad: bool = False
 ) -> Any:
     """Evaluate a model, loaded or a folder, on the pairs of a file or folder; a list of models gives a list."""
     is_single = not isinstance(models, list | tuple)
     loaded = [load(model) for model in ([models] if is_single else models)]
-    if pll_metric is not None and not any(model.has_pll_metric for model in loaded):
+    if pll_metric is not None and not any(model.supports_pll_metric for model in loaded):
         raise ConfigError("`pll_metric` is for masked models, and none of these is one")
     pairs = read_minimal_pairs(data, skip_bad)
     results = [evaluate_minimal_pairs(model, pairs, pll_metric, normalization) for model in loaded]
@@ -106,13 +114,18 @@ def select_options(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def minimal_pairs_table(task: str, results: Sequence[MinimalPairResult]) -> tuple[list[str], list[list[Any]]]:
     """Return the header and rows of a table by phenomenon, in percent, for BLiMP next to published results."""
     published = published_table("blimp").rows if task == "blimp" else ()
-    header = ["", *(summary.model for summary in results), *(row.system for row in published)]
+    models = [summary.model for summary in results]
+    header = ["", *short_model_names(models), *(row.system for row in published)]
     names = ("accuracy", *dict.fromkeys(name for summary in results for name in summary.phenomena))
     rows: list[list[Any]] = []
     for name in names:
         values = [summary.accuracy if name == "accuracy" else summary.phenomena.get(name) for summary in results]
         cells = ["" if value is None else f"{100 * value:.1f}" for value in values]
         rows.append([name, *cells, *(f"{row.values[name]:.1f}" if name in row.values else "" for row in published)])
-    rows.append(["paradigms", *(str(len(summary.paradigms)) for summary in results), *[""] * len(published)])
-    rows.append(["ties", *(str(summary.num_ties) for summary in results), *[""] * len(published)])
+    counts = {
+        "paradigms": [len(summary.paradigms) for summary in results],
+        "pairs": [summary.num_pairs for summary in results],
+        "ties": [summary.num_ties for summary in results],
+    }
+    rows += [[name, *map(str, values), *[""] * len(published)] for name, values in counts.items()]
     return header, rows

@@ -23,7 +23,7 @@ ANSWER_FIELD = "{answer}"
 
 
 @dataclass(frozen=True)
-class Question:
+class PromptQuestion:
     """The fields of a question, and the answers that are correct."""
 
     fields: dict[str, str]
@@ -56,12 +56,12 @@ class PromptTemplate(Config):
         """The names of the fields of a question."""
         return re.findall(r"\{(\w+)\}", self.template.removesuffix(ANSWER_FIELD))
 
-    def render(self, question: Question, shots: Sequence[Question] = ()) -> str:
+    def render(self, question: PromptQuestion, shots: Sequence[PromptQuestion] = ()) -> str:
         """Return the prompt: instruction, examples with their answers, question."""
         blocks = [self._fill_fields(shot) + shot.answers[0] for shot in shots] + [self._fill_fields(question)]
         return (self.instruction + self.separator if self.instruction else "") + self.separator.join(blocks).rstrip(" ")
 
-    def _fill_fields(self, question: Question) -> str:
+    def _fill_fields(self, question: PromptQuestion) -> str:
         return re.sub(r"\{(\w+)\}", lambda m: question.fields[m[1]], self.template.removesuffix(ANSWER_FIELD))
 
 
@@ -74,7 +74,7 @@ def load_prompt_template(name: str) -> PromptTemplate:
     return PromptTemplate.from_json(read_json(path), path.name)
 
 
-def read_questions(source: Path | str, prompt: PromptTemplate) -> list[Question]:
+def read_questions(source: Path | str, prompt: PromptTemplate) -> list[PromptQuestion]:
     """Read records with the fields of the template and `answer`: a text, or a list of correct texts."""
     path, columns = parse_input(source, Columns())
     columns.reject(path, "prompts, whose template names the columns", "text", "pair", "label", "id")
@@ -82,18 +82,20 @@ def read_questions(source: Path | str, prompt: PromptTemplate) -> list[Question]
     if not format:
         raise unknown_format(path)
 
-    def build(record: dict[str, Any], location: str) -> Question:
+    def build(record: dict[str, Any], location: str) -> PromptQuestion:
         row = JsonRow(location, record)
         answer, fields = row.get("answer", object), {name: row.get(name, object) for name in prompt.fields}
         answers = answer if isinstance(answer, list) else [answer]
         if not answers or not all(isinstance(text, str) for text in (*answers, *fields.values())):
             raise DataError(f"{location}: the fields of a question and its answers are texts")
-        return Question(fields, tuple(answers))
+        return PromptQuestion(fields, tuple(answers))
 
     return read_rows(path, iter_records(open_records(path, columns, format).rows, build))
 
 
-def sample_shots(pool: Sequence[Question], num_shots: int, seed: int, questions: Sequence[Question]) -> list[Question]:
+def sample_shots(
+    pool: Sequence[PromptQuestion], num_shots: int, seed: int, questions: Sequence[PromptQuestion]
+) -> list[PromptQuestion]:
     """Sample examples that precede every question, none of which is asked."""
     candidates = [question for question in pool if question not in questions]
     if num_shots > len(candidates):
@@ -104,15 +106,17 @@ def sample_shots(pool: Sequence[Question], num_shots: int, seed: int, questions:
 def answer_questions(
     generate: Callable[[list[str], int], list[str]],
     prompt: PromptTemplate,
-    questions: Sequence[Question],
-    shots: Sequence[Question] = (),
+    questions: Sequence[PromptQuestion],
+    shots: Sequence[PromptQuestion] = (),
 ) -> list[str]:
     """Return the model's answers; `generate` continues prompts by a number of tokens."""
     completions = generate([prompt.render(question, shots) for question in questions], prompt.max_new_tokens)
     return [(text.lstrip().split(prompt.stop)[0] if prompt.stop else text).strip() for text in completions]
 
 
-def evaluate_answers(prompt: PromptTemplate, answers: Sequence[str], questions: Sequence[Question]) -> dict[str, Any]:
+def evaluate_answers(
+    prompt: PromptTemplate, answers: Sequence[str], questions: Sequence[PromptQuestion]
+) -> dict[str, Any]:
     """Return the share of exact answers, the mean F1 of words and ROUGE-L, and BLEU if it is the main metric."""
     if not questions:
         raise DataError("there is no question")

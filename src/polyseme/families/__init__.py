@@ -11,6 +11,7 @@ from polyseme.families.family import Family
 from polyseme.families.flair import FLAIR
 from polyseme.families.gpt import GPT
 from polyseme.families.gpt2 import GPT2
+from polyseme.families.gpt_bert import GPT_BERT
 from polyseme.families.modernbert import MODERNBERT
 from polyseme.families.music import MUSIC
 from polyseme.families.nnlm import NNLM
@@ -33,7 +34,7 @@ FAMILIES: dict[str, Family] = {
         *(NNLM, RNN_LM, ELMO, FLAIR),
         *(SEQ2SEQ, TRANSFORMER),
         *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, SPANBERT, DISTILBERT, MODERNBERT),
-        *(GPT, GPT2, TRANSFORMER_XL, XLNET),
+        *(GPT, GPT2, TRANSFORMER_XL, XLNET, GPT_BERT),
         *(T5, MUSIC, PERFORMANCE_RNN),
         ULMFIT,
     )

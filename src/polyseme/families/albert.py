@@ -122,7 +122,7 @@ ALBERT = Family(
         *hf.weight_and_bias("trunk.pooler.dense", "albert.pooler"),
     ),
     head_weight_maps={
-        "masked": bert.masked_head_maps("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+        "masked": bert.lm_head_maps("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
         **hf.linear_head_maps(pair="sop_classifier.classifier", classify="classifier", tag="classifier"),
         **hf.linear_head_maps(span="qa_outputs", choice="classifier"),
     },

@@ -26,28 +26,38 @@ def trunk_config(
     activation: ActivationName = "gelu",
     eps: float = 1e-12,
     init_std: float = 0.02,
+    causal: bool = False,
 ) -> TransformerConfig:
-    """Post-norm blocks over the normalized sum of token, position and segment embeddings (§3, appendix A.2)."""
+    """Post-norm blocks over the normalized sum of token, position and segment embeddings (§3, appendix A.2).
+
+    With `causal` it is the paper's left-to-right model (§5.1), which pools at the last token.
+    """
     norm = LayerNormConfig(eps)
     return TransformerConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, num_segments, norm, dropout),
         TransformerBlockConfig(
-            AttentionConfig(num_heads, attention_dropout),
+            AttentionConfig(num_heads, attention_dropout, causal),
             FeedForwardConfig(ffn_dim or 4 * dim, activation),
             post_norm=norm,
             dropout=dropout,
         ),
         layer_to_block=tuple(range(num_layers)),
-        pooler=PoolerConfig("first", dense=True),
+        pooler=PoolerConfig("last" if causal else "first", dense=True),
         init=InitConfig(init_std, init_std, truncated=True),
     )
 
 
+def lm_head(config: TransformerConfig) -> HeadConfig:
+    """Return the language-model head: a dense layer, activation and norm before the tied output."""
+    activation = config.block.ffn.activation
+    return LMHeadConfig(config.embeddings.vocab_size, True, activation, config.block.post_norm, bias=True)
+
+
 def pretraining_heads(config: TransformerConfig) -> dict[str, HeadConfig]:
-    """Return the heads of masked LM and next-sentence prediction."""
-    ffn = config.block.ffn
-    masked = LMHeadConfig(config.embeddings.vocab_size, True, ffn.activation, config.block.post_norm, bias=True)
-    return {"masked": masked, "pair": ClassificationHeadConfig(("follows", "random"))}
+    """Return the heads of masked LM and next-sentence prediction, or that of causal LM."""
+    if config.causal:
+        return {"next": lm_head(config)}
+    return {"masked": lm_head(config), "pair": ClassificationHeadConfig(("follows", "random"))}
 
 
 def task_head(name: str, labels: tuple[str, ...], config: TransformerConfig) -> HeadConfig:
@@ -64,8 +74,9 @@ HF_ROWS = (
     *hf.required(max_position_embeddings="max_len"),
     *hf.optional(type_vocab_size="num_segments", layer_norm_eps="eps", initializer_range="init_std"),
     *hf.constants(position_embedding_type="absolute"),
-    *hf.fixed(is_decoder=False, add_cross_attention=False, tie_word_embeddings=True),
+    *hf.fixed(add_cross_attention=False, tie_word_embeddings=True),
 )
+CAUSAL_ROW = hf.ConfigMap("is_decoder", "causal", allowed=(False, True), omit=False)
 
 
 def embedding_maps(prefix: str, has_segments: bool = True) -> tuple[hf.WeightMap, ...]:
@@ -93,13 +104,21 @@ def trunk_maps(prefix: str) -> tuple[hf.WeightMap, ...]:
     return *embedding_maps(f"{prefix}.embeddings"), *hf.layer_maps(f"{prefix}.encoder.layer.{{}}", layers), *pooler
 
 
-def masked_head_maps(dense: str, norm: str, bias: str) -> tuple[hf.WeightMap, ...]:
-    """Return weight maps of the masked LM head: a dense layer, a norm, and the bias of the tied output."""
+def lm_head_maps(dense: str, norm: str, bias: str, head: str = "masked") -> tuple[hf.WeightMap, ...]:
+    """Return weight maps of a language-model head: a dense layer, a norm, and the bias of the tied output."""
     return (
-        *hf.weight_and_bias("heads.masked.dense", dense),
-        *hf.weight_and_bias("heads.masked.norm", norm),
-        hf.WeightMap("heads.masked.bias", (bias,)),
+        *hf.weight_and_bias(f"heads.{head}.dense", dense),
+        *hf.weight_and_bias(f"heads.{head}.norm", norm),
+        hf.WeightMap(f"heads.{head}.bias", (bias,)),
     )
+
+
+def heads_without_class(config: TransformerConfig) -> tuple[str, ...]:
+    """Return the heads that no class of `transformers` computes: it pools at the first token, which sees no other."""
+    return ("masked", "pair", "classify", "choice") if config.causal else ("next",)
+
+
+PREDICTIONS = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
 
 
 BERT = Family(
@@ -116,20 +135,20 @@ BERT = Family(
     num_params={"base": 109_482_240, "large": 335_141_888, "xlarge": 1_276_360_704, "multilingual": 177_853_440},
     pretraining_heads=pretraining_heads,
     task_head=task_head,
-    hf_config=hf.ConfigTable("bert", trunk_config, HF_ROWS),
+    hf_config=hf.ConfigTable("bert", trunk_config, (*HF_ROWS, CAUSAL_ROW)),
     architectures=hf.architectures(
         "Bert",
         hf.TASKS,
         ForPreTraining=("masked", "pair"),
         ForMaskedLM=("masked",),
         ForNextSentencePrediction=("pair",),
+        LMHeadModel=("next",),
     ),
+    heads_without_class=heads_without_class,
     base_model_prefix="bert.",
     weight_maps=trunk_maps("bert"),
     head_weight_maps={
-        "masked": masked_head_maps(
-            "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"
-        ),
+        **{head: lm_head_maps(*PREDICTIONS, head) for head in ("masked", "next")},
         **hf.linear_head_maps(pair="cls.seq_relationship", classify="classifier", tag="classifier"),
         **hf.linear_head_maps(span="qa_outputs", choice="classifier"),
     },

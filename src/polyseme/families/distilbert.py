@@ -75,7 +75,7 @@ DISTILBERT = Family(
         ),
     ),
     head_weight_maps={
-        "masked": bert.masked_head_maps("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+        "masked": bert.lm_head_maps("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
         **hf.dense_head_maps("pre_classifier", "classifier", "classify", "choice"),
         **hf.linear_head_maps(tag="classifier", span="qa_outputs"),
     },

@@ -69,6 +69,8 @@ class Family:
     architectures: dict[str, tuple[str, ...]]  # class name in `transformers` -> names of our heads
     head_weight_maps: dict[str, tuple[WeightMap, ...]]
     weight_maps: tuple[WeightMap, ...] | Callable[[ModelConfig], tuple[WeightMap, ...]] = all_same_names
+    # heads that no class computes over a trunk of this config
+    heads_without_class: Callable[[Any], tuple[str, ...]] = lambda config: ()
     base_model_prefix: str = "trunk."  # prefix of the base model's weights in a model with a head
     task_head: Callable[[str, tuple[str, ...], Any], HeadConfig] = BLOCK_TASK_HEAD
     num_params: dict[str, int] = field(default_factory=dict)  # published number of parameters, without heads
@@ -95,6 +97,16 @@ class Family:
     def from_hf_config(self, hf_config: dict[str, Any]) -> TrunkConfig:
         """Return the trunk's config from a `config.json`, to which the key `tensors` adds the names in the files."""
         return self.hf_config.from_hf(hf_config)
+
+    def architectures_for(self, trunk: TrunkConfig) -> dict[str, tuple[str, ...]]:
+        """Return the classes of `transformers` that compute what a model with this trunk does, and their heads."""
+        excluded = self.heads_without_class(trunk)
+        return {name: heads for name, heads in self.architectures.items() if not set(heads) & set(excluded)}
+
+    def head_maps(self, head: str, config: ModelConfig) -> tuple[WeightMap, ...]:
+        """Return the weight maps of a head of a model, none if no class computes it."""
+        has_class = config.heads[head].is_published and head not in self.heads_without_class(config.trunk)
+        return self.head_weight_maps.get(head, ()) if has_class else ()
 
     def upgrade_name(self, name: str) -> str:
         """Return the current form of a published tensor's name."""

@@ -70,7 +70,11 @@ ROBERTA = replace(
     hf_config=hf.ConfigTable(
         "roberta",
         trunk_config,
-        (*bert.HF_ROWS, hf.ConfigMap("pad_token_id", path=lambda config: config.trunk.embeddings.position_offset - 1)),
+        (
+            *bert.HF_ROWS,
+            *hf.fixed(is_decoder=False),
+            hf.ConfigMap("pad_token_id", path=lambda config: config.trunk.embeddings.position_offset - 1),
+        ),
         {"max_len": lambda config: config.trunk.embeddings.max_len + config.trunk.embeddings.position_offset},
         _subtract_offset,
     ),
@@ -78,7 +82,7 @@ ROBERTA = replace(
     base_model_prefix="roberta.",
     weight_maps=bert.trunk_maps("roberta"),
     head_weight_maps={
-        "masked": bert.masked_head_maps("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+        "masked": bert.lm_head_maps("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
         **hf.dense_head_maps("classifier.dense", "classifier.out_proj", "classify"),
         **hf.linear_head_maps(tag="classifier", span="qa_outputs", choice="classifier"),
     },

@@ -53,7 +53,8 @@ class FinetuneConfig(Config):
 
     `lm_loss_weight` is the weight of an auxiliary language-model loss on the same texts (Radford et al. 2018, §3.2,
     with 0.5, learning rate 6.25e-5, batches of 32). Several tasks are sampled in proportion to size^`sampling_alpha`.
-    `network` is the network over frozen features (`finetuning/frozen.py`).
+    With `bilstm`, a new BiLSTM of the size of the trunk is trained between the trunk and the task's head (Devlin et al.
+    2019, §5.1). `network` is the network over frozen features (`finetuning/frozen.py`).
     """
 
     epochs: float = 3.0
@@ -67,6 +68,7 @@ class FinetuneConfig(Config):
     precision: Literal["auto", "float32", "bf16"] = "auto"
     micro_batch_tokens: int = 16384
     lm_loss_weight: float = 0.0
+    bilstm: bool = False
     unfreeze_every: float = 0.0
     chunk_size: int = 0
     grad_tokens: int = 0

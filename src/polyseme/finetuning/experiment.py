@@ -69,7 +69,7 @@ class RunOptions:
 
     There is one training per seed; a number of seeds stands for 0, 1, 2…. With `from_scratch` the model starts from
     random weights. For ensembles, `keep_seeds` saves the model of every seed, and `keep_checkpoints` that many last
-    epochs of each. `on_start` is called before anything is written.
+    epochs of each. `on_start` is called before anything is written, and `on_seed` with the `SeedResult` of each seed.
     """
 
     seeds: int | Sequence[int] = 1
@@ -77,6 +77,7 @@ class RunOptions:
     keep_seeds: bool = False
     keep_checkpoints: int = 0
     on_start: Callable[[], object] | None = None
+    on_seed: Callable[[Any], object] | None = None
 
     def __post_init__(self) -> None:
         list_seeds(self.seeds)

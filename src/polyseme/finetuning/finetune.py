@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.errors import ConfigError, ModelError, require_packages
+from polyseme.errors import ConfigError, require_packages
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
@@ -15,6 +15,7 @@ from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskDa
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
 from polyseme.nn.heads.base import HeadConfig
+from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.tasks.base import TaskConfig, require_gold
@@ -37,7 +38,8 @@ def finetune(
     an unfinished run with the same settings, that run continues.
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
-    config, chosen = choose_settings(config, _read_config(path)[0].trunk)
+    model_config, metadata = read_model_config(path)
+    config, chosen = choose_settings(config, model_config.trunk, metadata)
     if isinstance(data, TaskData):
         data = [data]
     else:
@@ -103,8 +105,6 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
 
 
 def _read_config(path: Path) -> tuple[ModelConfig, Family]:
-    if not path.is_dir():
-        raise ModelError(f"there is no model folder at {path}")
     config = read_model_config(path)[0]
     return config, FAMILIES[config.family]
 
@@ -116,10 +116,11 @@ def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> boo
 
 
 def finetuning_history(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the languages of a model and the tasks that it was fine-tuned on, for the metadata of the next one."""
+    """Return what the next model inherits: languages, license, learning rate, and the tasks of earlier fine-tuning."""
     facts = metadata.get("corpus_facts")
     languages = facts.get("languages") if isinstance(facts, dict) else metadata.get("languages")
-    inherited = {"languages": languages} if isinstance(languages, list) and languages else {}
+    inherited: dict[str, Any] = {"languages": languages} if isinstance(languages, list) and languages else {}
+    inherited |= {name: metadata[name] for name in ("license", "finetuning_lr") if name in metadata}
     if "task" not in metadata and "tasks" not in metadata:
         return inherited
     before = metadata.get("data") or metadata.get("results", {}).get("task")
@@ -136,12 +137,15 @@ def load_for_tasks(
     """
     model_config, family = _read_config(path)
     known = family.pretraining_heads(model_config.trunk)
-    if config.lm_loss_weight and ("next" not in known or any(task.text_template for task in tasks)):
+    is_causal = "next" in known and not model_config.trunk.is_hybrid
+    if config.lm_loss_weight and (not is_causal or any(task.text_template for task in tasks)):
         raise ConfigError(f"lm_loss_weight is for a causal language model, which {family.name} is not")
     heads: dict[str, HeadConfig] = {}
+    classes = family.architectures_for(model_config.trunk)
     for task in tasks:
         for name, head in task.codec.heads(family, model_config.trunk).items():
-            names = next((heads for heads in family.architectures.values() if name in heads), (name,))
+            head = add_bilstm(head, model_config.trunk, task) if config.bilstm else head
+            names = next((heads for heads in classes.values() if name in heads), (name,))
             heads |= {n: head if n == name else known[n] for n in names}
     if config.lm_loss_weight:
         heads |= {"next": known["next"]}
@@ -151,6 +155,15 @@ def load_for_tasks(
         vocab_size = max(tokenizer.vocab_size, model_config.trunk.embeddings.vocab_size)
         folder = dataclasses.replace(folder, tokenizer=tokenizer, model=folder.model.resize_vocab(vocab_size, seed))
     return dataclasses.replace(folder, model=_reinitialize(folder.model, seed)) if from_scratch else folder
+
+
+def add_bilstm(head: HeadConfig, trunk: TrunkConfig, task: TaskConfig) -> HeadConfig:
+    """Return the head of a task with a BiLSTM before it, whose two directions have the size of the trunk."""
+    if not isinstance(head, ClassificationHeadConfig):
+        reason = "as text" if task.text_template else "with a head of another kind"
+        raise ConfigError(f"bilstm is true, but this model answers {task.task_type} {reason}: set it to false")
+    pooling = "pooled" if head.pooling in ("first", "mean") else head.pooling
+    return head.replace(bilstm_dim=max(trunk.dim // 2, 1), pooling=pooling)
 
 
 def _encode_labeled(task: TaskConfig, examples: Examples, folder: ModelFolder, config: FinetuneConfig) -> list[Any]:

@@ -74,6 +74,8 @@ def train_on_features(
     config = config.validate()
     if not config.optimizer.lr:
         raise ConfigError("`lr` is 0, expected more than 0: a network over features has no size to choose it by")
+    if config.bilstm:
+        raise ConfigError("bilstm is true, which is for fine-tuning: over frozen features, choose `network` bilstm")
     network = config.network or FeatureNetworkSettings()
     if out is not None:
         check_folder(out)  # before anything is read

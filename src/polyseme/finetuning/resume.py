@@ -20,6 +20,7 @@ from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.io.atomic import is_occupied, is_temporary, remove_directory, remove_leftovers
 from polyseme.io.hashes import write_hashes
 from polyseme.io.json import read_json, write_json
+from polyseme.io.model_path import resolve_model
 from polyseme.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ def describe_run(
         }
     names = ("from_scratch", "keep_seeds", "keep_checkpoints")
     run_options = {"seeds": options.seed_list, **{name: getattr(options, name) for name in names}}
-    if missing := [path for path in paths if not path.exists()]:
+    if missing := [path for path in paths if not resolve_model(path).exists()]:
         raise ModelError(f"there is no model folder at {missing[0]}")
     model_hashes = [hash_model_files(path)[:16] for path in paths]
     return {"models": model_hashes, "tasks": tasks, **run_options, **config.to_json()}

@@ -52,6 +52,8 @@ def run_experiment(experiment: Experiment, run: UnfinishedRun, options: RunOptio
             with convert_out_of_memory(experiment.config.memory_advice):
                 seed_result, model = _run_seed(experiment, run, seed, options)
         results.append(seed_result)
+        if options.on_seed is not None:
+            options.on_seed(seed_result)
         is_best = best is None or seed_result.selection_score(experiment) > best.selection_score(experiment)
         if model is not None and (seed != options.seed_list[-1] or time.perf_counter() - started > SAVE_SECONDS):
             _save_seed(run, seed_result, model if is_best else None, best)

@@ -4,6 +4,7 @@ A search uses only `scores` and `advance`, whatever a model remembers of a seque
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -76,7 +77,7 @@ def generation_head(model: Model) -> str:
     trunk = model.config.trunk
     if trunk.has_query_stream:
         return "masked" if "masked" in model.heads else ""
-    is_generative = trunk.causal or isinstance(trunk, EncoderDecoderConfig)
+    is_generative = trunk.causal or trunk.is_hybrid or isinstance(trunk, EncoderDecoderConfig)
     return "next" if is_generative and "next" in model.heads else ""
 
 
@@ -259,6 +260,8 @@ class _UncachedSession(_NeuralSession):
             self.scores = _QueryStreamSession(self.model, self.token_ids, None).scores
             return
         inputs = pack_inputs(self.token_ids, self.model, self.sources)
+        if self.model.config.trunk.is_hybrid:
+            inputs = replace(inputs, layout=inputs.layout.as_causal())
         self.scores = self._predict(self.model.trunk(inputs).hidden, inputs.layout, inputs.layout.last_indices)
 
     def advance(self, tokens: Tensor, row_indices: Sequence[int] | None = None) -> None:

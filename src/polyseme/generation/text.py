@@ -69,9 +69,10 @@ class TextGenerator:
             problem = f"{model.config.family} with {heads} predicts no next token"
             raise UnsupportedError(f"{folder.path} cannot generate text: {problem}")
         special, source_special = target_tokenizer.special_token_ids, tokenizer.special_token_ids
-        start_name = FAMILIES[model.config.family].decoder_start_token if is_seq2seq(model) else "bos"
         eos_ids = first_id(special.eos, special.sep)
-        start_ids = first_id(getattr(special, start_name), *eos_ids)
+        start_ids = first_id(special.text_boundaries[0])
+        if is_seq2seq(model):
+            start_ids = first_id(getattr(special, FAMILIES[model.config.family].decoder_start_token), *eos_ids)
         suppressed = target_tokenizer.all_special_ids - set(eos_ids) - set(target_tokenizer.sentinel_ids)
         ids = frozenset(eos_ids), frozenset(suppressed), start_ids, first_id(source_special.eos, source_special.sep)
 

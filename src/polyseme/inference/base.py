@@ -73,6 +73,17 @@ class LanguageModel(ABC):
         rows = [("path", self.path), ("model", self.description), ("supports", ", ".join(self.capabilities))]
         return scoped_table(html_table([type(self).__name__, ""], rows))
 
+    def save(self, out: str | Path, dtype: str = "float32") -> Path:
+        """Write a neural model to a new folder, with its weights in `float32`, `bf16` or `int8`, and return its path.
+
+        `transformers` opens the first two. `int8` takes a quarter of the space: matrices have one scale per row, and
+        the weights are float32 again when they are loaded.
+
+        >>> polyseme.load(model.save("copy", dtype="bf16")).capabilities == model.capabilities
+        True
+        """
+        raise UnsupportedError(f"{self.path} is {self.description}, and only neural models are saved: copy the folder")
+
     @overload
     def encode(self, text: str, pair: str | None = None) -> EncodedText: ...  # type: ignore[overload-overlap]
     @overload
@@ -123,8 +134,9 @@ class LanguageModel(ABC):
         Salazar et al. 2020), T5 a token in the place of a sentinel. The score of a bidirectional language model is the
         mean of its two directions. In all models, the tokens of the text are counted: a start token is read and not
         predicted, and the end of the text is not predicted. `pll_metric`, for a masked model, is `original`, or
-        `within_word_l2r` to mask the later tokens of a word too (Kauf and Ivanova 2023). `spans` has the first and the
-        last character (exclusive) of the part of each text that is scored, with the rest as context.
+        `within_word_l2r` to mask the later tokens of a word too (Kauf and Ivanova 2023). A hybrid model (GPT-BERT) is
+        scored as a causal one, or as a masked one with a `pll_metric`. `spans` has the first and the last character
+        (exclusive) of the part of each text that is scored, with the rest as context.
 
         >>> model.score("the cat sat").num_tokens
         3
@@ -136,6 +148,11 @@ class LanguageModel(ABC):
     def has_pll_metric(self) -> bool:
         """Whether the score of a text is a pseudo-log-likelihood."""
         return False
+
+    @property
+    def supports_pll_metric(self) -> bool:
+        """Whether the score of a text is a pseudo-log-likelihood, or can be one on request."""
+        return self.has_pll_metric
 
     def _reject_pll_metric(self, pll_metric: str | None) -> None:
         if pll_metric is not None:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
-from polyseme.generation.text import first_id
 from polyseme.inference.packed_model import PackedModel, device_batches, to_host_async
 from polyseme.inference.results import TextScore
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
@@ -33,9 +32,8 @@ Spans = Sequence[tuple[int, int]] | None  # the characters of each text that are
 
 def score_causal(packed: PackedModel, texts: Sequence[str], head: str, spans: Spans = None) -> list[TextScore]:
     """Score each text by predicting every token from those before it, or with the head `previous` from those after."""
-    is_backward, special_ids = head == "previous", packed.tokenizer.special_token_ids
+    is_backward = head == "previous"
     boundary = packed.eos_ids if is_backward else packed.bos_ids
-    boundary = boundary or list(first_id(special_ids.sep if is_backward else special_ids.cls))
     # the last token (backward: the first) predicts nothing, so it is not read
     inputs, targets = [], []
     for text, ids in zip(texts, encode_texts(packed, texts)):

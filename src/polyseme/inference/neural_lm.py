@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from polyseme.inference.embedding import embed_texts
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
 from polyseme.inference.prediction import predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
+from polyseme.io.atomic import ensure_new_directory
 from polyseme.nn.model import Model
 from polyseme.tasks import load_task
 from polyseme.tasks.base import TaskConfig
 from polyseme.text.tokenizer import Tokenizer
-from polyseme.weights.folder import ModelFolder
+from polyseme.weights.folder import ModelFolder, save_model
+from polyseme.weights.pooling import TextPooling
 
 
 class NeuralLM(LanguageModel):
@@ -89,6 +92,10 @@ class NeuralLM(LanguageModel):
         return "masked" in self.model.heads and not {"next", "previous"} & set(self.model.heads)
 
     @property
+    def supports_pll_metric(self) -> bool:
+        return "masked" in self.model.heads and (self.has_pll_metric or self.model.config.trunk.is_hybrid)
+
+    @property
     def _fills_sentinels(self) -> bool:
         """Whether the model generates what a sentinel in its source stands for (T5)."""
         return self.is_seq2seq and bool(generation_head(self.model)) and bool(self.tokenizer.sentinel_ids)
@@ -120,6 +127,16 @@ class NeuralLM(LanguageModel):
         }
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 
+    def save(self, out: str | Path, dtype: str = "float32") -> Path:
+        path, folder = Path(out), self.folder
+        ensure_new_directory(path)
+        folder.pooling.check()
+        pooling = None if folder.pooling == TextPooling() else folder.pooling
+        save_model(
+            path, self.model, folder.tokenizer, folder.metadata, folder.target_tokenizer, pooling=pooling, dtype=dtype
+        )
+        return path
+
     def _encode(self, text: str, pair: str | None) -> EncodedText:
         ids, segments = (row.tolist() for row in self._packed.encode_sequence(text, pair))
         return EncodedText(self.tokenizer.convert_ids_to_tokens(ids), ids, segments, [1] * len(ids))
@@ -148,7 +165,7 @@ class NeuralLM(LanguageModel):
 
     @torch.inference_mode()
     def _score(self, texts: Sequence[str], pll_metric: str | None, spans: likelihood.Spans) -> list[TextScore]:
-        if self.has_pll_metric:
+        if self.has_pll_metric or (pll_metric is not None and self.supports_pll_metric):
             return likelihood.score_masked(self._packed, texts, pll_metric or "original", spans)
         self._reject_pll_metric(pll_metric)
         if self._fills_sentinels:

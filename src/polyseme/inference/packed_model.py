@@ -127,12 +127,13 @@ class PackedModel:
     @property
     def bos_ids(self) -> list[int]:
         """The token before a text for a causal model; GPT (2018) has none, so its first token is not predicted."""
-        return list(first_id(self.tokenizer.special_token_ids.bos, self.tokenizer.special_token_ids.eos))
+        return list(first_id(self.tokenizer.special_token_ids.text_boundaries[0]))
 
     @property
     def eos_ids(self) -> list[int]:
         """The token after a text for a model that reads backward."""
-        return list(first_id(self.tokenizer.special_token_ids.eos, self.tokenizer.special_token_ids.bos))
+        special_ids = self.tokenizer.special_token_ids
+        return list(first_id(special_ids.text_boundaries[1], special_ids.bos))
 
     @property
     def max_pooled_len(self) -> int:
@@ -164,7 +165,8 @@ class PackedModel:
     def log_probs(self, head: str, inputs: Inputs, rows: Tensor) -> Iterator[Tensor]:
         """Yield the log-probabilities of a language-model head at the given rows, [rows, vocabulary], in chunks.
 
-        The query stream of a masked head (XLNet) does not see the tokens that it predicts.
+        The query stream of a masked head (XLNet) does not see the tokens that it predicts. A hybrid trunk (GPT-BERT)
+        reads left to right for the next token.
         """
         layout, rows = inputs.layout, rows.to(self.device, non_blocking=True)
         if head == "masked" and self.model.config.trunk.has_query_stream:
@@ -173,6 +175,8 @@ class PackedModel:
             queries = QueryStream(order, rows, PackedLayout.from_lengths(counts, device=self.device))
             inputs = replace(inputs, query_stream=queries)
             rows = layout.num_tokens + torch.arange(len(rows), device=self.device)
+        if head == "next" and self.model.config.trunk.is_hybrid:
+            inputs = replace(inputs, layout=layout.as_causal())
         hidden = self.model.trunk(inputs).hidden
         for chunk in rows.split(ROWS_PER_SOFTMAX):
             yield self.model.predict(head, hidden, layout, chunk).float().log_softmax(-1)

@@ -11,6 +11,7 @@ from polyseme.inference.word_vectors import WordVectors
 from polyseme.io.hashes import HASHES_FILE, README_FILE, TOKENIZER_FILES, check_hashes, write_hashes
 from polyseme.io.json import format_json, read_json_object
 from polyseme.io.lock import lock_folder
+from polyseme.io.model_path import resolve_model
 from polyseme.ngram.model import NgramFolder, is_ngram
 from polyseme.report.cards.readme import is_edited
 from polyseme.text.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ def verify(folder: str | Path, update: bool = False) -> VerifiedFolder:
     True
     """
     path = Path(folder)
+    path = path if path.exists() else resolve_model(path)
     if not path.exists():
         raise DataError(f"{path} does not exist")
     kind = _detect_kind(path)

@@ -18,7 +18,7 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
-from polyseme.nn.heads.lm import LMHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig, ShiftedLMHeadConfig, SpanBoundaryHeadConfig
 from polyseme.nn.heads.word_vectors import (
     CooccurrenceBatch,
     GloVeHeadConfig,
@@ -54,7 +54,7 @@ class ModelConfig(Config):
         *(StaticEmbeddingTrunkConfig, FeatureNetworkConfig),
         *(LMHeadConfig, ClassificationHeadConfig, SpanBoundaryHeadConfig, AdaptiveSoftmaxHeadConfig),
         *(NegativeSamplingHeadConfig, HierarchicalSoftmaxHeadConfig, GloVeHeadConfig, CoreferenceHeadConfig),
-        EmbeddingHeadConfig,
+        *(EmbeddingHeadConfig, ShiftedLMHeadConfig),
     )
 
     @property

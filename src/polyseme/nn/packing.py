@@ -55,13 +55,15 @@ class PackedLayout:
 
     `lengths` are Python ints, so that no code has to wait for the device; `cu_seqlens` and `positions` are the same as
     tensors. A batch of a fixed shape (for `torch.compile`) has empty sequences at its end: `cu_seqlens` has one entry
-    per slot, and `max_seqlen` may exceed the longest length.
+    per slot, and `max_seqlen` may exceed the longest length. `causal` tells a hybrid trunk, which can read in either
+    way, that tokens see only those before them.
     """
 
     lengths: tuple[int, ...]
     max_seqlen: int
     cu_seqlens: Tensor = field(repr=False)  # int32 [slots + 1]
     positions: Tensor = field(repr=False)  # int64 [T], counted from the start of each sequence
+    causal: bool = False
 
     @classmethod
     def from_lengths(
@@ -82,6 +84,10 @@ class PackedLayout:
     def cached(lengths: tuple[int, ...], device: torch.device) -> PackedLayout:
         """Return `from_lengths` from a cache, for lengths that recur."""
         return PackedLayout.from_lengths(lengths, device=device)
+
+    def as_causal(self) -> Self:
+        """Return the same layout, read left to right by a hybrid trunk."""
+        return replace(self, causal=True)
 
     @property
     def num_tokens(self) -> int:

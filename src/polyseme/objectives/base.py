@@ -33,9 +33,15 @@ class Objective(Config, ABC):
 
     needs_source: ClassVar[bool] = False  # batches have a source and a target
     needs_query_stream: ClassVar[bool] = False  # batches have a query stream
+    needs_hybrid: ClassVar[bool] = False  # some batches are read left to right, others in both directions
     needs_bounded_memory: ClassVar[bool] = False  # a batch continues the one before it: each step has the same streams
     is_sparse: ClassVar[bool] = False  # heads compute gradients of table rows, for sparse updates
     has_static_shapes: ClassVar[bool] = False  # shapes recur without padding, so CUDA graphs can be captured
+
+    @property
+    def min_micro_batches(self) -> int:
+        """The fewest micro-batches that a step can have."""
+        return 1
 
     @property
     @abstractmethod
@@ -49,6 +55,11 @@ class Objective(Config, ABC):
     def check(self, model: ModelConfig, max_len: int) -> None:
         """Raise if the objective cannot train this model with sequences of this length."""
         trunk, name, family = model.trunk, type(self).__name__, model.family
+        if self.needs_hybrid and not trunk.is_hybrid:
+            raise ConfigError(f"{name} needs a trunk that reads in one or both directions, as that of gpt-bert can")
+        if trunk.is_hybrid and not self.needs_hybrid:
+            advice = "its causal_fraction 0 is masked LM only, and 1 causal LM only"
+            raise ConfigError(f"{family} is trained by HybridLM instead of {name}; {advice}")
         if missing := [term for term in self.terms if term not in model.heads]:
             raise ConfigError(f"{name} needs a head {missing[0]!r}, which {family} does not have")
         if self.needs_source and not trunk.has_source:

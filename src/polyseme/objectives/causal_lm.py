@@ -37,9 +37,12 @@ class CausalLM(Objective):
         return {"forward": ("next",), "backward": ("previous",), "both": ("next", "previous")}[self.direction]
 
     def check(self, model: ModelConfig, max_len: int) -> None:
+        reads_both_sides = not (model.trunk.causal or model.trunk.is_hybrid or model.trunk.has_source)
+        if self.direction == "forward" and reads_both_sides:
+            advice = "" if "next" in model.heads else "; BERT's is causal with model.causal=true"
+            sees = f"that of {model.family} sees the tokens it predicts"
+            raise ConfigError(f"CausalLM needs a causal trunk, and {sees}{advice}")
         super().check(model, max_len)
-        if self.direction == "forward" and not model.trunk.causal:
-            raise ConfigError(f"CausalLM needs a causal trunk, and that of {model.family} sees the tokens it predicts")
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _CausalLMBatchBuilder(self, corpus, special_ids, max_len)

@@ -9,6 +9,7 @@ import numpy as np
 from polyseme.corpus.sampling import SampleTable, build_samples
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
+from polyseme.nn.model import ModelConfig
 from polyseme.objectives.base import Objective, check_probability, text_capacity
 from polyseme.objectives.batch import Batch
 from polyseme.objectives.packing import BatchBuilder, Labels, SpecialIds, StaticShape, insert_ids, local_positions, pack
@@ -44,7 +45,13 @@ class MaskingConfig(Objective):
         self.check_range(0, math.inf, "num_static_masks")
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
-        return _MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed)
+        return MaskedLMBatchBuilder(self, corpus, special_ids, max_len, seed)
+
+    def check(self, model: ModelConfig, max_len: int) -> None:
+        if model.trunk.causal and {"masked", "next"} & set(model.heads):
+            reason = f"that of {model.family} is causal with this config: train it with CausalLM"
+            raise ConfigError(f"{type(self).__name__} needs a trunk that reads both sides of a token, and {reason}")
+        super().check(model, max_len)
 
     def mask_epoch(self, epoch: int) -> int:
         """Return the epoch that random draws depend on."""
@@ -120,6 +127,15 @@ class MaskingBatchBuilder(BatchBuilder):
         """Return the keys of the random draws of samples."""
         return derive_sample_keys(self.seed, self.config.mask_epoch(epoch), ids)
 
+    def gather(
+        self, starts: np.ndarray, lengths: np.ndarray, has_cls: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return token ranges with special tokens, which tokens are text, and the first text row of each range."""
+        ends = np.cumsum(lengths + has_cls + 1)
+        first = ends - lengths - 1
+        text = self.corpus.gather_tokens(starts, lengths)
+        return *insert_ids(text, (first[has_cls] - 1, self.cls), (ends - 1, self.sep)), first
+
     def corrupt(
         self, starts: np.ndarray, lengths: np.ndarray, has_cls: np.ndarray, sizes: np.ndarray, sample_keys: np.ndarray
     ) -> tuple[np.ndarray, dict[str, Labels]]:
@@ -127,10 +143,7 @@ class MaskingBatchBuilder(BatchBuilder):
 
         `sizes` and `sample_keys` belong to sequences, which may have several ranges.
         """
-        ends = np.cumsum(lengths + has_cls + 1)
-        first = ends - lengths - 1
-        text = self.corpus.gather_tokens(starts, lengths)
-        tokens, is_text = insert_ids(text, (first[has_cls] - 1, self.cls), (ends - 1, self.sep))
+        tokens, is_text, first = self.gather(starts, lengths, has_cls)
         word_starts = None
         if self.config.mask_unit != "token":
             word_starts = ~is_text  # a special token is a word, and a range starts one even if it was cut inside a word
@@ -141,7 +154,7 @@ class MaskingBatchBuilder(BatchBuilder):
         return corrupted, self.config.build_labels((rows, labels))
 
 
-class _MaskedLMBatchBuilder(MaskingBatchBuilder):
+class MaskedLMBatchBuilder(MaskingBatchBuilder):
     """Builder of masked sequences of sentences."""
 
     def __init__(self, config: MaskingConfig, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int):

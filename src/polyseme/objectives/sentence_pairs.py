@@ -1,7 +1,7 @@
-"""Masked language modeling with sentence pairs: next sentence (BERT) or sentence order (ALBERT)."""
+"""Masked language modeling with sentence pairs: next sentence (BERT), sentence order (ALBERT), or no label."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class MaskedLMWithSentencePairs(MaskingConfig):
     `pair_task` "nsp" is BERT's next-sentence prediction (Devlin et al. 2019, §3.1 and A.2); "sop" is ALBERT's
     sentence-order prediction (Lan et al. 2020, §3.1): B always follows A in the text, and half of the pairs are
     swapped. Labels of "sop": 0, in order; 1, swapped. A sample of one sentence is cut in the middle and has no label.
+    With "none", B always follows A and nothing is classified, to measure what the other tasks add.
 
     A and B are sequences of sentences that together fill `max_len` or, with probability `short_seq_prob`, a length
     drawn between 2 and that; A ends at a random sentence. Labels of "nsp": 0, B follows A; 1, B is random: it starts at
@@ -39,10 +40,13 @@ class MaskedLMWithSentencePairs(MaskingConfig):
     length counts as several; and those of MaskedLM.
     """
 
-    terms: ClassVar[tuple[str, ...]] = ("masked", "pair")
     short_seq_prob: float = 0.1
     random_next_prob: float = 0.5  # or swapped
-    pair_task: Literal["nsp", "sop"] = "nsp"
+    pair_task: Literal["nsp", "sop", "none"] = "nsp"
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        return ("masked",) if self.pair_task == "none" else ("masked", "pair")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,16 +76,16 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
 
         samples = build_samples(corpus, self.text_capacity, min_units=2, target_length_fn=limits)
         super().__init__(config, corpus, special_ids, samples, max_len, 3, seed)
-        self.is_sentence_order = config.pair_task == "sop"
+        self.is_in_one_document = config.pair_task != "nsp"
         document_offsets = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
         self.document_units = np.searchsorted(samples.unit_offsets, document_offsets)
-        if not self.is_sentence_order and np.count_nonzero(np.diff(self.document_units)) < 2:
+        if not self.is_in_one_document and np.count_nonzero(np.diff(self.document_units)) < 2:
             raise DataError("MaskedLMWithSentencePairs needs two documents or more, for a random B of another document")
         single_fraction = float(np.mean(np.diff(samples.first_units) == 1))
         if single_fraction == 1:
             raise DataError("MaskedLMWithSentencePairs needs documents of two sentences or more; the corpus has none")
-        self.negative_prob = config.random_next_prob
-        if not self.is_sentence_order:
+        self.negative_prob = 0.0 if config.pair_task == "none" else config.random_next_prob
+        if not self.is_in_one_document:
             self.negative_prob = max(config.random_next_prob - single_fraction, 0) / (1 - single_fraction)
 
     def plan_pairs(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -92,11 +96,11 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
         is_single = last - first == 1
         split = first + 1 + integers(random_bits(pair_keys, 0, RandomStream.PAIR_SPLIT), last - first - ~is_single)
         middle = start + samples.lengths[ids] // 2
-        ends = np.where(self.is_sentence_order & is_single, middle, samples.unit_offsets[split])
+        ends = np.where(self.is_in_one_document & is_single, middle, samples.unit_offsets[split])
         starts = np.stack((start, ends), axis=1)
         lengths = np.stack((ends - start, start + samples.lengths[ids] - ends), axis=1)
         is_negative = bernoulli(random_bits(pair_keys, 0, RandomStream.PAIR_IS_NEGATIVE), self.negative_prob)
-        if self.is_sentence_order:
+        if self.is_in_one_document:
             is_negative &= ~is_single
             starts[is_negative], lengths[is_negative] = starts[is_negative, ::-1], lengths[is_negative, ::-1]
             return starts, lengths, is_negative
@@ -139,7 +143,8 @@ class _SentencePairBatchBuilder(MaskingBatchBuilder):
         tokens, labels = self.corrupt(starts.ravel(), lengths.ravel(), has_cls, sizes, sample_keys)
         segments = np.repeat(np.tile([0, 1], len(ids)), (lengths + np.array([2, 1])).ravel())
         labeled = np.arange(len(ids))
-        if self.is_sentence_order:
+        if self.is_in_one_document:
             labeled = np.flatnonzero(np.diff(self.samples.first_units)[ids] > 1)
         pairs = labeled, is_negative[labeled].astype(np.int64)
-        return pack(tokens, sizes, shape, labels, {"pair": pairs}, segments)
+        sequence_labels = {"pair": pairs} if "pair" in self.config.terms else {}
+        return pack(tokens, sizes, shape, labels, sequence_labels, segments)

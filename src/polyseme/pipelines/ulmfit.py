@@ -139,7 +139,7 @@ def validate_sources(
     if bool(text) + bool(corpus) + bool(general_models) != 1:
         raise ConfigError("pass one of text (files), corpus (a corpus folder) and general_models (model folders)")
     if general_models:
-        _load_pretrained(config, general_models)
+        load_pretrained(config, general_models)
     elif corpus:
         Corpus.open(corpus)
     else:
@@ -168,7 +168,7 @@ def pretrain_general_lm(
     """
     validate_sources(config, text, corpus, general_models)
     if general_models:
-        return _load_pretrained(config, general_models)
+        return load_pretrained(config, general_models)
     if corpus is None:
         corpus = out / "corpus"
         if not (corpus / "manifest.json").exists():
@@ -183,7 +183,8 @@ def pretrain_general_lm(
     return pretrained
 
 
-def _load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretrained:
+def load_pretrained(config: UlmfitConfig, folders: Sequence[Path]) -> Pretrained:
+    """Return existing general language models by direction, with the recipes of their architectures."""
     pretrained = {}
     for path in folders:
         spec = read_model_config(path)[0]

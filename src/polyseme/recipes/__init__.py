@@ -6,20 +6,21 @@ from pathlib import Path
 from polyseme.errors import ConfigError, suggest
 from polyseme.io.json import read_json_object
 from polyseme.ngram.train import NgramRecipe
+from polyseme.recipes import best, ulmfit
 from polyseme.recipes import encoder_decoders as s2s
 from polyseme.recipes import encoders as enc
 from polyseme.recipes import language_models as lm
-from polyseme.recipes import ulmfit
 from polyseme.recipes import word_vectors as wv
 from polyseme.train.recipe import Recipe
 
 _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
-    *(enc.demo, enc.bert_tiny, enc.bert_small, enc.bert_base, enc.bert_large),
+    *(best.best, enc.demo, enc.bert_tiny, enc.bert_small, enc.bert_base, enc.bert_large),
     *(enc.roberta_tiny, enc.roberta_base, enc.roberta_large),
     *(enc.albert_tiny, enc.albert_base, enc.albert_large, enc.albert_xlarge, enc.albert_xxlarge),
     *(enc.spanbert_tiny, enc.spanbert_base, enc.spanbert_large, enc.distilbert_tiny, enc.distilbert_base),
     *(enc.modernbert_tiny, enc.modernbert_small, enc.mini),
     *(lm.gpt_tiny, lm.gpt_base, lm.gpt2_tiny, lm.gpt2_small, lm.transformer_xl_tiny, lm.transformer_xl_base),
+    *(lm.gpt_bert_tiny, lm.gpt_bert_small),
     *(enc.xlnet_tiny, enc.xlnet_base),
     *(s2s.seq2seq_tiny, s2s.seq2seq_multi30k),
     *(s2s.transformer_tiny, s2s.transformer_multi30k, s2s.transformer_base),
@@ -40,12 +41,14 @@ def get_training_recipe(name: str) -> Recipe:
     recipe = get_recipe(name)
     if isinstance(recipe, NgramRecipe):
         raise ConfigError(f"the recipe {name!r} counts n-grams; there is nothing to train")
+    if name == best.NAME:
+        raise ConfigError(f"the recipe {name!r} is derived from a corpus and a budget: it is for pre-training only")
     return recipe
 
 
 def find_named_recipe(name: str) -> Recipe | None:
-    """Return the recipe of this name that trains a model, if there is one."""
-    return RECIPES[name]() if name in RECIPES else None
+    """Return the recipe of this name that trains a model, if there is one that does not depend on a corpus."""
+    return RECIPES[name]() if name in RECIPES and name != best.NAME else None
 
 
 def get_recipe(name: str) -> Recipe | NgramRecipe:

@@ -2,6 +2,7 @@
 
 from polyseme.ngram.train import NgramRecipe
 from polyseme.objectives.causal_lm import CausalLM
+from polyseme.objectives.hybrid_lm import HybridLM
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes.base import NO_DROPOUT, SHORT_COSINE, define, define_tiny
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
@@ -99,6 +100,24 @@ def gpt2_tiny() -> Recipe:
     return define_tiny(
         "gpt2", CausalLM(), max_len=64, batch_tokens=2048, steps=600, model=NO_DROPOUT, schedule=schedule
     )
+
+
+def gpt_bert_small() -> Recipe:
+    """GPT-BERT with 4 layers of 512, for one GPU: half of the micro-batches masked, half causal.
+
+    Charpentier and Samuel 2024: masked next-token prediction and causal LM by one head, 1 : 1. Learning rate, weight
+    decay and schedule are those of bert-small, for comparison.
+    """
+    optimizer, schedule = OptimizerConfig(lr=1e-3, beta2=0.98), ScheduleConfig("linear", warmup=1000)
+    objective = HybridLM(mask_prob=0.2)
+    recipe = define("gpt-bert-small", objective, optimizer, schedule, batch_tokens=131072, steps=20_000, every=500)
+    return recipe.replace(max_len=128, micro_batch_tokens=65536, log_every=10, compile=True)
+
+
+def gpt_bert_tiny() -> Recipe:
+    """GPT-BERT with 2 layers of 128, for experiments: minutes on a CPU."""
+    objective, tokens = HybridLM(mask_prob=0.2), {"batch_tokens": 4096, "micro_batch_tokens": 2048}
+    return define_tiny("gpt-bert", objective, max_len=64, steps=1000, **tokens)
 
 
 def transformer_xl_base() -> Recipe:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.config import Config, override_config
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError
 from polyseme.ngram.train import NgramRecipe, train_ngram
 from polyseme.objectives.distillation import Distillation
-from polyseme.recipes import NGRAM_RECIPES, RECIPES, find_named_recipe, get_recipe
+from polyseme.recipes import NGRAM_RECIPES, RECIPES, best, find_named_recipe, get_recipe
+from polyseme.train import distributed
 from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.train.run_folder import read_run_record
@@ -25,6 +27,7 @@ class RunArguments:
     recipe: Recipe | NgramRecipe
     corpus: Path
     init_from: Path | None = None
+    derived_recipe: Recipe | None = None  # before the overrides, of a new run of the recipe `best`
 
 
 def launch_pretraining(
@@ -45,7 +48,7 @@ def launch_pretraining(
     if resume and recipe is None and isinstance(run.recipe.objective, Distillation) and run.recipe.objective.teacher:
         raise ConfigError(f"{out} is a distillation of {run.recipe.objective.teacher}: resume it as one, by `distill`")
     initial_model = init_from_model(run.init_from, run.recipe, run.corpus) if run.init_from else None
-    named_recipe = find_named_recipe(run.recipe.name)
+    named_recipe = run.derived_recipe or find_named_recipe(run.recipe.name)
     return pretrain(run.recipe, run.corpus, out, resume, initial_model, start_time, named_recipe=named_recipe)
 
 
@@ -69,6 +72,9 @@ def resolve_arguments(
     if record is None:
         if corpus is None:
             raise ConfigError("`corpus` is missing: pass the folder of a prepared corpus")
+        if recipe == best.NAME:
+            derived_recipe = _derive_best(corpus, overrides)
+            return RunArguments(_override(derived_recipe, overrides), corpus, init_from, derived_recipe)
         base = recipe if isinstance(recipe, Config) else get_recipe(str(recipe))
         return RunArguments(_override(base, overrides), corpus, init_from)
     base = _saved_recipe(record, recipe, out)
@@ -80,6 +86,15 @@ def resolve_arguments(
     if init_from is None and "initialized_from" in record:
         init_from = Path(record["initialized_from"])
     return RunArguments(_override(base, overrides), corpus, init_from)
+
+
+def _derive_best(corpus: Path, overrides: Mapping[str, Any]) -> Recipe:
+    """Return the recipe `best` for a corpus, this device and the budget among the overrides."""
+    budget = _override(best.best().replace(budget=BudgetConfig()), overrides).budget
+    _, num_ranks = distributed.init_process_group()
+    with distributed.share_failure():
+        device = distributed.on_rank_zero(lambda: best.ComputeDevice.detect(num_ranks))
+        return best.derive_recipe(budget, Corpus.open(corpus).num_tokens, device)
 
 
 def _saved_recipe(record: dict[str, Any], recipe: Any, out: Path) -> Any:

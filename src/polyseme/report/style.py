@@ -57,6 +57,11 @@ svg{{display:block;font-family:inherit;fill:var(--ink);font-size:12px}}
 svg.chart{{width:100%;height:auto}}svg.chart path{{vector-effect:non-scaling-stroke}}
 ul.legend{{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;padding:0;margin:.3rem 0;font-size:.88rem}}
 ul.legend li{{display:flex;align-items:center;gap:.4rem;overflow-wrap:anywhere}}ul.legend svg{{flex:none}}
+.panels{{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr));gap:1.4rem 2rem}}
+.wide table{{font-size:.93rem}}.wide th,.wide td{{padding-right:.9rem}}
+.sticky td:first-child,.sticky th:first-child{{position:sticky;left:0;background:var(--paper)}}
+@media screen and (min-width:60rem){{.wide{{width:max-content;min-width:100%;max-width:calc(100vw - 4rem);
+position:relative;left:50%;transform:translateX(-50%)}}}}
 details{{margin:.8rem 0;border:1px solid var(--line);border-radius:6px;padding:0 .9rem}}
 summary{{cursor:pointer;padding:.5rem 0;font-weight:600;font-size:.95rem}}
 details[open]{{padding-bottom:.6rem}}
@@ -74,7 +79,7 @@ th,td{{padding-right:.75rem}}}}
 h2,h3{{break-after:avoid}}figure,tr,dl.figures,li,p.warning{{break-inside:avoid}}
 .scroll,.plot,pre,blockquote{{overflow:visible;max-height:none}}pre{{white-space:pre-wrap}}td,th{{overflow-wrap:anywhere}}
 table{{font-size:9pt}}.plot svg{{max-width:100%;height:auto}}details::details-content{{content-visibility:visible;
-block-size:auto}}details{{border:0;padding:0}}}}
+block-size:auto}}details{{border:0;padding:0}}.wide table{{font-size:6.5pt}}.wide th,.wide td{{padding-right:.4rem}}}}
 """
 _SCOPE = "polyseme-result"
 

@@ -124,9 +124,15 @@ def svg_text(x: float, y: float, content: str, anchor: str = "start", attributes
     return f'<text x="{x:.1f}" y="{y:.1f}"{anchored}{attributes}>{escape(content)}</text>'
 
 
-def svg_image(width: float, height: float, content: str, label: str, scalable: bool = True) -> str:
-    """Wrap the parts of a chart; a scalable one fills the column, another keeps its size and may scroll."""
+def svg_image(
+    width: float, height: float, content: str, label: str, scalable: bool = True, font_size: float = 0.0
+) -> str:
+    """Wrap the parts of a chart; a scalable one fills the column, another keeps its size and may scroll.
+
+    The texts of a narrow chart keep their `font_size` on a phone.
+    """
     attributes = 'class="chart"' if scalable else f'width="{width:.0f}" height="{height:.0f}"'
+    attributes += f' style="font-size:{font_size:g}px"' if font_size else ""
     return (
         f'<svg {attributes} viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}" '
         f'xmlns="http://www.w3.org/2000/svg">{content}</svg>'

@@ -154,6 +154,10 @@ class ContrastiveTask(TextTask):
     def heads(self, family: Family, trunk: TrunkConfig) -> dict[str, HeadConfig]:
         if self.pooling == "cls" and family.cls_position != "first":
             raise ConfigError(f"pooling is 'cls', but texts of {family.name} do not start with it: use 'mean'")
+        if self.pooling == "cls" and trunk.causal:
+            raise ConfigError(
+                f"pooling is 'cls', but the first token of a causal {family.name} sees no text: use 'mean'"
+            )
         if self.positives == "dropout" and not _has_dropout(trunk.to_json()):
             same = "both readings of a text are the same"
             raise ConfigError(f"positives are 'dropout', but the model has none, so {same}: train on pairs")

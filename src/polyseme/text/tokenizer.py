@@ -57,6 +57,13 @@ class SpecialTokenIds:
     bos: int | None = None
     eos: int | None = None
 
+    @property
+    def text_boundaries(self) -> tuple[int | None, int | None]:
+        """The ids before and after a text for a causal model: bos and eos, eos twice, or BERT's cls and sep."""
+        if self.eos is None and self.cls is not None and self.sep is not None:
+            return self.cls, self.sep
+        return self.eos if self.bos is None else self.bos, self.eos
+
 
 @final
 class Tokenizer:

@@ -79,7 +79,9 @@ def count_training_flops(model: Model, batch: AnyBatch) -> int:
     total = trunk.count_flops(inputs.layout.lengths, source_lengths)
     for name, targets in batch.targets.items():
         if (head := model.config.heads.get(name)) is not None:  # otherwise a term without weights
-            has_pooler = head.pooling == "pooled" and trunk.pooler.dense
+            token_params = head.token_params(dim)
+            has_pooler = head.pooling == "pooled" and trunk.pooler.dense and not token_params
+            total += 6 * token_params * sum(inputs.layout.lengths)
             total += 6 * targets.count * (head.matmul_params(dim) + (dim * dim if has_pooler else 0))
     return total + batch.extra.num_extra_forwards * total // 3
 

@@ -120,8 +120,7 @@ def _pretrain(
     special_ids = SpecialIds.from_tokenizer(tokenizer, target_tokenizer)
     stream, valid = open_streams(recipe, corpus, special_ids, rank, world_size)
     state = build_train_state(recipe, config, device, rank, initial_model)
-    state.model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids, stream.builder.token_counts)
-    _set_spellings(state.model, tokenizer)
+    set_vocabulary(state.model, tokenizer, stream.builder.token_counts)
     run = _Run(recipe, out, state, stream, valid, RunDiagnostics.from_run(recipe, config, corpus))
     if rank == 0:
         run.samples = HeldOutSamples.open(out, config, tokenizer, valid, recipe.max_len)
@@ -188,6 +187,8 @@ class _Run:
             if (saved_budget := BudgetConfig.from_json(record["recipe"]["budget"])) != recipe.budget:
                 self._extend(record, saved_budget)
         else:
+            for sentence in recipe.derivation if state.rank == 0 else ():
+                logger.info("%s: %s", recipe.name, sentence)
             self.plan = StepPlan((Segment(0, plan_steps(recipe, self.stream)),))
             self._update_record(record)
         self.plan.apply(state, recipe.schedule, state.start_step)
@@ -294,6 +295,7 @@ class _Run:
             "device_hours": self.spent["seconds"] * self.stream.world_size / 3600,
             **({"averaged_steps": averaged_steps} if averaged_steps else {}),
             **({"extensions": self.extensions} if self.extensions else {}),
+            **({"derivation": list(self.recipe.derivation)} if self.recipe.derivation else {}),
             "environment": self.environment,
             "warnings": warnings,
         }
@@ -407,7 +409,8 @@ def evaluate(state: TrainState, builder: BatchBuilder, recipe: Recipe) -> dict[s
         metrics[name] = loss / max(count, 1)
         if not recipe.optimizer.is_sparse:
             metrics[f"{name}_accuracy"] = num_correct / max(count, 1)
-    if token_losses := [metrics[name] for name in ("masked", "next", "previous") if name in metrics]:
+    token_terms = ("next", "previous") if "next" in metrics else ("masked", "previous")
+    if token_losses := [metrics[name] for name in token_terms if name in metrics]:
         metrics["perplexity"] = math.exp(min(statistics.fmean(token_losses), 50.0))
     return metrics
 
@@ -431,8 +434,12 @@ def _heldout_characters(corpus: Corpus, recipe: Recipe, tokenizer: Tokenizer) ->
     return {} if ratio is None else {"characters_per_token": ratio}
 
 
-def _set_spellings(model: Model, tokenizer: Tokenizer) -> None:
-    """Set the characters of each token in a model with a character CNN; bos and eos are single characters."""
+def set_vocabulary(model: Model, tokenizer: Tokenizer, token_counts: Any) -> None:
+    """Set what a new model knows of its vocabulary: frequencies, and the characters of each token for a character CNN.
+
+    The tokens bos and eos are single characters.
+    """
+    model.set_vocabulary(tokenizer.vocabulary, tokenizer.all_special_ids, token_counts)
     embeddings = getattr(model.trunk, "embeddings", None)
     if not isinstance(embeddings, CharCNN):
         return

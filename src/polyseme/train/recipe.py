@@ -18,6 +18,7 @@ from polyseme.objectives.base import Objective
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.glove import GloVe
+from polyseme.objectives.hybrid_lm import HybridLM
 from polyseme.objectives.masked_lm import MaskedLM, SpanMaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
@@ -120,10 +121,11 @@ class Recipe(Config):
     keep_checkpoints: int = 2
     num_averaged: int = 0  # checkpoints whose mean is the model; 0 for the last weights
     log_every: int = 10
+    derivation: tuple[str, ...] = ()  # sentences that say why the values are as they are, if they were derived
 
     config_types: ClassVar[tuple[type[Config], ...]] = (
         *(MaskedLM, MaskedLMWithSentencePairs, SpanMaskedLM, CausalLM, StreamingCausalLM, PermutationLM),
-        *(SpanCorruption, Translation, Word2Vec, GloVe, Distillation),
+        *(HybridLM, SpanCorruption, Translation, Word2Vec, GloVe, Distillation),
     )
 
     def model_config(self, vocab_size: int, target_vocab_size: int = 0, families: Sequence[Family] = ()) -> ModelConfig:
@@ -161,6 +163,16 @@ class Recipe(Config):
         if objective.needs_bounded_memory and self.batch_warmup_steps:
             steps = self.batch_warmup_steps
             raise ConfigError(f"batch_warmup_steps is {steps}, expected 0: {name} has the same streams in each step")
+        num_micro_batches = self.batch_tokens // self.micro_batch_tokens
+        if num_micro_batches < objective.min_micro_batches:
+            needed = f"{name} needs {objective.min_micro_batches} or more micro-batches in a step"
+            advice = f"set it to {self.batch_tokens // objective.min_micro_batches}"
+            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}, but {needed}: {advice}")
+        if self.batch_warmup_steps and objective.min_micro_batches > 1:
+            steps = self.batch_warmup_steps
+            raise ConfigError(
+                f"batch_warmup_steps is {steps}, expected 0: each step of {name} has both kinds of batches"
+            )
         if self.compile and not config.trunk.supports_static_shape:
             raise ConfigError(f"compile is true, which {self.family} does not support: set it to false")
 

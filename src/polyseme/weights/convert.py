@@ -23,7 +23,7 @@ def expand_weight_maps(family: Family, config: ModelConfig) -> Iterator[WeightMa
             published_names = tuple(name.replace("{}", str(i)) for name in weight_map.published_names)
             yield replace(weight_map, name=weight_map.name.replace("{}", str(i)), published_names=published_names)
     for head in config.heads:
-        yield from family.head_weight_maps.get(head, ())
+        yield from family.head_maps(head, config)
 
 
 def to_published(

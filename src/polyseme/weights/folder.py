@@ -2,7 +2,8 @@
 
 `config.json`, `model.safetensors` and the tokenizer files are those of `transformers`; heads that it lacks are in
 `polyseme.safetensors`. Weights are safetensors only; pickles are rejected, since loading one runs its code. The hashes
-of all files are in `SHA256SUMS` and checked when the folder is loaded.
+of all files are in `SHA256SUMS` and checked when the folder is loaded. Weights may be stored in bf16 or int8; they are
+float32 once loaded. `transformers` does not read int8, so those are in `model.int8.safetensors`.
 """
 
 import hashlib
@@ -33,11 +34,13 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.convert import from_published, to_published
 from polyseme.weights.finite import check_finite
 from polyseme.weights.formats import missing_config_error, missing_folder_error, missing_weights_error
+from polyseme.weights.int8_storage import INT8_FILE, dequantize_weights, quantize_weights
 from polyseme.weights.model_card import write_neural_card
 from polyseme.weights.pooling import TextPooling, read_pooling, write_pooling
 
 FORMAT_VERSION = 1
 TARGET_TOKENIZER_DIR = "target"
+STORAGE_DTYPES = {"float32": "float32", "bf16": "bfloat16", "int8": "float32"}  # and torch's name in config.json
 
 
 @dataclass
@@ -60,8 +63,15 @@ def save_model(
     metadata: dict[str, Any] | None = None,
     target_tokenizer: Tokenizer | None = None,
     families: Sequence[Family] = (),
+    pooling: TextPooling | None = None,
+    dtype: str = "float32",
 ) -> None:
-    """Write a model folder atomically. `metadata` (recipe, provenance, results) is stored unchanged."""
+    """Write a model folder atomically. `metadata` (recipe, provenance, results) is stored unchanged.
+
+    `pooling` computes the vector of a text if no head does. `dtype` is that of the stored weights.
+    """
+    if dtype not in STORAGE_DTYPES:
+        raise ConfigError(f"dtype {unsupported(dtype, STORAGE_DTYPES)}")
     family = get_family(model.config.family, families)
     check_tokenizer_compatible(model.config, tokenizer, family)
     state = {name: _to_storage(t) for name, t in model.state_dict().items()}
@@ -73,18 +83,20 @@ def save_model(
     if architecture is not None and not family.architectures[architecture]:
         published = {name.removeprefix(family.base_model_prefix): t for name, t in published.items()}
     with hashed_directory(path) as folder:
-        write_tensors(folder / "model.safetensors", published)
+        weights_file = INT8_FILE if dtype == "int8" else "model.safetensors"
+        write_tensors(folder / weights_file, _to_dtype(published, dtype))
         if unpublished:
-            write_tensors(folder / "polyseme.safetensors", {name: state[name] for name in sorted(unpublished)})
-        hf_config = _build_hf_config(family, model.config, architecture, tokenizer)
+            extra = {name: state[name] for name in sorted(unpublished)}
+            write_tensors(folder / "polyseme.safetensors", _to_dtype(extra, dtype))
+        hf_config = _build_hf_config(family, model.config, architecture, tokenizer) | {"dtype": STORAGE_DTYPES[dtype]}
         write_json(folder / "config.json", hf_config)
         tokenizer.save_files(folder)
         if target_tokenizer is not None:
             (folder / TARGET_TOKENIZER_DIR).mkdir()
             target_tokenizer.save_files(folder / TARGET_TOKENIZER_DIR)
-        pooling, trunk = _head_pooling(model.config), model.config.trunk
+        pooling, trunk = _head_pooling(model.config) or pooling, model.config.trunk
         if pooling is not None and architecture is not None:
-            write_pooling(folder, pooling.mode, trunk.dim, trunk.embeddings.max_len)
+            write_pooling(folder, pooling, trunk.dim, trunk.embeddings.max_len)
         record = {"format": FORMAT_VERSION, "config": model.config.to_json(), "metadata": metadata or {}}
         write_json(folder / "polyseme.json", record)
         write_neural_card(folder, path, model, tokenizer, family, hf_config, metadata or {})
@@ -180,6 +192,9 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
         trunk_config = type(parsed).from_json(parsed.to_json(), "config.json")  # checks the type of each value
     except ConfigError as error:
         raise ModelError(f"{folder}/config.json: {error}") from None
+    if architecture not in (supported := family.architectures_for(trunk_config)):
+        direction = "a causal" if trunk_config.causal else "a bidirectional"
+        raise ModelError(f"{folder}/config.json: {direction} architecture {unsupported(architecture, supported)}")
     pretraining = family.pretraining_heads(trunk_config)
     heads_config = {
         head: pretraining.get(head) or family.task_head(head, _read_labels(hf_config, head), trunk_config)
@@ -216,13 +231,21 @@ def _to_storage(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
+def _to_dtype(tensors: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    if dtype == "int8":
+        return quantize_weights(tensors)
+    if dtype == "float32":
+        return tensors
+    return {name: t.bfloat16() if t.is_floating_point() else t for name, t in tensors.items()}
+
+
 def _select_architecture(family: Family, config: ModelConfig) -> str | None:
     """Return the class with the largest number of our heads, preferably with a task head."""
     pretraining_heads = set(family.pretraining_heads(config.trunk))
     candidates = [
         (len(heads), not pretraining_heads.issuperset(heads), name)
-        for name, heads in family.architectures.items()
-        if set(heads) <= set(config.heads)
+        for name, heads in family.architectures_for(config.trunk).items()
+        if set(heads) <= {name for name, head in config.heads.items() if head.is_published}
     ]
     return max(candidates)[2] if candidates else None
 
@@ -296,6 +319,8 @@ def list_weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
+    if (folder / INT8_FILE).exists():
+        return [folder / INT8_FILE]
     if index.exists():
         weight_map = read_json_object(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
@@ -318,7 +343,9 @@ def _tensor_names(path: Path) -> list[str]:
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
     with _tensor_errors(path):
-        return load_file(path)
+        tensors = load_file(path)
+    is_int8 = any(tensor.dtype == torch.int8 for tensor in tensors.values())
+    return dequantize_weights(tensors, path) if is_int8 else tensors
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from polyseme.report.cards.model_card import ModelFacts, format_usage, write_mod
 from polyseme.report.cards.readme import format_literal
 from polyseme.report.cards.transformers_usage import sentence_transformers_usage, transformers_usage
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.int8_storage import INT8_FILE
 
 TEXT = "The cat sat on the mat."
 _USAGE_SHAPE = {"pipeline_tag": str, "method": str, "example": str}
@@ -36,12 +37,16 @@ def write_neural_card(
     example = usage.get("source") or ast.literal_eval(usage.get("example", repr(TEXT)))
     mask_token = (tokenizer.mask_token or "") if "masked" in config.heads else ""
     library, other_usage = "transformers", transformers_usage(dict(hf_config), name, example, mask_token)
-    if (folder / "modules.json").exists():  # the format of sentence-transformers
+    is_int8 = (folder / INT8_FILE).exists()
+    if is_int8:
+        other_usage = ""
+    elif (folder / "modules.json").exists():  # the format of sentence-transformers
         library, other_usage = "sentence-transformers", sentence_transformers_usage(name, [TEXT, "A dog ran."])
     facts = ModelFacts(
         family.name,
         f"A {family.name} model with {num_parameters:,} parameters.",
-        _describe(config, tokenizer, family, metadata, num_parameters),
+        _describe(config, tokenizer, family, metadata, num_parameters)
+        | ({"weights": "stored as int8 with a scale per row, float32 when loaded"} if is_int8 else {}),
         _polyseme_usage(config, tokenizer, usages, name),
         other_usage,
         usage.get("pipeline_tag", _pipeline_tag(config, tokenizer)),
@@ -75,6 +80,8 @@ def _describe(
 def _list_limits(folder: Path, family: Family, metadata: Mapping[str, Any], other_usage: str) -> Iterator[str]:
     if other_usage and (folder / "polyseme.safetensors").exists():
         yield "`transformers` does not read `polyseme.safetensors`: the heads, or parts of them, that it lacks."
+    if (folder / INT8_FILE).exists():
+        yield "`transformers` does not read int8 weights; `polyseme.load(…).save(…)` writes a folder that it reads."
     for line in family.departures if "recipe" in metadata else ():
         yield f"Differs from the paper: {line}"
 

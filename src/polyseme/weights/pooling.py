@@ -65,15 +65,16 @@ def read_pooling(folder: Path) -> TextPooling:
     return TextPooling(mode, "Normalize" in names, max_len, bool(settings.get("do_lower_case")))
 
 
-def write_pooling(folder: Path, mode: str, dim: int, max_len: int) -> None:
-    """Write the files with which sentence-transformers opens a model folder: pooling, then scaling to length one."""
-    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+def write_pooling(folder: Path, pooling: TextPooling, dim: int, max_len: int) -> None:
+    """Write the files with which sentence-transformers opens a model folder: pooling, then perhaps scaling."""
+    paths = {"Transformer": "", "Pooling": "1_Pooling"} | ({"Normalize": "2_Normalize"} if pooling.normalize else {})
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
         for i, (name, path) in enumerate(paths.items())
     ]
-    keys: dict[str, Any] = {key: name == mode for name, key in _LEGACY_KEYS.items()}
+    keys: dict[str, Any] = {key: name == pooling.mode for name, key in _LEGACY_KEYS.items()}
+    settings = {"max_seq_length": pooling.max_len or max_len, "do_lower_case": pooling.lowercase}
     (folder / "1_Pooling").mkdir()
     write_json(folder / "modules.json", modules)
     write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": dim, **keys})
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_len, "do_lower_case": False})
+    write_json(folder / "sentence_bert_config.json", settings)

@@ -1,6 +1,7 @@
 """`polyseme.compare`: runs side by side, with intervals and paired tests, or with the curves of pre-training."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from polyseme.evaluation.comparison.finetuning_runs import (
     read_runs,
     shortest_names,
 )
+from polyseme.evaluation.comparison.groups import Groups, parse_groups, read_groups
+from polyseme.evaluation.comparison.multi_bootstrap import SEED_COVERAGE
 from polyseme.evaluation.comparison.pretraining_runs import PretrainRun, is_pretrain_run, read_pretrain_run
 from polyseme.evaluation.comparison.significance import (
     bootstrap_scores,
@@ -29,6 +32,7 @@ from polyseme.report.pages.compare_page import ComparedPretraining, write_compar
 from polyseme.report.pages.compare_tables import ComparedRun, PairedTest, TaskScores
 from polyseme.report.pages.finetuning_page import dev_selection_note
 
+logger = logging.getLogger(__name__)
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 JSON_NAME = "compare.json"
 MASKED_NOTE = "Losses of masked models are of masked tokens: they do not compare with those of language models."
@@ -55,7 +59,7 @@ class Comparison(NotebookResult):
                 "seeds": len(run.seed_scores), "seed_scores": run.seed_scores, "failed_seeds": run.failed_seeds,
                 "parameters": run.num_parameters, "examples_per_second": run.examples_per_second,
                 "ms_per_text": run.latency_ms, "seconds": run.train_seconds, "flops": run.train_flops,
-                "chosen_on_dev": run.dev_choices,
+                "chosen_on_dev": run.dev_choices, **({"models": run.model_means} if run.models else {}),
             }
             for run in self.runs
         ]  # fmt: skip
@@ -110,28 +114,33 @@ def _compared_pretraining(run: PretrainRun) -> ComparedPretraining:
     return ComparedPretraining(run.name, figures | costs, vars(run.valid_curve), vars(run.train_curve), run.is_masked)
 
 
-def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Comparison | PretrainComparison:
+def compare(
+    runs: Sequence[str | Path] | Groups, out: Path | None, num_resamples: int
+) -> Comparison | PretrainComparison:
     """Read runs of one kind, test whether they differ, and write the comparison; see `polyseme.compare`."""
     check_resamples(num_resamples)
+    groups = runs if isinstance(runs, Mapping) else parse_groups(runs)
+    folders = [folder for each in groups.values() for folder in each] if groups else [Path(run) for run in runs]
     if missing := next((folder for folder in folders if not folder.is_dir()), None):
         raise ConfigError(f"there is no run at {missing}")
-    folders = [_run_folder(folder) for folder in folders]
+    groups = {name: [find_run_folder(folder) for folder in each] for name, each in groups.items()}
+    folders = [find_run_folder(folder) for folder in folders]
     pretraining = [folder for folder in folders if is_pretrain_run(folder)]
-    if 0 < len(pretraining) < len(folders):
+    if not groups and 0 < len(pretraining) < len(folders):
         other = next(folder for folder in folders if folder not in pretraining)
         raise ConfigError(f"{pretraining[0]} is a pre-training run and {other} is not: compare runs of one kind")
     is_plot = out is not None and out.suffix in PLOT_SUFFIXES
     if out is not None and not is_plot:
         _check_out(out)
     comparison: Comparison | PretrainComparison
-    if pretraining:
+    if pretraining and not groups:
         if is_plot:
             raise ConfigError(f"{out}: a plot is of fine-tuning runs; for pre-training runs choose a folder")
         names = shortest_names(folders)
-        runs = [read_pretrain_run(folder) for folder in folders]
-        comparison = PretrainComparison(tuple(replace(run, name=name) for run, name in zip(runs, names)))
+        pretrain_runs = [read_pretrain_run(folder) for folder in folders]
+        comparison = PretrainComparison(tuple(replace(run, name=name) for run, name in zip(pretrain_runs, names)))
     else:
-        comparison = compare_finetuning(read_runs(folders), num_resamples)
+        comparison = compare_finetuning(read_groups(groups) if groups else read_runs(folders), num_resamples)
         if out is not None and is_plot:
             plot_comparison(comparison.runs, out)
     if out is not None and not is_plot:
@@ -141,6 +150,7 @@ def compare(folders: Sequence[Path], out: Path | None, num_resamples: int) -> Co
 
 def compare_finetuning(runs: Sequence[FinetuneRun], num_resamples: int) -> Comparison:
     """Compute the intervals of runs, and test the best of each task against the others on the same examples."""
+    warn_of_few_seeds(runs)
     tests: list[PairedTest] = []
     intervals: dict[str, tuple[float, float]] = {}
     for task in dict.fromkeys(run.task for run in runs):
@@ -156,7 +166,18 @@ def compare_finetuning(runs: Sequence[FinetuneRun], num_resamples: int) -> Compa
     return Comparison(tuple(runs), tuple(tests), intervals)
 
 
-def _run_folder(folder: Path) -> Path:
+def warn_of_few_seeds(runs: Sequence[FinetuneRun]) -> None:
+    """Warn that the intervals of groups of few models are too narrow."""
+    smallest = min((len(run.models) for run in runs if run.models), default=max(SEED_COVERAGE))
+    if smallest == 1:
+        logger.warning("a group has one pre-training seed: its scores may not hold for another")
+    elif smallest < max(SEED_COVERAGE):
+        share = SEED_COVERAGE[max(count for count in SEED_COVERAGE if count <= smallest)]
+        text = "a group has %d pre-training seeds, so 95 %% intervals cover only about %.0f %% of true differences: %s"
+        logger.warning(text, smallest, 100 * share, "run more seeds before you rely on a small one")
+
+
+def find_run_folder(folder: Path) -> Path:
     """Return the run of a model folder `RUN/model`; any other folder is returned unchanged."""
     is_model = folder.name == "model" and (folder.parent / "results.json").is_file()
     return folder.parent if is_model else folder

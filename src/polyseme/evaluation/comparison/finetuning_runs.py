@@ -20,7 +20,8 @@ class FinetuneRun:
     """A fine-tuning run as read from its folder; `predictions` are the answers on the dev examples, by seed.
 
     `name` is the shortest end of its path that no other run of a comparison has, and `row` that of its row in a table:
-    the same, or that of a benchmark or a model with several tasks.
+    the same, or that of a benchmark or a model with several tasks. A group of runs of `models` with different
+    pre-training seeds is a run, too: its scores are the means of those.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class FinetuneRun:
     train_flops: float | None = None
     name: str = ""
     row: str = ""
+    models: tuple["FinetuneRun", ...] = ()
 
     @property
     def mean(self) -> float:
@@ -47,8 +49,15 @@ class FinetuneRun:
         return statistics.fmean(self.seed_scores)
 
     @property
+    def model_means(self) -> list[dict[str, Any]]:
+        """The runs of a group and their mean scores, for JSON."""
+        return [{"run": str(run.path), "model": run.model, "mean": run.mean} for run in self.models]
+
+    @property
     def supports_bootstrap(self) -> bool:
         """Whether its metric can be computed from predictions alone, as the bootstrap does."""
+        if self.models:
+            return all(run.supports_bootstrap for run in self.models)
         if not self.predictions or self.task_config is None:
             return False
         return self.metric in self.task_config.score(self.gold, self.predictions[0])
@@ -89,8 +98,8 @@ def _run_values(results: dict[str, Any], predictions: dict[str, Any]) -> dict[st
         "num_parameters": results.get("parameters", 0),
         "train_seconds": results.get("seconds", 0.0),
         "failed_seeds": tuple(results.get("failed_seeds", ())),
-        "gold": _to_hashable(predictions.get("gold", [])),
-        "predictions": tuple(map(_to_hashable, predictions.get("predictions", {}).values())),
+        "gold": to_hashable(predictions.get("gold", [])),
+        "predictions": tuple(map(to_hashable, predictions.get("predictions", {}).values())),
         "dev_choices": tuple(results.get("chosen_on_dev", ())),
         "examples_per_second": results.get("examples_per_second"),
         "latency_ms": results.get("ms_per_text"),
@@ -160,7 +169,7 @@ def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[
     names, tasks, runs_by_cell = pivot_runs(runs)
     metrics = {run.task: run.metric for run in runs}
     models = list(dict.fromkeys(run.model for run in runs))
-    model_names = dict(zip(models, _short_models(models)))
+    model_names = dict(zip(models, short_model_names(models)))
     header = ["run", "model", "parameters", *(f"{task} ({metrics[task]})" for task in tasks)]
     header += ["mean"] * (len(tasks) > 1) + ["ms a text", "examples/s", "speed-up", "training s"]
     shared_tasks = [task for task in tasks if all((name, task) in runs_by_cell for name in names)]
@@ -181,7 +190,7 @@ def comparison_table(runs: Sequence[FinetuneRun]) -> tuple[list[str], list[list[
     return header, rows
 
 
-def _short_models(models: Sequence[str]) -> list[str]:
+def short_model_names(models: Sequence[str]) -> list[str]:
     """Return short names of models: the ends of their paths, without a last folder `model` that all runs have."""
     names = [model.removesuffix("/model") for model in (label.partition(" (")[0] for label in models)]
     marks = ["".join(label.partition(" (")[1:]) for label in models]
@@ -225,5 +234,6 @@ def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
     plt.close(figure)
 
 
-def _to_hashable(values: list[Any]) -> tuple[Any, ...]:
+def to_hashable(values: list[Any]) -> tuple[Any, ...]:
+    """Return values of a JSON file as a tuple, with tuples for the lists in it."""
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)

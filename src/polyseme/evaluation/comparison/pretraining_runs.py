@@ -94,7 +94,7 @@ def _parse_run(folder: Path, recipe: dict[str, Any], results: dict[str, Any], lo
         minutes=minutes,
         num_parameters=int(results["parameters"]),
         num_steps=steps,
-        is_masked="masked" in valid,
+        is_masked="masked" in valid and "next" not in valid,
         train_curve=_curve(train_rows, anchors),
         valid_curve=_curve(valid_rows, anchors),
     )
@@ -104,7 +104,8 @@ def token_loss(losses: dict[str, float]) -> float | None:
     """Return the mean loss of token predictions in nats; that of n-grams is for each token, without sentence ends."""
     if "perplexity_words" in losses:
         return math.log(losses["perplexity_words"])
-    values = [float(losses[term]) for term in TOKEN_TERMS if term in losses] or [*map(float, losses.values())][:1]
+    terms = TOKEN_TERMS[1:] if "next" in losses else TOKEN_TERMS  # of a hybrid model, the likelihood
+    values = [float(losses[term]) for term in terms if term in losses] or [*map(float, losses.values())][:1]
     return statistics.fmean(values) if values else None
 
 

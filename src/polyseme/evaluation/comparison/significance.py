@@ -1,11 +1,13 @@
 """Intervals and paired tests of fine-tuning runs, from one bootstrap over examples and seeds."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from polyseme.errors import ConfigError, UnsupportedError
+from polyseme.evaluation.comparison.multi_bootstrap import multi_bootstrap, resample_metric
 from polyseme.io.limits import MAX_RESAMPLES
 from polyseme.report.pages.compare_tables import PairedTest
 
@@ -25,11 +27,12 @@ def bootstrap_scores(runs: Sequence["FinetuneRun"], num_resamples: int = 1000, s
     """Return the mean scores of runs on resampled examples, [runs, resamples] (Koehn 2004).
 
     Each resample draws dev examples, the same for all runs, and as many seeds of each run as it has, all with
-    replacement. Its score is the mean over the seeds, as that of a run.
+    replacement. Its score is the mean over the seeds, as that of a run. Of a group of models, those are drawn instead
+    (`multi_bootstrap`).
     """
     check_resamples(num_resamples)
     for run in runs:
-        if not run.predictions:
+        if not run.predictions and not run.models:
             raise UnsupportedError(f"{run.path} has no predictions.json: fine-tune it again")
         if not run.supports_bootstrap:
             raise UnsupportedError(f"{run.path}: {run.metric} needs more than predictions, so there is no bootstrap")
@@ -37,6 +40,8 @@ def bootstrap_scores(runs: Sequence["FinetuneRun"], num_resamples: int = 1000, s
             paths = f"{runs[0].path} and {run.path}"
             raise UnsupportedError(f"{paths} were not measured on the same examples by the same metric")
     rng, num_examples = np.random.default_rng(seed), len(runs[0].gold)
+    if any(run.models for run in runs):
+        return _draw_models(runs, num_resamples, rng)
     scores = np.zeros((len(runs), num_resamples))
     for column in range(num_resamples):
         indices = rng.integers(num_examples, size=num_examples)
@@ -50,6 +55,24 @@ def bootstrap_scores(runs: Sequence["FinetuneRun"], num_resamples: int = 1000, s
                     score = run.task_config.score(gold, [predictions[i] for i in indices])[run.metric]
                     scores[row, column] += count / num_seeds * score
     return scores
+
+
+def _draw_models(runs: Sequence["FinetuneRun"], num_resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the scores of runs and groups by the multi-bootstrap; groups of the same models are paired."""
+    arms = [run.models or (run,) for run in runs]
+    score_fns = [_score_fn(run, predictions) for arm in arms for run in arm for predictions in run.predictions]
+    rows = iter(resample_metric(score_fns, len(runs[0].gold), num_resamples, rng))
+    scores = [[np.stack([next(rows) for _ in run.predictions]) for run in arm] for arm in arms]
+    return multi_bootstrap(scores, rng, [tuple(run.model for run in arm) for arm in arms])
+
+
+def _score_fn(run: "FinetuneRun", predictions: Sequence[Any]) -> Callable[[np.ndarray], float]:
+    def score(indices: np.ndarray) -> float:
+        assert run.task_config is not None
+        gold, answers = [run.gold[i] for i in indices], [predictions[i] for i in indices]
+        return run.task_config.score(gold, answers)[run.metric]
+
+    return score
 
 
 def percentile_interval(values: np.ndarray) -> tuple[float, float]:
@@ -69,4 +92,8 @@ def paired_test(first: "FinetuneRun", second: "FinetuneRun", differences: np.nda
     """Return the test of two runs of one task from the differences of their bootstrapped scores."""
     low, high = percentile_interval(differences)
     p_value, names = two_sided_p_value(differences), (first.name, second.name)
-    return PairedTest(*names, first.task, first.mean - second.mean, low, high, p_value)
+    test = PairedTest(*names, first.task, first.mean - second.mean, low, high, p_value)
+    if not first.models and not second.models:
+        return test
+    counts = " and ".join(str(len(run.models) or 1) for run in (first, second))
+    return replace(test, method=f"multi-bootstrap over {counts} pre-training seeds, two-sided")

@@ -88,10 +88,10 @@ class AttentionConfig(BaseAttentionConfig):
 class Attention(BaseAttention):
     """Multi-head self- or cross-attention."""
 
-    def _options(self, position_info: PositionInfo) -> AttentionOptions:
+    def _options(self, layout: PackedLayout, position_info: PositionInfo) -> AttentionOptions:
         assert position_info is None or isinstance(position_info, Tensor), "relative positions need RelativeAttention"
-        config = self.config
-        return AttentionOptions(config.causal, config.window, self._dropout, config.scale or None, position_info)
+        config, causal = self.config, self.config.causal or layout.causal
+        return AttentionOptions(causal, config.window, self._dropout, config.scale or None, position_info)
 
     def _project_rotary(self, x: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         qkv = self._project(x)
@@ -101,7 +101,7 @@ class Attention(BaseAttention):
         self, x: Tensor, layout: PackedLayout, positions: Tensor, cache: LayerCache | None, position_info: PositionInfo
     ) -> Tensor:
         """Attend from x [T, dim] to itself and, with a cache, to earlier tokens."""
-        options = self._options(position_info)
+        options = self._options(layout, position_info)
         if cache is None:
             attended = attend_self(self._project(x), layout, options, self.config.rope_theta)  # [T, heads, head_dim]
         else:
@@ -113,7 +113,7 @@ class Attention(BaseAttention):
     def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
         """Return the probabilities of self-attention, [heads, queries, keys] for each sequence."""
         q, k, _ = self._project_rotary(x, layout.positions)
-        return attention_weights(q, k, layout, layout, self._options(position_info))
+        return attention_weights(q, k, layout, layout, self._options(layout, position_info))
 
     def project_kv(self, source: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of a source, each [rows, heads, head_dim]."""

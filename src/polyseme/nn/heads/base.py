@@ -25,6 +25,15 @@ class HeadConfig(Config, ABC):
 
     pooling: HeadPooling = "tokens"  # the states that the head reads
 
+    @property
+    def is_published(self) -> bool:
+        """Whether `transformers` has heads of this kind."""
+        return True
+
+    def token_params(self, dim: int) -> int:
+        """Number of matrix weights that every token is multiplied with, whichever rows are predicted."""
+        return 0
+
     @abstractmethod
     def matmul_params(self, dim: int) -> int:
         """Number of matrix weights that a row is multiplied with, on a trunk of this size."""

@@ -6,9 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, HeadPooling
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, HeadPooling, PoolFn
 from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.layers.block import ACTIVATIONS, ActivationName, AnyNormConfig, NoNormConfig
+from polyseme.nn.packing import PackedLayout
+from polyseme.nn.trunks.base import pool_final_states
+from polyseme.nn.trunks.feature_network import BiLSTM
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,9 @@ class ClassificationHeadConfig(HeadConfig):
 
     Some families have a `dense` layer (of `hidden_dim` features; 0 keeps the size), an activation and a norm before
     it, and some a norm and dropout before those. Without labels the output is a number (regression); a single label is
-    the score of one candidate (multiple choice). With a `crf`, the labels of a sequence are decoded together.
+    the score of one candidate (multiple choice). With a `crf`, the labels of a sequence are decoded together. With a
+    `bilstm_dim`, a BiLSTM with that many units in each direction reads the trunk's states (Devlin et al. 2019, §5.1);
+    the head reads its states, and its final states in place of the pooled vector.
     """
 
     labels: tuple[str, ...]
@@ -32,11 +37,23 @@ class ClassificationHeadConfig(HeadConfig):
     input_norm: AnyNormConfig = field(default_factory=NoNormConfig)
     hidden_dim: int = 0
     crf: CRFConfig | None = None
+    bilstm_dim: int = 0
+
+    def __post_init__(self) -> None:
+        self.check_range(0, 1 << 20, "bilstm_dim")
+
+    @property
+    def is_published(self) -> bool:
+        return not self.bilstm_dim
 
     def layer_dims(self, dim: int) -> tuple[int, int, int]:
         """Return the input sizes of the first and of the last layer, and the number of outputs."""
+        dim = 2 * self.bilstm_dim or dim
         input_dim = 3 * dim if self.pooling == "concat" else dim
         return input_dim, self.hidden_dim if self.dense and self.hidden_dim else input_dim, len(self.labels) or 1
+
+    def token_params(self, dim: int) -> int:
+        return 8 * self.bilstm_dim * (dim + self.bilstm_dim)
 
     def matmul_params(self, dim: int) -> int:
         input_dim, hidden_dim, num_outputs = self.layer_dims(dim)
@@ -51,6 +68,8 @@ class ClassificationHead(Head):
 
     def __init__(self, config: ClassificationHeadConfig, dim: int):
         super().__init__(config)
+        self.bilstm = BiLSTM(dim, config.bilstm_dim) if config.bilstm_dim else None
+        self.needs_host_sync = config.bilstm_dim > 0  # for the order of its steps, which depends on the lengths
         input_dim, hidden_dim, num_outputs = config.layer_dims(dim)
         self.input_norm = config.input_norm.build(input_dim)
         self.dense = nn.Linear(input_dim, hidden_dim, bias=config.dense_bias) if config.dense else None
@@ -59,6 +78,11 @@ class ClassificationHead(Head):
         self.dropout = nn.Dropout(config.dropout)
         self.linear = nn.Linear(hidden_dim, num_outputs, bias=config.bias)
         self.crf = config.crf.build(config.labels) if config.crf else None
+
+    def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Any:
+        if self.bilstm is not None:
+            hidden, pool = self.bilstm(hidden, layout), pool_final_states
+        return super().select_states(hidden, layout, rows, pool)
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
         states = self.input_dropout(self.input_norm(states))

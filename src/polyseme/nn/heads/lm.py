@@ -105,6 +105,43 @@ class LMHead(VocabHead):
 
 
 @dataclass(frozen=True)
+class ShiftedLMHeadConfig(HeadConfig):
+    """The next-token head `tied_to`, which predicts the token of a row from the state before it.
+
+    So a masked token is predicted like the next one, by the same weights (masked next-token prediction; Charpentier and
+    Samuel 2024, §3). The first token of a sequence, which no objective predicts, has only its own state.
+    """
+
+    vocab_size: int
+    tied_to: str
+
+    def matmul_params(self, dim: int) -> int:
+        return dim * self.vocab_size + dim * dim
+
+    def build(self, dim: int) -> Head:
+        return ShiftedLMHead(self)
+
+
+class ShiftedLMHead(VocabHead):
+    """A view of another head; it has no weights."""
+
+    shared_head: tuple[VocabHead, ...] = ()  # in a tuple, so that the weights belong to one head only
+
+    def tie_weights(self, other: Head) -> None:
+        """Use all weights of another head."""
+        assert isinstance(other, VocabHead)
+        self.shared_head = (other,)
+
+    def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Tensor:
+        """Select the state before each row."""
+        rows = torch.arange(len(hidden), device=hidden.device) if rows is None else rows
+        return hidden.index_select(0, rows - (layout.positions.index_select(0, rows) > 0).long())
+
+    def linear_inputs(self, states: Tensor, token_embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.shared_head[0].linear_inputs(states, token_embeddings)
+
+
+@dataclass(frozen=True)
 class SpanBoundaryHeadConfig(HeadConfig):
     """Logits over the vocabulary for a token inside a span, from the states around the span and its offset in it.
 

@@ -34,6 +34,13 @@ class PoolerConfig(Config):
         return Pooler(self, dim)
 
 
+def pool_final_states(hidden: Tensor, layout: PackedLayout) -> Tensor:
+    """Return the last state of the forward half and the first one of the backward half, [slots, dim]."""
+    half = hidden.shape[-1] // 2
+    last, first = (hidden.index_select(0, index) for index in (layout.last_indices, layout.first_indices))
+    return torch.cat([last[:, :half], first[:, half:]], dim=-1)
+
+
 class Pooler(nn.Module):
     """Pools hidden states [T, dim] into one vector per sequence [slots, dim]."""
 
@@ -47,9 +54,7 @@ class Pooler(nn.Module):
         if pooling == "mean":
             x = layout.mean_pool(hidden)
         elif pooling == "final_states":
-            half = hidden.shape[-1] // 2
-            last, first = (hidden.index_select(0, index) for index in (layout.last_indices, layout.first_indices))
-            x = torch.cat([last[:, :half], first[:, half:]], dim=-1)
+            x = pool_final_states(hidden, layout)
         else:
             x = hidden.index_select(0, layout.first_indices if pooling == "first" else layout.last_indices)
         return x if self.dense is None else ACTIVATIONS["tanh"](self.dense(x))
@@ -96,6 +101,7 @@ class TrunkConfig(Config, ABC):
     num_segments: int = 0  # segment ids; 0 if the trunk takes no segments
     has_source: bool = False  # whether it encodes a source and decodes a target
     has_query_stream: bool = False  # whether it has a second stream, whose queries do not see their own token
+    is_hybrid: bool = False  # whether the layout of a batch says if it is read left to right
     has_features: bool = False  # whether its tokens index a store of precomputed vectors; it returns no layers then
     has_memory: bool = False  # whether it can process a sequence in chunks, each with memory of the last
     has_bounded_memory: bool = False  # whether its memory has a fixed size
@@ -163,6 +169,7 @@ class Trunk(nn.Module, ABC):
             "segments": inputs.segments is not None and not config.num_segments,
             "a source": inputs.source is not None and not config.has_source,
             "a query stream": inputs.query_stream is not None and not config.has_query_stream,
+            "reading left to right": inputs.layout.causal and not (config.is_hybrid or config.causal),
             "a feature store": inputs.features is not None and not config.has_features,
             "token embeddings": inputs.token_embeddings is not None and not config.shares_token_embeddings,
             "memory": (memory is not None or return_memory) and not config.has_memory,

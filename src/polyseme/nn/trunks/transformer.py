@@ -29,7 +29,8 @@ class TransformerConfig(TrunkConfig):
     `layer_to_block` is the index of the block at each layer: ALBERT is `(0,) * 12`. With `layer_to_ffn`, the first
     indexes attention sublayers and the second feed-forward sublayers; each distinct pair is a block, and blocks with
     the same index share that sublayer. `variant_per_block` is 0 for a block configured by `block` and i for one
-    configured by `block_variants[i − 1]`; empty means all 0.
+    configured by `block_variants[i − 1]`; empty means all 0. A hybrid trunk reads a batch left to right if its layout
+    is `causal` or if there is a memory, and otherwise in both directions (Charpentier and Samuel 2024).
     """
 
     embeddings: EmbeddingsConfig | AdaptiveEmbeddingsConfig
@@ -44,6 +45,7 @@ class TransformerConfig(TrunkConfig):
     memory_len: int = 0  # tokens of each sequence kept in memory; 0 keeps all
     layer_to_ffn: tuple[int, ...] = ()
     final_dropout: float = 0.0  # after the final norm
+    is_hybrid: bool = False
 
     dim = derived(lambda self: self.embeddings.dim)
     causal = derived(lambda self: self.block.attention.causal)
@@ -52,7 +54,7 @@ class TransformerConfig(TrunkConfig):
     num_blocks = derived(lambda self: len(self.block_configs))
     has_source = derived(lambda self: all(block.cross_attention for block in self.block_configs))
     has_query_stream = derived(lambda self: self.has_relative_positions and self.position_bias.two_stream)
-    has_memory = derived(lambda self: self.causal or self.has_relative_positions)
+    has_memory = derived(lambda self: self.causal or self.is_hybrid or self.has_relative_positions)
     has_bounded_memory = derived(lambda self: self.memory_len > 0)
     depends_on_lengths = derived(lambda self: not isinstance(self.position_bias, NoPositionBiasConfig))
     supports_static_shape = derived(lambda self: not self.has_relative_positions)
@@ -65,7 +67,8 @@ class TransformerConfig(TrunkConfig):
     @derived
     def supports_static_cache(self) -> bool:
         attentions = [block.attention for block in (self.block, *self.block_variants)]
-        return self.causal and not self.memory_len and all(isinstance(a, AttentionConfig) for a in attentions)
+        is_plain = not self.memory_len and all(isinstance(a, AttentionConfig) for a in attentions)
+        return (self.causal or self.is_hybrid) and is_plain
 
     @derived
     def num_segments(self) -> int:
@@ -120,6 +123,9 @@ class TransformerConfig(TrunkConfig):
     def build(self) -> Trunk:
         if not self.layer_to_block:
             raise ConfigError("layer_to_block is empty: a trunk needs at least one layer")
+        if self.is_hybrid and (self.causal or self.depends_on_lengths):
+            reason = "is causal already" if self.causal else "has relative positions"
+            raise ConfigError(f"is_hybrid is true, but the trunk {reason}: set it to false")
         return Transformer(self)
 
 
@@ -148,6 +154,7 @@ class Transformer(Trunk):
             positions, total_len = memory.next_positions(layout)
             max_seqlen = max_seqlen if config.memory_len else total_len  # bounded memory: no limit on the total
         if memory is not None or return_memory:
+            layout = layout.as_causal() if config.is_hybrid else layout
             memory = memory or Memory.empty(layout)
             caches = memory.create_caches(layout, config.num_layers)
         x = self.embeddings(inputs, positions, max_seqlen)  # [T, dim]

@@ -19,6 +19,7 @@ from polyseme.report.cards.readme import (
     short_name,
     write_readme,
 )
+from polyseme.report.cards.release import read_release, release_sections
 
 MAX_LISTED = 30  # labels, or sources of a corpus
 TOKENS_PER_PARAMETER = 20  # compute-optimal training (Hoffmann et al. 2022, table 3)
@@ -48,14 +49,20 @@ def write_model_card(folder: Path, facts: ModelFacts, metadata: Mapping[str, Any
 def format_model_card(facts: ModelFacts, metadata: Mapping[str, Any], folder_name: str) -> str:
     """Return the card as text, titled by its task and data, its recipe, or else the name of its folder."""
     results = _mapping(metadata.get("results"))
-    title = _format_title(metadata, results) or folder_name
+    title = str(metadata.get("name") or "") or _format_title(metadata, results) or folder_name
+    release = release_sections(metadata)
     sections = [
+        ("Intended use", release["Intended use"]),
         ("Model", format_table(["", ""], [*facts.table.items(), *_list_settings(metadata)])),
         ("Usage", _format_usage_section(facts)),
         ("Training data", _format_data(metadata, results)),
         ("Results", _format_results(metadata, results)),
+        ("Benchmarks", release["Benchmarks"]),
+        ("Contamination", release["Contamination"]),
+        ("Command", release["Command"]),
         ("Cost", _format_cost(results)),
         ("Limits", format_list(dict.fromkeys([*_list_limits(facts, metadata, results), *facts.limits]))),
+        ("License", release["License"]),
     ]
     front_matter = _build_front_matter(title, facts, metadata, results)
     return (
@@ -128,6 +135,7 @@ def _build_front_matter(
     base_models = list(map(_to_id, _base_models(metadata, results)))
     return {
         "library_name": facts.library,
+        "license": read_release(metadata).get("license", {}).get("id", ""),
         "pipeline_tag": facts.pipeline_tag,
         "language": [lang for lang in languages if re.fullmatch(r"[a-z]{2,3}", str(lang))],
         "tags": ["polyseme", facts.family, *facts.tags],
@@ -320,10 +328,11 @@ def _list_limits(facts: ModelFacts, metadata: Mapping[str, Any], results: Mappin
             yield f"Short training: {ratio:.2g} tokens per parameter were read; {usual}."
         if (corpus_tokens := _corpus(metadata).get("tokens")) and tokens > 10 * corpus_tokens:
             yield f"The corpus was read {tokens / corpus_tokens:.0f} times: expect memorized passages."
-    if results and not results.get("valid") and not _is_task(metadata):
+    if results and not results.get("valid") and not _is_task(metadata) and not metadata.get("benchmarks"):
         yield "No text was held out, so there is no score."
     if languages := _corpus(metadata).get("languages") or metadata.get("languages"):
         yield f"Languages of the training text, as declared: {', '.join(map(escape, languages))}. Others are untested."
+    yield from read_release(metadata).get("limits", ())
     yield "The model repeats biases and errors of its training data; no review of these was made."
 
 

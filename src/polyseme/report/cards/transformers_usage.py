@@ -23,6 +23,8 @@ print(choices[logits.argmax().item()])"""
 _SHOW_MASK = """position = inputs.input_ids[0].tolist().index(tokenizer.mask_token_id)
 print(tokenizer.decode(model(**inputs).logits[0, position].argmax()))"""
 _SHOW_TEXT = "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0], skip_special_tokens=True))"
+_SHOW_CONTINUATION = """prompt = inputs.input_ids[:, :-1]  # without the token that ends a text
+print(tokenizer.decode(model.generate(prompt, max_new_tokens=20)[0], skip_special_tokens=True))"""
 _SHOW_STATES = "print(model(**inputs).last_hidden_state.shape)"
 _SHOW_ENCODER_STATES = "print(model.get_encoder()(**inputs).last_hidden_state.shape)"
 _SHOW_LOGITS = "print(model(**inputs).logits.shape)"
@@ -76,8 +78,8 @@ def _select_snippet(
     if architecture.endswith(("ForMaskedLM", "ForPreTraining")):
         return "AutoModelForMaskedLM", _encode([f"The {mask_token} is here."]), _SHOW_MASK
     if architecture.endswith("LMHeadModel"):
-        is_causal = not mask_token
-        return "AutoModelForCausalLM", _encode(texts[:1]), _SHOW_TEXT if is_causal else _SHOW_LOGITS
+        show = _SHOW_CONTINUATION if hf_config.get("is_decoder") else _SHOW_LOGITS if mask_token else _SHOW_TEXT
+        return "AutoModelForCausalLM", _encode(texts[:1]), show
     if hf_config.get("is_encoder_decoder") and architecture.endswith("Model"):
         return architecture, _encode(texts[:1]), _SHOW_STATES if "Encoder" in architecture else _SHOW_ENCODER_STATES
     return "AutoModel", _encode(texts[:1]), _SHOW_STATES

@@ -173,6 +173,8 @@ def neighbors_section(run: Path) -> str:
 def recipe_section(recipe: Mapping[str, Any], named_recipe: Config | None) -> str:
     """Tabulate what differs from the named recipe; the full recipe is collapsed."""
     full = collapsed("The exact recipe, as saved in recipe.json", code(recipe))
+    if reasons := recipe.get("derivation"):
+        full = paragraph(f"How the recipe {recipe['name']} was derived: {' · '.join(reasons)}.") + full
     if named_recipe is None:
         leaves = [(path, _show(value)) for path, value in flatten(recipe).items()]
         return html_table(["setting", ""], leaves) if len(leaves) <= _MAX_SETTINGS else full
@@ -269,10 +271,11 @@ def _suggest(run: Path, recipe: Mapping[str, Any], results: Mapping[str, Any]) -
     steps = [("Score new text by its probability", f"polyseme score {model} --data TEXT.txt")]
     if objective == "Translation":
         steps = [("Translate a file, one text per line", f"polyseme translate {model} --data SOURCE.txt --out OUT.txt")]
-    elif "masked" in terms:
-        steps.insert(0, ("Fill a mask", f'polyseme fill {model} "The [MASK] is here."'))
-    elif "next" in terms and not is_ngram:
-        steps.insert(0, ("Continue a text", f'polyseme generate {model} --prompt "Once upon a time" --do-sample'))
+    elif {"masked", "next"} & terms and not is_ngram:
+        if "next" in terms:
+            steps.insert(0, ("Continue a text", f'polyseme generate {model} --prompt "Once upon a time" --do-sample'))
+        if "masked" in terms:
+            steps.insert(0, ("Fill a mask", f'polyseme fill {model} "The [MASK] is here."'))
     elif "perplexity" not in terms:
         steps = [("See the nearest words of any word", f"polyseme neighbors {model} WORD")]
     if "perplexity" in terms and not is_ngram and objective != "Translation":

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from polyseme.errors import DataError
 from polyseme.tasks.base import Example, Words
@@ -26,6 +27,9 @@ class SourceLines:
     lines: tuple[str, ...]
     is_word: tuple[bool, ...]
     width: int  # number of columns of a word's line
+
+    def __add__(self, other: "SourceLines") -> "SourceLines":
+        return SourceLines(self.lines + other.lines, self.is_word + other.is_word, self.width)
 
     def with_column(self, cells: Sequence[str], document_cell: str, separator: str = "") -> str:
         """Return the lines with another column: a cell for each word, and `document_cell` at the start of a document.
@@ -76,10 +80,44 @@ def iter_sentences(path: Path, encoding: str, needs_labels: bool) -> Iterator[Ro
             if sentence := [(number, _split(line)) for number, line in numbered_lines if is_word(line)]:
                 yield partial(_parse_sentence, path, sentence, width, needs_labels)
         return
-    for lines in _split_with_source(iter_lines(path, encoding, keep_blank=True), is_word):
-        sentence = [(number, _split(line)) for number, line, is_row in lines if is_row]
-        source = SourceLines(tuple(line for _, line, _ in lines), tuple(is_row for *_, is_row in lines), width)
-        yield partial(_parse_sentence, path, sentence, width, needs_labels, source)
+    blocks = _split_with_source(iter_lines(path, encoding, keep_blank=True), is_word)
+    yield from _iter_with_source(path, blocks, width)
+
+
+def _iter_with_source(path: Path, blocks: Iterable[list[tuple[int, str, bool]]], width: int) -> Iterator[RowReader]:
+    """Yield sentences with their lines; those of a bad one, which may be skipped, go to the sentence before or after.
+
+    The lines of all good sentences are thus those of the file.
+    """
+    nothing = SourceLines((), (), width)
+    skipped, previous = nothing, list[TaggingExample]()
+
+    def take_previous() -> Iterator[RowReader]:
+        for example in previous:
+            yield partial(_identity, replace(example, source=(example.source or nothing) + skipped))
+
+    for block in blocks:
+        rows = [(number, _split(line)) for number, line, is_row in block if is_row]
+        lines = tuple(line for _, line, _ in block)
+        try:
+            example = _parse_sentence(path, rows, width, needs_labels=False)
+        except DataError as error:
+            yield partial(_raise, error)
+            skipped += SourceLines(lines, (False,) * len(lines), width)
+            continue
+        yield from take_previous()
+        source = SourceLines(lines, tuple(is_row for *_, is_row in block), width)
+        previous = [replace(example, source=source if previous else skipped + source)]
+        skipped = nothing
+    yield from take_previous()
+
+
+def _raise(error: DataError) -> Any:
+    raise error
+
+
+def _identity(example: TaggingExample) -> TaggingExample:
+    return example
 
 
 def _split_with_source(lines: Iterable[str], is_word: Callable[[str], bool]) -> Iterator[list[tuple[int, str, bool]]]:
@@ -103,7 +141,6 @@ def _parse_sentence(
     rows: list[tuple[int, list[str]]],
     width: int,
     needs_labels: bool,
-    source: SourceLines | None = None,
 ) -> TaggingExample:
     for line, cells in rows:
         if needs_labels and len(cells) < 2:
@@ -114,7 +151,7 @@ def _parse_sentence(
             raise DataError(f"{path}:{line}: the {'tag' if cells[0] else 'word'} is empty")
     words = tuple(cells[0] for _, cells in rows)
     tags = tuple(cells[-1] for _, cells in rows) if width > 1 else None
-    return TaggingExample(f"{path}:{rows[0][0]}", words, tags, source=source)
+    return TaggingExample(f"{path}:{rows[0][0]}", words, tags)
 
 
 def _split(line: str) -> list[str]:

@@ -68,7 +68,7 @@ class HeldOutSamples:
                 prompts.append([cls_id, *sentence[:position], mask_id, *sentence[position + 1 :], sep_id])
                 answers.append(sentence[position])
             else:
-                start = ids.bos if ids.bos is not None else ids.eos
+                start = ids.text_boundaries[0]
                 prompts.append([*([] if start is None else [start]), *sentence[:_PROMPT_TOKENS]])
             if len(prompts) == _NUM_PROMPTS:
                 break
@@ -121,7 +121,7 @@ class HeldOutSamples:
             choices = torch.multinomial(best.values.softmax(-1), 1, generator=generator)
             for sequence, token in zip(sequences, best.indices.gather(1, choices).squeeze(1).tolist()):
                 sequence.append(token)
-        eos = self.tokenizer.special_token_ids.eos
+        eos = self.tokenizer.special_token_ids.text_boundaries[1]
         samples = []
         for prompt, sequence in zip(self.prompts, sequences):
             new = sequence[len(prompt) :]

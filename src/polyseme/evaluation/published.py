@@ -1,0 +1,223 @@
+"""Our own results next to published ones: runs, benchmarks, studies, and the JSON that commands print."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from polyseme.datasets.published import (
+    PARAMETERS,
+    MeasuredResult,
+    PublishedTable,
+    ScoreColumn,
+    load_published_tables,
+)
+from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.evaluation.comparison.api import find_run_folder
+from polyseme.evaluation.comparison.finetuning_runs import find_runs, name_runs, read_run, shortest_names
+from polyseme.finetuning.results import mean_std
+from polyseme.io.json import has_shape, read_json
+from polyseme.report.pages.finetuning_page import dev_selection_note
+
+ROW_FORMAT = '{"system": "NAME", "split": "test", "values": {"COLUMN": VALUE}}'
+SPLITS = ("dev", "test")
+# Data sets by the names of a study's metrics, or by other names of theirs.
+_DATASETS = {
+    **{name: f"glue/{name}" for name in ("cola", "sst-2", "mrpc", "sts-b")},
+    **{"trec": "trec-6", "wic": "superglue/wic"},
+}
+_ARM_SHAPE = {"metrics": {str: {"value": float, "metric": str}}, "parameters": int, "is_void": bool}
+_PAIRS_SHAPE = {"model": str, "accuracy": float, "phenomena": {str: float}}
+
+
+@dataclass(frozen=True)
+class SystemScores:
+    """What one system scored: values by data set and metric, one for each seed, as fractions.
+
+    `transfer` is `features` for a network over frozen features, else `finetune`.
+    """
+
+    name: str
+    values: dict[tuple[str, str], tuple[float, ...]]
+    num_parameters: int = 0
+    transfer: str = "finetune"
+    notes: tuple[str, ...] = ()
+
+
+def add_results(table: PublishedTable, paths: Sequence[Path]) -> PublishedTable:
+    """Return a published table with our results next to it.
+
+    A path is the folder of a fine-tuning run, a benchmark or a study, or a JSON file: what `evaluate` printed, or a row
+    of one's own with values by column, such as those that a benchmark's server returned.
+    """
+    rows: list[MeasuredResult] = []
+    paths = [find_run_folder(path) for path in paths]
+    folders = [path for path in paths if path.is_dir() and not (path / "study.json").is_file()]
+    by_folder = _read_folders(folders)
+    names = dict(zip(paths, shortest_names(paths)))
+    for path in paths:
+        if path in by_folder:
+            rows += [_place(table, path, scores) for scores in by_folder[path]]
+        elif path.is_dir():
+            rows += _place_any(table, path, list(_read_study(path, names[path])))
+        else:
+            rows += _read_file(table, path, Path(names[path]).stem)
+    return replace(table, measured=tuple(rows))
+
+
+def _read_folders(folders: Sequence[Path]) -> dict[Path, list[SystemScores]]:
+    """Read fine-tuning runs; those of a benchmark, or of one model on several data sets, share a row."""
+    pairs = [(folder, path) for folder in folders for path in _find_task_runs(folder)]
+    runs = name_runs([read_run(path) for _, path in pairs], [folder for folder, _ in pairs])
+    rows: dict[str, SystemScores] = {}
+    folder_of_row: dict[str, Path] = {}
+    for (folder, path), run in zip(pairs, runs):
+        results = read_json(path / "results.json")
+        transfer = "features" if results.get("features") else "finetune"
+        row = f"{run.row} (features)" if transfer == "features" else run.row
+        previous = rows.get(row, SystemScores(row, {}, run.num_parameters, transfer))
+        notes = (f"{run.name}: {dev_selection_note(run.dev_choices)}",) if run.dev_choices else ()
+        values = {**previous.values, **_run_values(run.task, results)}
+        rows[row] = replace(previous, values=values, notes=previous.notes + notes)
+        folder_of_row.setdefault(row, folder)
+    by_folder: dict[Path, list[SystemScores]] = {folder: [] for folder in folders}
+    for row, scores in rows.items():
+        by_folder[folder_of_row[row]].append(scores)
+    return by_folder
+
+
+def _find_task_runs(folder: Path) -> list[Path]:
+    """Return the runs in a folder, those of each task of a model for several."""
+    tasks = sorted(path.parent for path in folder.glob("tasks/*/results.json"))
+    return tasks or find_runs(folder)
+
+
+def _run_values(dataset: str, results: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, ...]]:
+    dataset, seeds = _DATASETS.get(dataset, dataset), results["seeds"]
+    metrics = [name for name in seeds[0] if all(isinstance(seed.get(name), float) for seed in seeds)]
+    values = {(dataset, name): tuple(seed[name] for seed in seeds) for name in metrics}
+    for extra, scores in results.get("extra_eval", {}).items():  # such as MNLI's other dev set
+        values[f"{dataset.rpartition('/')[0]}/{extra}", results["primary_metric"]] = tuple(scores)
+    return values
+
+
+def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
+    """Yield the scores of each arm of a study; a seed of an arm is one value, the mean of its fine-tuning seeds."""
+    for arm in sorted(path for path in folder.glob("arms/*") if path.is_dir()):
+        files = [path for path in sorted(arm.glob("seed-*.json")) if path.name.count(".") == 1]
+        seeds = [read_json(path) for path in files]
+        for path, seed in zip(files, seeds):
+            if not has_shape(seed, _ARM_SHAPE):
+                raise DataError(f"{path} is damaged: it is no finished seed of a study's arm")
+        values: dict[tuple[str, str], tuple[float, ...]] = {}
+        for metric in dict.fromkeys(metric for seed in seeds for metric in seed["metrics"]):
+            entries = [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
+            key = _DATASETS.get(metric, metric), "accuracy" if metric == "blimp" else entries[0]["metric"]
+            values[key] = tuple(entry["value"] for entry in entries)
+        is_void = any(seed["is_void"] for seed in seeds)
+        notes = (f"{arm.name} did not train: it never left the word-frequency plateau",) if is_void else ()
+        if seeds:
+            yield SystemScores(f"{name}/{arm.name}", values, seeds[0]["parameters"], notes=notes)
+
+
+def _read_file(table: PublishedTable, path: Path, name: str) -> list[MeasuredResult]:
+    """Read the JSON that `evaluate` printed, or a row of one's own."""
+    if not path.is_file():
+        raise ConfigError(f"there is no run at {path}")
+    if path.suffix != ".json":
+        advice = f"a submission has predictions and no scores: write those of the server to a JSON file, {ROW_FORMAT}"
+        raise DataError(f"{path} is neither a run folder nor a JSON file of results ({advice})")
+    content = read_json(path)
+    if isinstance(content, dict) and "values" in content:
+        return [_read_row(table, path, content, name)]
+    entries = content if isinstance(content, list) else [content]
+    return _place_any(table, path, [_read_evaluation(path, entry, name) for entry in entries])
+
+
+def _read_row(table: PublishedTable, path: Path, content: Mapping[str, Any], name: str) -> MeasuredResult:
+    """Read a row as it is printed with `--json`, with values in the units of the table."""
+    values, split = content["values"], content.get("split")
+    if split not in SPLITS:
+        raise DataError(f"{path}: split is {split!r}, expected dev or test")
+    if not isinstance(values, dict) or not values:
+        raise DataError(f"{path}: values is {str(values)[:40]!r}, expected numbers by column: {ROW_FORMAT}")
+    for column, value in values.items():
+        if column not in table.columns:
+            raise DataError(f"{path}: {table.name} has no column {column!r}; {suggest(column, table.columns)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise DataError(f"{path}: {column} is {value!r}, expected a number in the units of the table")
+    return MeasuredResult(str(content.get("system", name)), dict(values), split, source=str(path))
+
+
+def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
+    """Read a result of `evaluate`: minimal pairs, or metrics on a named data set."""
+    if has_shape(entry, _PAIRS_SHAPE):
+        pairs = {"accuracy": entry["accuracy"], **entry["phenomena"]}
+        values = {("blimp", column): (value,) for column, value in pairs.items()}
+        return SystemScores(_model_name(str(entry["model"])), values)
+    if not isinstance(entry, dict) or not entry.get("dataset"):
+        raise DataError(f"{path} is no result of `evaluate` on a named data set, nor a row such as {ROW_FORMAT}")
+    metrics = {(entry["dataset"], key): (value,) for key, value in entry.items() if isinstance(value, float)}
+    num_parameters = entry.get("parameters", 0)
+    return SystemScores(name, metrics, num_parameters if isinstance(num_parameters, int) else 0)
+
+
+def _model_name(path: str) -> str:
+    """Return a short name of a model folder: that of its run, if it is in one."""
+    parts = Path(path).parts
+    return parts[-2] if len(parts) > 1 and parts[-1] == "model" else parts[-1]
+
+
+def _place_any(table: PublishedTable, path: Path, systems: Sequence[SystemScores]) -> list[MeasuredResult]:
+    """Place all systems that have a score of the table, of which there must be one."""
+    fitting = [scores for scores in systems if any(_select(c, scores) for c in table.score_columns.values())]
+    if not systems:
+        raise DataError(f"{path} has no finished arm yet")
+    return [_place(table, path, scores) for scores in fitting or systems]
+
+
+def _place(table: PublishedTable, path: Path, scores: SystemScores) -> MeasuredResult:
+    """Return the row of a system: percentages in the columns that its scores belong in."""
+    by_column = {column: _select(spec, scores) for column, spec in table.score_columns.items()}
+    by_column = {column: values for column, values in by_column.items() if values}
+    measured = {column for column in by_column if table.score_columns[column].dataset != PARAMETERS}
+    if not measured and (not by_column or len(table.score_columns) > 1):
+        raise ConfigError(f"{path} has no score that {table.name} shows; {_describe(scores)}")
+    values = {column: fmean(each) for column, each in by_column.items()}
+    if (average := table.average(values)) is not None and "average" in table.columns:
+        values["average"] = average
+    splits = {table.score_columns[column].split for column in measured}
+    std = {column: mean_std(by_column[column])[1] for column in measured}
+    return MeasuredResult(
+        scores.name,
+        {column: values[column] for column in table.columns if column in values},
+        "dev" if "dev" in splits else "test" if splits else "",
+        {column: value for column, value in std.items() if value is not None},
+        {column: len(by_column[column]) for column in measured},
+        str(path),
+        scores.notes,
+    )
+
+
+def _select(spec: ScoreColumn, scores: SystemScores) -> tuple[float, ...]:
+    """Return the scores that belong in a column, in its units; empty if there are none."""
+    if spec.dataset == PARAMETERS:
+        return (scores.num_parameters / 1e6,) if scores.num_parameters else ()
+    if spec.transfer and spec.transfer != scores.transfer:
+        return ()
+    if spec.metric == "error":
+        return tuple(100 - 100 * value for value in scores.values.get((spec.dataset, "accuracy"), ()))
+    return tuple(100 * value for value in scores.values.get((spec.dataset, spec.metric), ()))
+
+
+def _describe(scores: SystemScores) -> str:
+    """Name the scores of a system, and the tables that show them."""
+    datasets = sorted({dataset for dataset, _ in scores.values}) or ["none"]
+    tables = [
+        table.name
+        for table in load_published_tables().values()
+        if any(spec.dataset != PARAMETERS and _select(spec, scores) for spec in table.score_columns.values())
+    ]
+    shown = f"tables with such scores: {', '.join(tables)}" if tables else "no table has such scores"
+    return f"it has scores on {', '.join(datasets)}; {shown}"

@@ -1,0 +1,1 @@
+"""What the rows of a study show: values with intervals, tables and figures."""

@@ -1,0 +1,72 @@
+"""The results of a study as read from its folder: one row for each finished arm and seed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyseme.errors import DataError
+from polyseme.io.json import read_json_object
+from polyseme.studies.base import Study
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """A study, the settings in its `study.json`, and its rows in the order of arms and seeds.
+
+    `learning_rates` are those that were tried and chosen, by arm.
+    """
+
+    path: Path
+    study: Study
+    settings: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    learning_rates: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_seeds(self) -> int:
+        """The planned number of seeds of each arm."""
+        return len(self.settings["seeds"])
+
+    def arm_rows(self, arm: str) -> list[Row]:
+        """Return the rows of an arm that did not fail."""
+        return [row for row in self.rows if row["arm"] == arm and "error" not in row]
+
+    def values(self, arm: str, metric: str) -> list[float]:
+        """Return the values of an arm, one for each seed that has the metric."""
+        return metric_values(self.arm_rows(arm), metric)
+
+
+def metric_values(rows: Sequence[Row], metric: str) -> list[float]:
+    """Return the finite values of a metric, one for each row that has it."""
+    values = [row["metrics"].get(metric, {}).get("value") for row in rows]
+    return [float(value) for value in values if value is not None and math.isfinite(value)]
+
+
+def read_results(out: Path) -> StudyResults:
+    """Read the results of the study in a folder, however many there are."""
+    path = out / "study.json"
+    if not path.is_file():
+        raise DataError(f"{out} is not a study: there is no study.json")
+    settings = read_json_object(path)
+    if settings.get("kind") != "study" or not isinstance(settings.get("seeds"), list):
+        raise DataError(f"{path} is not the plan of a study")
+    study = Study.from_json(settings.get("study", {}), str(path))
+    order = {arm.name: number for number, arm in enumerate(study.arms)}
+    rows = [row for file in sorted(out.glob("arms/*/seed-*.json")) if (row := _read_row(file)) and row["arm"] in order]
+    rows.sort(key=lambda row: (order[row["arm"]], row["seed"]))
+    rates = read_json_object(out / "lr.json") if (out / "lr.json").is_file() else {}
+    return StudyResults(out, study, settings, tuple(rows), rates)
+
+
+def _read_row(path: Path) -> dict[str, Any] | None:
+    """Read a row; None for a file of examples."""
+    row = read_json_object(path)
+    if "arm" not in row or "seed" not in row:
+        return None
+    if "error" not in row and not isinstance(row.get("metrics"), dict):
+        raise DataError(f"{path} is damaged: it has no metrics; remove it and run the study again")
+    return row

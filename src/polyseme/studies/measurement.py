@@ -1,0 +1,226 @@
+"""Measurement of a trained model: one value per metric, and the values of examples that a bootstrap needs."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from polyseme.corpus.clean.sentences import split_sentences
+from polyseme.corpus.sources.sources import open_sources
+from polyseme.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
+from polyseme.errors import UnsupportedError
+from polyseme.evaluation.minimal_pairs import score_pairs
+from polyseme.finetuning.results import SeedResult
+from polyseme.inference.base import LanguageModel
+from polyseme.inference.load import load
+from polyseme.io.atomic import write_text
+from polyseme.io.json import write_json
+from polyseme.ngram.model import is_ngram
+from polyseme.studies.base import Arm
+from polyseme.studies.metrics import METRICS, SENTENCE_CHARACTERS, Metric, read_task_data, sample_evenly
+from polyseme.studies.plan import StudyPlan
+from polyseme.studies.transfer import TaskTransfer, open_transfer
+from polyseme.tasks.metrics.standard import squad_scores
+from polyseme.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+TOKEN_TERMS = ("masked", "next", "previous")
+MAX_UNKNOWN = 0.001  # share of unknown tokens, above which bits per character describe another text
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The value of a metric, facts for the row, and the values of examples."""
+
+    value: float
+    num_examples: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    examples: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ArmModel:
+    """The trained model of a seed and what is known about it, for the measurement of one arm."""
+
+    plan: StudyPlan
+    arm: Arm
+    seed: int
+    folder: Path  # of the model
+    results: Mapping[str, Any]  # of its training
+    max_len: int  # of the sequences that it was trained on
+    _loaded: LanguageModel | None = None
+
+    def load(self) -> LanguageModel:
+        """Load the model once; on a GPU in bfloat16."""
+        if self._loaded is None:
+            use_bf16 = torch.cuda.is_available() and not is_ngram(self.folder)
+            self._loaded = load(self.folder, precision="bf16" if use_bf16 else "float32")
+        return self._loaded
+
+    def measure(self, metric: Metric) -> Measurement | None:
+        """Return a measurement; None if the model cannot be measured by this metric."""
+        measure = {
+            "validation": self._read_validation,
+            "likelihood": self._score_text,
+            "pairs": self._score_pairs,
+            "task": self._score_task,
+        }[metric.kind]
+        return measure(metric)
+
+    def _read_validation(self, metric: Metric) -> Measurement | None:
+        value = validation_loss(self.results) if metric.score == "loss" else validation_accuracy(self.results)
+        return None if value is None else Measurement(value, 1)
+
+    def _score_text(self, metric: Metric) -> Measurement | None:
+        if self.arm.from_arm or "score" not in (model := self.load()).capabilities:
+            return None
+        is_pseudo = model.has_pll_metric or model.is_seq2seq
+        assert self.plan.options.held_out is not None
+        if is_pseudo != metric.name.startswith("pseudo"):
+            return None
+        tokenizer, limit = Tokenizer.load(self.plan.corpus / "tokenizer"), self.plan.options.max_examples
+        sentences = read_sentences(self.plan.options.held_out, tokenizer, min(metric.max_dev, limit or metric.max_dev))
+        unknown = fmean(count_unknown(model.tokenizer, sentences)) if sentences else 1.0
+        if unknown > MAX_UNKNOWN:
+            logger.warning("%.1f %% of the held-out tokens are unknown: no bits per character", 100 * unknown)
+            return None
+        scores = model.score(sentences)
+        bits = [-score.log_prob / math.log(2) for score in scores]
+        characters = [score.num_characters for score in scores]
+        examples = {"bits": [round(value, 4) for value in bits], "characters": characters}
+        return Measurement(math.fsum(bits) / sum(characters), len(bits), {}, examples)
+
+    def _score_pairs(self, metric: Metric) -> Measurement | None:
+        if self.arm.from_arm or "score" not in (model := self.load()).capabilities:
+            return None
+        pairs = limit_pairs(read_minimal_pairs(self.plan.minimal_pairs), self.plan.options.max_examples)
+        points = score_pairs(model, pairs)
+        paradigms = sorted({pair.paradigm for pair in pairs})
+        index = {name: i for i, name in enumerate(paradigms)}
+        groups = [index[pair.paradigm] for pair in pairs]
+        means = [fmean(p for p, g in zip(points, groups) if g == i) for i in range(len(paradigms))]
+        by_paradigm = dict(zip(paradigms, (round(mean, 6) for mean in means)))
+        facts = {"ties": points.count(0.5), "paradigms": by_paradigm}
+        whole = [int(p) if p in (0, 1) else p for p in points]
+        return Measurement(fmean(means), len(points), facts, {"points": whole, "groups": groups})
+
+    def _score_task(self, metric: Metric) -> Measurement | None:
+        self._loaded = None  # frees its memory
+        options, work = self.plan.options, self.folder.parent / "transfer"
+        if is_ngram(self.folder) or self.arm.transfer == "none":
+            return None
+        data = read_task_data(metric, self.plan.data, options.max_examples)
+        transfer = open_transfer(self.arm, self.folder, data, options.finetune, self.max_len, work)
+        if transfer is None:
+            return None
+        lr = self._choose_lr(metric, transfer, work)
+        seed_result = transfer.run(transfer.data, lr, self.seed, work)
+        value = seed_result.scores[data.name][metric.score]
+        finetuning = {"lr": lr, "seeds": [self.seed], "values": [value], "train_examples": len(data.train)}
+        return Measurement(
+            value, len(data.dev), {"finetune": finetuning}, example_values(metric, transfer, seed_result)
+        )
+
+    def _choose_lr(self, metric: Metric, transfer: TaskTransfer, work: Path) -> float:
+        """Return the rate that the first seed of the arm chose for the task, or choose it."""
+        choices = self.plan.read_arm_file(self.arm, "finetune.json")
+        if metric.name not in choices:
+            choices[metric.name] = {**transfer.search_lr(work), "seed": self.seed}
+            write_json(self.plan.arm_folder(self.arm) / "finetune.json", choices)
+        return float(choices[metric.name]["lr"])
+
+
+def measure_arm(model: ArmModel, partial_path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Measure an arm by all metrics of the study; return the metrics of its row, and warnings.
+
+    Finished metrics are in `partial_path` until the row is written.
+    """
+    folder, stem = model.plan.arm_folder(model.arm), f"seed-{model.seed}"
+    rows: dict[str, Any] = {}
+    if partial_path.is_file():
+        rows = json.loads(partial_path.read_text(encoding="utf-8"))
+    for name in model.plan.study.metrics:
+        if name in rows:
+            continue
+        started, warning = time.perf_counter(), ""
+        try:
+            measurement = model.measure(METRICS[name])
+        except UnsupportedError as error:
+            measurement, warning = None, f"{name}: {error}"
+        if measurement is not None and not math.isfinite(measurement.value):
+            warning, measurement = f"{name}: the {METRICS[name].score} is not defined ({measurement.value})", None
+        rows[name] = {"warning": warning}
+        if measurement is not None:
+            rows[name] |= {"value": measurement.value, "metric": METRICS[name].score}
+            rows[name] |= {"num_examples": measurement.num_examples, **measurement.facts}
+            rows[name]["seconds"] = round(time.perf_counter() - started, 2)
+            if measurement.examples:
+                file = f"{stem}.{name}.json"
+                write_text(folder / file, json.dumps(measurement.examples, separators=(",", ":")) + "\n")
+                rows[name]["items"] = file
+        write_json(partial_path, rows)
+    warnings = [row.pop("warning") for row in rows.values()]
+    return {name: row for name, row in rows.items() if row}, [text for text in warnings if text]
+
+
+def validation_loss(results: Mapping[str, Any]) -> float | None:
+    """Return the mean loss of the terms that predict tokens, or that of the first term."""
+    valid = results.get("valid", {})
+    losses = [valid[term] for term in TOKEN_TERMS if term in valid]
+    losses = losses or [value for name, value in valid.items() if not name.endswith("_accuracy")][:1]
+    return fmean(losses) if losses and all(map(math.isfinite, losses)) else None
+
+
+def validation_accuracy(results: Mapping[str, Any]) -> float | None:
+    """Return the mean accuracy of the terms that predict tokens."""
+    valid = results.get("valid", {})
+    values = [valid[name] for term in TOKEN_TERMS if (name := f"{term}_accuracy") in valid]
+    return fmean(values) if values else None
+
+
+def read_sentences(path: Path, tokenizer: Tokenizer, limit: int) -> list[str]:
+    """Return sentences of held-out text, evenly spaced, of a length within `SENTENCE_CHARACTERS`.
+
+    Those with a token that the tokenizer of the study does not know are left out, for every arm.
+    """
+    low, high = SENTENCE_CHARACTERS
+    texts = [text.strip() for document in open_sources([path]) for text in split_sentences(document.text)]
+    texts = [text for text in texts if low <= len(text) <= high and "\n" not in text]
+    return sample_evenly([text for text, num in zip(texts, count_unknown(tokenizer, texts)) if not num], limit)
+
+
+def count_unknown(tokenizer: Tokenizer, texts: list[str]) -> list[float]:
+    """Return the share of unknown tokens in each text."""
+    unknown_id = tokenizer.special_token_ids.unk
+    if unknown_id is None or tokenizer.is_byte_level:
+        return [0.0] * len(texts)
+    return [float((ids == unknown_id).mean()) if len(ids) else 1.0 for ids in tokenizer.encode_batch(texts)]
+
+
+def limit_pairs(pairs: list[MinimalPair], limit: int) -> list[MinimalPair]:
+    """Return at most this many pairs of each paradigm; 0 for all."""
+    if not limit:
+        return pairs
+    groups: dict[str, list[MinimalPair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.paradigm, []).append(pair)
+    return [pair for group in groups.values() for pair in sample_evenly(group, limit)]
+
+
+def example_values(metric: Metric, transfer: TaskTransfer, seed_result: SeedResult) -> dict[str, Any]:
+    """Return the score of each example if the metric is their mean, else answers and predictions."""
+    data = transfer.data
+    gold, predictions = [example.gold for example in data.dev], seed_result.predictions[data.name]
+    if metric.score == "f1" and data.task.answers_questions:
+        return {"points": [round(float(value), 6) for value in squad_scores(gold, predictions)[1]]}
+    if metric.score == "accuracy" and all(isinstance(value, str) for value in gold):
+        return {"points": [int(a == b) for a, b in zip(gold, predictions, strict=True)]}
+    task = data.task.fit(data.train).to_json()
+    return {"gold": gold, "predictions": [predictions], "task": task, "metric": metric.score}

@@ -1,0 +1,201 @@
+"""The plan of a study: everything that determines its rows, in `study.json`, and the places of its files."""
+
+import json
+import platform
+import shutil
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from polyseme.corpus.store import Corpus
+from polyseme.errors import ConfigError, DataError
+from polyseme.finetuning.experiment import list_seeds
+from polyseme.finetuning.resume import first_difference
+from polyseme.io.atomic import atomic_directory, is_occupied
+from polyseme.io.json import read_json_object, write_json
+from polyseme.studies.base import Arm, Study
+from polyseme.train.recipe import BudgetConfig
+
+SEARCH_SEED = 1_000_003  # of the learning-rate search; no result uses it
+LOCAL_KEYS = ("corpus", "data", "held_out", "command", "versions", "keep_models")  # may differ in a resumed run
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """How a study is run.
+
+    `overrides` change the recipe of every arm that has the setting, and `finetune` the fine-tuning of every task.
+    `max_examples` limits each split of each task, the sentences of held-out text, and the minimal pairs of each
+    paradigm. Each learning rate is tried for `search_fraction` of the budget. `arms` are those to run now, by default
+    all. `jobs` arms run at a time, each in a process of its own (0: in this process on a CPU). No job is started that
+    is not expected to end within `time_limit` seconds, after which the others save their state and stop.
+    """
+
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    finetune: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
+    held_out: Path | None = None
+    max_examples: int = 0
+    search_fraction: float = 1 / 6
+    keep_models: bool = False
+    arms: Sequence[str] = ()
+    jobs: int = 0
+    time_limit: float = 0.0
+    command: str = ""
+
+    def check(self) -> Self:
+        """Return the options, or raise `ConfigError` for values out of range."""
+        if not 0 < self.search_fraction <= 1:
+            raise ConfigError(f"`search_fraction` is {self.search_fraction}, expected more than 0 and at most 1")
+        for name in ("max_examples", "jobs", "time_limit"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"`{name}` is {getattr(self, name)}, expected 0 or more")
+        return self
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A study with its text, data, budget and seeds, and the folder of its results."""
+
+    study: Study
+    out: Path
+    corpus: Path
+    data: Path
+    budget: BudgetConfig
+    seeds: tuple[int, ...]
+    options: StudyOptions = field(default_factory=StudyOptions)
+
+    @classmethod
+    def create(
+        cls, study: Study, corpus: Path, data: Path, out: Path, budget: str, seeds: Any, options: StudyOptions
+    ) -> Self:
+        """Return the plan of a new study, or of the one in `out`, which has to be the same."""
+        if options.metrics:
+            study = study.select_metrics(tuple(dict.fromkeys(options.metrics)))
+        seed_list = list_seeds(seeds)
+        if SEARCH_SEED in seed_list:
+            raise ConfigError(f"`seeds` has {SEARCH_SEED}, which the learning-rate search uses")
+        for name in options.arms:
+            study.find_arm(name)
+        folder = Path(data).resolve()
+        if not folder.is_dir():
+            raise DataError(f"there is no folder {data}: `data` is the folder of the data sets")
+        held_out = options.held_out or _find_held_out(folder)
+        options = replace(options.check(), held_out=held_out and Path(held_out).resolve())
+        return cls(study, out, Path(corpus).resolve(), folder, BudgetConfig.parse(budget), tuple(seed_list), options)
+
+    @classmethod
+    def read(cls, out: Path) -> Self:
+        """Read the plan of the study in a folder."""
+        record = read_json_object(out / "study.json")
+        try:
+            names = ("overrides", "finetune", "max_examples", "search_fraction", "keep_models")
+            options = StudyOptions(**{name: record[name] for name in names}, command=str(record["command"]))
+            options = replace(options, held_out=Path(record["held_out"]) if record["held_out"] else None)
+            study, budget = (
+                Study.from_json(record["study"], str(out / "study.json")),
+                BudgetConfig.parse(record["budget"]),
+            )
+            return cls(
+                study, out, Path(record["corpus"]), Path(record["data"]), budget, tuple(record["seeds"]), options
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{out / 'study.json'} is not the plan of a study: {error}") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents of `study.json`."""
+        options = asdict(self.options)
+        names = ("overrides", "finetune", "max_examples", "search_fraction", "keep_models", "command")
+        versions = {"torch": torch.__version__, "python": platform.python_version()}
+        plan = {
+            "kind": "study",
+            "study": self.study.to_plain(),
+            "corpus": str(self.corpus),
+            "corpus_hash": Corpus.open(self.corpus).manifest_hash,
+            "data": str(self.data),
+            "held_out": str(self.options.held_out or ""),
+            "budget": str(self.budget),
+            "seeds": list(self.seeds),
+            **{name: options[name] for name in names},
+            "versions": versions,
+        }
+        return dict(json.loads(json.dumps(plan)))
+
+    def write(self, limits: Mapping[str, Any]) -> None:
+        """Write `study.json` with the limits of the metrics; raise `ConfigError` if the folder has another study."""
+        path, plan = self.out / "study.json", self.to_json() | {"limits": dict(limits)}
+        if path.is_file():
+            existing, current = map(_row_settings, (read_json_object(path), plan))
+            if difference := first_difference(existing, current):
+                advice = "repeat that call to continue it, or choose another folder"
+                raise ConfigError(f"{self.out} has a study with other settings: {difference}; {advice}")
+        elif is_occupied(self.out):
+            raise ConfigError(f"{self.out} already exists and is no study: choose another folder")
+        write_json(path, plan)
+
+    @property
+    def arms(self) -> list[Arm]:
+        """The arms to run now that train a model; those that use it are evaluated with it."""
+        chosen = [arm for arm in self.study.arms if not self.options.arms or arm.name in self.options.arms]
+        names = {arm.from_arm or arm.name for arm in chosen}
+        return [arm for arm in self.study.arms if arm.name in names]
+
+    def evaluated_arms(self, arm: Arm) -> list[Arm]:
+        """Return the arms that are evaluated on the model of an arm: itself, and those that use it."""
+        return [each for each in self.study.arms if arm.name in (each.name, each.from_arm)]
+
+    def arm_folder(self, arm: Arm) -> Path:
+        """Return the folder of the files of an arm."""
+        return self.out / "arms" / arm.name
+
+    def row_path(self, arm: Arm, seed: int) -> Path:
+        """Return the file of a finished arm and seed."""
+        return self.arm_folder(arm) / f"seed-{seed}.json"
+
+    def run_folder(self, arm: Arm, seed: int) -> Path:
+        """Return the folder of a run while it trains."""
+        return self.arm_folder(arm) / f"seed-{seed}"
+
+    def is_done(self, arm: Arm, seed: int) -> bool:
+        """Return whether a row is finished, without an error."""
+        path = self.row_path(arm, seed)
+        return path.is_file() and "error" not in read_json_object(path)
+
+    def read_arm_file(self, arm: Arm, name: str) -> dict[str, Any]:
+        """Return the contents of a file of an arm; empty if there is none."""
+        path = self.arm_folder(arm) / name
+        return read_json_object(path) if path.is_file() else {}
+
+    @cached_property
+    def minimal_pairs(self) -> Path:
+        """The folder of BLiMP, which is extracted from `blimp.tar.xz` if the data have only that."""
+        if (self.data / "blimp").is_dir():
+            return self.data / "blimp"
+        folder = self.out / "cache" / "blimp"
+        if not folder.is_dir():
+            with atomic_directory(folder) as temporary, tarfile.open(self.data / "blimp.tar.xz") as archive:
+                for member in archive:
+                    if member.isfile() and Path(member.name).match("data/*.jsonl"):
+                        file = archive.extractfile(member)
+                        assert file is not None
+                        with open(temporary / Path(member.name).name, "wb") as target:
+                            shutil.copyfileobj(file, target)
+        return folder
+
+
+def _row_settings(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return what determines the rows of a study: its settings without places, and without texts and questions."""
+    settings = {key: value for key, value in plan.items() if key not in LOCAL_KEYS}
+    study = {key: value for key, value in plan["study"].items() if key not in ("title", "source", "questions")}
+    arms = {arm["name"]: {key: value for key, value in arm.items() if key != "note"} for arm in study["arms"]}
+    return settings | {"study": study | {"arms": arms}}
+
+
+def _find_held_out(data: Path) -> Path | None:
+    path = data / "pretrain" / "heldout-wiki.jsonl.xz"
+    return path if path.is_file() else None

@@ -1,0 +1,207 @@
+"""`run_study`: calibrate the arms, search their learning rates, train and measure every seed, and write the pages.
+
+Every finished part is a file in the folder of the study, so that the same call continues a study that was stopped, also
+on another machine.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyseme.io.hashes import HASHES_FILE, write_hashes
+from polyseme.io.json import read_json_object, write_json
+from polyseme.io.lock import lock_folder
+from polyseme.studies.arms import check_overrides
+from polyseme.studies.base import Arm, Study, load_study
+from polyseme.studies.corpora import check_sources, prepare_corpora
+from polyseme.studies.jobs import Job, needs_calibration, needs_search
+from polyseme.studies.metrics import METRICS, check_data, metric_limits
+from polyseme.studies.plan import StudyOptions, StudyPlan
+from polyseme.studies.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+GPU_JOBS = 4
+START_SECONDS = 60.0  # expected time of a job in addition to its training, before one was measured
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """How far a study is: the number of finished rows and of all, and the errors of those that failed."""
+
+    out: Path
+    num_done: int
+    num_rows: int
+    errors: dict[str, str]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every row is finished."""
+        return self.num_done == self.num_rows
+
+
+def run_study(
+    study: str | Path | Study,
+    corpus: Path | str,
+    data: Path | str,
+    out: Path | str,
+    budget: str,
+    seeds: Any = 3,
+    options: StudyOptions | None = None,
+) -> StudyStatus:
+    """Run a study, or continue the one in `out`, and write its pages after each finished arm and seed.
+
+    `corpus` is a corpus folder and `data` a folder of data sets. `budget` is that of each arm: a time on this device
+    (`90s`), which is measured once and fixed as steps, or `500steps` or `1e8tokens`.
+    """
+    options = options or StudyOptions()
+    plan = StudyPlan.create(load_study(study), Path(corpus), Path(data), Path(out), budget, seeds, options)
+    check_data(plan.study, plan.data, plan.options.held_out)
+    check_overrides(plan.study, plan.options.overrides, plan.corpus)
+    check_sources(plan)
+    end_time = time.monotonic() + options.time_limit if options.time_limit else 0.0
+    with lock_folder(plan.out, "study"):
+        plan.write(metric_limits(plan.study, options.max_examples))
+        (plan.out / HASHES_FILE).unlink(missing_ok=True)  # the folder is that of an unfinished study
+        prepare_corpora(plan)
+        if any(METRICS[name].kind == "pairs" for name in plan.study.metrics):
+            plan.minimal_pairs  # noqa: B018  # extracts them once
+        StudyRunner(plan, end_time).run()
+        status = plan_status(plan)
+        if status.is_complete:
+            write_hashes(plan.out)
+        return status
+
+
+def rewrite_pages(out: Path, page: Path | None = None) -> Path:
+    """Write the pages of a study again, or one page for a documentation to `page`; return the page."""
+    from polyseme.studies.page import export_page, write_pages
+
+    with lock_folder(out, "study"):
+        StudyPlan.read(out)
+        path = write_pages(out)
+        if (out / HASHES_FILE).is_file():
+            write_hashes(out)
+        return path if page is None else export_page(out, page)
+
+
+@dataclass
+class StudyRunner:
+    """Runs the jobs of a plan that are left, until `end_time`."""
+
+    plan: StudyPlan
+    end_time: float = 0.0
+    tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
+
+    def run(self) -> None:
+        """Calibrate all arms before any other runs, then search learning rates and train, several at a time."""
+        plan = self.plan
+        arms = [arm for arm in plan.arms if self._seeds_left(arm)]
+        scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
+        scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
+        if scheduler.is_stopped:
+            return
+        arms = [arm for arm in arms if not needs_calibration(plan, arm)]
+        jobs = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
+        jobs += [Job("train", arm.name, seed) for seed in plan.seeds for arm in arms if seed in self._seeds_left(arm)]
+        if jobs:
+            scheduler.run(jobs, self._is_ready)
+
+    @property
+    def _num_jobs(self) -> int:
+        return self.plan.options.jobs or (GPU_JOBS if torch.cuda.is_available() else 1)
+
+    def _seeds_left(self, arm: Arm) -> list[int]:
+        plan = self.plan
+        return [s for s in plan.seeds if not all(plan.is_done(each, s) for each in plan.evaluated_arms(arm))]
+
+    def _is_ready(self, job: Job) -> bool:
+        """Return whether a job can start: an arm needs its learning rate, and later seeds what the first one chose."""
+        arm, first = self.plan.study.find_arm(job.arm), self.plan.seeds[0]
+        if job.kind != "train":
+            return True
+        if needs_search(self.plan, arm):
+            return False
+        first_job = Job("train", arm.name, first)
+        return job.seed == first or first_job in self.tried or first not in self._seeds_left(arm)
+
+    def _estimate(self, job: Job) -> float:
+        """Return the seconds that a job is expected to take: as long as the longest of its kind so far."""
+        plan, times = self.plan, read_times(self.plan.out)
+        if job.kind in times:
+            return float(times[job.kind])
+        share = {"calibrate": 0.0, "search": plan.options.search_fraction * len(plan.study.lr_factors), "train": 1.0}
+        return START_SECONDS + share[job.kind] * 60 * plan.budget.minutes * self._num_jobs
+
+    def _on_end(self, job: Job, error: str, seconds: float) -> None:
+        """Record the end of a job: its error in the rows that need it, its time, and the pages."""
+        plan, arm = self.plan, self.plan.study.find_arm(job.arm)
+        self.tried.add(job)
+        if error:
+            logger.error("%s failed: %s", job, error)
+            for seed in [job.seed] if job.kind == "train" else self._seeds_left(arm):
+                for each in plan.evaluated_arms(arm):
+                    if not plan.is_done(each, seed):
+                        write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
+        else:
+            times = read_times(plan.out)
+            times[job.kind] = max(times.get(job.kind, 0.0), round(seconds, 1))
+            write_json(plan.out / "times.json", {"seconds": times})
+            logger.info("%s (%.0f s)%s", job, seconds, self._summarize(job, arm))
+        merge_arm_files(plan)
+        if error or job.kind == "train":
+            update_pages(plan.out)
+
+    def _summarize(self, job: Job, arm: Arm) -> str:
+        """Return what a job has found, in a few words."""
+        plan = self.plan
+        if job.kind == "calibrate":
+            facts = plan.read_arm_file(arm, "calibration.json")
+            return f": {1000 * facts['seconds_per_step']:.1f} ms per step, {facts['steps']:,} steps"
+        if job.kind == "search":
+            return f": learning rate {plan.read_arm_file(arm, 'lr.json')['lr']:g}"
+        row = read_json_object(plan.row_path(arm, job.seed))
+        values = [f"{name} {facts['value']:.4g}" for name, facts in row["metrics"].items()]
+        return ": " + ", ".join([*values, *(["void"] if row["is_void"] else [])])
+
+
+def read_times(out: Path) -> dict[str, float]:
+    """Return the longest time of each kind of job so far."""
+    path = out / "times.json"
+    return dict(read_json_object(path)["seconds"]) if path.is_file() else {}
+
+
+def merge_arm_files(plan: StudyPlan) -> None:
+    """Write `calibration.json` and `lr.json` of the study from those of its arms."""
+    arms = [arm for arm in plan.study.arms if plan.arm_folder(arm).is_dir()]
+    calibration = {arm.name: facts for arm in arms if (facts := plan.read_arm_file(arm, "calibration.json"))}
+    rates: dict[str, Any] = {}
+    for arm in arms:
+        choices = plan.read_arm_file(arm, "finetune.json")
+        facts = plan.read_arm_file(arm, "lr.json") | ({"finetune": choices} if choices else {})
+        rates |= {arm.name: facts} if facts else {}
+    write_json(plan.out / "calibration.json", calibration)
+    write_json(plan.out / "lr.json", rates)
+
+
+def update_pages(out: Path) -> None:
+    """Write the table, the verdicts and the pages of a study; a problem with them does not stop it."""
+    from polyseme.studies.page import write_pages
+
+    try:
+        write_pages(out)
+    except Exception as error:
+        if isinstance(error.__cause__ or error, OSError):
+            raise
+        logger.warning("the pages of %s could not be written (%s): write them later by `page`", out, error)
+
+
+def plan_status(plan: StudyPlan) -> StudyStatus:
+    """Return how far a study is."""
+    paths = [plan.row_path(arm, seed) for arm in plan.study.arms for seed in plan.seeds]
+    rows = [read_json_object(path) for path in paths if path.is_file()]
+    errors = {f"{row['arm']}, seed {row['seed']}": str(row["error"]) for row in rows if "error" in row}
+    return StudyStatus(plan.out, len(rows) - len(errors), len(paths), errors)

@@ -1,0 +1,172 @@
+"""Running a study: rows, resumption after a kill, failures, and what is rejected before anything is written."""
+
+import json
+from statistics import fmean
+
+import pytest
+
+from polyseme.errors import ConfigError, DataError
+from polyseme.studies import jobs, runner
+from polyseme.studies.base import Study
+from polyseme.studies.plan import StudyOptions
+from polyseme.studies.runner import run_study
+from polyseme.tasks.classification import ClassificationTask
+from tests.support.runs import Killed
+from tests.support.studies import FINETUNE, TINY, arm, study_json
+
+METRICS = ("valid_loss", "valid_accuracy", "pseudo_bits_per_character", "bits_per_character", "blimp", "cola")
+TIMES = {"date", "train_seconds", "wall_seconds", "seconds"}
+
+
+@pytest.fixture
+def run(project, study_data, tmp_path):
+    """Run a study of these arms in `tmp_path / name`, with few steps."""
+
+    def run_arms(name, *arms, study=None, **options):
+        options = {"held_out": study_data / "held-out.txt", "finetune": FINETUNE, "overrides": TINY, **options}
+        seeds, budget = options.pop("seeds", 1), options.pop("budget", "3steps")
+        study = Study.from_json(study or study_json(*arms))
+        out = tmp_path / name
+        return run_study(study, project / "corpus-bert", study_data, out, budget, seeds, StudyOptions(**options))
+
+    return run_arms
+
+
+def rows(out):
+    """Return all rows of a study and the values of their examples, without what is measured by a clock."""
+
+    def strip(value):
+        return {k: strip(v) for k, v in value.items() if k not in TIMES} if isinstance(value, dict) else value
+
+    return {str(p.relative_to(out)): strip(json.loads(p.read_text())) for p in sorted(out.glob("arms/*/seed-*.json"))}
+
+
+def test_a_killed_study_continues_with_the_same_rows(run, tmp_path, monkeypatch):
+    study = study_json(metrics=METRICS)
+    status = run("whole", study=study, seeds=2)
+    assert (status.num_done, status.num_rows, status.errors) == (4, 4, {})
+    measure, num_calls = jobs.measure_arm, 0
+
+    def kill_at_the_second(*args):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise Killed
+        return measure(*args)
+
+    monkeypatch.setattr(jobs, "measure_arm", kill_at_the_second)
+    with pytest.raises(Killed):
+        run("killed", study=study, seeds=2)
+    assert len(list((tmp_path / "killed").glob("arms/*/seed-?.json"))) == 1
+    assert run("killed", study=study, seeds=2).is_complete
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert not list((tmp_path / "whole").rglob("*.safetensors")), "models are deleted"
+    check_rows(tmp_path / "whole")
+
+
+def check_rows(out):
+    """Check that the metrics of a row are those of its examples."""
+    row = json.loads((out / "arms/nsp/seed-1.json").read_text())
+    metrics, folder = row["metrics"], out / "arms/nsp"
+    assert list(metrics) == [name for name in METRICS if name != "bits_per_character"], (
+        "a masked model has no likelihood"
+    )
+    assert row["steps"] == 3 and row["recipe"]["seed"] == 1 and row["is_void"] and row["parameters"] > 0
+    assert 0 < row["non_embedding_parameters"] < row["parameters"]
+    assert metrics["valid_loss"]["value"] == row["valid"]["masked"]
+    pairs = json.loads((folder / metrics["blimp"]["items"]).read_text())
+    groups = [[p for p, g in zip(pairs["points"], pairs["groups"]) if g == i] for i in (0, 1)]
+    assert metrics["blimp"]["value"] == pytest.approx(fmean(map(fmean, groups)))
+    text = json.loads((folder / metrics["pseudo_bits_per_character"]["items"]).read_text())
+    assert metrics["pseudo_bits_per_character"]["value"] == pytest.approx(
+        sum(text["bits"]) / sum(text["characters"]), 1e-4
+    )
+    answers = json.loads((folder / metrics["cola"]["items"]).read_text())
+    task = ClassificationTask.from_json(answers["task"])
+    assert metrics["cola"]["value"] == task.score(answers["gold"], answers["predictions"][0])[answers["metric"]]
+    choice = json.loads((out / "lr.json").read_text())["nsp"]
+    assert choice["lr"] == row["lr"] and choice["finetune"]["cola"]["lr"] == metrics["cola"]["finetune"]["lr"]
+
+
+def test_a_failed_arm_is_recorded_and_retried(run, tmp_path, monkeypatch, caplog):
+    study = study_json(arm("good"), arm("bad"))
+    pretrain = jobs.run_pretraining
+
+    def fail(recipe, corpus, folder):
+        if folder.parent.name == "bad" and folder.name == "seed-0":
+            raise RuntimeError("no luck\ntoday")
+        return pretrain(recipe, corpus, folder)
+
+    monkeypatch.setattr(jobs, "run_pretraining", fail)
+    status = run("out", study=study, seeds=2)
+    assert status.num_done == 3 and status.errors == {"bad, seed 0": "RuntimeError: no luck today"}
+    monkeypatch.setattr(jobs, "run_pretraining", pretrain)
+    assert run("out", study=study, seeds=2).is_complete
+
+
+def test_an_arm_may_use_the_model_of_another(run, tmp_path):
+    frozen = {"name": "frozen", "from_arm": "bert", "transfer": "features", "transfer_options": {"layers": "last"}}
+    study = study_json(arm("bert"), frozen, metrics=("valid_loss", "blimp", "sst-2"))
+    assert run("out", study=study, finetune=FINETUNE).is_complete
+    bert, features = (
+        json.loads((tmp_path / f"out/arms/{name}/seed-0.json").read_text()) for name in ("bert", "frozen")
+    )
+    assert bert["recipe"] == features["recipe"] and not (tmp_path / "out/arms/frozen/lr.json").exists()
+    assert list(bert["metrics"]) == ["valid_loss", "blimp", "sst-2"] and "blimp" not in features["metrics"]
+    assert bert["metrics"]["sst-2"]["finetune"]["lr"] != features["metrics"]["sst-2"]["finetune"]["lr"]
+
+
+def test_only_chosen_arms_run_and_models_can_be_kept(run, tmp_path):
+    assert run("out", arms=["mlm"], keep_models=True).num_done == 1
+    assert (tmp_path / "out/arms/mlm/seed-0/model/model.safetensors").is_file()
+    assert run("out", keep_models=True).is_complete
+
+
+def test_a_study_with_other_settings_is_rejected(run):
+    run("out")
+    with pytest.raises(ConfigError, match="budget was '3steps', now '4steps'; repeat that call"):
+        run("out", budget="4steps")
+    with pytest.raises(ConfigError, match="seeds was"):
+        run("out", seeds=2)
+    with pytest.raises(ConfigError, match=r"study.arms.mlm.recipe was 'bert-tiny', now 'roberta-tiny'"):
+        run("out", arm("nsp"), arm("mlm", "roberta-tiny", overrides={"objective": "MaskedLM"}))
+    assert run("out", study=study_json() | {"title": "Another title"}).is_complete, "texts may change"
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (
+            {"metrics": ["wic", "cola", "trec"]},
+            r"lacks the data of 2 metrics \(wic: wic; trec: trec\).*`metrics`: cola",
+        ),
+        ({"metrics": ["blimpp"]}, "did you mean 'blimp'"),
+        ({"arms": ["nps"]}, "did you mean 'nsp'"),
+        ({"overrides": {"model.dims": 3}}, "no arm of the study tiny has the setting 'model.dims'"),
+        ({"overrides": {"seed": 3}}, "seed cannot be overridden"),
+        ({"seeds": [1_000_003]}, "which the learning-rate search uses"),
+        ({"budget": "soon"}, "a budget is a time"),
+        ({"search_fraction": 0.0}, "search_fraction"),
+    ],
+)
+def test_wrong_options_are_rejected_before_anything_is_written(run, tmp_path, options, message):
+    with pytest.raises((ConfigError, DataError), match=message):
+        run("out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_time_budget_becomes_steps_that_are_fixed(run, tmp_path, monkeypatch):
+    from polyseme.studies import calibration
+
+    monkeypatch.setattr(calibration, "TIMED_STEPS", 10)
+    assert run("out", arm("bert"), study=None, budget="1s", arms=()).is_complete
+    facts = json.loads((tmp_path / "out/calibration.json").read_text())["bert"]
+    row = json.loads((tmp_path / "out/arms/bert/seed-0.json").read_text())
+    assert facts["steps"] == row["steps"] == max(int(1 / facts["seconds_per_step"]), 1) and facts["device"] == "cpu"
+
+
+def test_no_job_is_started_that_cannot_end_in_time(run, tmp_path):
+    run("out", arms=["mlm"])
+    runner.write_json(tmp_path / "out/times.json", {"seconds": {"train": 1000.0, "search": 1000.0}})
+    assert run("out", time_limit=500.0).num_done == 1
+    assert run("out", time_limit=3000.0).is_complete
