@@ -172,11 +172,11 @@ def test_folders_of_transformers_load(family, name, tiny_folders, tmp_path):
 
 
 REGRESSIONS = [
-    (family, name, settings)
+    pytest.param(family, name, settings, marks=[pytest.mark.slow] * is_slow)
     for family, name in ARCHITECTURES
-    if "classify" in FAMILIES[family].architectures[name] and family not in RENAMED
+    if "classify" in FAMILIES[family].architectures[name]
     for settings in ({"problem_type": "regression"}, {})
-    if settings or family in ("bert", "gpt2")
+    for is_slow in (family in RENAMED or (not settings and family not in ("bert", "gpt2")),)
 ]
 
 
