@@ -339,6 +339,6 @@ def test_error_in_a_subprocess_is_one_line(tmp_path):
 
 def test_closed_pipe_is_no_error():
     """As in `polyseme … | head`, with a reader that exits at once."""
-    command = f"{sys.executable} -m polyseme.cli.main recipes | true"
+    command = f"{sys.executable} -m polyseme.cli.main --help | true"
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, env=os.environ)
     assert found.stderr == "" and found.stdout == ""

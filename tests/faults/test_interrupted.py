@@ -161,12 +161,12 @@ def check_file_sizes(writer: Writer, inputs: Inputs, complete, num_points: int) 
         check_recovery(writer, inputs, out, expected)
 
 
-@quick("prepare", "predict")
+@quick("predict")
 def test_disk_full_from_an_operation_on(writer, inputs, complete):
     check_full_disk(writer, inputs, complete, 1)
 
 
-@quick("tokenizer train", "embed")
+@quick("embed")
 def test_file_that_is_cut_off(writer, inputs, complete):
     check_file_sizes(writer, inputs, complete, 1)
 

@@ -23,7 +23,7 @@ from tests.support.cases import supported_args
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare"]
 SHORT = {"pair_classification": "pair", "multiple_choice": "choice", "extractive_qa": "span"}  # seeds of the draws
-QUICK = FinetuneConfig(epochs=6, batch_size=16, optimizer=OptimizerConfig(lr=5e-3))
+QUICK = FinetuneConfig(epochs=5, batch_size=16, optimizer=OptimizerConfig(lr=5e-3))
 FEATURES = FEATURE_DEFAULTS.replace(
     epochs=6.0, network=FeatureNetworkSettings(lstm_dim=16, word_dim=0, dropout=0.0, layers="scalar_mix")
 )
@@ -80,7 +80,7 @@ def folders(tmp_path_factory):
 )
 def test_fine_tuned(folders, family, kind):
     data = examples(kind, 340 if kind == "pair_classification" else 240)
-    settings = QUICK.replace(epochs=10.0) if kind == "pair_classification" else QUICK
+    settings = QUICK.replace(epochs=8.0) if kind == "pair_classification" else QUICK
     results = finetune(folders[family], TaskData(TASKS[kind](), data[:-50], data[-50:]), None, settings)
     assert results["mean"][results["primary_metric"]] > 0.95
 

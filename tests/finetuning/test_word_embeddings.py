@@ -196,7 +196,7 @@ CASES = {
 def test_learns_and_round_trips(case, models, vectors, tmp_path):
     sources, network, words = CASES[case]
     train, dev = tagged(60), tagged(20, seed=1)
-    epochs = 40.0 if "freeze_word_embeddings" in network else 12.0
+    epochs = 28.0 if "freeze_word_embeddings" in network else 9.0
     settings = RUN.replace(epochs=epochs, network=SMALL.replace(**network))
     found = train_on_features(
         FeatureInputs(

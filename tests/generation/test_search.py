@@ -26,6 +26,12 @@ NETWORKS = [name for name in cases.NAMES if generation_head(build_meta(cases.tin
 WRITERS = [*NETWORKS, "ngram"]
 
 
+def without_variants(names):
+    """Select the families; the memory law (tests/contracts) covers their variants."""
+    cases_of_names = [pytest.param(name, marks=[pytest.mark.slow] * (name in cases.VARIANTS)) for name in names]
+    return pytest.mark.parametrize("family", cases_of_names)
+
+
 def texts(family, number=4, seed=0):
     """Prompts, and sources for those that need them."""
     if family == "ngram":
@@ -86,7 +92,7 @@ def test_which_families_write():
     assert plain <= set(WRITERS) and "bert" not in WRITERS
 
 
-@pytest.mark.parametrize("family", NETWORKS)
+@without_variants(NETWORKS)
 def test_with_and_without_cache(family):
     model, prompts, sources = texts(family)
     for how in (GREEDY, SamplingConfig(seed=4)):
@@ -119,14 +125,15 @@ def test_scores_are_log_probabilities_from_scratch(family):
         assert text.score == pytest.approx(expected, abs=near(family))
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("seq2seq ", "rnn_lm "))) for name in WRITERS],
-)
+@without_variants(WRITERS)
 def test_together_equals_alone(family):
     model, prompts, sources = texts(family)
     uneven = False
-    for how in (GREEDY, SamplingConfig(1.3, top_k=20, top_p=0.95, repetition_penalty=1.4, seed=16)):
+    for how in (
+        GREEDY,
+        SamplingConfig(1.3, top_k=20, seed=16),
+        SamplingConfig(1.0, top_p=0.8, repetition_penalty=1.4, seed=2),
+    ):
         together = generate_tokens(model, prompts, 12, how, sources, {EOS, 7, 11, 30, 41})
         uneven |= len({len(w.tokens) for w in together}) > 1
         for i, found in enumerate(together):

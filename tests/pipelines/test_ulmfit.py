@@ -56,7 +56,7 @@ def files(tmp_path_factory):
 def run_command(monkeypatch, files, out, *options):
     inputs = ["--text", files / "general.txt", "--train", files / "train.tsv", "--dev", files / "dev.tsv"]
     short = ["--preset", "tiny", "--budget", "4steps", "--set", "vocab_size=330", "--set", "target_epochs=0.2",
-             "--set", "classifier.epochs=2", "--set", "classifier.unfreeze_every=0.5"]  # fmt: skip
+             "--set", "classifier.epochs=2"]  # fmt: skip
     arguments = [*inputs, "--out", out, *short, *options]
     monkeypatch.setattr("sys.argv", ["polyseme", "ulmfit", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_info:
@@ -65,8 +65,8 @@ def run_command(monkeypatch, files, out, *options):
 
 
 def test_three_stages_in_both_directions_and_low_shot_curve(files, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "run"
-    assert run_command(monkeypatch, files, out, "--direction", "both", "--seeds", "2") == 0
+    out, unfreezing = tmp_path / "run", ("--set", "classifier.unfreeze_every=0.5")
+    assert run_command(monkeypatch, files, out, "--direction", "both", *unfreezing, "--seeds", "2") == 0
     stdout = capsys.readouterr().out
     assert [line.split()[0] for line in stdout.splitlines()[1:4]] == ["forward", "backward", "both"]
     results = json.loads((out / "results.json").read_text())
@@ -99,7 +99,7 @@ def test_three_stages_in_both_directions_and_low_shot_curve(files, tmp_path, mon
 
     # the curve uses the same general models and continues after its finished points
     modified = (out / "general-forward" / "results.json").stat().st_mtime_ns
-    assert run_command(monkeypatch, files, out, "--direction", "both", "--train-sizes", "12") == 0
+    assert run_command(monkeypatch, files, out, "--direction", "both", *unfreezing, "--train-sizes", "12") == 0
     stdout = capsys.readouterr().out
     assert [line.split("  ")[0] for line in stdout.splitlines()[1:4]] == list(ulmfit.CURVE_ROWS)
     points = json.loads((out / "curve.json").read_text())
@@ -110,7 +110,7 @@ def test_three_stages_in_both_directions_and_low_shot_curve(files, tmp_path, mon
     assert "<svg" in page and "Error by number of examples" in page and "Results" in page
     assert not list(out.glob("few-*"))
     monkeypatch.setattr(ulmfit, "finetune_classifier", lambda *a, **k: pytest.fail("the points are finished"))
-    assert run_command(monkeypatch, files, out, "--direction", "both", "--train-sizes", "12") == 0
+    assert run_command(monkeypatch, files, out, "--direction", "both", *unfreezing, "--train-sizes", "12") == 0
 
 
 def test_invalid_input_gives_one_line(files, tmp_path, monkeypatch, capsys):

@@ -78,7 +78,7 @@ def test_every_family(folders, tmp_path, family):
 
 def test_crf_learns_and_gives_probabilities(folders, tmp_path):
     data = examples()
-    settings = FinetuneConfig(epochs=12, batch_size=8, optimizer=OptimizerConfig(lr=1e-2))
+    settings = FinetuneConfig(epochs=9, batch_size=8, optimizer=OptimizerConfig(lr=1e-2))
     results = finetune(
         folders["bert"], TaskData(TaggingTask(decoder="crf"), data[:90], data[90:]), tmp_path / "run", settings
     )

@@ -211,7 +211,7 @@ def trained(request, tokenizers, tmp_path_factory):
     data = questions(460, 5, none, 10)
     base = build_folder(family, tokenizers, tmp_path_factory.mktemp("base") / "m")
     out = tmp_path_factory.mktemp("run") / "run"
-    settings = FinetuneConfig(epochs=9 if family != "t5" else 7, optimizer=OptimizerConfig(lr=3e-3))
+    settings = FinetuneConfig(epochs=7, optimizer=OptimizerConfig(lr=3e-3))
     wrong = QuestionExample("w", "so red", "which colour", answers=(("red", 1),), id="w")
     results = finetune(base, TaskData(ExtractiveQATask(), [*data[:400], wrong], data[400:]), out, settings)
     return family, none, data[400:], out, results

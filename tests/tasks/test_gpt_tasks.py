@@ -32,7 +32,7 @@ transformers.logging.set_verbosity_error()
 
 WORDS = ["cat", "dog", "fish", "bird", "wolf", "bear", "frog", "hare", "mole", "newt", "seal", "swan"]
 SMALL = {"num_layers": 2, "dim": 32, "num_heads": 2, "max_len": 48, "dropout": 0.0, "attention_dropout": 0.0}
-QUICK = FinetuneConfig(epochs=10, batch_size=16, optimizer=OptimizerConfig(lr=3e-3))
+QUICK = FinetuneConfig(epochs=7, batch_size=16, optimizer=OptimizerConfig(lr=3e-3))
 CHOICE = MultipleChoiceTask()
 
 
@@ -71,7 +71,7 @@ def folders(tmp_path_factory):
     return folders_by_family
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("gpt", marks=pytest.mark.slow), "gpt2"])
 def test_choices_are_learned_and_transformers_loads_the_model(family, folders, tmp_path):
     data = questions()
     settings = QUICK.replace(lm_loss_weight=0.0 if family == "bert" else 0.1)

@@ -319,7 +319,7 @@ def test_semantic_roles_are_learned(folders, tmp_path, name, run_cli):
 def test_network_over_frozen_features_learns_roles(folders, tmp_path, source):
     data = clauses(460, 1)
     settings = FEATURE_DEFAULTS.replace(
-        epochs=12.0, network=FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
+        epochs=9.0, network=FeatureNetworkSettings(lstm_dim=24, word_dim=16, dropout=0.0)
     )
     settings = settings.with_override("optimizer.lr", "5e-3")
     encoders = [folders[source]] if source in folders else []

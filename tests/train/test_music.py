@@ -47,7 +47,7 @@ def runs(harness, tmp_path_factory):
             model={"num_layers": 1, "dim": 32, "num_heads": 2, "max_len": 4 * LENGTH, "max_distance": 24,
                    "positions": positions, "dropout": 0.0, "attention_dropout": 0.0},
         )  # fmt: skip
-        for path, value in (("budget.steps", "180"), ("optimizer.lr", "0.02"), ("schedule.warmup", "10")):
+        for path, value in (("budget.steps", "130"), ("optimizer.lr", "0.02"), ("schedule.warmup", "10")):
             recipe = recipe.with_override(path, value)
         pretrain(recipe, folder / "corpus", folder / positions)
     torch.set_num_threads(threads)
@@ -93,7 +93,7 @@ def test_an_lstm_on_the_same_events_plays_too(runs, harness):
         max_len=LENGTH, batch_tokens=768, micro_batch_tokens=768, eval_every=1000, save_every=1000,
         model={"num_layers": 1, "dim": 48, "dropout": 0.0, "max_len": 64},
     )  # fmt: skip
-    for path, value in (("budget.steps", "60"), ("optimizer.lr", "0.03"), ("schedule.warmup", "5")):
+    for path, value in (("budget.steps", "45"), ("optimizer.lr", "0.03"), ("schedule.warmup", "5")):
         recipe = recipe.with_override(path, value)
     results = pretrain(recipe, runs / "corpus", runs / "lstm")
     assert results["valid"]["next"] < 2.5, "a fifth of the choices a uniform guess has"

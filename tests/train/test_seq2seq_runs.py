@@ -26,7 +26,7 @@ KINDS = {
     "additive": ["model.attention=additive", "model.context_order=inside_recurrence", "model.cell=gru"],
 }
 SHORT = ["model.dim=48", "model.dropout=0.0", "max_len=48", "batch_tokens=768", "micro_batch_tokens=768",
-         "budget.steps=80", "optimizer.lr=1e-2", "schedule.warmup=30", "eval_every=200", "save_every=20",
+         "budget.steps=60", "optimizer.lr=1e-2", "schedule.warmup=20", "eval_every=200", "save_every=20",
          "num_averaged=2", "valid_fraction=0.02"]  # fmt: skip
 
 

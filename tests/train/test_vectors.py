@@ -53,7 +53,7 @@ def small(name: str, **objective: object) -> Recipe:
     recipe = (
         recipe.with_override("model.dim", "16")
         .with_override("valid_fraction", "0.02")
-        .with_override("budget.steps", "150")
+        .with_override("budget.steps", "100")
         .with_override("optimizer.words_per_update", "64")
     )
     if recipe.family == "fasttext":

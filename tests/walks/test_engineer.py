@@ -51,7 +51,7 @@ def shop(tmp_path_factory, run_cli):
     run_cli("pretrain", folder / "recipe.json", "--corpus", folder / "corpus", "--out", folder / "run")
     run_cli(
         "finetune", folder / "run", "--task", "classification", "--train", f"{folder}/train.csv{COLUMNS}",
-        "--dev", f"{folder}/dev.csv", "--out", folder / "task", "--baselines", "--seeds", "7,11", "--set", "epochs=20",
+        "--dev", f"{folder}/dev.csv", "--out", folder / "task", "--baselines", "--seeds", "7,11", "--set", "epochs=14",
     )  # fmt: skip
     return folder
 
