@@ -214,7 +214,7 @@ def _build_page(out: Path, results: DemoResults) -> str:
     scores = {name: statistics.fmean(values) for name, values in results.f1_scores.items()}
     gain = scores[PRETRAINED] - scores[SCRATCH]
     figures = [
-        (f"F1 of {BUNDLED_MODEL}", f"{scores[BUNDLED]:.3f}", f"{scores[BUNDLED] - scores[LINEAR]:+.3f} to linear"),
+        (f"F1 of {BUNDLED_MODEL}", f"{scores[BUNDLED]:.3f}", f"{scores[BUNDLED] - scores[LINEAR]:+.3f} over linear"),
         ("F1 of our BERT", f"{scores[PRETRAINED]:.3f}", f"{gain:+.3f} by pre-training"),
         ("Held-out loss", f"{results.pretraining['valid']['masked']:.2f}", f"unigrams {results.unigram_entropy:.2f}"),
         ("Tokens read", format_number(results.pretraining["tokens"]), f"{results.pretraining['steps']:,} steps"),
