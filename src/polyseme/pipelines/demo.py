@@ -70,7 +70,7 @@ VOCAB_SIZE = 6000
 NUM_TRAIN, NUM_TEST = 500, 1000
 BUNDLED_MODEL = "mini"
 FINETUNING = FinetuneConfig(epochs=6, batch_size=8, optimizer=OptimizerConfig(lr=1e-3), truncate=True)
-BUNDLED_FINETUNING = FINETUNING.replace(optimizer=OptimizerConfig(lr=2e-4))
+BUNDLED_FINETUNING = FINETUNING.replace(epochs=5.0, optimizer=OptimizerConfig(lr=2e-4))
 LINEAR = "linear, window of words"
 SCRATCH, PRETRAINED, BUNDLED = "BERT from scratch", "BERT, pre-trained here", f"{BUNDLED_MODEL}, the bundled model"
 MARKER_FILE = "demo.json"  # marks a folder as written by the demo, which the next demo may replace
