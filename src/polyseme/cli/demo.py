@@ -12,7 +12,7 @@ from polyseme.io.lock import locks_folder
 @locks_folder("demo")
 def demo(
     out: Annotated[Path, Option(help="Output folder.")] = Path("runs/demo"),
-    minutes: Annotated[float, Option(help="Minutes of pre-training.", min=0.01)] = 2.0,
+    minutes: Annotated[float, Option(help="Minutes of pre-training.", min=0.01)] = 3.0,
     seeds: Annotated[int, Option(help="Number of fine-tuning runs per row.", min=1)] = 3,
 ) -> None:
     """Run the whole pipeline on text of this machine.

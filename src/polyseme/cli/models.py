@@ -19,18 +19,17 @@ def models(as_json: options.JsonOption = False) -> None:
     import polyseme
     from polyseme.io.model_path import list_bundled
 
-    descriptions = polyseme.list_models()
-    rows = [
-        {"name": path.name, "bytes": _count_bytes(path), "path": str(path), "description": descriptions[path.name]}
-        for path in list_bundled()
-    ]
+    descriptions, paths = polyseme.list_models(), {path.name: path for path in list_bundled()}
+    sizes = {name: _count_bytes(path) for name, path in paths.items()}
     if as_json:
-        print_json(rows)
+        facts = {name: {"bytes": sizes[name], "path": str(path)} for name, path in paths.items()}
+        print_json([{"name": name, **facts[name], "description": descriptions[name]} for name in paths])
         return
-    table = [(row["name"], _format_size(row["bytes"]), row["description"]) for row in rows]
-    print_wrapped_table(["model", "size", "what it is"], table)
-    for row in rows:
-        print(f"{row['name']} is in {row['path']}; its card is README.md")
+    print_wrapped_table(
+        ["model", "size", "what it is"], [(name, _format_size(sizes[name]), descriptions[name]) for name in paths]
+    )
+    for name, path in paths.items():
+        print(f"{name} is in {path}; its card is README.md")
 
 
 @locks_folder("convert")
