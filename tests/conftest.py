@@ -35,9 +35,10 @@ os.fsync = lambda handle: None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt modules and collected tests from garbage collection, which otherwise walks them again and again."""
+    """Exempt modules and collected tests from garbage collection, and collect rarely: it took 4 % of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

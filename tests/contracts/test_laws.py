@@ -94,17 +94,18 @@ def test_sum_a_step_without_targets_is_zero_not_nan(family):
 
 def test_sum_two_ranks_give_the_same_gradient(tmp_path):
     """Real processes under gloo, each with every other bin of the step, as the order hands them out."""
+    families = [name for name in cases.NAMES if name not in cases.VARIANTS]
 
     def save_gradients(rank):
         torch.distributed.init_process_group("gloo")
-        for family in cases.NAMES:
+        for family in families:
             model = cases.tiny_model(family)
             rows = cases.sequences(cases.LENGTHS)[rank::2]
             batches = [cases.training_batch(model, [row]) for row in rows]
             torch.save(cases.gradients(model, batches), tmp_path / f"{family}-{rank}.pt")
 
     assert run_ranks(save_gradients, timeout=120.0)[0] == [0, 0]
-    for family in cases.NAMES:
+    for family in families:
         model = cases.tiny_model(family)
         rows = cases.sequences(cases.LENGTHS)
         expected = cases.gradients(model, [cases.training_batch(model, [row]) for row in rows])

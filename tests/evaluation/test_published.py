@@ -93,7 +93,8 @@ def test_error_rates_sizes_and_multitask_runs(tmp_path):
     run = write_run(tmp_path / "trec", "trec-6", [{"accuracy": 0.96}])
     (row,) = polyseme.published_table("ulmfit", run).measured
     assert row.values == {"trec-6": pytest.approx(4.0)} and row.split == "test"
-    (row,) = polyseme.published_table("parameters", run).measured
+    (run / "model").mkdir()
+    (row,) = polyseme.published_table("parameters", run / "model").measured
     assert row.values == {"millions": 4.4} and row.split == ""
     write_run(tmp_path / "multi/tasks/one", "glue/cola", [{"matthews": 0.1}])
     write_run(tmp_path / "multi/tasks/two", "glue/rte", [{"accuracy": 0.6}])
@@ -118,6 +119,9 @@ def test_arms_of_a_study(tmp_path):
     assert rows[0].values == {"cola": pytest.approx(45)} and rows[0].num_seeds == {"cola": 2}
     assert not rows[0].notes and "word-frequency plateau" in rows[1].notes[0]
     assert polyseme.published_table("blimp", tmp_path).measured[0].values == {"accuracy": 70}
+    write_json(tmp_path / "arms/gpt/seed-2.json", {"metrics": {}})
+    with pytest.raises(DataError, match=r"seed-2\.json is damaged"):
+        polyseme.published_table("blimp", tmp_path)
 
 
 def test_printed_results(tmp_path):
@@ -141,6 +145,8 @@ def test_printed_results(tmp_path):
         ({"split": "dev", "values": {"cola": "1"}}, "cola is '1', expected a number"),
         ({"split": "dev", "values": {}}, "values is .* expected numbers by column"),
         ({"accuracy": 0.5}, "no result of `evaluate` on a named data set"),
+        ([{"accuracy": 0.5, "phenomena": 3}], "no result of `evaluate`"),
+        (3, "no result of `evaluate`"),
         ({"dataset": "imdb", "accuracy": 0.5}, "no score that glue shows; it has scores on imdb; .*ulmfit"),
     ],
 )

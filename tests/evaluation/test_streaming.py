@@ -89,6 +89,7 @@ COMMANDS = {
     "translate.txt": "translate transformer --data t.txt --num-beams 2 --max-new-tokens 3",
     "bleu.txt": "translate transformer --data t.txt --reference r.txt --max-new-tokens 3",
 }
+INTERRUPTED_TWICE = ("predict.jsonl", "text.npz", "score.csv", "translate.tsv")  # one of each command
 
 
 def arguments(name, models, files, out=None):
@@ -124,7 +125,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(name, models, files, cli, 
     if not name.endswith(".parquet"):  # scores may differ in their last digits
         assert expected.count(b"\n") == in_one_window.count(b"\n") or name.endswith(".npz")
         assert abs(len(expected) - len(in_one_window)) < 100
-    for checkpoint in (1, 2):
+    for checkpoint in (1, 2) if name in INTERRUPTED_TWICE else (2,):
         (files / name).unlink()
         with monkeypatch.context() as patch:
             stop_at(patch, checkpoint)

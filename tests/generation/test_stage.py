@@ -32,7 +32,7 @@ def staged(monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_texts_are_the_same_on_a_stage(family, staged):
     model = cases.tiny_model(family)
-    for seed in (0, 3, 5):  # other texts in the same buffers
+    for seed in (0, 3):  # other texts in the same buffers
         prompts, sources = texts(family, seed)
         for how in (GREEDY, SamplingConfig(1.3, seed=2)):
             found, plain = (generate_tokens(model, prompts, 12, how, sources, EOS, use_cache=c) for c in (True, False))

@@ -104,7 +104,7 @@ def test_marks_between_documents_are_never_masked():
     )
 
 
-@pytest.mark.parametrize("family", ["roberta", "distilbert"])
+@pytest.mark.parametrize("family", ["roberta", pytest.param("distilbert", marks=pytest.mark.slow)])
 def test_one_batch_is_learned_by_heart(family):
     bound = MaskedLM(cross_documents=True).bind(MemoryCorpus(SHORT[:40]), BERT, 32, 0)
     batch = bound.batch(np.arange(4), 0)

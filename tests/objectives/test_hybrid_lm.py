@@ -147,14 +147,14 @@ def test_evaluation_measures_both_losses_on_all_text():
     scores = HybridLM().evaluate(model, batch)
     assert scores["masked"] == evaluate_batch(model, batch)["masked"]
     assert scores["next"][2] == batch.inputs.layout.num_tokens - len(batch.inputs.layout.lengths)
-    assert scores["next"][0] == pytest.approx(float(compute_losses(model, batch.extra.batch)["next"]), rel=1e-5)
+    assert scores["next"][0] == pytest.approx(compute_losses(model, batch.extra.batch)["next"].item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("changes,match", [
     ({"objective": MaskedLM()}, "gpt-bert is trained by HybridLM instead of MaskedLM; its causal_fraction 0"),
     ({"objective": CausalLM()}, "gpt-bert is trained by HybridLM instead of CausalLM"),
     ({"family": "modernbert"}, "HybridLM needs a trunk that reads in one or both directions, as that of gpt-bert can"),
-    ({"micro_batch_tokens": 4096}, "a step has 1 micro-batches, and HybridLM needs 2 or more: .* from 4096 to 2048"),
+    ({"micro_batch_tokens": 4096}, "micro_batch_tokens is 4096, but HybridLM needs 2 or more .*: set it to 2048"),
     ({"objective": HybridLM(causal_fraction=0.1)}, "HybridLM needs 10 or more"),
     ({"batch_warmup_steps": 5}, "batch_warmup_steps is 5, expected 0"),
 ])  # fmt: skip

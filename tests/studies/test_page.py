@@ -69,14 +69,15 @@ def test_undecided_void_and_missing_say_why(tmp_path):
     rows = [row for row in random_rows(study, 3, spread=0.03) if row["arm"] != "d"]
     for row in rows:
         row["is_void"] = row["arm"] == "c"
-    rows[0]["warnings"] = ["blimp: too long"]
+    rows[0]["warnings"], rows[1]["warnings"] = ["blimp: 12 are too long"], ["blimp: 13 are too long"]
     out = write_study(tmp_path / "s", study, rows)
     page, text = write_pages(out).read_text(), (out / "report.md").read_text()
     assert re.search(r"would have found a true difference of \d+\.\d points or more in 80 % of cases", text)
     assert "The published difference of +1.5 is smaller." in text
     assert "c never left the word-frequency plateau (all seeds)" in text and "0 of 3 seeds of d are done." in text
     assert "c (3 of 3 void)" in page and "9 of 12 runs are done" in page
-    assert "- **a (1 of 3 seeds):** blimp: too long" in text
+    assert "- **a (2 of 3 seeds):** blimp: 12 are too long" in text and "**c is void (3 of 3 seeds):**" in text
+    assert "4 arms with 3 seeds, 90 s of training each on a GPU." in text
 
 
 def test_a_study_without_rows_and_with_errors(tmp_path):

@@ -128,6 +128,9 @@ def test_a_study_with_other_settings_is_rejected(run):
         run("out", budget="4steps")
     with pytest.raises(ConfigError, match="seeds was"):
         run("out", seeds=2)
+    with pytest.raises(ConfigError, match=r"study.arms.mlm.recipe was 'bert-tiny', now 'roberta-tiny'"):
+        run("out", arm("nsp"), arm("mlm", "roberta-tiny", overrides={"objective": "MaskedLM"}))
+    assert run("out", study=study_json() | {"title": "Another title"}).is_complete, "texts may change"
 
 
 @pytest.mark.parametrize(

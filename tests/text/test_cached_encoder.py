@@ -108,7 +108,7 @@ def test_cached_ids_equal_those_of_the_tokenizer(
     assert rule is not None
     encoder = CachedEncoder(tokenizer._plain_backend, rule, tokenizer._is_word_start, bits)
     rng = random.Random(bits)
-    for _ in range(12):
+    for _ in range(6):
         texts = [random_text(rng) for _ in range(80)] + TEXTS[:2]
         expected = encode_uncached(tokenizer._plain_backend, texts, tokenizer._is_word_start)
         encoded = encoder.encode(texts)

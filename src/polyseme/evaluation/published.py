@@ -14,18 +14,21 @@ from polyseme.datasets.published import (
     load_published_tables,
 )
 from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.evaluation.comparison.api import find_run_folder
 from polyseme.evaluation.comparison.finetuning_runs import find_runs, name_runs, read_run, shortest_names
 from polyseme.finetuning.results import mean_std
-from polyseme.io.json import read_json
+from polyseme.io.json import has_shape, read_json
 from polyseme.report.pages.finetuning_page import dev_selection_note
 
 ROW_FORMAT = '{"system": "NAME", "split": "test", "values": {"COLUMN": VALUE}}'
 SPLITS = ("dev", "test")
-# Metrics of studies, and the data sets that they are measured on.
-_STUDY_DATASETS = {
+# Data sets by the names of a study's metrics, or by other names of theirs.
+_DATASETS = {
     **{name: f"glue/{name}" for name in ("cola", "sst-2", "mrpc", "sts-b")},
-    **{"trec": "trec-6", "wic": "wic", "wnut-17": "wnut-17", "squad-shifts": "squad-shifts", "ud-pos": "ud-pos"},
+    **{"trec": "trec-6", "wic": "superglue/wic"},
 }
+_ARM_SHAPE = {"metrics": {str: {"value": float, "metric": str}}, "parameters": int, "is_void": bool}
+_PAIRS_SHAPE = {"model": str, "accuracy": float, "phenomena": {str: float}}
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def add_results(table: PublishedTable, paths: Sequence[Path]) -> PublishedTable:
     of one's own with values by column, such as those that a benchmark's server returned.
     """
     rows: list[MeasuredResult] = []
+    paths = [find_run_folder(path) for path in paths]
     folders = [path for path in paths if path.is_dir() and not (path / "study.json").is_file()]
     by_folder = _read_folders(folders)
     names = dict(zip(paths, shortest_names(paths)))
@@ -90,7 +94,9 @@ def _find_task_runs(folder: Path) -> list[Path]:
 
 
 def _run_values(dataset: str, results: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, ...]]:
-    values = {(dataset, metric): tuple(seed[metric] for seed in results["seeds"]) for metric in results["mean"]}
+    dataset, seeds = _DATASETS.get(dataset, dataset), results["seeds"]
+    metrics = [name for name in seeds[0] if all(isinstance(seed.get(name), float) for seed in seeds)]
+    values = {(dataset, name): tuple(seed[name] for seed in seeds) for name in metrics}
     for extra, scores in results.get("extra_eval", {}).items():  # such as MNLI's other dev set
         values[f"{dataset.rpartition('/')[0]}/{extra}", results["primary_metric"]] = tuple(scores)
     return values
@@ -99,15 +105,18 @@ def _run_values(dataset: str, results: Mapping[str, Any]) -> dict[tuple[str, str
 def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
     """Yield the scores of each arm of a study; a seed of an arm is one value, the mean of its fine-tuning seeds."""
     for arm in sorted(path for path in folder.glob("arms/*") if path.is_dir()):
-        seeds = [read_json(path) for path in sorted(arm.glob("seed-*.json")) if path.name.count(".") == 1]
+        files = [path for path in sorted(arm.glob("seed-*.json")) if path.name.count(".") == 1]
+        seeds = [read_json(path) for path in files]
+        for path, seed in zip(files, seeds):
+            if not has_shape(seed, _ARM_SHAPE):
+                raise DataError(f"{path} is damaged: it is no finished seed of a study's arm")
         values: dict[tuple[str, str], tuple[float, ...]] = {}
         for metric in dict.fromkeys(metric for seed in seeds for metric in seed["metrics"]):
             entries = [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
-            key = ("blimp", "accuracy") if metric == "blimp" else (_STUDY_DATASETS.get(metric, metric), "")
-            key = (key[0], key[1] or entries[0]["metric"])
+            key = _DATASETS.get(metric, metric), "accuracy" if metric == "blimp" else entries[0]["metric"]
             values[key] = tuple(entry["value"] for entry in entries)
-        void = ("did not train: it never left the word-frequency plateau",) * any(seed["is_void"] for seed in seeds)
-        notes = tuple(f"{arm.name} {note}" for note in void)
+        is_void = any(seed["is_void"] for seed in seeds)
+        notes = (f"{arm.name} did not train: it never left the word-frequency plateau",) if is_void else ()
         if seeds:
             yield SystemScores(f"{name}/{arm.name}", values, seeds[0]["parameters"], notes=notes)
 
@@ -143,14 +152,15 @@ def _read_row(table: PublishedTable, path: Path, content: Mapping[str, Any], nam
 
 def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
     """Read a result of `evaluate`: minimal pairs, or metrics on a named data set."""
-    if isinstance(entry, dict) and "phenomena" in entry:
+    if has_shape(entry, _PAIRS_SHAPE):
         pairs = {"accuracy": entry["accuracy"], **entry["phenomena"]}
         values = {("blimp", column): (value,) for column, value in pairs.items()}
         return SystemScores(_model_name(str(entry["model"])), values)
     if not isinstance(entry, dict) or not entry.get("dataset"):
         raise DataError(f"{path} is no result of `evaluate` on a named data set, nor a row such as {ROW_FORMAT}")
     metrics = {(entry["dataset"], key): (value,) for key, value in entry.items() if isinstance(value, float)}
-    return SystemScores(name, metrics, entry.get("parameters", 0))
+    num_parameters = entry.get("parameters", 0)
+    return SystemScores(name, metrics, num_parameters if isinstance(num_parameters, int) else 0)
 
 
 def _model_name(path: str) -> str:

@@ -35,7 +35,7 @@ GPT_BERT = replace(
     },
     num_params={},
     pretraining_heads=pretraining_heads,
-    hf_config=hf.ConfigTable("modernbert", trunk_config, modernbert.HF_ROWS, modernbert.PATHS),
+    hf_config=replace(modernbert.MODERNBERT.hf_config, trunk_config=trunk_config),
     architectures=hf.architectures("ModernBert", hf.TASKS),
     head_weight_maps={head: modernbert.MODERNBERT.head_weight_maps[head] for head in HEAD_POOLING},
     tied_weights={},

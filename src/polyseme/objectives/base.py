@@ -55,6 +55,11 @@ class Objective(Config, ABC):
     def check(self, model: ModelConfig, max_len: int) -> None:
         """Raise if the objective cannot train this model with sequences of this length."""
         trunk, name, family = model.trunk, type(self).__name__, model.family
+        if self.needs_hybrid and not trunk.is_hybrid:
+            raise ConfigError(f"{name} needs a trunk that reads in one or both directions, as that of gpt-bert can")
+        if trunk.is_hybrid and not self.needs_hybrid:
+            advice = "its causal_fraction 0 is masked LM only, and 1 causal LM only"
+            raise ConfigError(f"{family} is trained by HybridLM instead of {name}; {advice}")
         if missing := [term for term in self.terms if term not in model.heads]:
             raise ConfigError(f"{name} needs a head {missing[0]!r}, which {family} does not have")
         if self.needs_source and not trunk.has_source:
@@ -65,11 +70,6 @@ class Objective(Config, ABC):
             raise ConfigError(f"{name} needs a query stream, which {family} does not have; xlnet has one")
         if trunk.has_query_stream and not self.needs_query_stream:
             raise ConfigError(f"{family} predicts tokens by its query stream, which {name} does not train")
-        if self.needs_hybrid and not trunk.is_hybrid:
-            raise ConfigError(f"{name} needs a trunk that reads in one or both directions, as that of gpt-bert can")
-        if trunk.is_hybrid and not self.needs_hybrid:
-            advice = "its causal_fraction 0 is masked LM only, and 1 causal LM only"
-            raise ConfigError(f"{family} is trained by HybridLM instead of {name}; {advice}")
         if self.needs_bounded_memory and not trunk.has_bounded_memory:
             raise ConfigError(f"{name} needs a memory of fixed size, which {family} does not have with this config")
         limit, longest = trunk.embeddings.max_len, self.max_input_len(max_len)

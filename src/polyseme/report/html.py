@@ -31,10 +31,11 @@ class Html:
     is_number: bool = False
 
 
-def html_page(title: str, lead: str, sections: Sequence[tuple[str, str]], top: str = "") -> str:
+def html_page(title: str, lead: str, sections: Sequence[tuple[str, str]], top: str = "", script: str = "") -> str:
     """Render a page from its title, lead (HTML) and sections (heading, HTML); empty sections are omitted.
 
-    `top` (HTML) stands before the sections: warnings and key figures. A long page has a table of contents.
+    `top` (HTML) stands before the sections: warnings and key figures; `script` (HTML) after them. A long page has a
+    table of contents.
     """
     filled = [(heading, content) for heading, content in sections if content]
     anchors = [
@@ -51,7 +52,7 @@ def html_page(title: str, lead: str, sections: Sequence[tuple[str, str]], top: s
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<style>{STYLE}</style></head>\n"
         f'<body><header><h1>{escape(title)}</h1><p class="lead">{lead}</p>\n{top}{contents}</header>\n'
-        f"<main>{body}</main>\n</body></html>\n"
+        f"<main>{body}</main>\n{script}</body></html>\n"
     )
 
 

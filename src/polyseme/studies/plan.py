@@ -130,9 +130,7 @@ class StudyPlan:
         """Write `study.json` with the limits of the metrics; raise `ConfigError` if the folder has another study."""
         path, plan = self.out / "study.json", self.to_json() | {"limits": dict(limits)}
         if path.is_file():
-            existing, current = (
-                {k: v for k, v in p.items() if k not in LOCAL_KEYS} for p in (read_json_object(path), plan)
-            )
+            existing, current = map(_row_settings, (read_json_object(path), plan))
             if difference := first_difference(existing, current):
                 advice = "repeat that call to continue it, or choose another folder"
                 raise ConfigError(f"{self.out} has a study with other settings: {difference}; {advice}")
@@ -188,6 +186,14 @@ class StudyPlan:
                         with open(temporary / Path(member.name).name, "wb") as target:
                             shutil.copyfileobj(file, target)
         return folder
+
+
+def _row_settings(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return what determines the rows of a study: its settings without places, and without texts and questions."""
+    settings = {key: value for key, value in plan.items() if key not in LOCAL_KEYS}
+    study = {key: value for key, value in plan["study"].items() if key not in ("title", "source", "questions")}
+    arms = {arm["name"]: {key: value for key, value in arm.items() if key != "note"} for arm in study["arms"]}
+    return settings | {"study": study | {"arms": arms}}
 
 
 def _find_held_out(data: Path) -> Path | None:

@@ -188,12 +188,15 @@ def merge_arm_files(plan: StudyPlan) -> None:
 
 
 def update_pages(out: Path) -> None:
-    """Write the table, the verdicts and the pages of a study."""
+    """Write the table, the verdicts and the pages of a study; a problem with them does not stop it."""
+    from polyseme.studies.page import write_pages
+
     try:
-        from polyseme.studies.page import write_pages
-    except ImportError:
-        return
-    write_pages(out)
+        write_pages(out)
+    except Exception as error:
+        if isinstance(error.__cause__ or error, OSError):
+            raise
+        logger.warning("the pages of %s could not be written (%s): write them later by `page`", out, error)
 
 
 def plan_status(plan: StudyPlan) -> StudyStatus:

@@ -165,10 +165,9 @@ class Recipe(Config):
             raise ConfigError(f"batch_warmup_steps is {steps}, expected 0: {name} has the same streams in each step")
         num_micro_batches = self.batch_tokens // self.micro_batch_tokens
         if num_micro_batches < objective.min_micro_batches:
-            size = self.batch_tokens // objective.min_micro_batches
-            needed = f"{name} needs {objective.min_micro_batches} or more"
-            advice = f"lower micro_batch_tokens from {self.micro_batch_tokens} to {size}"
-            raise ConfigError(f"a step has {num_micro_batches} micro-batches, and {needed}: {advice}")
+            needed = f"{name} needs {objective.min_micro_batches} or more micro-batches in a step"
+            advice = f"set it to {self.batch_tokens // objective.min_micro_batches}"
+            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}, but {needed}: {advice}")
         if self.batch_warmup_steps and objective.min_micro_batches > 1:
             steps = self.batch_warmup_steps
             raise ConfigError(

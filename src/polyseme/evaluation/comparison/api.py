@@ -123,8 +123,8 @@ def compare(
     folders = [folder for each in groups.values() for folder in each] if groups else [Path(run) for run in runs]
     if missing := next((folder for folder in folders if not folder.is_dir()), None):
         raise ConfigError(f"there is no run at {missing}")
-    groups = {name: [_run_folder(folder) for folder in each] for name, each in groups.items()}
-    folders = [_run_folder(folder) for folder in folders]
+    groups = {name: [find_run_folder(folder) for folder in each] for name, each in groups.items()}
+    folders = [find_run_folder(folder) for folder in folders]
     pretraining = [folder for folder in folders if is_pretrain_run(folder)]
     if not groups and 0 < len(pretraining) < len(folders):
         other = next(folder for folder in folders if folder not in pretraining)
@@ -177,7 +177,7 @@ def warn_of_few_seeds(runs: Sequence[FinetuneRun]) -> None:
         logger.warning(text, smallest, 100 * share, "run more seeds before you rely on a small one")
 
 
-def _run_folder(folder: Path) -> Path:
+def find_run_folder(folder: Path) -> Path:
     """Return the run of a model folder `RUN/model`; any other folder is returned unchanged."""
     is_model = folder.name == "model" and (folder.parent / "results.json").is_file()
     return folder.parent if is_model else folder

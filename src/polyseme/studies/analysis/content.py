@@ -1,6 +1,6 @@
 """What the pages of a study say, as blocks that are rendered as Markdown and as HTML."""
 
-from collections import Counter
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from polyseme.studies.analysis.table import (
     verdict_table,
 )
 from polyseme.studies.metrics import METRICS
-from polyseme.studies.verdicts import POWER, Verdict
+from polyseme.studies.verdicts import POWER, Verdict, advise
 
 ANSWERS = ("agrees", "disagrees", "undecided", "void", "missing")
 
@@ -63,12 +63,18 @@ Section = tuple[str, list[Block]]
 
 def study_lead(results: StudyResults) -> str:
     """Return what was compared, in one or two sentences."""
-    study, settings = results.study, results.settings
+    study = results.study
     devices = dict.fromkeys(str(row["device"]) for row in results.rows if row.get("device"))
     on_devices = f" on {', '.join(devices)}" if devices else ""
     seeds = "one seed" if results.num_seeds == 1 else f"{results.num_seeds} seeds"
-    arms = f"{len(study.arms)} arms with {seeds}, {settings.get('budget', '?')} of training each{on_devices}"
-    return f"After {study.source}: {arms}."
+    return (
+        f"After {study.source}: {len(study.arms)} arms with {seeds}, {_budget(results)} of training each{on_devices}."
+    )
+
+
+def _budget(results: StudyResults) -> str:
+    """Return the budget of an arm with a space before its unit, such as 90 s."""
+    return re.sub(r"(?<=\d)(?=[a-z])", " ", str(results.settings.get("budget", "?")))
 
 
 def study_sections(results: StudyResults, verdicts: Sequence[Verdict]) -> list[Section]:
@@ -78,7 +84,7 @@ def study_sections(results: StudyResults, verdicts: Sequence[Verdict]) -> list[S
         ("Answers", _answers(verdicts)),
         ("Scores", _scores(results)),
         ("Cost", [cost_table(results), Paragraph(_cost_note(results))]),
-        ("Learning rates", [rates, Paragraph(RATE_NOTE)] if rates else []),
+        ("Learning rates", [rates, *([Paragraph(RATE_NOTE)] if "tried" in rates.header else [])] if rates else []),
         ("Departures from the papers", _departures(results)),
         ("Limits", [BulletList(tuple(_limits(results, verdicts)))]),
         ("How this page was made", _provenance(results)),
@@ -180,17 +186,37 @@ def _limits(results: StudyResults, verdicts: Sequence[Verdict]) -> list[tuple[st
     if results.num_seeds < 5:
         text = "seeds show large differences only; intervals are as wide as that implies."
         entries.append(("Few seeds", f"{results.num_seeds} {text}"))
-    entries.append(("Scale", f"{results.settings.get('budget', '?')} of training: what holds here may not hold later."))
+    entries.append(("Scale", f"{_budget(results)} of training: what holds here may not hold later."))
     if results.settings.get("limits"):
-        limits = "; ".join(f"{name} {_format_limits(each)}" for name, each in results.settings["limits"].items())
+        limits = "; ".join(
+            f"{_metric_title(name)} {_format_limits(each)}" for name, each in results.settings["limits"].items()
+        )
         entries.append(("Part of the examples", f"At most these numbers are used: {limits}."))
     if any(not verdict.includes_examples for verdict in verdicts if verdict.interval is not None):
         names = dict.fromkeys(v.question.metric for v in verdicts if v.interval and not v.includes_examples)
         titles = ", ".join(METRICS[name].title for name in names)
         entries.append(("Examples are fixed", f"The intervals of {titles} are over seeds alone."))
-    warnings = Counter((row["arm"], text) for row in results.rows for text in row.get("warnings", []))
-    entries += [(f"{arm} ({count} of {results.num_seeds} seeds)", text) for (arm, text), count in warnings.items()]
+    return entries + _warnings(results)
+
+
+def _warnings(results: StudyResults) -> list[tuple[str, str]]:
+    """Return the void arms and the warnings of runs, once for the seeds of an arm where only numbers differ."""
+    entries, texts = [], dict[tuple[str, str], list[str]]()
+    for arm in results.study.arms:
+        rows = results.arm_rows(arm.name)
+        if void := [row for row in rows if row.get("is_void")]:
+            text = f"it never left the word-frequency plateau; {advise(void[0])}."
+            entries.append((f"{arm.name} is void ({len(void)} of {len(rows)} seeds)", text))
+        for row in rows:
+            for text in row.get("warnings", []):
+                texts.setdefault((arm.name, re.sub(r"\d+", "0", text)), []).append(text)
+    for (name, _), similar in texts.items():
+        entries.append((f"{name} ({len(similar)} of {results.num_seeds} seeds)", similar[0]))
     return entries
+
+
+def _metric_title(name: str) -> str:
+    return METRICS[name].title if name in METRICS else name
 
 
 def _format_limits(limits: Any) -> str:

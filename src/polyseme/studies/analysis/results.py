@@ -42,8 +42,8 @@ class StudyResults:
 
 def metric_values(rows: Sequence[Row], metric: str) -> list[float]:
     """Return the finite values of a metric, one for each row that has it."""
-    values = [float(row["metrics"][metric]["value"]) for row in rows if metric in row["metrics"]]
-    return [value for value in values if math.isfinite(value)]
+    values = [row["metrics"].get(metric, {}).get("value") for row in rows]
+    return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
 def read_results(out: Path) -> StudyResults:

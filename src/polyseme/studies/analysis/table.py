@@ -156,7 +156,9 @@ def rate_table(results: StudyResults) -> Table | None:
         cells = [_format_rate(tasks.get(name, {}).get("lr") or _row_rate(arm_rows, name)) for name in names]
         if lr or any(cells):
             rows.append((arm.name, _format_rate(lr), tried, *cells))
-    header = ("arm", "pre-training", "of these", *(METRICS[name].title for name in names))
+    header = ("arm", "pre-training", "tried", *(METRICS[name].title for name in names))
+    if not any(row[2] for row in rows):
+        header, rows = (*header[:2], *header[3:]), [(*row[:2], *row[3:]) for row in rows]
     return Table(header, tuple(rows)) if rows else None
 
 

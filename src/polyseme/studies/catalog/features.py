@@ -155,7 +155,7 @@ def _ulmfit(name: str, note: str = "", **options: Any) -> Arm:
 ULMFIT_STAGES = Study(
     name="ulmfit-stages",
     title="ULMFiT: what each stage and each trick contributes",
-    source=f"{HOWARD}, tables 4, 6 and 7",
+    source=f"{HOWARD}, tables 6 and 7",
     arms=(
         ULMFIT,
         _ulmfit("from-scratch", "The classifier alone, from random weights.", from_scratch=True, target_epochs=0.0),
