@@ -155,7 +155,7 @@ PUBLISHED = {
     "no model_type": ({"model_type": None}, "model_type"),
     "unknown architecture": ({"architectures": ["BertForMaskedLMs"]}, "BertForMaskedLM"),
     "relative positions": ({"position_embedding_type": "relative_key"}, "relative_key"),
-    "a decoder": ({"is_decoder": True}, "is_decoder"),
+    "a decoder": ({"is_decoder": True}, "a causal architecture"),
     "a wrong size": ({"hidden_size": 48, "num_attention_heads": 2}, "shape"),
     "a layer too many": ({"num_hidden_layers": 3}, "layer.2"),
     "a layer too few": ({"num_hidden_layers": 1}, "layer.1"),

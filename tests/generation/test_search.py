@@ -64,6 +64,7 @@ def log_probability(model, prompt, written, source=None):
         return float(model.log10_probs(np.array([*prompt, *written]))[len(prompt) :].sum()) * math.log(10)
     row = torch.tensor([*prompt, *written])
     layout = PackedLayout.from_lengths([len(row)])
+    layout = layout.as_causal() if model.config.trunk.is_hybrid else layout
     places = torch.arange(len(prompt) - 1, len(row) - 1)
     with torch.inference_mode():
         if generation_head(model) == "masked":

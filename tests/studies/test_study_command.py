@@ -34,7 +34,8 @@ def test_wrong_commands_are_rejected(rejects, command, tmp_path):
     rejects("study", "lineage", match=["--corpus, --data, --budget, --out missing"])
     rejects("study", "linage", *command[2:], match="did you mean 'lineage'")
     rejects(*command, "--metrics", "wic", match=["--metrics", "wic: wic"])
-    rejects("study", "--page", tmp_path, match="study.json is missing")
+    (tmp_path / "empty").mkdir()
+    rejects("study", "--page", tmp_path / "empty", match="study.json is missing")
 
 
 def test_the_exit_status_tells_whether_a_study_is_finished(cli, command, tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 FAMILY_NAMES = (
     *("word2vec", "fasttext", "glove", "nnlm", "rnn_lm", "elmo", "flair", "seq2seq", "transformer"),
     *("bert", "roberta", "xlm_roberta", "camembert", "albert", "spanbert", "distilbert", "modernbert"),
-    *("gpt", "gpt2", "transformer_xl", "xlnet", "t5", "music", "performance_rnn", "ulmfit"),
+    *("gpt", "gpt2", "transformer_xl", "xlnet", "gpt-bert", "t5", "music", "performance_rnn", "ulmfit"),
 )
 RECIPE_NAMES = (
     *(
@@ -21,7 +21,8 @@ RECIPE_NAMES = (
     ),
     *("albert-tiny", "albert-base", "albert-large", "albert-xlarge", "albert-xxlarge"),
     *("spanbert-tiny", "spanbert-base", "spanbert-large", "distilbert-tiny", "distilbert-base"),
-    *("modernbert-tiny", "modernbert-small", "gpt-tiny", "gpt-base", "gpt2-tiny", "gpt2-small"),
+    *("modernbert-tiny", "modernbert-small", "mini", "gpt-bert-tiny", "gpt-bert-small"),
+    *("gpt-tiny", "gpt-base", "gpt2-tiny", "gpt2-small"),
     *("transformer_xl-tiny", "transformer_xl-base", "xlnet-tiny", "xlnet-base", "seq2seq-tiny", "seq2seq-multi30k"),
     *("transformer-tiny", "transformer-multi30k", "transformer-base"),
     *("t5-tiny", "t5-small", "t5-base", "t5-large", "t5-v1.1-base"),

@@ -55,9 +55,9 @@ class ScoreColumn:
     @classmethod
     def parse(cls, text: str) -> "ScoreColumn":
         """Parse `DATASET METRIC`, followed by `test`, `finetune` or `features` where they apply."""
-        dataset, *words = text.split()
-        transfer = next((word for word in words[1:] if word in ("finetune", "features")), "")
-        return cls(dataset, *words[:1], split="test" if "test" in words[1:] else "dev", transfer=transfer)
+        dataset, metric, *words = [*text.split(), ""]
+        transfer = next((word for word in words if word in ("finetune", "features")), "")
+        return cls(dataset, metric, "test" if "test" in words else "dev", transfer)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ _ARM_SHAPE = {"metrics": {str: {"value": float, "metric": str}}, "parameters": i
 _PAIRS_SHAPE = {"model": str, "accuracy": float, "phenomena": {str: float}}
 
 
+DatasetValues = dict[tuple[str, str], tuple[float, ...]]  # by data set and metric: one value for each seed
+
+
 @dataclass(frozen=True)
 class SystemScores:
     """What one system scored: values by data set and metric, one for each seed, as fractions.
@@ -37,7 +40,7 @@ class SystemScores:
     """
 
     name: str
-    values: dict[tuple[str, str], tuple[float, ...]]
+    values: DatasetValues
     num_parameters: int = 0
     transfer: str = "finetune"
     notes: tuple[str, ...] = ()
@@ -91,7 +94,7 @@ def _find_task_runs(folder: Path) -> list[Path]:
     return tasks or find_runs(folder)
 
 
-def _run_values(dataset: str, results: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, ...]]:
+def _run_values(dataset: str, results: Mapping[str, Any]) -> DatasetValues:
     dataset, seeds = _DATASETS.get(dataset, dataset), results["seeds"]
     metrics = [name for name in seeds[0] if all(isinstance(seed.get(name), float) for seed in seeds)]
     values = {(dataset, name): tuple(seed[name] for seed in seeds) for name in metrics}
@@ -112,7 +115,7 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
         for path, seed in zip(files, seeds):
             if not has_shape(seed, _ARM_SHAPE):
                 raise DataError(f"{path} is damaged: it is no finished seed of a study's arm")
-        values: dict[tuple[str, str], tuple[float, ...]] = {}
+        values: DatasetValues = {}
         for metric in dict.fromkeys(metric for seed in seeds for metric in seed["metrics"]):
             entries = [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
             key = _DATASETS.get(metric, metric), "accuracy" if metric == "blimp" else entries[0]["metric"]
@@ -158,11 +161,13 @@ def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
     """Read a result of `evaluate`: minimal pairs, or metrics on a named data set."""
     if has_shape(entry, _PAIRS_SHAPE):
         pairs = {"accuracy": entry["accuracy"], **entry["phenomena"]}
-        values = {("blimp", column): (value,) for column, value in pairs.items()}
+        values: DatasetValues = {("blimp", column): (value,) for column, value in pairs.items()}
         return SystemScores(_model_name(str(entry["model"])), values)
     if not isinstance(entry, dict) or not entry.get("dataset"):
         raise DataError(f"{path} is no result of `evaluate` on a named data set, nor a row such as {ROW_FORMAT}")
-    metrics = {(entry["dataset"], key): (value,) for key, value in entry.items() if isinstance(value, float)}
+    metrics: DatasetValues = {
+        (entry["dataset"], key): (value,) for key, value in entry.items() if isinstance(value, float)
+    }
     num_parameters = entry.get("parameters", 0)
     return SystemScores(name, metrics, num_parameters if isinstance(num_parameters, int) else 0)
 

@@ -76,8 +76,8 @@ class PackedLayout:
         cu_seqlens = np.full(max(num_slots, len(sizes)) + 1, num_tokens, dtype=np.int32)
         cu_seqlens[0], cu_seqlens[1 : len(sizes) + 1] = 0, ends
         positions = np.arange(num_tokens) - np.repeat(ends - sizes, sizes)
-        tensors = (torch.from_numpy(array).to(device, non_blocking=True) for array in (cu_seqlens, positions))
-        return cls(tuple(sizes.tolist()), max(max_seqlen, int(sizes.max(initial=0))), *tensors)
+        starts, places = (torch.from_numpy(array).to(device, non_blocking=True) for array in (cu_seqlens, positions))
+        return cls(tuple(sizes.tolist()), max(max_seqlen, int(sizes.max(initial=0))), starts, places)
 
     @staticmethod
     @cached_index(256)

@@ -116,8 +116,8 @@ def gpt_bert_small() -> Recipe:
 
 def gpt_bert_tiny() -> Recipe:
     """GPT-BERT with 2 layers of 128, for experiments: minutes on a CPU."""
-    objective, tokens = HybridLM(mask_prob=0.2), {"batch_tokens": 4096, "micro_batch_tokens": 2048}
-    return define_tiny("gpt-bert", objective, max_len=64, steps=1000, **tokens)
+    objective = HybridLM(mask_prob=0.2)
+    return define_tiny("gpt-bert", objective, max_len=64, steps=1000, batch_tokens=4096, micro_batch_tokens=2048)
 
 
 def transformer_xl_base() -> Recipe:

@@ -237,7 +237,8 @@ class Graph:
         for node in self.nodes:
             for parent in {id(p) for p in node.parents}:
                 children[parent].append(node)
-        ready, order = [node for node in self.nodes if not num_missing[id(node)]], []
+        ready = [node for node in self.nodes if not num_missing[id(node)]]
+        order: list[Node] = []
 
         def extend() -> Iterator[list[Node]]:
             if not ready:
