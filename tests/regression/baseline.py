@@ -115,7 +115,8 @@ class Workshop:
 PRETRAINING: dict[str, Any] = dict(batch=1024, part=512, measure=3, measured=512, save=2, log=1)
 BY_WORDS = ("word2vec-tiny", "cbow-tiny", "fasttext-tiny", "glove-tiny")
 CORPORA = {
-    **dict.fromkeys(("bert-tiny", "spanbert-tiny", "distilbert-tiny", "modern-tiny", "ngram-3"), "wordpiece"),
+    **dict.fromkeys(("bert-tiny", "spanbert-tiny", "distilbert-tiny", "modern-tiny", "gpt-bert-tiny"), "wordpiece"),
+    "ngram-3": "wordpiece",
     **dict.fromkeys(("gpt-tiny", "gpt2-tiny", "transformer_xl-tiny", "nnlm-tiny", "ulmfit-tiny"), "bpe"),
     **dict.fromkeys(("rnn_lm-tiny", "taglm-tiny"), "bpe"),
     **dict.fromkeys(("albert-tiny", "xlnet-tiny"), "unigram"),

@@ -49,4 +49,11 @@ def get_family(name: str, families: Sequence[Family] = ()) -> Family:
     return known[name]
 
 
-__all__ = ["FAMILIES", "Family", "get_family"]
+def text_start_id(family: str, boundaries: tuple[int | None, int | None]) -> int | None:
+    """Return the id that precedes a text for a causal model of this family, of the ids before and after a text."""
+    start, end = boundaries
+    starts_after_end = family in FAMILIES and FAMILIES[family].text_start == "eos" and end is not None
+    return end if starts_after_end else start
+
+
+__all__ = ["FAMILIES", "Family", "get_family", "text_start_id"]

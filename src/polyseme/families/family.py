@@ -85,6 +85,8 @@ class Family:
     paper_params: dict[str, str] = field(default_factory=dict)  # counts printed in the paper, if rounded differently
     # tokens that fine-tuning adds to the vocabulary: before a text, between two texts, after the last
     finetune_template: tuple[str, str, str] | None = None
+    # what precedes a text: eos if texts follow each other in training, so that it ends the text before
+    text_start: Literal["bos", "eos"] = "bos"
     decoder_start_token: Literal["bos", "pad"] = "bos"  # first token of a target; eos if the vocabulary lacks it
     num_sentinels: int = 0  # sentinel tokens at the end of the vocabulary that stand for corrupted spans
     is_text_to_text: bool = False  # whether it answers tasks as generated text, given a decoder, instead of by heads

@@ -125,6 +125,7 @@ RNN_LM = Family(
     tokenizer="bpe",
     other_tokenizers=TEXT_TOKENIZERS,
     objective="causal LM over segments with memory",
+    text_start="eos",
     trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 1, "dim": 128, "dropout": 0.1},

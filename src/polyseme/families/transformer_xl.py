@@ -93,6 +93,7 @@ TRANSFORMER_XL = Family(
     tokenizer="bpe",
     other_tokenizers=TEXT_TOKENIZERS,
     objective="causal LM over segments with memory",
+    text_start="eos",
     trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 128, "num_heads": 2, "memory_len": 128},

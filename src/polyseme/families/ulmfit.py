@@ -81,6 +81,7 @@ ULMFIT = Family(
     tokenizer="bpe",
     other_tokenizers=TEXT_TOKENIZERS,
     objective="causal LM over segments of variable length, with memory",
+    text_start="eos",
     trunk_config=trunk_config,
     sizes={
         "tiny": {"num_layers": 2, "dim": 64, "hidden_dim": 128, "dropout": 0.3},

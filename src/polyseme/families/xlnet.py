@@ -84,6 +84,7 @@ XLNET = Family(
     paper="Yang et al. 2019, XLNet: Generalized Autoregressive Pretraining for Language Understanding",
     tokenizer="unigram",
     objective="permutation LM",
+    text_start="eos",
     trunk_config=trunk_config,
     sizes=transformer_sizes(tiny=(2, 128, 2), mini=(4, 256, 4), base=(12, 768, 12), large=(24, 1024, 16)),
     num_params={"base": 116_718_336, "large": 360_268_800},

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
-from polyseme.families import FAMILIES
+from polyseme.families import FAMILIES, text_start_id
 from polyseme.generation.beam import BeamResult, beam_search
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.sample import generate_tokens, stream_tokens
@@ -70,7 +70,7 @@ class TextGenerator:
             raise UnsupportedError(f"{folder.path} cannot generate text: {problem}")
         special, source_special = target_tokenizer.special_token_ids, tokenizer.special_token_ids
         eos_ids = first_id(special.eos, special.sep)
-        start_ids = first_id(special.text_boundaries[0])
+        start_ids = first_id(text_start_id(model.config.family, special.text_boundaries))
         if is_seq2seq(model):
             start_ids = first_id(getattr(special, FAMILIES[model.config.family].decoder_start_token), *eos_ids)
         suppressed = target_tokenizer.all_special_ids - set(eos_ids) - set(target_tokenizer.sentinel_ids)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import DataError
+from polyseme.families import text_start_id
 from polyseme.generation.text import first_id
 from polyseme.inference.results import TextScore
 from polyseme.nn.attention.relative import QueryStream
@@ -127,7 +128,8 @@ class PackedModel:
     @property
     def bos_ids(self) -> list[int]:
         """The token before a text for a causal model; GPT (2018) has none, so its first token is not predicted."""
-        return list(first_id(self.tokenizer.special_token_ids.text_boundaries[0]))
+        boundaries = self.tokenizer.special_token_ids.text_boundaries
+        return list(first_id(text_start_id(self.model.config.family, boundaries)))
 
     @property
     def eos_ids(self) -> list[int]:

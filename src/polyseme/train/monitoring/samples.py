@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.corpus.store import Corpus
+from polyseme.families import text_start_id
 from polyseme.io.atomic import wrap_os_errors
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import Inputs, PackedLayout
@@ -68,7 +69,7 @@ class HeldOutSamples:
                 prompts.append([cls_id, *sentence[:position], mask_id, *sentence[position + 1 :], sep_id])
                 answers.append(sentence[position])
             else:
-                start = ids.text_boundaries[0]
+                start = text_start_id(config.family, ids.text_boundaries)
                 prompts.append([*([] if start is None else [start]), *sentence[:_PROMPT_TOKENS]])
             if len(prompts) == _NUM_PROMPTS:
                 break
