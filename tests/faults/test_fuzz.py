@@ -33,7 +33,7 @@ from polyseme.train.recipe import Recipe
 from polyseme.word_vectors.files import read_vectors
 from tests.corpus.samples import FILES
 
-QUICK, LONG = 8, 1_200  # cases of each target
+QUICK, LONG = 12, 1_200  # cases of each target
 VERSIONS = [pytest.param(QUICK, id="quick"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 SETTINGS = settings(
     deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck), print_blob=False
