@@ -212,7 +212,8 @@ def arm_rows(rows: list[dict[str, Any]]) -> str:
     cells = [
         (
             *(f"{value:,}" if type(value := row["settings"].get(key)) is int else value for key in keys), row["seed"],
-            f"{row['parameters'] / 1e6:.1f} M", f"{row['steps']:,}", f"{row['tokens'] / 1e6:{',.0f' if row['tokens'] >= 1e9 else ',.3g'}} M",
+            f"{row['parameters'] / 1e6:.1f} M", f"{row['steps']:,}",
+            f"{row['tokens'] / 1e6:{',.0f' if row['tokens'] >= 1e9 else ',.3g'}} M",
             f"{row['train_seconds']:.0f} s", f"{100 * row['blimp']:.1f}", row["ties"],
             f"{row['held_out_bits_per_character']:.3f}",
         )
