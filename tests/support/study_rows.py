@@ -39,8 +39,14 @@ def make_row(arm: str, seed: int, values: dict[str, float], **facts: Any) -> dic
 def write_study(out: Path, study: Study, rows: list[dict[str, Any]], seeds: list[int] | None = None) -> Path:
     """Write the files of a study; a metric with `points` gets a file of examples."""
     seeds = seeds or sorted({row["seed"] for row in rows})
-    plan = {"kind": "study", "study": study.to_plain(), "corpus": "/home/me/corpus", "data": "data", "budget": "90s"}
-    command = "polyseme study made-up --corpus /home/me/my_corpus --budget 90s"
+    plan = {
+        "kind": "study",
+        "study": study.to_plain(),
+        "corpus": str(out.resolve() / "corpus"),
+        "data": "data",
+        "budget": "90s",
+    }
+    command = f"polyseme study made-up --corpus {out.resolve() / 'my_corpus'} --budget 90s"
     plan |= {"seeds": seeds, "command": command, "limits": {"sst-2": {"train": 10_000}}}
     out.mkdir(parents=True, exist_ok=True)
     (out / "study.json").write_text(json.dumps(plan))

@@ -123,7 +123,7 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
         notes = [f"{name} used a part of some data sets, in examples: {', '.join(limits)}"] if limits else []
         if any(seed["is_void"] for seed in seeds):
             notes.append(f"{arm.name} did not train: it never left the word-frequency plateau")
-        mark = f" ({transfers[arm.name]})" if transfers.get(arm.name) in ("features", "prompt") else ""
+        mark = f" ({transfers[arm.name]})" if transfers.get(arm.name) == "features" else ""
         if seeds:
             yield SystemScores(f"{name}/{arm.name}{mark}", values, seeds[0]["parameters"], notes=tuple(notes))
 

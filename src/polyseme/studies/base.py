@@ -10,7 +10,7 @@ from polyseme.config import Config
 from polyseme.errors import ConfigError, suggest
 from polyseme.io.json import read_json
 
-Transfer = Literal["finetune", "features", "prompt", "none"]
+Transfer = Literal["finetune", "features", "none"]
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,6 @@ class Study(Config):
                 raise ConfigError(f"the study {self.name}: {arm.name!r} is no name of an arm, or that of two")
             if bool(arm.recipe) == bool(arm.from_arm):
                 raise ConfigError(f"the arm {arm.name} needs either a recipe or the arm whose model it uses (from_arm)")
-            if arm.transfer == "prompt":
-                raise ConfigError(f"the arm {arm.name} has the transfer 'prompt', which no task supports: use finetune")
             if arm.from_arm and self.find_arm(arm.from_arm).from_arm:
                 raise ConfigError(f"the arm {arm.name} uses the model of {arm.from_arm}, which has no model of its own")
         for question in self.questions:

@@ -20,6 +20,7 @@ from polyseme.studies.base import Arm, Study, load_study
 from polyseme.studies.corpora import check_sources, prepare_corpora
 from polyseme.studies.jobs import Job, needs_calibration, needs_search
 from polyseme.studies.metrics import METRICS, check_data, metric_limits
+from polyseme.studies.page import export_page, write_pages
 from polyseme.studies.plan import StudyOptions, StudyPlan
 from polyseme.studies.scheduler import Scheduler
 
@@ -78,8 +79,6 @@ def run_study(
 
 def rewrite_pages(out: Path, page: Path | None = None) -> Path:
     """Write the pages of a study again, or one page for a documentation to `page`; return the page."""
-    from polyseme.studies.page import export_page, write_pages
-
     with lock_folder(out, "study"):
         StudyPlan.read(out)
         path = write_pages(out)
@@ -153,7 +152,7 @@ class StudyRunner:
             logger.info("%s (%.0f s)%s", job, seconds, self._summarize(job, arm))
         merge_arm_files(plan)
         if error or job.kind == "train":
-            update_pages(plan.out)
+            write_pages(plan.out)
 
     def _summarize(self, job: Job, arm: Arm) -> str:
         """Return what a job has found, in a few words."""
@@ -185,18 +184,6 @@ def merge_arm_files(plan: StudyPlan) -> None:
         rates |= {arm.name: facts} if facts else {}
     write_json(plan.out / "calibration.json", calibration)
     write_json(plan.out / "lr.json", rates)
-
-
-def update_pages(out: Path) -> None:
-    """Write the table, the verdicts and the pages of a study; a problem with them does not stop it."""
-    from polyseme.studies.page import write_pages
-
-    try:
-        write_pages(out)
-    except Exception as error:
-        if isinstance(error.__cause__ or error, OSError):
-            raise
-        logger.warning("the pages of %s could not be written (%s): write them later by `page`", out, error)
 
 
 def plan_status(plan: StudyPlan) -> StudyStatus:
