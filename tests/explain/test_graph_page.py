@@ -45,8 +45,8 @@ def test_names_cannot_escape_into_the_page():
         (("--graph", "x+z", "--at", "x=1"), "z has no value"),
         (("--graph", "x", "--at", "x"), "--at 'x' is not a name and a number, such as x=1"),
         (("--graph", "x", "--at", "x=1", "--text", "a"), "--text has no effect with --graph"),
-        (("--at", "x=1"), "--at needs --graph"),
-        ((), "explain needs a model, --text and --out; or --graph"),
+        (("--at", "x=1"), "explain needs a model and --text"),
+        ((), "or --graph"),
         (("--graph", "exp(x)", "--at", "x=1000"), "exp(x): exp overflows at 1000"),
     ],
 )

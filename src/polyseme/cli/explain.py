@@ -1,7 +1,8 @@
-"""`polyseme explain` and `polyseme gradients`."""
+"""`polyseme explain`."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -9,42 +10,168 @@ from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table, read_texts
 from polyseme.errors import ConfigError
 
-DISTANCES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+if TYPE_CHECKING:
+    from polyseme.explain.explanation import Explanation
+
+# What each figure needs, and what it may take besides `models`, `out` and `as_json`.
+FIGURES: dict[str, tuple[set[str], set[str]]] = {
+    "graph": ({"graph"}, {"at"}),
+    "word": ({"word", "data"}, {"layer"}),
+    "geometry": ({"geometry", "data"}, set()),
+    "patch": ({"patch", "text", "text_b", "attribute", "contrast"}, set()),
+    "lens": ({"lens", "text"}, {"top_k"}),
+    "attribute": ({"attribute", "text"}, {"pair", "contrast", "method"}),
+    "attention": ({"text"}, {"text_b", "pair", "target", "token", "layer", "head", "num_beams", "length_penalty"}),
+}
 
 
 def explain(
-    model: Annotated[Path | None, Argument(help="Folder of a sequence-to-sequence model; not with --graph.")] = None,
-    text: Annotated[str | None, Option(help="Text to translate and explain.")] = None,
-    out: Annotated[Path | None, Option(help="Output HTML page.")] = None,
-    num_beams: Annotated[int | None, Option(help="Width of the beam search; default: 4.", min=1)] = None,
+    models: Annotated[
+        list[Path] | None, Argument(help="Model folders: one, or two to compare; none with --graph.")
+    ] = None,
+    text: Annotated[str | None, Option(help="Text to read.")] = None,
+    text_b: Annotated[str | None, Option(help="Text to compare with --text.")] = None,
+    pair: Annotated[str | None, Option(help="Second text of the same input, as in a sentence pair.")] = None,
+    target: Annotated[str | None, Option(help="Target of an encoder-decoder; default: what it generates.")] = None,
+    token: Annotated[
+        str | None, Option(help="Word whose attention is computed step by step; default: the first.")
+    ] = None,
+    layer: Annotated[int | None, Option(help="Layer to start with, from 1; default: all or the last.", min=0)] = None,
+    head: Annotated[int | None, Option(help="Head to start with, from 1.", min=1)] = None,
+    word: Annotated[str | None, Option(help="Plot all occurrences of this word in --data.")] = None,
+    data: Annotated[str | None, Option(help="Texts: a file in any format.")] = None,
+    attribute: Annotated[str | None, Option(help="Label or token to attribute to the words of --text.")] = None,
+    contrast: Annotated[
+        str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
+    ] = None,
+    method: Annotated[str | None, Option(help="Attribution method; default: all, compared by deletion.")] = None,
+    lens: Annotated[bool, Option("--lens", help="Show what each layer would predict (logit lens).")] = False,
+    top_k: Annotated[int | None, Option(help="Predictions per layer with --lens; default: 5.", min=1)] = None,
+    patch: Annotated[bool, Option("--patch", help="Patch activations of --text-b into --text.")] = False,
+    geometry: Annotated[bool, Option("--geometry", help="Anisotropy, self-similarity, and layer distances.")] = False,
+    num_beams: Annotated[
+        int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)
+    ] = None,
     length_penalty: Annotated[float | None, Option(help="Exponent of the length of a translation; default: 1.")] = None,
     graph: Annotated[str | None, Option(help="Expression to differentiate: '(x+y)*x*y**2'.")] = None,
     at: Annotated[str | None, Option(help="Values of the names in --graph: x=1,y=2.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Output page (.html); the numbers (.json) and figures (.svg) go next to it.")
+    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Write a page about one translation, or about backpropagation on a computation graph.
+    """Look inside a model: attention, words in context, attribution, layers, or backpropagation on a graph.
 
-    The page of a translation shows the alignment, the beam search tree, and cross attention by layer and head. That of
-    an expression (--graph) shows values and gradients step by step; without --out they are printed.
+    --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
+    prediction depends on, --lens what each layer would predict, --patch which layer and position carry a
+    difference, --word the occurrences of a word in context, --geometry the vectors of each layer, and --graph
+    backpropagation through an expression.
     """
-    if graph is not None:
-        others = {"MODEL": model, "--text": text, "--num-beams": num_beams, "--length-penalty": length_penalty}
-        if unused := [name for name, value in others.items() if value is not None]:
-            raise ConfigError(f"{unused[0]} has no effect with --graph")
-        _explain_graph(graph, at or "", out, as_json)
+    arguments = {name: value for name, value in locals().items() if value not in (None, False) and name != "as_json"}
+    figure = choose_figure(arguments)
+    if figure == "graph":
+        _explain_graph(arguments["graph"], arguments.get("at", ""), out, as_json)
         return
-    if at is not None or as_json:
-        raise ConfigError(f"{'--at' if at is not None else '--json'} needs --graph")
-    if model is None or text is None or out is None:
-        raise ConfigError("explain needs a model, --text and --out; or --graph with an expression")
-    from polyseme.explain.translation import explain_translation
-    from polyseme.inference.load import load_neural
-    from polyseme.io.atomic import ensure_new_file, write_text
+    if out is not None:
+        from polyseme.explain.explanation import check_page_path
 
-    ensure_new_file(out)
-    beams, penalty = num_beams or 4, 1.0 if length_penalty is None else length_penalty
-    write_text(out, explain_translation(load_neural(model), text, beams, penalty))
-    print(f"{out}: the translation of {text!r}")
+        check_page_path(out)
+    explanation = BUILDERS[figure](arguments)
+    paths = explanation.save(out) if out is not None else []
+    if as_json:
+        print_json(explanation.record)
+        return
+    if out is None:
+        for table in explanation.tables:
+            print_table(table.header, table.rows)
+    print(explanation.summary)
+    for path in paths:
+        print(path)
+
+
+def choose_figure(arguments: dict[str, Any]) -> str:
+    """Return the figure that the options ask for; a missing one or one without effect is an error."""
+    flags = {"models": "MODEL"}
+    figure = next((name for name in FIGURES if name in arguments), None)
+    figure = figure or ("attention" if "text" in arguments else None)
+    if figure is None:
+        raise ConfigError("explain needs a model and --text, --word or --geometry with --data, or --graph")
+    required, optional = FIGURES[figure]
+    required = required if figure == "graph" else required | {"models"}
+    title = "--text" if figure == "attention" else f"--{figure}"
+
+    def flag(name: str) -> str:
+        return flags.get(name, f"--{name.replace('_', '-')}")
+
+    if missing := sorted(required - set(arguments)):
+        raise ConfigError(f"{title} needs {flag(missing[0])}")
+    if unused := [name for name in arguments if name not in required | optional | {"out"}]:
+        raise ConfigError(f"{flag(unused[0])} has no effect with {title}")
+    return figure
+
+
+def _models(arguments: dict[str, Any], most: int) -> list[Any]:
+    """Load the models; more than a figure can show are an error."""
+    from polyseme.inference.load import load
+
+    folders = arguments["models"]
+    if len(folders) > most:
+        raise ConfigError(
+            f"{len(folders)} models, expected {'one' if most == 1 else f'at most {most}'} for this figure"
+        )
+    return [load(folder) for folder in folders]
+
+
+def _attention(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.attention import explain_attention
+
+    names = FIGURES["attention"][1] - {"text_b"}
+    texts = [arguments[name] for name in ("text", "text_b") if name in arguments]
+    settings = {name: arguments[name] for name in names if name in arguments}
+    return explain_attention(_models(arguments, 2), texts, **settings)
+
+
+def _attribute(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.attribution import explain_attribution
+
+    settings = {name: arguments[name] for name in FIGURES["attribute"][1] if name in arguments}
+    return explain_attribution(_models(arguments, 1)[0], arguments["text"], arguments["attribute"], **settings)
+
+
+def _lens(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.logit_lens import explain_logit_lens
+
+    return explain_logit_lens(_models(arguments, 1)[0], arguments["text"], top_k=arguments.get("top_k", 5))
+
+
+def _patch(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.patching import explain_patching
+
+    names = ("text", "text_b", "attribute", "contrast")
+    return explain_patching(_models(arguments, 1)[0], *(arguments[name] for name in names))
+
+
+def _word(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.words import explain_word
+
+    texts = read_texts(arguments["data"])
+    return explain_word(_models(arguments, 4), arguments["word"], texts, layer=arguments.get("layer"))
+
+
+def _geometry(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.geometry import explain_geometry
+
+    return explain_geometry(_models(arguments, 4), read_texts(arguments["data"]))
+
+
+BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
+    "attention": _attention,
+    "attribute": _attribute,
+    "lens": _lens,
+    "patch": _patch,
+    "word": _word,
+    "geometry": _geometry,
+}
 
 
 def _explain_graph(expression: str, at: str, out: Path | None, as_json: bool) -> None:
@@ -77,33 +204,3 @@ def _explain_graph(expression: str, at: str, out: Path | None, as_json: bool) ->
     print(f"{format_orders(record['orders'])} topological orders of {len(record['nodes'])} nodes")
     if out is not None:
         print(f"{out}: the computation graph of {expression}")
-
-
-def gradients(
-    models: Annotated[list[Path], Argument(help="Folders of causal language models.")],
-    data: options.TextsOption,
-    out: Annotated[Path, Option(help="Output .svg file.")],
-    max_distance: Annotated[int, Option(help="Maximum distance in tokens.")] = 50,
-) -> None:
-    """Plot the gradient norm of a prediction by distance.
-
-    One line per model shows the vanishing gradients of RNNs.
-    """
-    from polyseme.explain.gradients import gradients_by_distance, plot_gradients
-    from polyseme.inference.load import load_neural
-    from polyseme.io.atomic import write_text
-
-    if out.suffix != ".svg":
-        raise ConfigError(f"--out {out} does not end in .svg")
-    texts = read_texts(data)
-    curves = {}
-    for folder in models:
-        language_model = load_neural(folder)
-        config = language_model.model.config
-        name = " ".join(part for part in (config.family, getattr(config.trunk, "cell", "")) if part)
-        label = name if name not in curves else f"{name} ({folder})"
-        curves[label] = gradients_by_distance(language_model, texts, max_distance)
-    write_text(out, plot_gradients(curves))
-    distances = [distance for distance in DISTANCES if distance <= max_distance]
-    print_table(["model", *map(str, distances)], [[n, *(f"{c[d]:.2e}" for d in distances)] for n, c in curves.items()])
-    print(f"{out}: gradient norm by distance, {len(curves)} models")

@@ -1,10 +1,14 @@
 """Self-attention probabilities of every layer and head."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from polyseme.errors import UnsupportedError
+from polyseme.explain.explanation import Explanation
+from polyseme.explain.translation import explain_translation
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load_neural
 from polyseme.nn.packing import Inputs, PackedLayout
@@ -27,3 +31,12 @@ def attention_maps(model: LanguageModel, text: str, pair: str | None = None) -> 
     blocks = enumerate(trunk.layers())
     weights = (block.attention_weights(output.layers[i], layout, position_info) for i, block in blocks)
     return encoded.tokens, np.stack([layer[0].float().cpu().numpy() for layer in weights])
+
+
+def explain_attention(models: Sequence[LanguageModel], texts: Sequence[str], **settings: Any) -> Explanation:
+    """Show the attention of one or two models on one or two texts."""
+    network = load_neural(models[0])
+    if not network.is_seq2seq:
+        raise UnsupportedError(f"{network.path} cannot translate")
+    page = explain_translation(network, texts[0], **settings)
+    return Explanation(page, {}, {}, f"the translation of {texts[0]!r}")

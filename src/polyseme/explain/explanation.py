@@ -1,0 +1,62 @@
+"""`Explanation`: what looking inside a model gives: a page, its numbers, and its figures."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyseme.errors import ConfigError
+from polyseme.io.atomic import ensure_new_file, write_text
+from polyseme.io.json import format_json
+from polyseme.report.svg import standalone_svg
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that the command line prints: the most important numbers of an explanation."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A self-contained HTML page, the numbers in it as plain values for JSON, and its figures (SVG by name).
+
+    `summary` and `tables` are what the command line prints.
+    """
+
+    page: str = field(repr=False)
+    record: dict[str, Any] = field(repr=False)
+    figures: dict[str, str] = field(repr=False)
+    summary: str
+    tables: Sequence[Table] = field(default=(), repr=False)
+
+    def save(self, out: str | Path) -> list[Path]:
+        """Write `page.html`, the numbers as `page.json`, and each figure as `page-NAME.svg`; return the paths.
+
+        An existing file is an error, and then nothing is written.
+        """
+        page = check_page_path(out)
+        contents = {page: self.page, page.with_suffix(".json"): format_json(self.record)}
+        for name, chart in self.figures.items():
+            contents[page.with_name(f"{page.stem}-{name}.svg")] = standalone_svg(chart)
+        for path in contents:
+            ensure_new_file(path)
+        for path, content in contents.items():
+            write_text(path, content)
+        return list(contents)
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{html.escape(self.page)}" style="width:100%;height:40rem;border:0"></iframe>'
+
+
+def check_page_path(out: str | Path) -> Path:
+    """Return the path of a page; one that does not end in .html is an error, as is an existing page or JSON file."""
+    page = Path(out)
+    if page.suffix != ".html":
+        raise ConfigError(f"the page {page} does not end in .html")
+    ensure_new_file(page)
+    ensure_new_file(page.with_suffix(".json"))
+    return page
