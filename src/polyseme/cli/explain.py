@@ -72,21 +72,7 @@ def explain(
     if figure == "graph":
         _explain_graph(arguments["graph"], arguments.get("at", ""), out, as_json)
         return
-    if out is not None:
-        from polyseme.explain.explanation import check_page_path
-
-        check_page_path(out)
-    explanation = BUILDERS[figure](arguments)
-    paths = explanation.save(out) if out is not None else []
-    if as_json:
-        print_json(explanation.record)
-        return
-    if out is None:
-        for table in explanation.tables:
-            print_table(table.header, table.rows)
-    print(explanation.summary)
-    for path in paths:
-        print(path)
+    _show(lambda: BUILDERS[figure](arguments), out, as_json)
 
 
 def choose_figure(arguments: dict[str, Any]) -> str:
@@ -108,6 +94,25 @@ def choose_figure(arguments: dict[str, Any]) -> str:
     if unused := [name for name in arguments if name not in required | optional | {"out"}]:
         raise ConfigError(f"{flag(unused[0])} has no effect with {title}")
     return figure
+
+
+def _show(build: Callable[[], "Explanation"], out: Path | None, as_json: bool) -> None:
+    """Build an explanation and write it, or print its tables or its numbers."""
+    from polyseme.explain.explanation import check_page_path
+
+    if out is not None:
+        check_page_path(out)
+    explanation = build()
+    paths = explanation.save(out) if out is not None else []
+    if as_json:
+        print_json(explanation.record)
+        return
+    if out is None:
+        for header, rows in explanation.tables:
+            print_table(header, rows)
+    print(explanation.summary)
+    for path in paths:
+        print(path)
 
 
 def _models(arguments: dict[str, Any], most: int) -> list[Any]:

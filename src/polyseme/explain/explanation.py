@@ -11,27 +11,21 @@ from polyseme.io.atomic import ensure_new_file, write_text
 from polyseme.io.json import format_json
 from polyseme.report.svg import standalone_svg
 
-
-@dataclass(frozen=True)
-class Table:
-    """A table that the command line prints: the most important numbers of an explanation."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+PrintedTable = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header and rows
 
 
 @dataclass(frozen=True)
 class Explanation:
     """A self-contained HTML page, the numbers in it as plain values for JSON, and its figures (SVG by name).
 
-    `summary` and `tables` are what the command line prints.
+    `summary` and `tables` (header and rows) are what the command line prints.
     """
 
     page: str = field(repr=False)
     record: dict[str, Any] = field(repr=False)
     figures: dict[str, str] = field(repr=False)
     summary: str
-    tables: Sequence[Table] = field(default=(), repr=False)
+    tables: Sequence[PrintedTable] = field(default=(), repr=False)
 
     def save(self, out: str | Path) -> list[Path]:
         """Write `page.html`, the numbers as `page.json`, and each figure as `page-NAME.svg`; return the paths.
