@@ -237,7 +237,7 @@
       + (isQuery && panel.pinned && panel.word === active.index ? " Pinned: click again or press Escape to release." : "");
   }
 
-  const formatWeight = (weight) => weight.toFixed(2);
+  const formatWeight = (weight) => (weight < 0.005 ? "<0.01" : weight.toFixed(2));
   const scroller = (panel, side) => panel[side][0].parentElement;
   const scrollTop = (panel, side) => scroller(panel, side).scrollTop;
 

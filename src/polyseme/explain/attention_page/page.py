@@ -27,12 +27,11 @@ CAVEAT = (
 )
 GRID_CAPTION = (
     "A map per head, a row per layer. In each map rows are queries (the words that look) and columns keys (the words "
-    "looked at); a darker cell is a larger weight. A diagonal is a head that looks at a neighbor; a vertical stripe is "
-    "one that looks at the same word from everywhere, often a separator, which tends to mean that it does nothing."
+    "looked at); a stronger color is a larger weight. A diagonal is a head that looks at a neighbor; a vertical stripe "
+    "is one that looks at the same word from everywhere, often a separator, which tends to mean that it does nothing."
 )
 LINES_CAPTION = (
-    "Queries on the left, keys on the right; a thicker and darker line is a larger weight. The weights of a query sum "
-    "to one."
+    "Queries on the left, keys on the right; a thicker line is a larger weight. The weights of a query sum to one."
 )
 WORD_CAPTION = "For the chosen word, the key with the largest weight in each head. Choose a cell to see its head above."
 PATTERN_CAPTION = (
@@ -103,7 +102,7 @@ class AttentionPanel:
     @property
     def first_map(self) -> PanelMap:
         """The kind of attention that the page starts with."""
-        return next((map for map in self.maps if map.name == self.start.map), self.maps[0])
+        return next((panel_map for panel_map in self.maps if panel_map.name == self.start.map), self.maps[0])
 
 
 def panel_figures(panel: AttentionPanel) -> dict[str, str]:
@@ -115,23 +114,19 @@ def panel_figures(panel: AttentionPanel) -> dict[str, str]:
 
 def attention_section(panels: Sequence[AttentionPanel], figures: Sequence[dict[str, str]]) -> str:
     """Render the views of all panels side by side, with the first state in place of the script."""
-    heads = max(map.tokens.weights.shape[1] for panel in panels for map in panel.maps)
-    sizes = f"body{{max-width:{60 if len(panels) == 1 else 84}rem}}:root{{--heads:{heads}}}"
-    parts = [
-        f"<style>{_asset('attention.css')}{sizes}</style>",
-        note(CAVEAT),
-        '<div id="controls" class="js-only" role="group" aria-label="What is shown"></div>',
-        "<h3>Every head</h3>",
-        _view("grid", panels, [drawn["heads"] for drawn in figures]),
-        note(GRID_CAPTION),
-        "<h3>One head</h3>",
-        _view("lines", panels, [_first_head(panel) + drawn["lines"] for panel, drawn in zip(panels, figures)]),
-        note(LINES_CAPTION),
-        '<div class="js-only"><h3>One word across all heads</h3>',
-        _view("word", panels, [""] * len(panels)),
-        f"{note(WORD_CAPTION)}</div>",
-    ]
-    return "".join(parts)
+    num_heads = max(panel_map.tokens.weights.shape[1] for panel in panels for panel_map in panel.maps)
+    sizes = f"body{{max-width:{72 if len(panels) == 1 else 84}rem}}:root{{--heads:{num_heads}}}"
+    grid = _view("grid", panels, [drawn["heads"] for drawn in figures])
+    lines = _view("lines", panels, [_first_head(panel) + drawn["lines"] for panel, drawn in zip(panels, figures)])
+    word = _view("word", panels, [""] * len(panels))
+    columns = "beside" if len(panels) == 1 else ""
+    return (
+        f"<style>{_asset('attention.css')}{sizes}</style>{note(CAVEAT)}"
+        '<div id="controls" class="js-only" role="group" aria-label="What is shown"></div>'
+        f'<div class="{columns}"><div><h3>Every head</h3>{grid}{note(GRID_CAPTION)}</div>'
+        f"<div><h3>One head</h3>{lines}{note(LINES_CAPTION)}</div></div>"
+        f'<div class="js-only"><h3>One word across all heads</h3>{word}{note(WORD_CAPTION)}</div>'
+    )
 
 
 def _first_head(panel: AttentionPanel) -> str:
@@ -153,17 +148,20 @@ def _view(name: str, panels: Sequence[AttentionPanel], static: Sequence[str]) ->
 
 def pattern_section(panels: Sequence[AttentionPanel]) -> str:
     """Render the strongest fixed patterns of every layer."""
-    parts = [f"<h4>{escape(title)}</h4>{html_table(header, rows)}" for title, header, rows in pattern_tables(panels)]
-    return "".join(parts) + note(PATTERN_CAPTION)
+    tables = [
+        f'<div><h4 dir="auto">{escape(title)}</h4>{html_table(header, rows)}</div>'
+        for title, header, rows in pattern_tables(panels)
+    ]
+    return f'<div class="pair">{"".join(tables)}</div>{note(PATTERN_CAPTION)}'
 
 
 def pattern_tables(panels: Sequence[AttentionPanel]) -> list[tuple[str, list[str], list[list[str]]]]:
     """Return title, header and rows of the patterns of each panel and kind of attention, by token."""
     tables = []
     for panel in panels:
-        for map in panel.maps:
-            title = MAP_TITLES[map.name] if len(panels) == 1 else f"{panel.title}: {MAP_TITLES[map.name]}"
-            tables.append((title, ["layer", *map.tokens.patterns], pattern_rows(map.tokens.patterns)))
+        for panel_map in panel.maps:
+            title = MAP_TITLES[panel_map.name] if len(panels) == 1 else f"{panel.title}: {MAP_TITLES[panel_map.name]}"
+            tables.append((title, ["layer", *panel_map.tokens.patterns], pattern_rows(panel_map.tokens.patterns)))
     return tables
 
 
@@ -171,7 +169,7 @@ def attention_script(panels: Sequence[AttentionPanel]) -> str:
     """Render the stored weights and the script of the views."""
     blocks: list[str] = []
 
-    def store(map: PanelMap, view: AttentionView) -> dict[str, Any]:
+    def store(view: AttentionView) -> dict[str, Any]:
         packed, k = pack_weights(view.weights)
         blocks.append(f'<script type="text/plain" id="weights-{len(blocks)}">{packed}</script>')
         return {
@@ -185,17 +183,23 @@ def attention_script(panels: Sequence[AttentionPanel]) -> str:
             "patterns": name_heads(view.patterns),
         }
 
-    def describe(map: PanelMap) -> dict[str, Any]:
-        layers, heads = map.tokens.weights.shape[:2]
-        views = {"tokens": store(map, map.tokens)} | ({"words": store(map, map.words)} if map.words else {})
-        return {"name": map.name, "label": MAP_TITLES[map.name], "layers": layers, "heads": heads, "views": views}
+    def describe(panel_map: PanelMap) -> dict[str, Any]:
+        layers, heads = panel_map.tokens.weights.shape[:2]
+        views = {"tokens": store(panel_map.tokens)} | ({"words": store(panel_map.words)} if panel_map.words else {})
+        return {
+            "name": panel_map.name,
+            "label": MAP_TITLES[panel_map.name],
+            "layers": layers,
+            "heads": heads,
+            "views": views,
+        }
 
     encoded_panels = []
     for panel in panels:
         start, starts = panel.start, panel.first_map.first_view.starts
         word = max((i for i, first in enumerate(starts) if first <= start.token), default=0)
         place = {"layer": start.layer, "head": start.head, "word": word, "pinned": start.is_pinned}
-        encoded_panels.append(place | {"maps": [describe(map) for map in panel.maps]})
+        encoded_panels.append(place | {"maps": [describe(panel_map) for panel_map in panel.maps]})
     values = {"panels": encoded_panels, "map": panels[0].start.map, "unit": "words", "threshold": THRESHOLD}
     encoded = json.dumps(values, ensure_ascii=False).replace("<", "\\u003c")
     return (
