@@ -122,12 +122,13 @@ class LabeledTokens(NamedTuple):
     tokens: list[str]
     word_ids: list[int]
     words: list[str]
+    is_special: list[bool]
 
     @classmethod
     def from_ids(cls, tokenizer: Tokenizer, ids: Sequence[int]) -> LabeledTokens:
         """Label tokens that are words by themselves, such as special tokens."""
         tokens = tokenizer.display_tokens(ids)
-        return cls(list(ids), tokens, list(range(len(tokens))), tokens)
+        return cls(list(ids), tokens, list(range(len(tokens))), tokens, [i in tokenizer.all_special_ids for i in ids])
 
     @classmethod
     def from_text(cls, tokenizer: Tokenizer, text: str) -> LabeledTokens:
@@ -143,7 +144,7 @@ class LabeledTokens(NamedTuple):
             words.append(word or "".join(tokens[i] for i in members))
             for i in members:
                 word_ids[i] = number
-        return cls(ids, tokens, word_ids, words)
+        return cls(ids, tokens, word_ids, words, [i in tokenizer.all_special_ids for i in ids])
 
     @classmethod
     def from_generated(cls, tokenizer: Tokenizer, ids: Sequence[int]) -> LabeledTokens:
@@ -153,9 +154,8 @@ class LabeledTokens(NamedTuple):
 
     def join(self, other: LabeledTokens) -> LabeledTokens:
         """Append another sequence."""
-        shifted = [len(self.words) + word_id for word_id in other.word_ids]
-        words = [*self.words, *other.words]
-        return LabeledTokens([*self.ids, *other.ids], [*self.tokens, *other.tokens], [*self.word_ids, *shifted], words)
+        shifted = other._replace(word_ids=[len(self.words) + word_id for word_id in other.word_ids])
+        return LabeledTokens(*([*first, *second] for first, second in zip(self, shifted)))  # type: ignore[arg-type]
 
 
 class InspectedText(NamedTuple):
@@ -194,7 +194,7 @@ class AttentionInspector:
         ((_, inputs),) = self.packed.batches([ids], [segments])
         tokenizer, parts = self.packed.tokenizer, {-1: text, -2: pair or ""}
         template, _ = tokenizer.build_inputs_with_special_tokens([-1], None if pair is None else [-2])
-        sequence = LabeledTokens([], [], [], [])
+        sequence = LabeledTokens.from_ids(tokenizer, [])
         for slot in template:
             is_text = slot in parts
             part = (
