@@ -19,6 +19,7 @@ from polyseme.explain.attention_page.page import (
 )
 from polyseme.explain.attention_page.panels import build_maps, choose_start, match_start
 from polyseme.explain.explanation import Explanation, PrintedTable
+from polyseme.explain.self_attention import AttentionSteps, attention_steps, steps_section
 from polyseme.explain.supported import unsupported
 from polyseme.explain.translation import ExplainedTranslation, explain_translation
 from polyseme.inference.base import LanguageModel
@@ -38,6 +39,8 @@ class _Reading:
 
     model: LanguageModel
     text: str
+    pair: str | None
+    target: str | Sequence[int] | None
     attention: Attention
     tokenizers: Sequence[Tokenizer]
     translation: ExplainedTranslation | None
@@ -77,11 +80,12 @@ def explain_attention(
     if not any(panels) and (unused := [name for name, value in first_place.items() if value is not None]):
         raise ConfigError(f"`{unused[0]}` has no effect: {models[0].path} has no attention")
     figures = [panel_figures(panel) if panel else {} for panel in panels]
+    steps = [_steps(reading, panel) if panel else None for reading, panel in zip(readings, panels)]
     return Explanation(
-        _page(readings, panels, figures),
-        {"figure": "attention", "readings": list(map(_record, readings, panels))},
+        _page(readings, panels, figures, steps),
+        {"figure": "attention", "readings": list(map(_record, readings, panels, steps))},
         _name_figures(readings, figures),
-        "; ".join(map(_summarize, readings)),
+        "\n".join(map(_summarize, readings)),
         _tables(readings, panels),
     )
 
@@ -99,15 +103,15 @@ def _read(model: LanguageModel, text: str, pair: str | None, target: str | None,
     assert isinstance(model, NeuralLM)
     inspector = model.attention_inspector
     translation = explain_translation(model, text, **beam) if translates and target is None else None
+    read_target = target if translation is None else translation.target_ids
     attention = Attention()
     if has_attention:
         with torch.inference_mode():
-            read_target = target if translation is None else translation.target_ids
             attention = inspector.attention(inspector.read(text, pair, read_target))
     elif pair is not None:
         raise ConfigError("`pair` has no effect: an encoder-decoder reads one text as its source")
     tokenizers = [model.tokenizer, *([inspector.generator.target_tokenizer] if inspector.generator else [])]
-    return _Reading(model, text, attention, tokenizers, translation)
+    return _Reading(model, text, pair, read_target, attention, tokenizers, translation)
 
 
 def _build_panels(
@@ -126,6 +130,21 @@ def _build_panels(
     return panels
 
 
+def _steps(reading: _Reading, panel: AttentionPanel) -> AttentionSteps:
+    """Compute step by step what the first head of a panel does for its word."""
+    start = panel.start
+    return attention_steps(
+        reading.model,
+        reading.text,
+        start.layer + 1,
+        start.head + 1,
+        start.token,
+        name=start.map,
+        pair=reading.pair,
+        target=reading.target,
+    )
+
+
 def _titles(readings: Sequence[_Reading]) -> list[str]:
     """Return what distinguishes readings: texts, or the names or else the paths of models."""
     for describe in (
@@ -140,15 +159,18 @@ def _titles(readings: Sequence[_Reading]) -> list[str]:
 
 
 def _page(
-    readings: Sequence[_Reading], panels: Sequence[AttentionPanel | None], figures: Sequence[dict[str, str]]
+    readings: Sequence[_Reading],
+    panels: Sequence[AttentionPanel | None],
+    figures: Sequence[dict[str, str]],
+    steps: Sequence[AttentionSteps | None],
 ) -> str:
     names = " and ".join(dict.fromkeys(reading.model.path.name for reading in readings))
     sections: list[tuple[str, str]] = []
     top, leads = "", []
-    for reading, title in zip(readings, _titles(readings)):
+    suffixes = [f": {title}" if len(readings) > 1 else "" for title in _titles(readings)]
+    for reading, suffix in zip(readings, suffixes):
         lead = f'<span dir="auto">{escape(reading.text)}</span>'
         if (translation := reading.translation) is not None:
-            suffix = f": {title}" if len(readings) > 1 else ""
             sections += [(f"{heading}{suffix}", content) for heading, content in translation.sections]
             top += translation.top
             lead += f' → <b dir="auto">{escape(translation.best)}</b>'
@@ -156,6 +178,7 @@ def _page(
     script = ""
     if shown := [panel for panel in panels if panel]:
         sections.append(("Attention", attention_section(shown, [drawn for drawn in figures if drawn])))
+        sections += [("Step by step" + suffix, steps_section(each)) for suffix, each in zip(suffixes, steps) if each]
         sections.append(("Fixed patterns", pattern_section(shown)))
         script = attention_script(shown)
     title = f"A translation by {names}" if readings[0].translation else f"Attention of {names}"
@@ -171,15 +194,14 @@ def _name_figures(readings: Sequence[_Reading], figures: Sequence[dict[str, str]
     return names
 
 
-def _record(reading: _Reading, panel: AttentionPanel | None) -> dict[str, Any]:
-    """Return the exact numbers of a reading, and what the page shows first, with layers and heads from 1."""
+def _record(reading: _Reading, panel: AttentionPanel | None, steps: AttentionSteps | None) -> dict[str, Any]:
+    """Return the exact numbers of a reading, and of the steps of the head that the page shows first."""
     record: dict[str, Any] = {"model": str(reading.model.path), "text": reading.text}
+    record |= {"pair": reading.pair} if reading.pair is not None else {}
     if reading.translation is not None:
         record["translation"] = reading.translation.record
-    if panel is None:
+    if panel is None or steps is None:
         return record
-    start = panel.start
-    record["start"] = {"map": start.map, "layer": start.layer + 1, "head": start.head + 1, "query": start.token}
     record["maps"] = [
         {
             "name": each.name,
@@ -194,7 +216,7 @@ def _record(reading: _Reading, panel: AttentionPanel | None) -> dict[str, Any]:
         }
         for each, panel_map in zip(reading.attention.maps, panel.maps)
     ]
-    return record
+    return record | {"steps": steps.record()}
 
 
 def round_significant(values: np.ndarray, digits: int = _SIGNIFICANT_DIGITS) -> list[Any]:
@@ -208,13 +230,13 @@ def round_significant(values: np.ndarray, digits: int = _SIGNIFICANT_DIGITS) -> 
 def _summarize(reading: _Reading) -> str:
     """Return one line about a reading."""
     parts = [
-        f"{MAP_TITLES[each.name]} {each.num_layers} layers × {each.num_heads} heads, "
-        f"{len(each.queries)} queries × {len(each.keys)} keys"
+        f"{MAP_TITLES[each.name]}: layers {each.num_layers}, heads {each.num_heads}, queries {len(each.queries)}, "
+        f"keys {len(each.keys)}"
         for each in reading.attention.maps
     ]
     if reading.translation is not None:
-        parts.insert(0, f"translation {reading.translation.best!r}")
-    return f"{reading.model.path.name} on {shorten(reading.text, _MAX_TITLE_CHARS)!r}: {'; '.join(parts)}"
+        parts.insert(0, f"translation {shorten(reading.translation.best, _MAX_TITLE_CHARS)!r}")
+    return f"{reading.model.path.name} reads {shorten(reading.text, _MAX_TITLE_CHARS)!r}; {'; '.join(parts)}"
 
 
 def _tables(readings: Sequence[_Reading], panels: Sequence[AttentionPanel | None]) -> list[PrintedTable]:

@@ -33,6 +33,7 @@ GRID_CAPTION = (
 LINES_CAPTION = (
     "Queries on the left, keys on the right; a thicker line is a larger weight. The weights of a query sum to one."
 )
+DECODER_CAPTION = " A query of a decoder is the token that it has just read; what it attends to helps predict the next."
 WORD_CAPTION = "For the chosen word, the key with the largest weight in each head. Choose a cell to see its head above."
 PATTERN_CAPTION = (
     "The largest mean weight in each layer on the token before (previous), on the token itself (same), on the token "
@@ -118,13 +119,15 @@ def attention_section(panels: Sequence[AttentionPanel], figures: Sequence[dict[s
     sizes = f"body{{max-width:{72 if len(panels) == 1 else 84}rem}}:root{{--heads:{num_heads}}}"
     grid = _view("grid", panels, [drawn["heads"] for drawn in figures])
     lines = _view("lines", panels, [_first_head(panel) + drawn["lines"] for panel, drawn in zip(panels, figures)])
+    has_decoder = any(panel_map.name in ("decoder", "cross") for panel in panels for panel_map in panel.maps)
+    lines_caption = LINES_CAPTION + (DECODER_CAPTION if has_decoder else "")
     word = _view("word", panels, [""] * len(panels))
     columns = "beside" if len(panels) == 1 else ""
     return (
         f"<style>{_asset('attention.css')}{sizes}</style>{note(CAVEAT)}"
         '<div id="controls" class="js-only" role="group" aria-label="What is shown"></div>'
         f'<div class="{columns}"><div><h3>Every head</h3>{grid}{note(GRID_CAPTION)}</div>'
-        f"<div><h3>One head</h3>{lines}{note(LINES_CAPTION)}</div></div>"
+        f"<div><h3>One head</h3>{lines}{note(lines_caption)}</div></div>"
         f'<div class="js-only"><h3>One word across all heads</h3>{word}{note(WORD_CAPTION)}</div>'
     )
 

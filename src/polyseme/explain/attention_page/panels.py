@@ -50,7 +50,8 @@ def find_token(maps: Sequence[PanelMap], word: str) -> tuple[PanelMap, int] | No
 
 
 def choose_start(maps: Sequence[PanelMap], token: str | None, layer: int | None, head: int | None) -> Start:
-    """Choose what a panel shows first: a word, by default the first, and the head where it attends most to another.
+    """Choose what a panel shows first: a word, by default the first, and the head where it attends most to another
+    that is not next to it.
 
     `layer` and `head`, from 1, restrict the choice; an unknown word or number is an error.
     """
@@ -95,9 +96,15 @@ def match_start(maps: Sequence[PanelMap], panel: AttentionPanel) -> Start:
 
 
 def _weights_on_other_words(view: AttentionView, query: int) -> np.ndarray:
-    """Return the largest weight of a query in each head [layers, heads] on a key that is another token of the text."""
+    """Return the largest weight of a query in each head [layers, heads] on another token of the text.
+
+    Neighbors count only in a text of few tokens, since heads that look at them are many and alike.
+    """
     weights = view.weights[:, :, query].copy()
     weights[..., list(view.special_keys)] = 0
     if view.is_self:
-        weights[..., query + len(view.keys) - len(view.queries)] = 0
+        position = query + len(view.keys) - len(view.queries)
+        weights[..., position] = 0
+        if len(view.keys) > len(view.special_keys) + 3:
+            weights[..., max(position - 1, 0) : position + 2] = 0
     return weights.max(-1)
