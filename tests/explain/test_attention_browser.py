@@ -86,29 +86,35 @@ def test_views_respond_to_pointer_and_keys(pages):
         assert chosen.count() == 1 and chosen.get_attribute("aria-label").startswith("Layer 3, head 2")
         page.locator(".keys button").nth(2).hover()
         assert "“t2” (3) is attended to by" in description.text_content()
+        page.locator(".keys button").nth(2).click()
+        assert page.locator("[aria-pressed=true] span").all_text_contents() == ["t2"]
         page.get_by_role("checkbox", name="Hide special tokens").check()
         assert "[S0]" not in page.locator("table.word tbody").text_content()
+        page.keyboard.press("Escape")
+        check_units_and_threshold(page)
 
 
-def test_units_keep_the_word_and_lines_have_a_threshold(pages):
-    with open_page(pages[0], dark=True) as page:
-        unit, word = page.get_by_role("combobox", name="Unit"), page.get_by_role("combobox", name="Word")
-        word.select_option(label="3 t3t4")
-        unit.select_option("tokens")
-        assert word.locator("option:checked").text_content() == "4 t3"
-        unit.select_option("words")
-        assert word.locator("option:checked").text_content() == "3 t3t4"
-        page.locator(".queries [aria-pressed=true]").click()
-        page.mouse.move(0, 0)
-        threshold = page.get_by_role("slider", name="Lines from weight")
-        threshold.press("Home")
-        num_lines = page.locator(".lines path").count()
-        threshold.press("End")
-        assert 0 < page.locator(".lines path").count() < num_lines == 25
+def check_units_and_threshold(page):
+    """Check that the chosen word stays chosen when pieces are merged, and that the slider removes weak lines."""
+    unit, word = page.get_by_role("combobox", name="Unit"), page.get_by_role("combobox", name="Word")
+    unit.select_option("words")
+    word.select_option(label="3 t3t4")
+    unit.select_option("tokens")
+    assert word.locator("option:checked").text_content() == "4 t3"
+    unit.select_option("words")
+    assert word.locator("option:checked").text_content() == "3 t3t4"
+    page.locator(".queries [aria-pressed=true]").click()
+    page.mouse.move(0, 0)
+    page.get_by_role("checkbox", name="Hide special tokens").uncheck()
+    threshold = page.get_by_role("slider", name="Lines from weight")
+    threshold.press("Home")
+    num_lines = page.locator(".lines path").count()
+    threshold.press("End")
+    assert 0 < page.locator(".lines path").count() < num_lines == 25
 
 
 def test_two_panels_move_together_and_fit_a_phone(pages):
-    with open_page(pages[1], width=400) as page:
+    with open_page(pages[1], width=400, dark=True) as page:
         assert overflow(page) <= 0
         chosen = page.locator("table.heads [aria-pressed=true]")
         page.locator("[data-view=grid] [data-panel='0'] button").nth(3).click()
@@ -147,12 +153,13 @@ def test_512_tokens_12_layers_12_heads(tmp_path):
     weights = np.random.default_rng(0).dirichlet([0.05] * 512, (12, 12, 512)).astype(np.float32)
     path = write_page(tmp_path / "long.html", [build_panel(weights, "", Start("self", 0, 0, 3))])
     assert path.stat().st_size < 20e6
-    start = time.perf_counter()
     with open_page(path) as page:
-        page.locator(".lines path").first.wait_for(state="attached")
-        seconds = {"open": time.perf_counter() - start}
+        opened = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd") / 1000
+        assert page.locator(".lines path").count() > 0
+        start = time.perf_counter()
         page.get_by_role("combobox", name="Unit").select_option("tokens")
-        seconds["tokens"] = time.perf_counter() - start - seconds["open"]
+        switched = time.perf_counter() - start
         page.locator(".queries button").nth(500).click()
         assert page.locator(".lines path").count() == 16
-    assert seconds["open"] < 3 and seconds["tokens"] < 3, (seconds, path.stat().st_size)
+    print(f"{path.stat().st_size / 1e6:.1f} MB, opened in {opened:.2f} s, switched to tokens in {switched:.2f} s")
+    assert opened < 3 and switched < 3

@@ -5,7 +5,7 @@
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("attention-data").textContent);
   const ROW_HEIGHT = 24, MAX_PIXELS = 64, MAX_LISTED = 5;
-  const panels = data.panels.map((panel, index) => ({ ...panel, index, pinned: panel.pinned, active: null }));
+  const panels = data.panels.map((panel, index) => ({ ...panel, index, key: 0, pinned: panel.pinned ? "queries" : null, active: null }));
   const state = { map: data.map, unit: data.unit, threshold: data.threshold, hideSpecial: false };
   const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
@@ -72,15 +72,16 @@
     const [numRows, numColumns] = [view.queries.length, view.keys.length];
     const height = Math.min(numRows, MAX_PIXELS), width = Math.min(numColumns, MAX_PIXELS);
     const canvas = element("canvas", { width, height }), context = canvas.getContext("2d");
-    const image = context.createImageData(width, height), color = seriesColor();
+    const image = context.createImageData(width, height), pixels = image.data;
     for (let query = 0; query < numRows; query++) {
       const y = Math.floor((query * height) / numRows);
       readRow(view, layer, head, query, (key, weight) => {
-        const place = 4 * (y * width + Math.floor((key * width) / numColumns));
-        const alpha = 255 * Math.sqrt(weight);
-        if (alpha > image.data[place + 3]) image.data.set([...color, alpha], place);
+        const place = 4 * (y * width + Math.floor((key * width) / numColumns)) + 3;
+        pixels[place] = Math.max(pixels[place], 255 * Math.sqrt(weight));
       });
     }
+    const color = seriesColor();
+    for (let i = 0; i < pixels.length; i += 4) pixels.set(color, i);
     context.putImageData(image, 0, 0);
     return canvas;
   }
@@ -135,7 +136,7 @@
         button.tabIndex = i === (side === "queries" ? panel.word : 0) ? 0 : -1;
         button.addEventListener("pointerenter", () => activate(panel, { side, index: i }));
         button.addEventListener("focus", () => activate(panel, { side, index: i }));
-        if (side === "queries") button.addEventListener("click", () => togglePin(panel, i));
+        button.addEventListener("click", () => togglePin(panel, side, i));
         list.append(button);
         return button;
       });
@@ -156,7 +157,7 @@
   function moveWord(panel, side, event) {
     const buttons = panel[side], index = buttons.indexOf(document.activeElement);
     const next = { ArrowUp: index - 1, ArrowDown: index + 1, Home: 0, End: buttons.length - 1 }[event.key];
-    if (event.key === "Escape" && panel.pinned) togglePin(panel, panel.word);
+    if (event.key === "Escape" && panel.pinned) togglePin(panel, panel.pinned, pinnedWord(panel).index);
     if (next === undefined) return;
     event.preventDefault();
     if (!buttons[next]) return;
@@ -170,15 +171,27 @@
     drawLines(panel);
   }
 
-  function togglePin(panel, index) {
-    const isPinned = !(panel.pinned && panel.word === index);
-    chooseWord(panel, index, isPinned);
+  function pinnedWord(panel) {
+    return panel.pinned && { side: panel.pinned, index: panel.pinned === "queries" ? panel.word : panel.key };
+  }
+
+  function isPinned(panel, side, index) {
+    return panel.pinned === side && pinnedWord(panel).index === index;
+  }
+
+  function togglePin(panel, side, index) {
+    const pinned = isPinned(panel, side, index) ? null : side;
+    if (side === "queries") chooseWord(panel, index, pinned);
+    else {
+      Object.assign(panel, { key: index, pinned, active: null });
+      drawLines(panel);
+    }
   }
 
   // Lines of the active word, else of the pinned one, else of all visible queries above the threshold.
   function drawLines(panel) {
     const view = currentView(panel), { layer, head, svg } = panel;
-    const active = panel.active || (panel.pinned ? { side: "queries", index: panel.word } : null);
+    const active = panel.active || pinnedWord(panel);
     const [queryTop, keyTop] = [scrollTop(panel, "queries"), scrollTop(panel, "keys")];
     const height = svg.clientHeight, width = svg.clientWidth, weights = { queries: new Map(), keys: new Map() };
     const first = Math.max(0, Math.floor(queryTop / ROW_HEIGHT)), last = Math.ceil((queryTop + height) / ROW_HEIGHT);
@@ -210,9 +223,9 @@
 
   function markWords(panel, side, weights, active) {
     panel[side].forEach((button, i) => {
-      const weight = weights.get(i), isPinned = side === "queries" && panel.pinned && i === panel.word;
+      const weight = weights.get(i);
       button.classList.toggle("active", active !== null && active.side === side && active.index === i);
-      if (side === "queries") button.setAttribute("aria-pressed", isPinned);
+      button.setAttribute("aria-pressed", isPinned(panel, side, i));
       if (weight === undefined && !button.dataset.weight) return;
       button.dataset.weight = weight === undefined ? "" : formatWeight(weight);
       button.lastChild.textContent = button.dataset.weight;
@@ -234,7 +247,7 @@
     const more = isQuery && others.length > listed.length ? `; all others ${formatWeight(Math.max(0, 1 - total))}` : "";
     const verb = isQuery ? "attends to" : "is attended to by";
     panel.description.textContent = `“${labels[active.index]}” (${active.index + 1}) ${verb} ${listed.join(", ") || "no shown word"}${more}.`
-      + (isQuery && panel.pinned && panel.word === active.index ? " Pinned: click again or press Escape to release." : "");
+      + (isPinned(panel, active.side, active.index) ? " Pinned: click again or press Escape to release." : "");
   }
 
   const formatWeight = (weight) => (weight < 0.005 ? "<0.01" : weight.toFixed(2));
@@ -248,11 +261,11 @@
 
   // ---------------------------------------------------------------------------------------------- one word
 
-  function chooseWord(panel, index, isPinned = true) {
+  function chooseWord(panel, index, pinned = "queries") {
     for (const other of panels) {
       const match = other === panel ? index : matchWord(panel, index, other);
       if (match < 0) continue;
-      Object.assign(other, { word: match, pinned: isPinned, active: null });
+      Object.assign(other, { word: match, pinned, active: null });
       showWord(other);
     }
     byId("word").value = panels[0].word;
@@ -268,7 +281,7 @@
   function showWord(panel) {
     const view = currentView(panel);
     scrollTo(panel, "queries", panel.word);
-    if (panel.pinned) readRow(view, panel.layer, panel.head, panel.word, once((key) => scrollTo(panel, "keys", key)));
+    if (panel.pinned === "queries") readRow(view, panel.layer, panel.head, panel.word, once((key) => scrollTo(panel, "keys", key)));
     drawLines(panel);
     drawWordTable(panel, view);
   }
@@ -359,9 +372,9 @@
       const view = currentView(panel), place = places[i];
       panel.layer = Math.min(panel.layer, view.layers - 1);
       panel.head = Math.min(panel.head, view.heads - 1);
-      panel.active = null;
+      Object.assign(panel, { active: null, pinned: panel.pinned === "queries" ? "queries" : null });
       panel.word = place.map === view.name ? view.starts.findLastIndex((start) => start <= place.token) : view.queries.indexOf(place.label);
-      if (panel.word < 0) Object.assign(panel, { word: view.firstWord, pinned: false });
+      if (panel.word < 0) Object.assign(panel, { word: view.firstWord, pinned: null });
     });
     drawAll();
   }
