@@ -31,6 +31,7 @@ from polyseme.text.tokenizer import Tokenizer
 
 _SIGNIFICANT_DIGITS = 7  # of a weight in the record, those of float32
 _MAX_TITLE_CHARS = 80
+_MAX_LEAD_CHARS = 300
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +146,27 @@ def _steps(reading: _Reading, panel: AttentionPanel) -> AttentionSteps:
     )
 
 
+def _steps_section(steps: Sequence[AttentionSteps], panels: Sequence[AttentionPanel]) -> str:
+    """Render the steps of all panels side by side."""
+    parts = [
+        (f'<div><h3 dir="auto">{escape(panel.title)}</h3>' if len(panels) > 1 else "<div>")
+        + f"{steps_section(each)}</div>"
+        for each, panel in zip(steps, panels)
+    ]
+    return f'<div class="pair">{"".join(parts)}</div>'
+
+
+def _model_name(model: LanguageModel) -> str:
+    """Return the name of a model's folder, after that of its run if it is only called `model`."""
+    path = model.path
+    return f"{path.parent.name}/{path.name}" if path.name == "model" else path.name
+
+
 def _titles(readings: Sequence[_Reading]) -> list[str]:
     """Return what distinguishes readings: texts, or the names or else the paths of models."""
     for describe in (
         lambda reading: shorten(reading.text, _MAX_TITLE_CHARS),
-        lambda reading: reading.model.path.name,
+        lambda reading: _model_name(reading.model),
         lambda reading: str(reading.model.path),
     ):
         titles = [describe(reading) for reading in readings]
@@ -164,21 +181,21 @@ def _page(
     figures: Sequence[dict[str, str]],
     steps: Sequence[AttentionSteps | None],
 ) -> str:
-    names = " and ".join(dict.fromkeys(reading.model.path.name for reading in readings))
+    names = " and ".join(dict.fromkeys(_model_name(reading.model) for reading in readings))
     sections: list[tuple[str, str]] = []
     top, leads = "", []
     suffixes = [f": {title}" if len(readings) > 1 else "" for title in _titles(readings)]
     for reading, suffix in zip(readings, suffixes):
-        lead = f'<span dir="auto">{escape(reading.text)}</span>'
+        lead = f'<span dir="auto">{escape(shorten(reading.text, _MAX_LEAD_CHARS))}</span>'
         if (translation := reading.translation) is not None:
             sections += [(f"{heading}{suffix}", content) for heading, content in translation.sections]
             top += translation.top
-            lead += f' → <b dir="auto">{escape(translation.best)}</b>'
+            lead += f' → <b dir="auto">{escape(shorten(translation.best, _MAX_LEAD_CHARS))}</b>'
         leads.append(lead)
     script = ""
     if shown := [panel for panel in panels if panel]:
         sections.append(("Attention", attention_section(shown, [drawn for drawn in figures if drawn])))
-        sections += [("Step by step" + suffix, steps_section(each)) for suffix, each in zip(suffixes, steps) if each]
+        sections.append(("Step by step", _steps_section([each for each in steps if each], shown)))
         sections.append(("Fixed patterns", pattern_section(shown)))
         script = attention_script(shown)
     title = f"A translation by {names}" if readings[0].translation else f"Attention of {names}"
@@ -221,6 +238,8 @@ def _record(reading: _Reading, panel: AttentionPanel | None, steps: AttentionSte
 
 def round_significant(values: np.ndarray, digits: int = _SIGNIFICANT_DIGITS) -> list[Any]:
     """Return nested lists of values with a number of significant digits."""
+    if values.ndim > 3:
+        return [round_significant(part, digits) for part in values]  # to bound the memory
     values = values.astype(np.float64)
     magnitudes = np.floor(np.log10(np.abs(values), where=values != 0, out=np.zeros_like(values)))
     scales = 10.0 ** (digits - 1 - magnitudes)
@@ -236,7 +255,7 @@ def _summarize(reading: _Reading) -> str:
     ]
     if reading.translation is not None:
         parts.insert(0, f"translation {shorten(reading.translation.best, _MAX_TITLE_CHARS)!r}")
-    return f"{reading.model.path.name} reads {shorten(reading.text, _MAX_TITLE_CHARS)!r}; {'; '.join(parts)}"
+    return f"{_model_name(reading.model)} reads {shorten(reading.text, _MAX_TITLE_CHARS)!r}; {'; '.join(parts)}"
 
 
 def _tables(readings: Sequence[_Reading], panels: Sequence[AttentionPanel | None]) -> list[PrintedTable]:

@@ -48,7 +48,7 @@
   // ---------------------------------------------------------------------------------------------- all heads
 
   function drawGrid(panel) {
-    const view = currentView(panel), table = element("table", { class: "heads", role: "presentation" });
+    const view = currentView(panel), table = element("table", { class: "heads", role: "presentation", style: `--heads:${currentMap(panel).heads}` });
     const header = element("tr", {}, element("th", {}, "head"));
     for (let head = 0; head < view.heads; head++) header.append(element("th", {}, String(head + 1)));
     table.append(header);

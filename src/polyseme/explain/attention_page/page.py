@@ -115,8 +115,7 @@ def panel_figures(panel: AttentionPanel) -> dict[str, str]:
 
 def attention_section(panels: Sequence[AttentionPanel], figures: Sequence[dict[str, str]]) -> str:
     """Render the views of all panels side by side, with the first state in place of the script."""
-    num_heads = max(panel_map.tokens.weights.shape[1] for panel in panels for panel_map in panel.maps)
-    sizes = f"body{{max-width:{72 if len(panels) == 1 else 84}rem}}:root{{--heads:{num_heads}}}"
+    width = f"body{{max-width:{72 if len(panels) == 1 else 84}rem}}"
     grid = _view("grid", panels, [drawn["heads"] for drawn in figures])
     lines = _view("lines", panels, [_first_head(panel) + drawn["lines"] for panel, drawn in zip(panels, figures)])
     has_decoder = any(panel_map.name in ("decoder", "cross") for panel in panels for panel_map in panel.maps)
@@ -124,7 +123,7 @@ def attention_section(panels: Sequence[AttentionPanel], figures: Sequence[dict[s
     word = _view("word", panels, [""] * len(panels))
     columns = "beside" if len(panels) == 1 else ""
     return (
-        f"<style>{_asset('attention.css')}{sizes}</style>{note(CAVEAT)}"
+        f"<style>{_asset('attention.css')}{width}</style>{note(CAVEAT)}"
         '<div id="controls" class="js-only" role="group" aria-label="What is shown"></div>'
         f'<div class="{columns}"><div><h3>Every head</h3>{grid}{note(GRID_CAPTION)}</div>'
         f"<div><h3>One head</h3>{lines}{note(lines_caption)}</div></div>"
