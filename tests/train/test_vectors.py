@@ -138,7 +138,7 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
     assert not app(["analogy", "again", "--data", "questions.txt", "--cosmul"], standalone_mode=False)
     assert "total" in capsys.readouterr().out
     with pytest.raises(
-        PolysemeError, match=r"cannot show attention: it is word vectors.*, which supports encode, embed"
+        PolysemeError, match=r"cannot show attention: it is a table of .* word vectors.*, which supports encode, embed"
     ):
         model.attention("the cat")
     with pytest.raises(PolysemeError, match=r"cannot show attention.*supports .*predict"):

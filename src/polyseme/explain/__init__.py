@@ -1,5 +1,21 @@
 """Look inside a model: attention, gradients, translations, and backpropagation on a computation graph."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from polyseme.explain.graph import Graph
 
-__all__ = ["Graph"]
+if TYPE_CHECKING:
+    from polyseme.explain.self_attention import attention_steps
+
+_MODULES = {
+    "attention_steps": "self_attention",
+}
+__all__ = ["Graph", "attention_steps"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name in _MODULES:
+        return getattr(import_module(f"polyseme.explain.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'polyseme.explain' has no attribute {name!r}")

@@ -48,6 +48,7 @@ class AttentionSteps:
     weights: np.ndarray  # [keys]
     output: np.ndarray  # [head_dim]
     score_function: str = "dot"
+    is_rotary: bool = False  # whether query and keys were rotated by position
 
     def record(self) -> dict[str, Any]:
         """Return all numbers as plain values for JSON, with 7 significant digits; the score of a masked key is None."""
@@ -57,6 +58,7 @@ class AttentionSteps:
             **{name: _to_list(getattr(self, name)) for name in names},
             "scale": self.scale,
             "score_function": self.score_function,
+            "is_rotary": self.is_rotary,
             "biases": {name: _to_list(bias) for name, bias in self.biases.items()},
             "mask": self.mask.tolist(),
             "scores": [score if is_visible else None for score, is_visible in zip(_to_list(self.scores), self.mask)],
@@ -123,6 +125,7 @@ def _select(
         _to_numpy(terms.weights[head, index]),
         _to_numpy(terms.attended[head, index]),
         terms.score_function,
+        terms.is_rotary,
     )
 
 
@@ -185,9 +188,8 @@ def steps_section(steps: AttentionSteps) -> str:
 def _query_caption(steps: AttentionSteps) -> str:
     if steps.score_function != "dot":
         return "The state of the decoder is the query."
-    return (
-        "The hidden state of the token, times the query matrix of the head (and rotated by position if the model is)."
-    )
+    rotation = ", and rotated by the position of the token, as all keys are" * steps.is_rotary
+    return f"The vector of the token below this layer, times the query matrix of the head{rotation}."
 
 
 def _score_formula(steps: AttentionSteps) -> str:

@@ -154,8 +154,13 @@ class LabeledTokens(NamedTuple):
 
     def join(self, other: LabeledTokens) -> LabeledTokens:
         """Append another sequence."""
-        shifted = other._replace(word_ids=[len(self.words) + word_id for word_id in other.word_ids])
-        return LabeledTokens(*([*first, *second] for first, second in zip(self, shifted)))  # type: ignore[arg-type]
+        return LabeledTokens(
+            [*self.ids, *other.ids],
+            [*self.tokens, *other.tokens],
+            [*self.word_ids, *(len(self.words) + word_id for word_id in other.word_ids)],
+            [*self.words, *other.words],
+            [*self.is_special, *other.is_special],
+        )
 
 
 class InspectedText(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -80,13 +80,13 @@ class AttentionConfig(BaseAttentionConfig):
         super().__post_init__()
         self.check_range(0, math.inf, "rope_theta", "scale")
 
-    def build(self, dim: int) -> Attention:
+    def build(self, dim: int) -> MultiHeadAttention:
         if self.rope_theta and (head_dim := self.inner_dim(dim) // self.num_heads) % 2:
             raise ConfigError(f"the head dimension is {head_dim}; rotary positions need an even one")
-        return Attention(self, dim, self.bias)
+        return MultiHeadAttention(self, dim, self.bias)
 
 
-class Attention(BaseAttention):
+class MultiHeadAttention(BaseAttention):
     """Multi-head self- or cross-attention."""
 
     def _options(self, layout: PackedLayout, position_info: PositionInfo) -> AttentionOptions:
@@ -117,7 +117,8 @@ class Attention(BaseAttention):
         """Return what `forward` computes for one sequence."""
         q, k, v = self._project_rotary(x, positions)
         k, v = (k, v) if cache is None else cache.extend(k, v)[:2]
-        return attention_terms(q, k, v, self._options(layout, position_info))
+        terms = attention_terms(q, k, v, self._options(layout, position_info))
+        return replace(terms, is_rotary=bool(self.config.rope_theta))
 
     def project_kv(self, source: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of a source, each [rows, heads, head_dim]."""

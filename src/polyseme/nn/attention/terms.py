@@ -26,6 +26,7 @@ class AttentionTerms:
     biases: dict[str, Tensor] = field(default_factory=dict)  # by name, each [heads, queries, keys]
     mask: Tensor | None = None  # bool [queries, keys], True = may be attended to; None: all
     score_function: str = "dot"
+    is_rotary: bool = False  # whether queries and keys were rotated by position
 
     @property
     def scores(self) -> Tensor:
