@@ -1,5 +1,7 @@
 """The page of a translation, and the cross attention in it against `transformers`."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -47,8 +49,11 @@ def test_the_page(family, tiny_folders, run_cli, rejects, tmp_path):
     out = tmp_path / "page.html"
     run_cli("explain", tiny_folders[family], "--text", TEXT + " <b>", "--out", out, "--num-beams", 3)
     page = out.read_text()
-    parse_page(page)
-    assert page.count("head 3") == 3 and "layer 3" in page and "&lt;b&gt;" in page
+    parse_page(page, has_script=True)
+    assert "layer 3" in page and "&lt;b&gt;" in page and "<b>the" not in page
+    record = json.loads(out.with_suffix(".json").read_text())["readings"][0]
+    assert [each["name"] for each in record["maps"]] == ["encoder", "decoder", "cross"]
+    assert len(record["translation"]["hypotheses"]) == 3
     model = polyseme.load(tiny_folders[family], device="cpu")
     writer = TextGenerator.from_folder(model.folder)
     beginnings, sources = writer.encode_inputs([TEXT + " <b>"], "")
@@ -59,4 +64,4 @@ def test_the_page(family, tiny_folders, run_cli, rejects, tmp_path):
     assert f"{last:.2f}" in page and page.count("stroke-width:2.4") == len(way)
     rejects("explain", tiny_folders[family], "--text", TEXT, "--out", out, match="already exists")
     rejects("explain", tiny_folders[family], "--text", " ", "--out", tmp_path / "b.html", match="empty")
-    rejects("explain", tiny_folders["gpt2"], "--text", TEXT, "--out", tmp_path / "b.html", match="cannot translate")
+    rejects("explain", tiny_folders["gpt2"], "--text", TEXT, "--num-beams", 2, match="--num-beams has no effect")

@@ -33,14 +33,14 @@ class PageParser(HTMLParser):
         self.text += data
 
 
-def parse_page(page: str) -> PageParser:
-    """Parse a page and check what every page promises."""
+def parse_page(page: str, has_script: bool = False) -> PageParser:
+    """Parse a page and check what every page promises; only an interactive one may have a script."""
     parsed = PageParser(page)
     assert not parsed.open
     page.encode()  # no lone surrogates
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", page)
     names = {tag for tag, _ in parsed.seen}
-    assert not names & {"script", "link", "img", "iframe"}
+    assert not names & {"link", "img", "iframe"} and ("script" in names) == has_script
     urls = [v for _, attrs in parsed.seen for k, v in attrs.items() if k in ("src", "href")]
     assert not [url for url in urls if not str(url).startswith("#")], "an external URL"
     assert "url(" not in page and "@import" not in page

@@ -1,6 +1,7 @@
 """`Explanation`: what looking inside a model gives: a page, its numbers, and its figures."""
 
 import html
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 
 from polyseme.errors import ConfigError
 from polyseme.io.atomic import ensure_new_file, write_text
-from polyseme.io.json import format_json
 from polyseme.report.svg import standalone_svg
 
 PrintedTable = tuple[Sequence[str], Sequence[Sequence[Any]]]  # header and rows
@@ -33,7 +33,7 @@ class Explanation:
         An existing file is an error, and then nothing is written.
         """
         page = check_page_path(out)
-        contents = {page: self.page, page.with_suffix(".json"): format_json(self.record)}
+        contents = {page: self.page, page.with_suffix(".json"): format_record(self.record) + "\n"}
         for name, chart in self.figures.items():
             contents[page.with_name(f"{page.stem}-{name}.svg")] = standalone_svg(chart)
         for path in contents:
@@ -44,6 +44,19 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{html.escape(self.page)}" style="width:100%;height:40rem;border:0"></iframe>'
+
+
+def format_record(value: Any, indent: str = "") -> str:
+    """Return JSON with a line per key and per object of a list; a list of numbers or texts stays on one line."""
+    deeper = f"{indent}  "
+    if isinstance(value, dict) and value:
+        lines = [
+            f"{json.dumps(name, ensure_ascii=False)}: {format_record(part, deeper)}" for name, part in value.items()
+        ]
+        return f"{{\n{deeper}" + f",\n{deeper}".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list | tuple) and any(isinstance(part, dict) for part in value):
+        return f"[\n{deeper}" + f",\n{deeper}".join(format_record(part, deeper) for part in value) + f"\n{indent}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def check_page_path(out: str | Path) -> Path:

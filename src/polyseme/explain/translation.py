@@ -8,19 +8,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.errors import DataError, UnsupportedError
 from polyseme.generation.beam import BeamResult
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.session import pack_inputs
 from polyseme.generation.text import TextGenerator
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.model import Model
-from polyseme.report.heatmap import Labels, attention_grid, heat_map
-from polyseme.report.html import collapsed, escape, figure, html_page, html_table, key_figures, note
+from polyseme.report.heatmap import Labels, heat_map
+from polyseme.report.html import figure, html_table, key_figures, note
 from polyseme.report.svg import shorten, svg_image, svg_text, text_width
 
 MAX_TREE_NODES = 400  # nodes that are drawn
 MAX_PIECE_CHARS = 24  # of a label in the tree
+ALIGNMENT_CAPTION = (
+    "Cross attention, mean over layers and heads: each row shows where the model looked when it predicted a target "
+    "token. A dark diagonal means word-by-word translation, a dark cell far from it a change of word order."
+)
+TREE_CAPTION = (
+    "One column per step, the best hypothesis in color. Numbers are cumulative log-probabilities: a path that "
+    "leaves the beam early shows what the model considered and dropped."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,65 +62,81 @@ def align(generator: TextGenerator, source_ids: Sequence[int], target_ids: Seque
     return Alignment(generator.tokenizer.display_tokens(source_ids), target_pieces, weights)
 
 
-def explain_translation(model: NeuralLM, text: str, num_beams: int = 4, length_penalty: float = 1.0) -> str:
-    """Translate a text and return a self-contained HTML page that explains the translation."""
-    if not model.is_seq2seq:
-        hint = "expected a sequence-to-sequence model such as transformer, seq2seq or t5"
-        raise UnsupportedError(f"{model.path} cannot translate: {hint}")
+@dataclass(frozen=True, eq=False)
+class ExplainedTranslation:
+    """A translation with the parts of its page: figures at the top, sections, charts by name, and numbers."""
+
+    best: str
+    target_ids: Sequence[int]
+    top: str
+    sections: list[tuple[str, str]]
+    figures: dict[str, str]
+    table: tuple[list[str], list[tuple[str, ...]]]
+    record: dict[str, Any]
+
+
+def explain_translation(
+    model: NeuralLM, text: str, num_beams: int = 4, length_penalty: float = 1.0
+) -> ExplainedTranslation:
+    """Translate a text and explain the translation: other candidates, alignment, and the tree of the beam search."""
     generator = TextGenerator.from_folder(model.folder)
-    if not text.strip():
-        raise DataError("there is nothing to translate: the text is empty")
     prefixes, sources = generator.encode_inputs([text], "")
     assert sources is not None
     config = GenerationConfig(0, num_beams=num_beams, length_penalty=length_penalty, num_return_sequences=num_beams)
     (beam,) = generator.search(prefixes, sources, config)
-    alignment = align(generator, sources[0], beam.hypotheses[0].tokens)
+    best = beam.hypotheses[0]
+    alignment = align(generator, sources[0], best.tokens)
     translations = [generator.decode([], hypothesis.tokens) for hypothesis in beam.hypotheses]
+    header = ["translation", "log-probability", "by length", ""]
     rows = [
         (translation, f"{h.score:.3f}", f"{h.normalized_score:.3f}", "" if h.is_finished else "truncated")
         for translation, h in zip(translations, beam.hypotheses)
     ]
-    best = beam.hypotheses[0]
-    figures = [
+    key_values = [
         ("Log-probability", f"{best.score:.2f}", "" if best.is_finished else "truncated"),
         ("Per token", f"{best.score / max(len(alignment.target_pieces), 1):.2f}", "0 would be certain"),
         ("Tokens", f"{len(alignment.source_pieces)} → {len(alignment.target_pieces)}", "source and target"),
         ("Beam", str(num_beams), f"length penalty {length_penalty:g}"),
     ]
-    tree_caption = (
-        "One column per step, the best hypothesis in color. Numbers are cumulative log-probabilities: a path that "
-        "leaves the beam early shows what the model considered and dropped."
-    )
+    charts = {"alignment": _alignment_chart(alignment), "beam": beam_tree_svg(beam, generator)}
+    no_attention = note("None: this model has no attention; it reads the source as one vector.")
     sections = [
-        ("Best translations", html_table(["translation", "log-probability", "by length", ""], rows)),
-        ("Alignment", _alignment_section(alignment)),
-        ("The beam", figure(beam_tree_svg(beam, generator), tree_caption)),
-        ("Cross attention by layer and head", _heads_section(alignment)),
+        ("Best translations", html_table(header, rows)),
+        ("Alignment", figure(charts["alignment"], ALIGNMENT_CAPTION) or no_attention),
+        ("The beam", figure(charts["beam"], TREE_CAPTION)),
     ]
-    summary = f'<span dir="auto">{escape(text)}</span> → <b dir="auto">{escape(translations[0])}</b>'
-    return html_page(f"A translation by {model.path.name}", summary, sections, key_figures(figures))
+    record = {
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        "hypotheses": [
+            {
+                "text": translation,
+                "score": h.score,
+                "normalized_score": h.normalized_score,
+                "is_finished": h.is_finished,
+            }
+            for translation, h in zip(translations, beam.hypotheses)
+        ],
+        "source": alignment.source_pieces,
+        "target": alignment.target_pieces,
+        "alignment": alignment.mean.tolist() if len(alignment.weights) else [],
+    }
+    charts = {name: chart for name, chart in charts.items() if chart}
+    return ExplainedTranslation(
+        translations[0],
+        best.tokens,
+        key_figures(key_values),
+        sections,
+        charts,
+        (header[:3], [row[:3] for row in rows]),
+        record,
+    )
 
 
-def _alignment_section(alignment: Alignment) -> str:
+def _alignment_chart(alignment: Alignment) -> str:
     if not len(alignment.weights):
-        return note("None: this model has no attention; it reads the source as one vector.")
-    labels = Labels(alignment.target_pieces, alignment.source_pieces, "target", "source")
-    caption = (
-        "Cross attention, mean over layers and heads: each row shows where the model looked when it predicted a target "
-        "token. A dark diagonal means word-by-word translation, a dark cell far from it a change of word order."
-    )
-    return figure(heat_map(alignment.mean, labels), caption)
-
-
-def _heads_section(alignment: Alignment) -> str:
-    caption = (
-        "Rows are target tokens, columns source tokens, in the order of the alignment above. Look for heads that "
-        "follow it, and for heads that look at the end of the source, which often means that they do nothing."
-    )
-    grids = [
-        figure(attention_grid(layer[None], first_layer=i), caption) for i, layer in enumerate(alignment.weights, 1)
-    ]
-    return "".join(grids[:1]) + collapsed(f"{len(grids) - 1} more layers", "".join(grids[1:]))
+        return ""
+    return heat_map(alignment.mean, Labels(alignment.target_pieces, alignment.source_pieces, "target", "source"))
 
 
 def beam_tree_svg(beam: BeamResult, generator: TextGenerator) -> str:
