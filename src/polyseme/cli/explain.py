@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # What each figure needs, and what it may take besides `models`, `out` and `as_json`.
 FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"graph"}, {"at"}),
-    "word": ({"word", "data"}, {"layer"}),
+    "word": ({"word"}, {"data", "layer"}),
     "geometry": ({"geometry", "data"}, set()),
     "patch": ({"patch", "text", "text_b", "attribute", "contrast"}, set()),
     "lens": ({"lens", "text"}, {"top_k"}),
@@ -36,10 +36,17 @@ def explain(
     token: Annotated[
         str | None, Option(help="Word whose attention is computed step by step; default: the first.")
     ] = None,
-    layer: Annotated[int | None, Option(help="Layer to start with, from 1; default: all or the last.", min=0)] = None,
+    layer: Annotated[
+        int | None, Option(help="Layer to start with, from 1; the default depends on the figure.", min=0)
+    ] = None,
     head: Annotated[int | None, Option(help="Head to start with, from 1.", min=1)] = None,
-    word: Annotated[str | None, Option(help="Plot all occurrences of this word in --data.")] = None,
-    data: Annotated[str | None, Option(help="Texts: a file in any format.")] = None,
+    word: Annotated[
+        str | None,
+        Option(help="Plot all occurrences of this word in --data, or in sentences with bank, spring and stick."),
+    ] = None,
+    data: Annotated[
+        str | None, Option(help="Texts: a file in any format; FILE::label=COLUMN has the senses of --word.")
+    ] = None,
     attribute: Annotated[str | None, Option(help="Label or token to attribute to the words of --text.")] = None,
     contrast: Annotated[
         str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
@@ -157,10 +164,12 @@ def _patch(arguments: dict[str, Any]) -> "Explanation":
 
 
 def _word(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.evaluation.text_rows import read_labeled_texts
     from polyseme.explain.words import explain_word
 
-    texts = read_texts(arguments["data"])
-    return explain_word(_models(arguments, 4), arguments["word"], texts, layer=arguments.get("layer"))
+    texts, senses = read_labeled_texts(arguments["data"]) if "data" in arguments else (None, None)
+    models = _models(arguments, 4)
+    return explain_word(models, arguments["word"], texts, layer=arguments.get("layer"), senses=senses)
 
 
 def _geometry(arguments: dict[str, Any]) -> "Explanation":
