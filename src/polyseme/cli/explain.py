@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"graph"}, {"at"}),
     "word": ({"word"}, {"data", "layer"}),
+    "wic": ({"wic"}, set()),
     "geometry": ({"geometry", "data"}, set()),
     "patch": ({"patch", "text", "text_b", "attribute", "contrast"}, set()),
     "lens": ({"lens", "text"}, {"top_k"}),
@@ -56,6 +57,9 @@ def explain(
     top_k: Annotated[int | None, Option(help="Predictions per layer with --lens; default: 5.", min=1)] = None,
     patch: Annotated[bool, Option("--patch", help="Patch activations of --text-b into --text.")] = False,
     geometry: Annotated[bool, Option("--geometry", help="Anisotropy, self-similarity, and layer distances.")] = False,
+    wic: Annotated[
+        Path | None, Option(help="Folder of Word in Context: accuracy of the cosine of two occurrences by layer.")
+    ] = None,
     num_beams: Annotated[
         int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)
     ] = None,
@@ -71,8 +75,8 @@ def explain(
 
     --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
     prediction depends on, --lens what each layer would predict, --patch which layer and position carry a
-    difference, --word the occurrences of a word in context, --geometry the vectors of each layer, and --graph
-    backpropagation through an expression.
+    difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
+    apart, --geometry the vectors of each layer, and --graph backpropagation through an expression.
     """
     arguments = {name: value for name, value in locals().items() if value not in (None, False) and name != "as_json"}
     figure = choose_figure(arguments)
@@ -172,6 +176,12 @@ def _word(arguments: dict[str, Any]) -> "Explanation":
     return explain_word(models, arguments["word"], texts, layer=arguments.get("layer"), senses=senses)
 
 
+def _wic(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.words.wic import explain_wic
+
+    return explain_wic(_models(arguments, 8), arguments["wic"])
+
+
 def _geometry(arguments: dict[str, Any]) -> "Explanation":
     from polyseme.explain.geometry import explain_geometry
 
@@ -184,6 +194,7 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "lens": _lens,
     "patch": _patch,
     "word": _word,
+    "wic": _wic,
     "geometry": _geometry,
 }
 

@@ -7,11 +7,11 @@ from polyseme.errors import ConfigError
 from polyseme.explain.explanation import Explanation
 from polyseme.explain.supported import unsupported
 from polyseme.explain.words.analysis import WordModel, analyze_layers
+from polyseme.explain.words.names import model_names
 from polyseme.explain.words.occurrences import Occurrence, bundled_sentences, find_occurrences
 from polyseme.explain.words.page import WordPage, layer_name, layer_rows, word_page
 from polyseme.explain.words.vectors import embed_spans, is_cased
 from polyseme.inference.base import LanguageModel
-from polyseme.report.cards.readme import short_name
 
 __all__ = ["explain_word"]
 
@@ -50,12 +50,6 @@ def explain_word(
     return Explanation(
         word_page(page, num_total), _record(page, num_total), page.figures(), _summarize(page), _tables(page)
     )
-
-
-def model_names(models: Sequence[LanguageModel]) -> list[str]:
-    """Return a short name for each model; equal ones are numbered."""
-    names = [short_name(model.path) for model in models]
-    return [name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}" for i, name in enumerate(names)]
 
 
 def _analyze(model: LanguageModel, name: str, occurrences: Sequence[Occurrence], layer: int | None) -> WordModel:

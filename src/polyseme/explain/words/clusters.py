@@ -29,7 +29,8 @@ class Clustering:
 
 
 def unit_rows(vectors: np.ndarray) -> np.ndarray:
-    """Scale each row to length one; a row of zeros stays as it is."""
+    """Scale each row to length one, in double precision; a row of zeros stays as it is."""
+    vectors = vectors.astype(np.float64)
     norms = np.linalg.norm(vectors, axis=-1, keepdims=True)
     unit: np.ndarray = vectors / np.where(norms > 0, norms, 1.0)
     return unit

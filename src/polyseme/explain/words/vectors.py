@@ -51,7 +51,7 @@ def embed_spans(
         for rows in reader.read(texts[start : start + _BATCH_TEXTS], spans[start : start + _BATCH_TEXTS]):
             for layer, row in zip(vectors, rows, strict=True):
                 layer.append(row)
-    return LayerVectors(reader.layers, [np.stack(rows).astype(np.float64) for rows in vectors], reader.is_static)
+    return LayerVectors(reader.layers, [np.stack(rows) for rows in vectors], reader.is_static)
 
 
 @dataclass(frozen=True, eq=False)
