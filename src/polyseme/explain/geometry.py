@@ -305,5 +305,5 @@ def _chart(
             )
             for name, layers in curves.items()
         ]
-        panels.append(Panel(series, Axis(label), 180))
+        panels.append(Panel(series, Axis(label), 230))
     return panel_chart(panels, Axis("layer (0: embeddings)", integers=True), is_standalone or None)
