@@ -12,6 +12,7 @@ from polyseme.explain.words.occurrences import Occurrence, bundled_sentences, fi
 from polyseme.explain.words.page import WordPage, layer_name, layer_rows, word_page
 from polyseme.explain.words.vectors import embed_spans, is_cased
 from polyseme.inference.base import LanguageModel
+from polyseme.inference.word_vectors import WordVectors
 
 __all__ = ["explain_word"]
 
@@ -41,6 +42,9 @@ def explain_word(
     for model in models:
         if "embed" not in model.capabilities:
             unsupported(model, "word")
+        if isinstance(model, WordVectors):
+            for form in word.split():
+                model.vector(form)  # raises an error that names similar words
     if texts is None:
         texts, senses = bundled_sentences()
     occurrences, num_total = find_occurrences(word, texts, senses, not all(map(is_cased, models)))

@@ -181,7 +181,7 @@ def report_wic(curves: dict[str, list[WicLayer]], num_train: int, num_dev: int) 
     )
     remark = note("A table of word vectors cannot answer: it differs from chance only where the word is inflected.")
     summary = "\n".join(
-        f"{name}: {100 * each.accuracy:.1f} % in layer {each.layer} of {curves[name][-1].layer}, the best on the training pairs"
+        f"{name}: {100 * each.accuracy:.1f} % in layer {each.layer}, the best in training of {len(curves[name])} layers"
         for name, each in best.items()
     )
     record = {
