@@ -61,7 +61,7 @@ def test_words_are_sampled_by_spelling_and_text():
 
 def test_command(run_cli, rejects, tiny_folders, tmp_path):
     data = tmp_path / "texts.txt"
-    data.write_text("".join(f"the {a} and the {b} .\n" for a in ("cat", "dog", "bear") for b in ("cat", "fish")))
+    data.write_text("".join(f"the {a} sees the {b} .\n" for a in ("cat", "dog", "bear") for b in ("cat", "fish")))
     folders = [tiny_folders[name] for name in ("albert", "ulmfit", "word2vec")]
     record = json.loads(run_cli("explain", *folders, "--geometry", "--data", data, "--json"))
     albert, ulmfit, static = (model["layers"] for model in record["models"])
