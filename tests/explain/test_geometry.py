@@ -71,5 +71,5 @@ def test_command(run_cli, rejects, tiny_folders, tmp_path):
     assert static[0]["self_similarity"] == pytest.approx(1) and len(static) == 1
     printed = run_cli("explain", folders[0], "--geometry", "--data", data, "--out", tmp_path / "page.html")
     assert "30 words of 6 texts" in printed and (tmp_path / "page-steps.svg").exists()
-    data.write_text("the cat\n")
+    data.write_text("the cat\n\n")
     rejects("explain", folders[0], "--geometry", "--data", data, match="no word occurs in 5 of 1 texts")

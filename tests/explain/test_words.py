@@ -190,7 +190,7 @@ def test_texts_cannot_escape_into_the_page():
         (("--data", "{}::label=sense"), "there is no column 'sense'.*meaning"),
         (("--data", "{}", "--layer", "9"), "`?-*layer`? is 9, and .* has vectors of words in the layers 0 to 3"),
         (("--data", "{}", "--text", "a"), "--text has no effect with --word"),
-        ((), "'cat' does not occur in 64 texts"),
+        ((), "are about bank, spring, stick, not 'cat': pass texts with it as --data"),
     ],
 )
 def test_bad_input_is_one_line(rejects, tiny_folders, data, arguments, message):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import print_json, print_table, read_texts
+from polyseme.cli.output import print_json, print_table
 from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -183,9 +183,13 @@ def _wic(arguments: dict[str, Any]) -> "Explanation":
 
 
 def _geometry(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.evaluation.text_rows import read_labeled_texts
     from polyseme.explain.geometry import explain_geometry
 
-    return explain_geometry(_models(arguments, 4), read_texts(arguments["data"]))
+    texts, labels = read_labeled_texts(arguments["data"])
+    if labels is not None:
+        raise ConfigError(f"--data {arguments['data']}: `label` has no effect with --geometry")
+    return explain_geometry(_models(arguments, 4), texts)
 
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {

@@ -72,11 +72,11 @@ def open_texts(
 def read_labeled_texts(source: str | Path) -> tuple[list[str], list[str] | None]:
     """Read the texts of a file as `open_texts` does, and their labels if `source` names a column: `PATH::label=NAME`.
 
-    An empty label is an empty string.
+    Empty texts are left out. An empty label is an empty string.
     """
     path, columns = parse_input(source, Columns())
-    file = open_texts(path, columns=replace(columns, label=""))
-    rows = list(file.source)
+    file = open_texts(path, columns=replace(columns, label=""), allow_blank=True)
+    rows = [row for row in file.source if row.text.strip()]
     if not columns.label:
         return [row.text for row in rows], None
     if not any(columns.label in row.row for row in rows):

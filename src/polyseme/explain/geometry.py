@@ -21,7 +21,7 @@ from polyseme.explain.words.vectors import LayerVectors, Span, embed_spans
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.report.charts import Panel, Series, panel_chart
-from polyseme.report.html import figure, html_page, html_table, key_figures, note, paragraph
+from polyseme.report.html import escape, figure, html_page, html_table, key_figures, note, paragraph
 from polyseme.report.svg import Axis
 from polyseme.tasks.readers.rows import WORD_PATTERN
 from polyseme.text.arguments import check_texts
@@ -272,7 +272,7 @@ def report_geometry(curves: dict[str, list[LayerGeometry]], sample: WordSample) 
         "models": [{"name": name, "layers": [each.to_json() for each in layers]} for name, layers in curves.items()],
     }
     figures = {name: chart for name, _, measures, _ in _CHARTS if (chart := _chart(curves, measures, True))}
-    lead = "How the vectors of words lie in space, in each layer of " + " and ".join(curves)
+    lead = f"How the vectors of words lie in space, by layer: {escape(', '.join(curves))}"
     return Explanation(html_page("Geometry by layer", lead, sections, top), record, figures, summary, [(header, rows)])
 
 

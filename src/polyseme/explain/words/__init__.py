@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, DataError
 from polyseme.explain.explanation import Explanation
 from polyseme.explain.supported import unsupported
 from polyseme.explain.words.analysis import WordModel, analyze_layers
 from polyseme.explain.words.names import model_names
-from polyseme.explain.words.occurrences import Occurrence, bundled_sentences, find_occurrences
+from polyseme.explain.words.occurrences import BUNDLED_WORDS, Occurrence, bundled_sentences, find_occurrences
 from polyseme.explain.words.page import WordPage, layer_name, layer_rows, word_page
 from polyseme.explain.words.vectors import embed_spans, is_cased
 from polyseme.inference.base import LanguageModel
@@ -47,6 +47,11 @@ def explain_word(
                 model.vector(form)  # raises an error that names similar words
     if texts is None:
         texts, senses = bundled_sentences()
+        if word.lower() not in BUNDLED_WORDS:
+            raise DataError(
+                f"the sentences that come with the package are about {', '.join(BUNDLED_WORDS)}, not {word!r}: pass "
+                "texts with it as `data`"
+            )
     occurrences, num_total = find_occurrences(word, texts, senses, not all(map(is_cased, models)))
     names = model_names(models)
     views = [_analyze(model, name, occurrences, layer) for model, name in zip(models, names)]

@@ -13,6 +13,7 @@ from polyseme.text.arguments import check_text, check_texts
 logger = logging.getLogger(__name__)
 
 MAX_OCCURRENCES = 2000
+BUNDLED_WORDS = ("bank", "spring", "stick")
 _MAX_SUGGESTED = 20_000  # words that are compared with one that does not occur
 _WORD = re.compile(r"\w+")
 
@@ -79,9 +80,10 @@ def _too_few(word: str, texts: Sequence[str], count: int, ignore_case: bool) -> 
         return f"{word!r} occurs once in {len(texts):,} texts: at least two occurrences are needed to compare them"
     counts = Counter(match for text in texts for match in _WORD.findall(text))
     frequent = [name for name, number in counts.most_common(_MAX_SUGGESTED) if number > 1]
-    case = "" if ignore_case else " in this case (the model distinguishes upper and lower case)"
-    is_close = "did you mean" in (hint := suggest(word, frequent))
-    if not is_close:
+    hint = suggest(word, frequent)
+    if not hint.startswith("did you mean"):
         content_words = sorted(frequent, key=lambda name: (len(name) < 4, -counts[name], name))[:8]
         hint = f"frequent words are {', '.join(content_words)}" if content_words else "no word occurs twice"
+    has_other_case = not ignore_case and any(word.lower() in text.lower() for text in texts)
+    case = " with these upper and lower case letters, which the model distinguishes" if has_other_case else ""
     return f"{word!r} does not occur in {len(texts):,} texts{case}; {hint}"

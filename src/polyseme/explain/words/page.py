@@ -40,6 +40,7 @@ class WordPage:
             self.senses.index(each.sense) if each.sense else len(self.senses) for each in occurrences
         ]  # of each occurrence
         self.contexts = [each.keyword_in_context(160) for each in occurrences]
+        self.snippets = [each.keyword_in_context(60) for each in occurrences]
 
     def groups(self, layer: WordLayer) -> tuple[list[int], list[str]]:
         """Return the group of each occurrence and the names of the groups: senses if they are known, or clusters."""
@@ -118,9 +119,9 @@ class WordPage:
             f'<p class="note">Nearest occurrences, by cosine:</p><ol>{neighbors}</ol></div>'
         )
 
-    def mark(self, occurrence: int) -> str:
+    def mark(self, occurrence: int, is_short: bool = True) -> str:
         """Return an occurrence in its context as HTML."""
-        left, word, right = self.contexts[occurrence]
+        left, word, right = (self.snippets if is_short else self.contexts)[occurrence]
         sense = f" ({self.sense_names[self.sense_ids[occurrence]]})" if self.senses else ""
         return f"{escape(left)}<mark>{escape(word)}</mark>{escape(right + sense)}"
 
@@ -156,6 +157,7 @@ class WordPage:
         content = {
             "shapes": SHAPES,
             "contexts": self.contexts,
+            "snippets": self.snippets,
             "senses": self.sense_names,
             "sense": self.sense_ids,
             "models": [
@@ -199,9 +201,8 @@ def word_page(page: WordPage, num_total: int) -> str:
         ("All layers", layers),
         ("How it is computed", _methods(page)),
     ]
-    lead = f"The vectors of <b>{escape(page.word)}</b> in {count:,} contexts, in each layer of " + escape(
-        " and ".join(model.name for model in page.models)
-    )
+    names = ", ".join(model.name for model in page.models)
+    lead = f"The vectors of <b>{escape(page.word)}</b> in {count:,} contexts, by layer: {escape(names)}"
     return html_page(f"“{page.word}” in context", lead, sections, top, page.script())
 
 
@@ -269,7 +270,7 @@ def _choices(page: WordPage) -> str:
         '<label><input type="radio" name="groups" id="by-cluster"> clusters</label></span>'
     )
     picker = f'<label>Occurrence <input id="occurrence" type="number" min="1" max="{count}" value="1"></label>'
-    context = f'<p id="context" dir="auto" aria-live="polite"><b>1 of {count}: </b>{page.mark(0)}</p>'
+    context = f'<p id="context" dir="auto" aria-live="polite"><b>1 of {count}: </b>{page.mark(0, False)}</p>'
     return f'<div class="choices">{senses if page.senses else ""}{picker}</div>{context}'
 
 

@@ -18,8 +18,8 @@
     return created;
   }
 
-  function writeContext(parent, occurrence) {
-    const [left, word, right] = data.contexts[occurrence];
+  function writeContext(parent, occurrence, contexts) {
+    const [left, word, right] = contexts[occurrence];
     parent.append(left);
     element("mark", word, parent);
     parent.append(right);
@@ -67,7 +67,7 @@
     list.replaceChildren();
     layer.near[occurrence].forEach((neighbor, k) => {
       const entry = element("li", `${layer.cosines[occurrence][k].toFixed(3)} `, list);
-      writeContext(entry, neighbor);
+      writeContext(entry, neighbor, data.snippets);
     });
     for (const mark of panels[i].querySelectorAll("[data-i]")) {
       const k = +mark.dataset.i;
@@ -81,7 +81,7 @@
     const place = byId("context");
     place.replaceChildren();
     element("b", `${occurrence + 1} of ${data.contexts.length}: `, place);
-    writeContext(place, occurrence);
+    writeContext(place, occurrence, data.contexts);
     panels.forEach((_, i) => writeNeighbors(i, occurrence));
   }
 
