@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import print_json, print_table, read_texts
+from polyseme.cli.output import print_json, print_table
 from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 # What each figure needs, and what it may take besides `models`, `out` and `as_json`.
 FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"graph"}, {"at"}),
-    "word": ({"word", "data"}, {"layer"}),
+    "word": ({"word"}, {"data", "layer"}),
+    "wic": ({"wic"}, set()),
     "geometry": ({"geometry", "data"}, set()),
     "patch": ({"patch", "text", "text_b", "attribute", "contrast"}, set()),
     "lens": ({"lens", "text"}, {"top_k"}),
@@ -36,10 +37,17 @@ def explain(
     token: Annotated[
         str | None, Option(help="Word whose attention is computed step by step; default: the first.")
     ] = None,
-    layer: Annotated[int | None, Option(help="Layer to start with, from 1; default: all or the last.", min=0)] = None,
+    layer: Annotated[
+        int | None, Option(help="Layer to start with, from 1; the default depends on the figure.", min=0)
+    ] = None,
     head: Annotated[int | None, Option(help="Head to start with, from 1.", min=1)] = None,
-    word: Annotated[str | None, Option(help="Plot all occurrences of this word in --data.")] = None,
-    data: Annotated[str | None, Option(help="Texts: a file in any format.")] = None,
+    word: Annotated[
+        str | None,
+        Option(help="Plot all occurrences of this word in --data, or in sentences with bank, spring and stick."),
+    ] = None,
+    data: Annotated[
+        str | None, Option(help="Texts: a file in any format; FILE::label=COLUMN has the senses of --word.")
+    ] = None,
     attribute: Annotated[str | None, Option(help="Label or token to attribute to the words of --text.")] = None,
     contrast: Annotated[
         str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
@@ -49,6 +57,9 @@ def explain(
     top_k: Annotated[int | None, Option(help="Predictions per layer with --lens; default: 5.", min=1)] = None,
     patch: Annotated[bool, Option("--patch", help="Patch activations of --text-b into --text.")] = False,
     geometry: Annotated[bool, Option("--geometry", help="Anisotropy, self-similarity, and layer distances.")] = False,
+    wic: Annotated[
+        Path | None, Option(help="Folder of Word in Context: accuracy of the cosine of two occurrences by layer.")
+    ] = None,
     num_beams: Annotated[
         int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)
     ] = None,
@@ -64,8 +75,8 @@ def explain(
 
     --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
     prediction depends on, --lens what each layer would predict, --patch which layer and position carry a
-    difference, --word the occurrences of a word in context, --geometry the vectors of each layer, and --graph
-    backpropagation through an expression.
+    difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
+    apart, --geometry the vectors of each layer, and --graph backpropagation through an expression.
     """
     arguments = {name: value for name, value in locals().items() if value not in (None, False) and name != "as_json"}
     figure = choose_figure(arguments)
@@ -157,16 +168,28 @@ def _patch(arguments: dict[str, Any]) -> "Explanation":
 
 
 def _word(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.evaluation.text_rows import read_labeled_texts
     from polyseme.explain.words import explain_word
 
-    texts = read_texts(arguments["data"])
-    return explain_word(_models(arguments, 4), arguments["word"], texts, layer=arguments.get("layer"))
+    texts, senses = read_labeled_texts(arguments["data"]) if "data" in arguments else (None, None)
+    models = _models(arguments, 4)
+    return explain_word(models, arguments["word"], texts, layer=arguments.get("layer"), senses=senses)
+
+
+def _wic(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.words.wic import explain_wic
+
+    return explain_wic(_models(arguments, 8), arguments["wic"])
 
 
 def _geometry(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.evaluation.text_rows import read_labeled_texts
     from polyseme.explain.geometry import explain_geometry
 
-    return explain_geometry(_models(arguments, 4), read_texts(arguments["data"]))
+    texts, labels = read_labeled_texts(arguments["data"])
+    if labels is not None:
+        raise ConfigError(f"--data {arguments['data']}: `label` has no effect with --geometry")
+    return explain_geometry(_models(arguments, 4), texts)
 
 
 BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
@@ -175,6 +198,7 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "lens": _lens,
     "patch": _patch,
     "word": _word,
+    "wic": _wic,
     "geometry": _geometry,
 }
 

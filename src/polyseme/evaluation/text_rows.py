@@ -69,6 +69,22 @@ def open_texts(
     return TextFile(texts, list(names), text_column, id_column)
 
 
+def read_labeled_texts(source: str | Path) -> tuple[list[str], list[str] | None]:
+    """Read the texts of a file as `open_texts` does, and their labels if `source` names a column: `PATH::label=NAME`.
+
+    Empty texts are left out. An empty label is an empty string.
+    """
+    path, columns = parse_input(source, Columns())
+    file = open_texts(path, columns=replace(columns, label=""), allow_blank=True)
+    rows = [row for row in file.source if row.text.strip()]
+    if not columns.label:
+        return [row.text for row in rows], None
+    if not any(columns.label in row.row for row in rows):
+        raise missing_role(f"{path}:1", "label", columns.label, file.names)
+    labels = (row.row.get(columns.label) for row in rows)
+    return [row.text for row in rows], ["" if label is None else str(label) for label in labels]
+
+
 def read_remembered(model: Path) -> Columns | None:
     """Return the columns that a model folder remembers from fine-tuning."""
     path = resolve_model(model) / "polyseme.json"

@@ -1,4 +1,4 @@
-"""Look inside a model: attention, gradients, translations, and backpropagation on a computation graph."""
+"""Look inside a model: attention, words in context, attribution, layers, probes, and backpropagation on a graph."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,12 +6,44 @@ from typing import TYPE_CHECKING, Any
 from polyseme.explain.graph import Graph
 
 if TYPE_CHECKING:
+    from polyseme.explain.attention import explain_attention
+    from polyseme.explain.attribution import explain_attribution
+    from polyseme.explain.geometry import explain_geometry
+    from polyseme.explain.gradients import explain_gradients
+    from polyseme.explain.logit_lens import explain_logit_lens
+    from polyseme.explain.patching import explain_patching
+    from polyseme.explain.probing.api import probe
     from polyseme.explain.self_attention import attention_steps
+    from polyseme.explain.words import explain_word
+    from polyseme.explain.words.wic import explain_wic, wic_by_layer
 
 _MODULES = {
     "attention_steps": "self_attention",
+    "explain_attention": "attention",
+    "explain_attribution": "attribution",
+    "explain_geometry": "geometry",
+    "explain_gradients": "gradients",
+    "explain_logit_lens": "logit_lens",
+    "explain_patching": "patching",
+    "explain_wic": "words.wic",
+    "explain_word": "words",
+    "probe": "probing.api",
+    "wic_by_layer": "words.wic",
 }
-__all__ = ["Graph", "attention_steps"]
+__all__ = [
+    "Graph",
+    "attention_steps",
+    "explain_attention",
+    "explain_attribution",
+    "explain_geometry",
+    "explain_gradients",
+    "explain_logit_lens",
+    "explain_patching",
+    "explain_wic",
+    "explain_word",
+    "probe",
+    "wic_by_layer",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,3 +51,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(f"polyseme.explain.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'polyseme.explain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
