@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.embedding import embed_texts
+from polyseme.inference.inspection.attribution import Attribution, AttributionInput, attribute_input
+from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, Request, TaskTarget
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
-from polyseme.inference.prediction import predict
+from polyseme.inference.prediction import encode_examples, predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.io.atomic import ensure_new_directory
 from polyseme.nn.model import Model
@@ -112,6 +114,7 @@ class NeuralLM(LanguageModel):
         is_lm = "next" in heads and not self.is_seq2seq
         pretraining_heads = FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
         has_task = bool({"task", "tasks"} & set(self.folder.metadata)) or not set(heads) <= set(pretraining_heads)
+        task = self._load_task() if has_task and "tasks" not in self.folder.metadata else None
         supported = {
             "encode": True,
             "fill": "masked" in heads,
@@ -123,7 +126,8 @@ class NeuralLM(LanguageModel):
             "translate": bool(generation_head(self.model)) and self.is_seq2seq,
             "embed": True,
             "predict": has_task,
-            "answer": has_task and "tasks" not in self.folder.metadata and self._load_task().answers_questions,
+            "answer": task is not None and task.answers_questions,
+            "attribute": task.supports_attribution if task else not has_task and bool({"next", "masked"} & set(heads)),
         }
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 
@@ -205,3 +209,16 @@ class NeuralLM(LanguageModel):
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
         task = self._load_task()
         return predict(self.folder, task.read(examples, needs_labels=False), task)
+
+    def _attribute(self, requests: Sequence[Sequence[Any]], method: str, baseline: str | None) -> list[Attribution]:
+        inputs = (self.attribution_input(Request(*request, baseline)) for request in requests)
+        return [attribute_input(each, method) for each in inputs]
+
+    def attribution_input(self, request: Request) -> AttributionInput:
+        """Return the input whose score is attributed: that of a task's answer, or of a predicted token."""
+        if "predict" not in self.capabilities:
+            generator = self._text_generator if self.is_seq2seq else None
+            return LanguageModelTarget(self._packed, generator, self.path).build(request)
+        task = self._load_task()
+        encode = partial(encode_examples, self.folder, task)
+        return TaskTarget(self.model, task, encode, self.tokenizer, self.path).build(request)
