@@ -20,7 +20,7 @@ FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "geometry": ({"geometry", "data"}, set()),
     "patch": ({"patch", "text", "text_b", "attribute", "contrast"}, set()),
     "lens": ({"lens", "text"}, {"top_k"}),
-    "attribute": ({"attribute", "text"}, {"pair", "contrast", "method"}),
+    "attribute": ({"attribute"}, {"text", "data", "pair", "contrast", "method", "baseline"}),
     "attention": ({"text"}, {"text_b", "pair", "target", "token", "layer", "head", "num_beams", "length_penalty"}),
 }
 
@@ -40,11 +40,26 @@ def explain(
     head: Annotated[int | None, Option(help="Head to start with, from 1.", min=1)] = None,
     word: Annotated[str | None, Option(help="Plot all occurrences of this word in --data.")] = None,
     data: Annotated[str | None, Option(help="Texts: a file in any format.")] = None,
-    attribute: Annotated[str | None, Option(help="Label or token to attribute to the words of --text.")] = None,
+    attribute: Annotated[
+        str | None,
+        Option(
+            help="Label or token to attribute to the words of --text, or of each text of --data: a class, TAG@WORD, "
+            "the token at the mask (TOKEN@2 for the second) or after the text; 'predicted' for the model's prediction."
+        ),
+    ] = None,
     contrast: Annotated[
         str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
     ] = None,
-    method: Annotated[str | None, Option(help="Attribution method; default: all, compared by deletion.")] = None,
+    method: Annotated[
+        str | None,
+        Option(
+            help="Attribution method: integrated_gradients, gradient_x_input, erasure or leave_one_out; default: all."
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        Option(help="What stands for no token: mask, pad, unk, eos or zero; default: the first that there is."),
+    ] = None,
     lens: Annotated[bool, Option("--lens", help="Show what each layer would predict (logit lens).")] = False,
     top_k: Annotated[int | None, Option(help="Predictions per layer with --lens; default: 5.", min=1)] = None,
     patch: Annotated[bool, Option("--patch", help="Patch activations of --text-b into --text.")] = False,
@@ -139,8 +154,12 @@ def _attention(arguments: dict[str, Any]) -> "Explanation":
 def _attribute(arguments: dict[str, Any]) -> "Explanation":
     from polyseme.explain.attribution import explain_attribution
 
-    settings = {name: arguments[name] for name in FIGURES["attribute"][1] if name in arguments}
-    return explain_attribution(_models(arguments, 1)[0], arguments["text"], arguments["attribute"], **settings)
+    if ("text" in arguments) == ("data" in arguments):
+        raise ConfigError("--attribute needs --text, or --data with several texts")
+    settings = {name: arguments[name] for name in ("pair", "contrast", "method", "baseline") if name in arguments}
+    texts = arguments["text"] if "text" in arguments else read_texts(arguments["data"])
+    label = None if arguments["attribute"] == "predicted" else arguments["attribute"]
+    return explain_attribution(_models(arguments, 1)[0], texts, label, **settings)
 
 
 def _lens(arguments: dict[str, Any]) -> "Explanation":

@@ -1,5 +1,19 @@
-"""Look inside a model: attention, gradients, translations, and backpropagation on a computation graph."""
+"""Look inside a model: attention, attribution, gradients, translations, and backpropagation on a computation graph."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from polyseme.explain.graph import Graph
 
-__all__ = ["Graph"]
+if TYPE_CHECKING:
+    from polyseme.explain.attribution import explain_attribution
+
+_MODULES = {"explain_attribution": "attribution"}
+__all__ = ["Graph", "explain_attribution"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name in _MODULES:
+        return getattr(import_module(f"polyseme.explain.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'polyseme.explain' has no attribute {name!r}")

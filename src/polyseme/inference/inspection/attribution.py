@@ -51,6 +51,7 @@ class Attribution(NotebookResult):
     tokens: tuple[str, ...]
     scores: tuple[float, ...]
     word_ids: tuple[int | None, ...]
+    is_number: bool = False  # whether the score is a predicted number rather than a log-probability
 
 
 class Variant(NamedTuple):
@@ -80,6 +81,7 @@ class AttributionInput:
     mask_id: int | None
     baseline_id: int
     baseline: str
+    is_number: bool  # whether the score is a predicted number rather than a log-probability
     score_batch: Callable[[Sequence[Variant]], Tensor]
     input_layer: nn.Module
     max_batch_tokens: int
@@ -277,6 +279,7 @@ def _to_attribution(
         problem.tokens,
         tuple(scores.tolist()),
         tuple(None if word < 0 else word for word in problem.word_ids.tolist()),
+        problem.is_number,
     )
 
 
