@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.errors import ConfigError, DataError, suggest
-from polyseme.explain.deletion import Deletion, delete_words, deletion_chart
+from polyseme.explain.deletion import RANDOM, Deletion, delete_words, deletion_chart
 from polyseme.explain.explanation import Explanation, PrintedTable
 from polyseme.explain.supported import unsupported
 from polyseme.inference.base import LanguageModel
@@ -86,18 +86,16 @@ def _build(
     attributions: Sequence[Sequence[Attribution]],
     deletion: Deletion,
 ) -> Explanation:
-    first, y_label = attributions[0][0], "drop of the score"
-    figures = {"deletion": deletion_chart(deletion, TITLES, y_label)}
-    if len(texts) == 1:
-        figures = {"words": word_bars(attributions[0]), **figures}
+    figures = {"words": word_bars(attributions[0])} if len(texts) == 1 else {}
+    figures["deletion"] = deletion_chart(deletion, TITLES, direct_labels=True)
     method_table = _method_table(attributions, deletion)
     sections = [
         ("Words", _words_section(texts, attributions, figures.get("words", ""))),
-        ("How faithful are they?", _deletion_section(figures["deletion"], method_table, len(texts))),
+        ("How faithful are they?", _deletion_section(deletion_chart(deletion, TITLES), method_table, len(texts))),
         ("Tokens", _token_tables(attributions[0]) if len(texts) == 1 else ""),
         ("How to read this", note(CAVEAT) + html_table(["method", "what it measures"], _descriptions(attributions[0]))),
     ]
-    question = _question(first, len(texts))
+    question = _question([rows[0] for rows in attributions])
     lead = f'<b dir="auto">{escape(texts[0])}</b>' if len(texts) == 1 else f"{len(texts)} texts"
     lead += f' <span dir="auto">‖ {escape(pair)}</span>' if pair else ""
     page = html_page(
@@ -111,21 +109,29 @@ def _build(
     tables: list[PrintedTable] = [method_table]
     if len(texts) == 1:
         tables.insert(0, _word_table(attributions[0]))
-    return Explanation(page, record, figures, f"{question} {_format_score(first)}", tables)
+    return Explanation(page, record, figures, f"{question} {_format_score([rows[0] for rows in attributions])}", tables)
 
 
-def _question(attribution: Attribution, num_texts: int) -> str:
-    label = f"“{attribution.label}”" if num_texts == 1 else "these predictions"
-    label = "this number" if attribution.is_number and num_texts == 1 else label
-    return f"Why {label} and not “{attribution.contrast}”?" if attribution.contrast else f"Why {label}?"
+def _question(rows: Sequence[Attribution]) -> str:
+    """Return the question that an attribution of each text answers."""
+    labels, contrast = {row.label for row in rows}, rows[0].contrast
+    label = f"“{rows[0].label}”" if len(labels) == 1 else "these predictions"
+    label = label if not rows[0].is_number else "this number" if len(rows) == 1 else "these numbers"
+    return f"Why {label} and not “{contrast}”?" if contrast else f"Why {label}?"
 
 
-def _format_score(attribution: Attribution) -> str:
-    """Return what is attributed, with its value."""
-    label, contrast = attribution.label, attribution.contrast
+def _format_score(rows: Sequence[Attribution]) -> str:
+    """Return what is attributed, with its value or the mean over texts."""
+    label, contrast = rows[0].label if len({row.label for row in rows}) == 1 else "label", rows[0].contrast
     name = f"log p({label})" + (f" − log p({contrast})" if contrast else "")
-    name = "the predicted number" if attribution.is_number else name
-    return f"{name} is {attribution.score:.3f}, and {attribution.baseline_score:.3f} without the text"
+    name = "The predicted number" if rows[0].is_number else name
+    score, baseline_score = (float(np.mean([getattr(row, n) for row in rows])) for n in ("score", "baseline_score"))
+    texts = f"the texts (means over {len(rows)})" if len(rows) > 1 else "the text"
+    return f"{name} is {_number(score)}, and {_number(baseline_score)} without {texts}."
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}".replace("-", "−")
 
 
 def _cards(attributions: Sequence[Sequence[Attribution]]) -> list[tuple[str, str, str]]:
@@ -135,15 +141,15 @@ def _cards(attributions: Sequence[Sequence[Attribution]]) -> list[tuple[str, str
     completeness = [("Completeness error", _percent(max(errors)), "of integrated gradients")] if errors else []
     if len(attributions) > 1:
         scores, bases = ([getattr(rows[0], n) for rows in attributions] for n in ("score", "baseline_score"))
-        detail = f"mean; {np.mean(bases):.3f} without the texts"
-        return [("Texts", str(len(attributions)), ""), (name, f"{np.mean(scores):.3f}", detail), *completeness]
+        detail = f"mean; {_number(float(np.mean(bases)))} without the texts"
+        return [("Texts", str(len(attributions)), ""), (name, _number(float(np.mean(scores))), detail), *completeness]
     odds = format_number(float(np.exp(abs(first.score))))
     detail = f"{odds} to 1" if first.score > 0 else f"1 to {odds}"
     if not first.contrast:
         detail = "" if first.is_number else f"probability {np.exp(first.score):.3g}"
     return [
-        (name, f"{first.score:.3f}", detail),
-        ("Without the text", f"{first.baseline_score:.3f}", f"each token replaced by {first.baseline}"),
+        (name, _number(first.score), detail),
+        ("Without the text", _number(first.baseline_score), f"each token replaced by {first.baseline}"),
         ("Largest", first.words[int(np.argmax(np.abs(first.word_scores)))], f"by {TITLES[first.method]}"),
         *completeness,
     ]
@@ -162,7 +168,8 @@ def _words_section(texts: Sequence[str], attributions: Sequence[Sequence[Attribu
         caption = "The same numbers word by word. Bars of each method are relative to its largest."
         return meaning + rows + figure(bars, caption)
     shown = "".join(
-        f"<h3>{escape(_question(rows[0], 1))}</h3>{shaded_words(rows[0])}" for rows in attributions[:MAX_SHOWN_TEXTS]
+        f"<h3>{escape(rows[0].label)}: {_number(rows[0].score)}</h3>{shaded_words(rows[0])}"
+        for rows in attributions[:MAX_SHOWN_TEXTS]
     )
     left_out = len(texts) - MAX_SHOWN_TEXTS
     more = note(f"{left_out} more texts are in the JSON file.") if left_out > 0 else ""
@@ -173,7 +180,8 @@ def shaded_words(attribution: Attribution) -> str:
     """Render words with a ground, a bar and a number by their scores."""
     largest = max(map(abs, attribution.word_scores), default=0.0) or 1.0
     spans = []
-    for word, score in zip(attribution.words, attribution.word_scores):
+    for i, (word, score) in enumerate(zip(attribution.words, attribution.word_scores)):
+        spans += ['<span aria-hidden="true">‖</span>'] if i == attribution.pair_start else []
         kind = "plus" if score > 0 else "minus" if score < 0 else "zero"
         spans.append(
             f'<span class="{kind}" style="--share:{100 * abs(score) / largest:.0f}%" title="{score:+.6g}">'
@@ -232,18 +240,18 @@ def _word_table(rows: Sequence[Attribution]) -> PrintedTable:
 
 def _method_table(attributions: Sequence[Sequence[Attribution]], deletion: Deletion) -> PrintedTable:
     """Return the completeness and the faithfulness of each method."""
-    header = ["method", "completeness error", "AOPC", "least first", "area"]
+    header = ["method", "completeness error", "AOPC", "beyond random", "least first", "area"]
     rows: list[tuple[str, ...]] = []
     for i, row in enumerate(attributions[0]):
         most, least = deletion.most_first[row.method], deletion.least_first[row.method]
         errors = [each[i].completeness_error for each in attributions]
         error = _percent(max(errors)) if row.method == "integrated_gradients" else "–"
-        margin = f" ± {most.aopc_margin:.3f}" if len(attributions) > 1 else ""
-        area = f"{deletion.area(row.method):.3f}"
-        rows.append((TITLES[row.method], error, f"{most.aopc:.3f}{margin}", f"{least.aopc:.3f}", area))
-    random = deletion.random
-    margin = f" ± {random.aopc_margin:.3f}" if len(attributions) > 1 else ""
-    rows.append(("random order", "", f"{random.aopc:.3f}{margin}", "", "0"))
+        difference = deletion.over_random(row.method)
+        margin = f" ± {difference.aopc_margin:.3f}" if len(attributions) > 1 else ""
+        numbers = [most.aopc, difference.aopc, least.aopc, deletion.area(row.method)]
+        cells = [_number(value) + margin * (i == 1) for i, value in enumerate(numbers)]
+        rows.append((TITLES[row.method], error, *cells))
+    rows.append((RANDOM, "", _number(deletion.random.aopc), "", "", ""))
     return header, rows
 
 
@@ -253,11 +261,12 @@ def _deletion_section(chart: str, table: PrintedTable, num_texts: int) -> str:
         "its line is above that of random orders, and the dotted one, which erases the least important words first, "
         "below."
     )
-    caption += " Bands are 95 % intervals over the texts." if num_texts > 1 else ""
+    if num_texts > 1:
+        caption += " The lower panel has the difference from random orders, text by text, with its 95 % interval."
     meaning = (
-        "AOPC is the mean drop over all steps (Samek et al. 2017), with the least important words first in the next "
-        "column; the area is between the two curves. Only integrated gradients promise to sum to the score minus that "
-        "of the baseline; the completeness error says how far they are from it."
+        "AOPC is the mean drop over all steps (Samek et al. 2017), also as the difference from random orders and with "
+        "the least important words first; the area is between the two curves of a method. Only integrated gradients "
+        "promise to sum to the score minus that of the baseline; the completeness error says how far they are from it."
     )
     return figure(chart, caption) + html_table(*table) + note(meaning)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, erase_in_order
-from polyseme.report.charts import Series, line_chart
+from polyseme.report.charts import Panel, Series, panel_chart
 from polyseme.report.svg import Axis, color
 
 MAX_STEPS = 20
@@ -18,7 +18,7 @@ RANDOM = "random order"
 
 @dataclass(frozen=True, eq=False)
 class DeletionCurve:
-    """The mean drop of the score by the share of words that are erased, with 95 % intervals over texts if several.
+    """The drop of the score by the share of words that are erased, of each text.
 
     `aopc` is the area over the perturbation curve, the mean drop over all steps (Samek et al. 2017, eq. 12).
     """
@@ -34,8 +34,7 @@ class DeletionCurve:
     @property
     def margin(self) -> np.ndarray:
         """Half of the 95 % interval of the mean, 0 for one text."""
-        num_texts = len(self.drops)
-        return 1.96 * self.drops.std(0, ddof=1) / np.sqrt(num_texts) if num_texts > 1 else np.zeros(len(self.shares))
+        return interval_95(self.drops)
 
     @property
     def aopc(self) -> float:
@@ -45,8 +44,11 @@ class DeletionCurve:
     @property
     def aopc_margin(self) -> float:
         """Half of the 95 % interval of `aopc` over texts, 0 for one text."""
-        means, num_texts = self.drops.mean(1), len(self.drops)
-        return float(1.96 * means.std(ddof=1) / np.sqrt(num_texts)) if num_texts > 1 else 0.0
+        return float(interval_95(self.drops.mean(1)))
+
+    def minus(self, other: "DeletionCurve") -> "DeletionCurve":
+        """Return the difference from another curve, text by text: its interval is not that of different texts."""
+        return DeletionCurve(self.shares, self.drops - other.drops)
 
     def describe(self) -> dict[str, Any]:
         """Return the numbers."""
@@ -54,6 +56,15 @@ class DeletionCurve:
         if len(self.drops) > 1:
             record |= {"interval_95": self.margin.tolist(), "aopc_interval_95": self.aopc_margin}
         return record
+
+
+def interval_95(values: np.ndarray) -> np.ndarray:
+    """Return half of the 95 % interval of the mean over the first axis, by Student's t; 0 for one value."""
+    df = len(values) - 1
+    if not df:
+        return np.zeros(values.shape[1:])
+    quantile = 1.96 + 2.372 / df + 2.823 / df**2 + 2.556 / df**3  # Cornish-Fisher expansion
+    return quantile * values.std(0, ddof=1) / np.sqrt(len(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +75,14 @@ class Deletion:
     least_first: Mapping[str, DeletionCurve]
     random: DeletionCurve
 
+    def over_random(self, method: str) -> DeletionCurve:
+        """By how much more the score drops than in random orders."""
+        return self.most_first[method].minus(self.random)
+
     def area(self, method: str) -> float:
         """The area between the two curves of a method; a faithful one has a large area, a random one 0."""
-        most, least = self.most_first[method], self.least_first[method]
-        return float(np.trapezoid(most.mean - least.mean, most.shares))
+        difference = self.most_first[method].minus(self.least_first[method])
+        return float(np.trapezoid(difference.mean, difference.shares))
 
     def describe(self) -> dict[str, Any]:
         """Return the numbers."""
@@ -75,6 +90,7 @@ class Deletion:
             name: {
                 "most_important_first": self.most_first[name].describe(),
                 "least_important_first": self.least_first[name].describe(),
+                "over_random_order": self.over_random(name).describe(),
                 "area": self.area(name),
             }
             for name in self.most_first
@@ -108,23 +124,27 @@ def delete_words(
     return Deletion(dict(zip(methods, most)), dict(zip(methods, least)), curves[-1])
 
 
-def deletion_chart(deletion: Deletion, titles: Mapping[str, str], y_label: str) -> str:
-    """Draw the curves: a line per method, its reverse order faint, and random orders dashed."""
-    series = []
+def deletion_chart(deletion: Deletion, titles: Mapping[str, str], direct_labels: bool | None = None) -> str:
+    """Draw the curves: a line per method, its reverse order faint, and random orders dashed.
+
+    For several texts, a second panel has the difference from random orders, with its interval.
+    """
+    series, differences = [], []
+    has_bands = len(deletion.random.drops) > 1
     for i, (method, curve) in enumerate(deletion.most_first.items()):
-        series.append(_series(titles[method], curve, color(i), ""))
-        reverse = _series("", deletion.least_first[method], color(i), "2 3")
-        series.append(Series(reverse.label, reverse.points, reverse.color, reverse.dash, is_faint=True))
-    series.append(_series(RANDOM, deletion.random, "var(--ink)", "7 3"))
-    x = Axis("share of words erased", percent=True, range=(0, 1))
-    return line_chart(series, x, Axis(y_label), height=300, direct_labels=True)
+        series.append(Series(titles[method], _points(curve), color(i), "", show_points=not has_bands))
+        series.append(Series("", _points(deletion.least_first[method]), color(i), "2 3", is_faint=True))
+        difference = deletion.over_random(method)
+        low, high = difference.mean - difference.margin, difference.mean + difference.margin
+        band = list(zip(difference.shares.tolist(), low.tolist(), high.tolist()))
+        differences.append(Series("", _points(difference), color(i), "", band=band))
+    series.append(Series(RANDOM, _points(deletion.random), "var(--ink)", "7 3", show_points=not has_bands))
+    panels = [Panel(series, Axis("drop of the score"), 300)]
+    if has_bands:
+        zero = Series("", [(0.0, 0.0), (1.0, 0.0)], "var(--ink)", "7 3")
+        panels.append(Panel([*differences, zero], Axis("drop beyond that of random orders"), 200))
+    return panel_chart(panels, Axis("share of words erased", percent=True, range=(0, 1)), direct_labels)
 
 
-def _series(label: str, curve: DeletionCurve, line_color: str, dash: str) -> Series:
-    points = list(zip(curve.shares.tolist(), curve.mean.tolist()))
-    band = []
-    if len(curve.drops) > 1:
-        band = list(
-            zip(curve.shares.tolist(), (curve.mean - curve.margin).tolist(), (curve.mean + curve.margin).tolist())
-        )
-    return Series(label, points, line_color, dash, show_points=bool(label) and not band, band=band)
+def _points(curve: DeletionCurve) -> list[tuple[float, float]]:
+    return list(zip(curve.shares.tolist(), curve.mean.tolist()))

@@ -115,6 +115,7 @@ class NeuralLM(LanguageModel):
         pretraining_heads = FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
         has_task = bool({"task", "tasks"} & set(self.folder.metadata)) or not set(heads) <= set(pretraining_heads)
         task = self._load_task() if has_task and "tasks" not in self.folder.metadata else None
+        predicts_tokens = not has_task and bool({"next", "masked"} & set(heads))
         supported = {
             "encode": True,
             "fill": "masked" in heads,
@@ -127,7 +128,7 @@ class NeuralLM(LanguageModel):
             "embed": True,
             "predict": has_task,
             "answer": task is not None and task.answers_questions,
-            "attribute": task.supports_attribution if task else not has_task and bool({"next", "masked"} & set(heads)),
+            "attribute": predicts_tokens or (task is not None and task.supports_attribution and task.codec is task),
         }
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.errors import ConfigError, suggest
+from polyseme.progress import progress
 from polyseme.report.notebook import NotebookResult
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Attribution(NotebookResult):
     scores: tuple[float, ...]
     word_ids: tuple[int | None, ...]
     is_number: bool = False  # whether the score is a predicted number rather than a log-probability
+    pair_start: int | None = None  # the first word of the second text
 
 
 class Variant(NamedTuple):
@@ -81,10 +83,11 @@ class AttributionInput:
     mask_id: int | None
     baseline_id: int
     baseline: str
-    is_number: bool  # whether the score is a predicted number rather than a log-probability
     score_batch: Callable[[Sequence[Variant]], Tensor]
     input_layer: nn.Module
     max_batch_tokens: int
+    is_number: bool = False  # whether the score is a predicted number rather than a log-probability
+    pair_start: int | None = None  # the first word of the second text
 
     @property
     def erasable_words(self) -> list[int]:
@@ -113,12 +116,14 @@ class AttributionInput:
     def score_variants(self, variants: Sequence[Variant]) -> np.ndarray:
         """Return the score of each variant, float64 [variants], in batches of variants of equal length."""
         scores, lengths = np.empty(len(variants)), np.array([len(variant.ids) for variant in variants])
-        for length in np.unique(lengths):
-            index = np.flatnonzero(lengths == length)
-            batch_size = max(self.max_batch_tokens // int(length), 1)
-            for start in range(0, len(index), batch_size):
-                batch = index[start : start + batch_size]
-                scores[batch] = self._score([variants[i] for i in batch]).double().cpu().numpy()
+        with progress("score", len(variants), "variants", show=lengths.sum() > 20 * self.max_batch_tokens) as bar:
+            for length in np.unique(lengths):
+                index = np.flatnonzero(lengths == length)
+                batch_size = max(self.max_batch_tokens // int(length), 1)
+                for start in range(0, len(index), batch_size):
+                    batch = index[start : start + batch_size]
+                    scores[batch] = self._score([variants[i] for i in batch]).double().cpu().numpy()
+                    bar.advance(len(batch))
         return scores
 
     def embed(self, ids: np.ndarray) -> tuple[Tensor, float]:
@@ -252,12 +257,14 @@ def _total(parts: Sequence[tuple[Any, ...]]) -> float:
 def _perturb(problem: AttributionInput, method: str, score: float, baseline_score: float) -> Attribution:
     """Return what the score loses without each token, and without each word."""
     remove = True if method == "leave_one_out" else None
-    token_units = [np.array([i]) for i in np.flatnonzero(problem.is_text)]
-    word_units = [problem.tokens_of_words([word]) for word in problem.erasable_words]
-    losses = score - problem.score_variants([problem.erase(unit, remove) for unit in (*token_units, *word_units)])
+    tokens = np.flatnonzero(problem.is_text).tolist()
+    tokens_per_word = {word: tuple(problem.tokens_of_words([word]).tolist()) for word in problem.erasable_words}
+    units = dict.fromkeys([*((i,) for i in tokens), *tokens_per_word.values()])  # a word may be one token
+    variants = [problem.erase(np.array(unit), remove) for unit in units]
+    losses = dict(zip(units, score - problem.score_variants(variants)))
     scores, word_scores = np.zeros(len(problem.ids)), np.zeros(len(problem.words))
-    scores[problem.is_text] = losses[: len(token_units)]
-    word_scores[problem.erasable_words] = losses[len(token_units) :]
+    scores[tokens] = [losses[i,] for i in tokens]
+    word_scores[problem.erasable_words] = [losses[unit] for unit in tokens_per_word.values()]
     return _to_attribution(problem, method, (score, baseline_score), scores, word_scores)
 
 
@@ -280,6 +287,7 @@ def _to_attribution(
         tuple(scores.tolist()),
         tuple(None if word < 0 else word for word in problem.word_ids.tolist()),
         problem.is_number,
+        problem.pair_start,
     )
 
 

@@ -228,10 +228,10 @@ class LanguageModelTarget:
             request.contrast,
             pretrained_mask_id(packed.model, packed.tokenizer),
             *choose_baseline(packed.model, packed.tokenizer, request.baseline),
-            False,
             score_batch,
             getattr(trunk, "encoder", trunk).embeddings,
             packed.max_batch_tokens,
+            pair_start=len(parts[0].words) if len(parts) > 1 else None,
         )
 
 
@@ -323,7 +323,7 @@ class TaskTarget:
         cells = [answer]
         if request.contrast is not None:
             cells.append(task.locate_contrast(request.contrast, answer, example, encoded, prediction))
-        tokens, words, word_ids = self._align(example, encoded)
+        tokens, words, word_ids, pair_start = self._align(example, encoded)
         is_required = np.isin(np.arange(len(tokens)), [p for each in cells for p in each.positions])
         device = next(self.model.parameters()).device
 
@@ -348,10 +348,11 @@ class TaskTarget:
             None if request.contrast is None else cells[1].name,
             mask_id,
             *baseline,
-            answer.kind == "number",
             score_batch,
             input_layer,
             MAX_BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"],
+            answer.kind == "number",
+            pair_start,
         )
 
     def _score(
@@ -371,21 +372,30 @@ class TaskTarget:
             for a in answers
         ]
 
-    def _align(self, example: Any, encoded: EncodedExample) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
-        """Return the tokens of an encoded example, the words of its texts, and the word of each token or −1."""
-        texts = self.task.input_texts(example)
+    def _align(
+        self, example: Any, encoded: EncodedExample
+    ) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray, int | None]:
+        """Return the tokens of an encoded example, the words of its texts, and the word of each token or −1.
+
+        The last value is the first word of the second text, if there is one.
+        """
+        parts: list[Any] = list(self.task.input_texts(example))
+        word_ids = np.full(len(encoded.ids), -1)
         if self.tokenizer is None:
-            (sequence,) = self.task.word_sequences(example)
-            words = tuple(word for text in sequence for word in text)
-            return words, words, np.arange(len(words))
-        words, word_ids = [], np.full(len(encoded.ids), -1)
-        for text in texts:
-            build = TokenizedText.from_text if isinstance(text, str) else TokenizedText.from_words
-            part = build(self.tokenizer, text)  # type: ignore[operator]
-            start = _find_run(encoded.ids, part.ids, word_ids >= 0)
-            word_ids[start : start + len(part.ids)] = len(words) + np.array(part.word_ids)
-            words += part.words
-        return tuple(self.tokenizer.convert_ids_to_tokens(encoded.ids.tolist())), tuple(words), word_ids
+            (parts,) = map(list, self.task.word_sequences(example))
+            word_ids, words = np.arange(len(encoded.ids)), tuple(word for part in parts for word in part)
+            return words, words, word_ids, len(parts[0]) if len(parts) > 1 else None
+        all_words: list[str] = []
+        starts = []
+        for part in parts:
+            build = TokenizedText.from_text if isinstance(part, str) else TokenizedText.from_words
+            tokenized = build(self.tokenizer, part)
+            first = _find_run(encoded.ids, tokenized.ids, word_ids >= 0)
+            word_ids[first : first + len(tokenized.ids)] = len(all_words) + np.array(tokenized.word_ids)
+            starts.append(len(all_words))
+            all_words += tokenized.words
+        tokens = tuple(self.tokenizer.convert_ids_to_tokens(encoded.ids.tolist()))
+        return tokens, tuple(all_words), word_ids, starts[1] if len(starts) > 1 else None
 
 
 def _find_run(ids: np.ndarray, part: Sequence[int], is_taken: np.ndarray) -> int:
