@@ -9,6 +9,10 @@ import torch
 
 import polyseme
 from polyseme.errors import PolysemeError
+from polyseme.finetuning.config import FeatureNetworkSettings
+from polyseme.finetuning.frozen import build_model_config
+from polyseme.inference.feature_extraction import FeatureEncoder
+from polyseme.inference.feature_model import FeatureModel, FeatureReader
 from polyseme.inference.inspection.attribution import METHODS
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
@@ -172,6 +176,25 @@ def test_all_targets(task_model, method):
         assert any(attribution.word_scores) and np.isfinite(attribution.scores).all()
         if method == "integrated_gradients":
             assert attribution.completeness_error <= 0.01
+
+
+@pytest.mark.parametrize("task,text,label,where", [
+    (ClassificationTask(labels=("a", "b")), "the old cat sees", "a", "input"),
+    (TaggingTask(labels=("O", "B-X", "I-X"), decoder="crf"), "the old cat", "cat", "both"),
+])  # fmt: skip
+def test_models_over_features(tiny_folders, task, text, label, where):
+    """The features of words are attributed; those of a word that is left out have no part in the network."""
+    reader = FeatureReader((FeatureEncoder.load(tiny_folders["elmo"]),), ("scalar_mix",), {"cat": 1}, None)
+    settings = FeatureNetworkSettings(name="bilstm", lstm_dim=6, word_dim=4, join_at=where)
+    model = FeatureModel(
+        tiny_folders["elmo"], build_model_config(task, reader, settings).build(3).eval(), task, reader, {}
+    )
+    attribution = model.attribute(text, label)
+    assert attribution.completeness_error <= 0.01 and attribution.words == tuple(text.split())
+    assert attribution.baseline == "zero" and all(attribution.word_scores)
+    removed = model.attribute(text, label, method="leave_one_out")
+    assert removed.word_scores == model.attribute(text, label, method="erasure").word_scores
+    assert removed.score == pytest.approx(attribution.score) and all(removed.word_scores)
 
 
 def test_the_scores_of_tags_and_numbers_are_those_of_predict(task_model):

@@ -93,7 +93,7 @@ def _build(
         ("Words", _words_section(texts, attributions, figures.get("words", ""))),
         ("How faithful are they?", _deletion_section(deletion_chart(deletion, TITLES), method_table, len(texts))),
         ("Tokens", _token_tables(attributions[0]) if len(texts) == 1 else ""),
-        ("How to read this", note(CAVEAT) + html_table(["method", "what it measures"], _descriptions(attributions[0]))),
+        ("Methods", html_table(["method", "what it measures"], _descriptions(attributions[0]))),
     ]
     question = _question([rows[0] for rows in attributions])
     lead = f'<b dir="auto">{escape(texts[0])}</b>' if len(texts) == 1 else f"{len(texts)} texts"
@@ -162,7 +162,7 @@ def _words_section(texts: Sequence[str], attributions: Sequence[Sequence[Attribu
     meaning = paragraph(
         "A word on an orange ground, with a solid bar and a plus, raises the score; a blue one, with a striped bar and "
         "a minus, lowers it. Grounds and bars are relative to the largest word of a row."
-    )
+    ) + note(CAVEAT)
     if len(texts) == 1:
         rows = "".join(f"<h3>{escape(TITLES[row.method])}</h3>{shaded_words(row)}" for row in attributions[0])
         caption = "The same numbers word by word. Bars of each method are relative to its largest."
@@ -258,7 +258,7 @@ def _method_table(attributions: Sequence[Sequence[Attribution]], deletion: Delet
 def _deletion_section(chart: str, table: PrintedTable, num_texts: int) -> str:
     caption = (
         "The score without the most important words, by each method's own order. A faithful method makes it drop fast: "
-        "its line is above that of random orders, and the dotted one, which erases the least important words first, "
+        "its line is above that of random orders, and the faint one, which erases the least important words first, "
         "below."
     )
     if num_texts > 1:

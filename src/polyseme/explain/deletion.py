@@ -8,7 +8,7 @@ import numpy as np
 
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, erase_in_order
 from polyseme.report.charts import Panel, Series, panel_chart
-from polyseme.report.svg import Axis, color
+from polyseme.report.svg import DASHES, Axis, color
 
 MAX_STEPS = 20
 NUM_SHARES = 21  # of the grid on which curves of several texts are averaged
@@ -125,23 +125,23 @@ def delete_words(
 
 
 def deletion_chart(deletion: Deletion, titles: Mapping[str, str], direct_labels: bool | None = None) -> str:
-    """Draw the curves: a line per method, its reverse order faint, and random orders dashed.
+    """Draw the curves: a line per method, its reverse order faint, and random orders black.
 
     For several texts, a second panel has the difference from random orders, with its interval.
     """
     series, differences = [], []
     has_bands = len(deletion.random.drops) > 1
     for i, (method, curve) in enumerate(deletion.most_first.items()):
-        series.append(Series(titles[method], _points(curve), color(i), "", show_points=not has_bands))
-        series.append(Series("", _points(deletion.least_first[method]), color(i), "2 3", is_faint=True))
+        series.append(Series(titles[method], _points(curve), color(i), DASHES[i], show_points=not has_bands))
+        series.append(Series("", _points(deletion.least_first[method]), color(i), DASHES[i], is_faint=True))
         difference = deletion.over_random(method)
         low, high = difference.mean - difference.margin, difference.mean + difference.margin
         band = list(zip(difference.shares.tolist(), low.tolist(), high.tolist()))
-        differences.append(Series("", _points(difference), color(i), "", band=band))
-    series.append(Series(RANDOM, _points(deletion.random), "var(--ink)", "7 3", show_points=not has_bands))
+        differences.append(Series("", _points(difference), color(i), DASHES[i], band=band))
+    series.append(Series(RANDOM, _points(deletion.random), "var(--ink)", DASHES[4], show_points=not has_bands))
     panels = [Panel(series, Axis("drop of the score"), 300)]
     if has_bands:
-        zero = Series("", [(0.0, 0.0), (1.0, 0.0)], "var(--ink)", "7 3")
+        zero = Series("", [(0.0, 0.0), (1.0, 0.0)], "var(--ink)", DASHES[4])
         panels.append(Panel([*differences, zero], Axis("drop beyond that of random orders"), 200))
     return panel_chart(panels, Axis("share of words erased", percent=True, range=(0, 1)), direct_labels)
 
