@@ -19,4 +19,4 @@ def test_words_and_tokens(tiny_folders, tmp_path):
         tokens.focus()
         page.keyboard.press("Enter")
         assert page.get_by_text("[CLS]").is_visible()
-        assert page.locator("svg").count() == 2
+        assert page.locator("figure svg[role=img]").count() == 2

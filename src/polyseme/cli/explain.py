@@ -24,6 +24,22 @@ FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "attention": ({"text"}, {"text_b", "pair", "target", "token", "layer", "head", "num_beams", "length_penalty"}),
 }
 
+AttributeOption = Annotated[
+    str | None,
+    Option(
+        help="Label or token to attribute to the words of --text, or of each text of --data: a class, TAG@WORD, "
+        "the token at the mask (TOKEN@2 for the second) or after the text; 'predicted' for the model's prediction."
+    ),
+]
+MethodOption = Annotated[
+    str | None,
+    Option(help="Attribution method: integrated_gradients, gradient_x_input, erasure, leave_one_out; default: all."),
+]
+BaselineOption = Annotated[
+    str | None,
+    Option(help="What stands for no token in attribution: mask, pad, unk, eos, zero; default: the first there is."),
+]
+
 
 def explain(
     models: Annotated[
@@ -40,26 +56,12 @@ def explain(
     head: Annotated[int | None, Option(help="Head to start with, from 1.", min=1)] = None,
     word: Annotated[str | None, Option(help="Plot all occurrences of this word in --data.")] = None,
     data: Annotated[str | None, Option(help="Texts: a file in any format.")] = None,
-    attribute: Annotated[
-        str | None,
-        Option(
-            help="Label or token to attribute to the words of --text, or of each text of --data: a class, TAG@WORD, "
-            "the token at the mask (TOKEN@2 for the second) or after the text; 'predicted' for the model's prediction."
-        ),
-    ] = None,
+    attribute: AttributeOption = None,
     contrast: Annotated[
         str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
     ] = None,
-    method: Annotated[
-        str | None,
-        Option(
-            help="Attribution method: integrated_gradients, gradient_x_input, erasure or leave_one_out; default: all."
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        Option(help="What stands for no token: mask, pad, unk, eos or zero; default: the first that there is."),
-    ] = None,
+    method: MethodOption = None,
+    baseline: BaselineOption = None,
     lens: Annotated[bool, Option("--lens", help="Show what each layer would predict (logit lens).")] = False,
     top_k: Annotated[int | None, Option(help="Predictions per layer with --lens; default: 5.", min=1)] = None,
     patch: Annotated[bool, Option("--patch", help="Patch activations of --text-b into --text.")] = False,

@@ -128,7 +128,7 @@ class NeuralLM(LanguageModel):
             "embed": True,
             "predict": has_task,
             "answer": task is not None and task.answers_questions,
-            "attribute": predicts_tokens or (task is not None and task.supports_attribution and task.codec is task),
+            "attribute": predicts_tokens or (task is not None and task.codec.supports_attribution),
         }
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 

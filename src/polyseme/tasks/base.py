@@ -29,7 +29,7 @@ from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.report.cards.readme import format_literal
 from polyseme.report.diagnostics import Diagnostics
-from polyseme.tasks.encoded import AnswerCells, Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
+from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, RowScores, mean_rows, softmax
 from polyseme.tasks.formats import PredictionFormat, table_format
 from polyseme.tasks.metrics.diagnostics import diagnose_values
 from polyseme.tasks.metrics.occlusion import PredictFn, Weights
@@ -98,7 +98,6 @@ class TaskConfig(Config, Codec):
     has_new_weights: ClassVar[bool] = True  # whether a model has to be trained before it can answer
     finetune_settings: ClassVar[Mapping[str, Any]] = {}  # defaults of this task that differ from `FinetuneConfig`
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
-    supports_attribution: ClassVar[bool] = False  # whether `locate_answer` finds the scores of answers
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
     usage_example: ClassVar[Any] = "The film was a delight."  # what is passed to it in the code of a model card
     usage_method: ClassVar[str] = "predict"  # of a loaded model, which that code calls
@@ -381,20 +380,6 @@ class TaskConfig(Config, Codec):
     def attribute(self, example: Any, prediction: Any, predict: PredictFn) -> Weights:
         """Return the words of an example and how much each adds to the answer; nothing if the task cannot tell."""
         return (), ()
-
-    def input_texts(self, example: Any) -> Sequence[str | Words]:
-        """Return the texts of an example, or its words, in the order of the user's arguments."""
-        raise UnsupportedError(f"a model for {self.task_type} has no attribution")
-
-    def locate_answer(self, answer: str | None, example: Any, encoded: EncodedExample, prediction: Any) -> AnswerCells:
-        """Return where the logits of an encoded example have the score of an answer, by default of the prediction."""
-        raise UnsupportedError(f"a model for {self.task_type} has no attribution")
-
-    def locate_contrast(
-        self, contrast: str, answer: AnswerCells, example: Any, encoded: EncodedExample, prediction: Any
-    ) -> AnswerCells:
-        """Return where the score of another answer to the same question is."""
-        return self.locate_answer(contrast, example, encoded, prediction)
 
     # -------------------------------------------------------------------------------------------------- output
 

@@ -123,6 +123,8 @@ class Codec(ABC):
     scores_tokens: ClassVar[bool] = False  # whether models have to read the same tokens to be averaged
     max_windows: ClassVar[int | None] = None  # encoded examples whose scores are held at a time; None: all
 
+    supports_attribution: ClassVar[bool] = False  # whether `input_texts` and `locate_answer` are implemented
+
     @property
     @abstractmethod
     def head_name(self) -> str:
@@ -183,6 +185,20 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, scored: Iterable[tuple[EncodedExample, Any]], examples: Sequence[Any]) -> list[Any]:
         """Turn scores into one prediction for each example; windows of one example are merged."""
+
+    def input_texts(self, example: Any) -> Sequence[str | tuple[str, ...]]:
+        """Return the texts of an example, or its words, in the order of the user's arguments."""
+        raise NotImplementedError
+
+    def locate_answer(self, answer: str | None, example: Any, encoded: EncodedExample, prediction: Any) -> AnswerCells:
+        """Return where the logits of an encoded example have the score of an answer, by default of the prediction."""
+        raise NotImplementedError
+
+    def locate_contrast(
+        self, contrast: str, answer: AnswerCells, example: Any, encoded: EncodedExample, prediction: Any
+    ) -> AnswerCells:
+        """Return where the score of another answer to the same question is."""
+        return self.locate_answer(contrast, example, encoded, prediction)
 
     @abstractmethod
     def average(self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Encoded) -> list[Any]:

@@ -107,6 +107,7 @@ class LanguageModelTarget:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the text."""
         return self.packed.tokenizer
 
     def build(self, request: Request) -> AttributionInput:
@@ -309,8 +310,6 @@ class TaskTarget:
     def build(self, request: Request) -> AttributionInput:
         """Return the input of the task's example."""
         task, pair = self.task, request.pair
-        if task.codec is not task:
-            raise UnsupportedError(f"{self.path} answers in text, which has no attribution")
         (example,) = task.read([request.text if pair is None else (request.text, pair)], needs_labels=False)
         windows = list(self.encode([example]))
         if len(windows) != 1 or windows[0].is_truncated:
