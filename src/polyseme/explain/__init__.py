@@ -7,9 +7,13 @@ from polyseme.explain.graph import Graph
 
 if TYPE_CHECKING:
     from polyseme.explain.attribution import explain_attribution
+    from polyseme.explain.self_attention import attention_steps
 
-_MODULES = {"explain_attribution": "attribution"}
-__all__ = ["Graph", "explain_attribution"]
+_MODULES = {
+    "attention_steps": "self_attention",
+    "explain_attribution": "attribution",
+}
+__all__ = ["Graph", "attention_steps", "explain_attribution"]
 
 
 def __getattr__(name: str) -> Any:

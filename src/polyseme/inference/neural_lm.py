@@ -17,6 +17,7 @@ from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.embedding import embed_texts
+from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, attribute_input
 from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, Request, TaskTarget
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
@@ -126,6 +127,7 @@ class NeuralLM(LanguageModel):
             "generate": bool(generation_head(self.model)),
             "translate": bool(generation_head(self.model)) and self.is_seq2seq,
             "embed": True,
+            "attention": self.model.config.trunk.has_attention,
             "predict": has_task,
             "answer": task is not None and task.answers_questions,
             "attribute": predicts_tokens or (task is not None and task.codec.supports_attribution),
@@ -203,6 +205,17 @@ class NeuralLM(LanguageModel):
         self, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
     ) -> np.ndarray | list[np.ndarray]:
         return embed_texts(self._packed, texts, layers, granularity, truncate)
+
+    @property
+    def attention_inspector(self) -> AttentionInspector:
+        """What reads a text and returns what attention computes."""
+        has_decoder = self.is_seq2seq and bool(generation_head(self.model))
+        return AttentionInspector(self._packed, self._text_generator if has_decoder else None)
+
+    @torch.inference_mode()
+    def _attention(self, text: str, pair: str | None, target: str | None) -> Attention:
+        inspector = self.attention_inspector
+        return inspector.attention(inspector.read(text, pair, target))
 
     def _load_task(self) -> TaskConfig:
         return load_task(self.folder.metadata, self.model.config, self.tasks)
