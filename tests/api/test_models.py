@@ -44,6 +44,7 @@ CALLS = {
     "encode": lambda m: m.encode("the cat"),
     "predict": lambda m: m.predict("the cat"),
     "answer": lambda m: m.answer("the cat", "who?"),
+    "attribute": lambda m: m.attribute("the [MASK]", method="erasure"),
 }
 
 

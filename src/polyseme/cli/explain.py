@@ -21,9 +21,25 @@ FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "geometry": ({"geometry", "data"}, set()),
     "patch": ({"patch", "text", "text_b", "attribute", "contrast"}, set()),
     "lens": ({"lens", "text"}, {"top_k"}),
-    "attribute": ({"attribute", "text"}, {"pair", "contrast", "method"}),
+    "attribute": ({"attribute"}, {"text", "data", "pair", "contrast", "method", "baseline"}),
     "attention": ({"text"}, {"text_b", "pair", "target", "token", "layer", "head", "num_beams", "length_penalty"}),
 }
+
+AttributeOption = Annotated[
+    str | None,
+    Option(
+        help="Label or token to attribute to the words of --text, or of each text of --data: a class, TAG@WORD, "
+        "the token at the mask (TOKEN@2 for the second) or after the text; 'predicted' for the model's prediction."
+    ),
+]
+MethodOption = Annotated[
+    str | None,
+    Option(help="Attribution method: integrated_gradients, gradient_x_input, erasure, leave_one_out; default: all."),
+]
+BaselineOption = Annotated[
+    str | None,
+    Option(help="What stands for no token in attribution: mask, pad, unk, eos, zero; default: the first there is."),
+]
 
 
 def explain(
@@ -48,11 +64,12 @@ def explain(
     data: Annotated[
         str | None, Option(help="Texts: a file in any format; FILE::label=COLUMN has the senses of --word.")
     ] = None,
-    attribute: Annotated[str | None, Option(help="Label or token to attribute to the words of --text.")] = None,
+    attribute: AttributeOption = None,
     contrast: Annotated[
         str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
     ] = None,
-    method: Annotated[str | None, Option(help="Attribution method; default: all, compared by deletion.")] = None,
+    method: MethodOption = None,
+    baseline: BaselineOption = None,
     lens: Annotated[bool, Option("--lens", help="Show what each layer would predict (logit lens).")] = False,
     top_k: Annotated[int | None, Option(help="Predictions per layer with --lens; default: 5.", min=1)] = None,
     patch: Annotated[bool, Option("--patch", help="Patch activations of --text-b into --text.")] = False,
@@ -150,8 +167,12 @@ def _attention(arguments: dict[str, Any]) -> "Explanation":
 def _attribute(arguments: dict[str, Any]) -> "Explanation":
     from polyseme.explain.attribution import explain_attribution
 
-    settings = {name: arguments[name] for name in FIGURES["attribute"][1] if name in arguments}
-    return explain_attribution(_models(arguments, 1)[0], arguments["text"], arguments["attribute"], **settings)
+    if ("text" in arguments) == ("data" in arguments):
+        raise ConfigError("--attribute needs --text, or --data with several texts")
+    settings = {name: arguments[name] for name in ("pair", "contrast", "method", "baseline") if name in arguments}
+    texts = arguments["text"] if "text" in arguments else read_texts(arguments["data"])
+    label = None if arguments["attribute"] == "predicted" else arguments["attribute"]
+    return explain_attribution(_models(arguments, 1)[0], texts, label, **settings)
 
 
 def _lens(arguments: dict[str, Any]) -> "Explanation":

@@ -33,6 +33,7 @@ OPERATIONS = {
     "attention": "show attention",
     "predict": "predict labels",
     "answer": "answer questions about a text",
+    "attribute": "attribute a prediction to the words of a text",
 }
 
 
@@ -335,6 +336,42 @@ class LanguageModel(ABC):
         _check_parallel(contexts, questions)
         return self.predict(list(zip(contexts, questions)))
 
+    def attribute(
+        self,
+        text: Texts,
+        label: Texts | None = None,
+        *,
+        pair: Texts | None = None,
+        contrast: Texts | None = None,
+        method: str = "integrated_gradients",
+        baseline: str | None = None,
+    ) -> Any:
+        """Attribute a prediction to the tokens and words of a text: an `Attribution`.
+
+        `label` is what the model predicts: a class; `TAG@WORD`, or a word, whose predicted tag it is then; the answer
+        to the question `pair`; the token in the place of the mask (`TOKEN@2` for the second one); or the token that
+        follows a text or starts a target. By default it is the most likely one. Its log-probability is attributed, or
+        with a `contrast` the difference of two (Yin and Neubig 2022), or the number that a regression predicts. For a
+        list of texts, a string is the label of all of them, and a list has one label for each.
+
+        `method` is `integrated_gradients` (Sundararajan et al. 2017), with as many steps as completeness to 1 % needs,
+        `gradient_x_input`, `erasure` (mask each word) or `leave_one_out` (remove it). `baseline` is what a token is
+        replaced by to stand for nothing: its `mask`, `pad`, `unk` or `eos` token, or `zero`, the zero vector; by
+        default the first of these that the model has.
+
+        >>> attribution = model.attribute("the [MASK] sat", "cat", contrast="dog")
+        >>> attribution.words
+        ('the', '[MASK]', 'sat')
+        >>> attribution.completeness_error < 0.01
+        True
+        """
+        attribute = self._implementation("attribute")
+        texts = [text] if isinstance(text, str) else check_texts(text)
+        options = {"label": label, "pair": pair, "contrast": contrast}
+        rows = [_per_text(value, name, text, len(texts)) for name, value in options.items()]
+        attributions = attribute(list(zip(texts, *rows)), method, baseline)
+        return attributions[0] if isinstance(text, str) else attributions
+
     @property
     def _text_generator(self) -> TextGenerator:
         raise NotImplementedError
@@ -377,6 +414,15 @@ def _map_parallel(function: Callable[..., Any], first: Any, *others: Any) -> Any
     for column in columns:
         _check_parallel(texts, column)
     return [function(*row) for row in zip(texts, *columns)]
+
+
+def _per_text(value: Any, name: str, text: Any, num_texts: int) -> list[Any]:
+    """Return an option for each text: one value for all, or one of a list for each of a list of texts."""
+    if value is None or isinstance(value, str) or isinstance(text, str):
+        return [None if value is None else check_text(value, name)] * num_texts
+    values = check_texts(value, name)
+    _check_parallel(range(num_texts), values)
+    return values
 
 
 def _check_parallel(first: Sequence[Any], second: Sequence[Any]) -> None:

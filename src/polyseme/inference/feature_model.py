@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from polyseme.errors import ModelError, UnsupportedError
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features, hash_model_files
+from polyseme.inference.inspection.attribution import Attribution, AttributionInput, attribute_input
+from polyseme.inference.inspection.attribution_targets import Request, TaskTarget
 from polyseme.inference.prediction import predict_encoded
 from polyseme.inference.results import check_answers
 from polyseme.inference.word_vectors import WordVectors
@@ -165,7 +167,8 @@ class FeatureModel(LanguageModel):
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        return ("predict", "answer") if self.task.answers_questions else ("predict",)
+        supported = {"answer": self.task.answers_questions, "attribute": self.task.supports_attribution}
+        return ("predict", *(operation for operation, is_supported in supported.items() if is_supported))
 
     def predict_examples(self, examples: Sequence[Any], use_labels: bool = False) -> list[Any]:
         """Return one prediction for each example of the task."""
@@ -178,6 +181,18 @@ class FeatureModel(LanguageModel):
 
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
         return self.predict_examples(self.task.read(examples, needs_labels=False))
+
+    def _attribute(self, requests: Sequence[Sequence[Any]], method: str, baseline: str | None) -> list[Attribution]:
+        inputs = (self.attribution_input(Request(*request, baseline)) for request in requests)
+        return [attribute_input(each, method) for each in inputs]
+
+    def attribution_input(self, request: Request) -> AttributionInput:
+        """Return the input whose score is attributed: words with their features, of which each may be left out."""
+
+        def encode(examples: Sequence[Any]) -> list[EncodedExample]:
+            return self.reader.encode(self.task, (examples,), use_labels=False)[0]
+
+        return TaskTarget(self.model, self.task, encode, None, self.path).build(request)
 
 
 def _read_sources(path: Path, metadata: Any, cache_dir: Path | None) -> FeatureReader:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.embedding import embed_texts
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
+from polyseme.inference.inspection.attribution import Attribution, AttributionInput, attribute_input
+from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, Request, TaskTarget
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
-from polyseme.inference.prediction import predict
+from polyseme.inference.prediction import encode_examples, predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.io.atomic import ensure_new_directory
 from polyseme.nn.model import Model
@@ -113,6 +115,8 @@ class NeuralLM(LanguageModel):
         is_lm = "next" in heads and not self.is_seq2seq
         pretraining_heads = FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
         has_task = bool({"task", "tasks"} & set(self.folder.metadata)) or not set(heads) <= set(pretraining_heads)
+        task = self._load_task() if has_task and "tasks" not in self.folder.metadata else None
+        predicts_tokens = not has_task and bool({"next", "masked"} & set(heads))
         supported = {
             "encode": True,
             "fill": "masked" in heads,
@@ -125,7 +129,8 @@ class NeuralLM(LanguageModel):
             "embed": True,
             "attention": self.model.config.trunk.has_attention,
             "predict": has_task,
-            "answer": has_task and "tasks" not in self.folder.metadata and self._load_task().answers_questions,
+            "answer": task is not None and task.answers_questions,
+            "attribute": predicts_tokens or (task is not None and task.codec.supports_attribution),
         }
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 
@@ -218,3 +223,16 @@ class NeuralLM(LanguageModel):
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
         task = self._load_task()
         return predict(self.folder, task.read(examples, needs_labels=False), task)
+
+    def _attribute(self, requests: Sequence[Sequence[Any]], method: str, baseline: str | None) -> list[Attribution]:
+        inputs = (self.attribution_input(Request(*request, baseline)) for request in requests)
+        return [attribute_input(each, method) for each in inputs]
+
+    def attribution_input(self, request: Request) -> AttributionInput:
+        """Return the input whose score is attributed: that of a task's answer, or of a predicted token."""
+        if "predict" not in self.capabilities:
+            generator = self._text_generator if self.is_seq2seq else None
+            return LanguageModelTarget(self._packed, generator, self.path).build(request)
+        task = self._load_task()
+        encode = partial(encode_examples, self.folder, task)
+        return TaskTarget(self.model, task, encode, self.tokenizer, self.path).build(request)

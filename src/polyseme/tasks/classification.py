@@ -11,7 +11,7 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, require_labels
 from polyseme.tasks.baselines.texts import linear_classifier, majority_label
-from polyseme.tasks.encoded import Examples, softmax
+from polyseme.tasks.encoded import AnswerCells, EncodedExample, Examples, softmax
 from polyseme.tasks.metrics.diagnostics import diagnose_labels
 from polyseme.tasks.metrics.standard import classification_metrics, default_positive_label
 from polyseme.tasks.sequence import TextExample, TextTask
@@ -35,6 +35,7 @@ class LabelTask(LabelSetTask, TextTask):
     """
 
     default_metric = "accuracy"
+    supports_attribution = True
 
     positive_label: str = field(default="", kw_only=True)
 
@@ -60,6 +61,12 @@ class LabelTask(LabelSetTask, TextTask):
     def decode_one(self, logits: np.ndarray, example: TextExample) -> Classification:
         shares = softmax(logits, axis=-1)[0]
         return Classification(self.labels[shares.argmax()], dict(zip(self.labels, shares.tolist())))
+
+    def locate_answer(
+        self, answer: str | None, example: TextExample, encoded: EncodedExample, prediction: Classification
+    ) -> AnswerCells:
+        label = prediction.label if answer is None else answer
+        return AnswerCells(label, (self.label_id(label, "`label`"),))
 
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
         return classification_metrics(gold, predicted, self.labels, positive_label=self.positive_label)

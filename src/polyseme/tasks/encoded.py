@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
+from torch import Tensor
 
 from polyseme.errors import ConfigError, DataError
 from polyseme.families.family import Family
@@ -67,6 +68,43 @@ class EncodedExample:
         """The length of each sequence of the example."""
         return self.lengths or (len(self.ids),)
 
+    def select_tokens(self, ids: np.ndarray, index: np.ndarray) -> Self:
+        """Return the example, without a target, with only the tokens at some positions, which have these ids now."""
+        is_selected = np.isin(self.positions, index)
+        return replace(
+            self,
+            ids=ids,
+            segments=self.segments[index],
+            positions=np.searchsorted(index, self.positions[is_selected]),
+            target=None,
+            offsets=None if self.offsets is None else self.offsets[is_selected],
+            null_position=int(np.searchsorted(index, self.null_position)),
+        )
+
+
+@dataclass(frozen=True)
+class AnswerCells:
+    """Where the logits of an encoded example, [rows, labels], have the score of an answer.
+
+    There is one cell per column, in the row of the token at its position; without positions there is one row. A cell is
+    a log-probability among the `labels` of its row or among the `tokens` of its column, or a `number`; cells are added.
+    """
+
+    name: str
+    columns: tuple[int, ...]
+    positions: tuple[int, ...] = ()
+    kind: Literal["labels", "tokens", "number"] = "labels"
+
+    def score(self, logits: Tensor, encoded: EncodedExample, index: np.ndarray) -> Tensor:
+        """Return the score in the logits of an example that `select_tokens` selected by this index."""
+        rows = np.searchsorted(index, self.positions) if self.positions else np.array([0])
+        if self.kind == "tokens":
+            logits = logits - logits[encoded.candidate_positions.tolist()].logsumexp(0)
+        elif self.kind == "labels":
+            rows = np.searchsorted(encoded.positions, rows) if self.positions else rows
+            logits = logits.log_softmax(-1)
+        return logits[rows.tolist(), list(self.columns)].double().sum()
+
 
 Encoded = Sequence[EncodedExample]
 IdsAndSegments = tuple[list[int], list[int]]  # token ids with special tokens, and their segments
@@ -84,6 +122,8 @@ class Codec(ABC):
 
     scores_tokens: ClassVar[bool] = False  # whether models have to read the same tokens to be averaged
     max_windows: ClassVar[int | None] = None  # encoded examples whose scores are held at a time; None: all
+
+    supports_attribution: ClassVar[bool] = False  # whether `input_texts` and `locate_answer` are implemented
 
     @property
     @abstractmethod
@@ -145,6 +185,20 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, scored: Iterable[tuple[EncodedExample, Any]], examples: Sequence[Any]) -> list[Any]:
         """Turn scores into one prediction for each example; windows of one example are merged."""
+
+    def input_texts(self, example: Any) -> Sequence[str | tuple[str, ...]]:
+        """Return the texts of an example, or its words, in the order of the user's arguments."""
+        raise NotImplementedError
+
+    def locate_answer(self, answer: str | None, example: Any, encoded: EncodedExample, prediction: Any) -> AnswerCells:
+        """Return where the logits of an encoded example have the score of an answer, by default of the prediction."""
+        raise NotImplementedError
+
+    def locate_contrast(
+        self, contrast: str, answer: AnswerCells, example: Any, encoded: EncodedExample, prediction: Any
+    ) -> AnswerCells:
+        """Return where the score of another answer to the same question is."""
+        return self.locate_answer(contrast, example, encoded, prediction)
 
     @abstractmethod
     def average(self, scores: Sequence[Sequence[Any]], models: Sequence[Model], encoded: Encoded) -> list[Any]:

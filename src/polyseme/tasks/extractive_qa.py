@@ -19,7 +19,16 @@ from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks import windows
 from polyseme.tasks.base import BaselineFn, Prediction, RowsAndLabels, TaskConfig, Words, require_gold
 from polyseme.tasks.baselines.texts import first_words, sliding_window
-from polyseme.tasks.encoded import Codec, Encoded, EncodedExample, Examples, IdsAndSegments, RowScores, separator_id
+from polyseme.tasks.encoded import (
+    AnswerCells,
+    Codec,
+    Encoded,
+    EncodedExample,
+    Examples,
+    IdsAndSegments,
+    RowScores,
+    separator_id,
+)
 from polyseme.tasks.formats import PredictionFormat, json_object_format
 from polyseme.tasks.metrics.diagnostics import diagnose_spans
 from polyseme.tasks.metrics.standard import span_metrics, squad_scores
@@ -80,6 +89,7 @@ class ExtractiveQATask(TaskConfig):
     record_suffixes = NESTED_SUFFIXES
     feature_networks = ("bidaf", "bilstm")
     answers_questions = True
+    supports_attribution = True
     averages_logits = True
     scores_tokens = True
     text_format = "question: {question} context: {context}"
@@ -261,6 +271,24 @@ class ExtractiveQATask(TaskConfig):
             path.with_suffix(".null_odds.json"): json_object_format(lambda e, p: (e.id, p.null_score_diff)),
             path: json_object_format(lambda e, p: (e.id, p.text)),
         }
+
+    def input_texts(self, example: QuestionExample) -> list[str]:
+        return [example.context, example.question]
+
+    def locate_answer(
+        self, answer: str | None, example: QuestionExample, encoded: EncodedExample, prediction: SpanAnswer
+    ) -> AnswerCells:
+        """Locate the start and the end of a span of the context."""
+        start, end = prediction.start, prediction.end
+        if answer is not None:
+            start = example.context.find(answer)
+            end = start + len(answer)
+        assert encoded.offsets is not None
+        inside = np.flatnonzero((encoded.offsets[:, 1] > start) & (encoded.offsets[:, 0] < end))
+        if start < 0 or not len(inside):
+            raise DataError(f"the answer {answer or ''!r} is not in the text: an answer is a part of it")
+        positions = tuple(int(encoded.positions[i]) for i in (inside[0], inside[-1]))
+        return AnswerCells(example.context[start:end], (0, 1), positions, "tokens")
 
     def word_sequences(self, example: QuestionExample) -> list[tuple[Words, ...]]:
         texts = split_words(example.context), split_words(example.question)

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from polyseme.errors import ConfigError
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, Prediction, require_labels
 from polyseme.tasks.baselines.texts import linear_regressor, mean_number
-from polyseme.tasks.encoded import Examples
+from polyseme.tasks.encoded import AnswerCells, EncodedExample, Examples
 from polyseme.tasks.metrics.diagnostics import diagnose_numbers
 from polyseme.tasks.metrics.standard import regression_metrics
 from polyseme.tasks.readers.rows import parse_float
@@ -37,9 +38,11 @@ class RegressionTask(TextTask):
     text_format = "regression text1: {text} text2: {pair}"
     loss_unit = "squared error"
     averages_logits = True
+    supports_attribution = True
     pair_column = "optional"
     target_dtype = np.float32
     no_target = np.nan
+    value_name: ClassVar[str] = "value"  # of the number that is attributed
 
     symmetric_pairs: bool = False
 
@@ -61,6 +64,16 @@ class RegressionTask(TextTask):
 
     def decode_one(self, logits: np.ndarray, example: TextExample) -> Regression:
         return Regression(float(logits[0, 0]))
+
+    def locate_answer(
+        self, answer: str | None, example: TextExample, encoded: EncodedExample, prediction: Regression
+    ) -> AnswerCells:
+        if answer not in (None, self.value_name):
+            raise ConfigError(f"`label` is {answer!r}, and the model predicts one number: use {self.value_name!r}")
+        return AnswerCells(self.value_name, (0,), kind="number")
+
+    def locate_contrast(self, contrast: str, *arguments: Any) -> AnswerCells:
+        raise ConfigError("`contrast` has no effect: the model predicts one number")
 
     def score(self, gold: Sequence[str | float], predicted: Sequence[float]) -> dict[str, float]:
         return regression_metrics(gold, predicted)

@@ -101,6 +101,9 @@ class SequenceTask(TaskConfig):
         share: float | None = getattr(prediction, "probabilities", {}).get(answer)
         return share
 
+    def input_texts(self, example: Any) -> list[str]:
+        return [text for pair in self.text_sequences(example)[:1] for text in pair if text is not None]
+
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         pairs = self.text_sequences(example)
         sequences = [tuple(rows.split_words(text) for text in pair if text is not None) for pair in pairs]

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import DataError
+from polyseme.errors import DataError, suggest
 from polyseme.families.family import Family
 from polyseme.io.table_output import flatten_cell
 from polyseme.nn.heads.base import HeadConfig
@@ -22,7 +22,16 @@ from polyseme.objectives.batch import IGNORE_INDEX
 from polyseme.report.diagnostics import Diagnostics
 from polyseme.tasks.base import BaselineFn, LabelSetTask, Prediction, RowsAndLabels, Words, require_labels
 from polyseme.tasks.baselines.taggers import crf_tags, linear_tags, majority_tag, memm_tags
-from polyseme.tasks.encoded import Encoded, EncodedExample, Examples, RowScores, Target, encode_words, softmax
+from polyseme.tasks.encoded import (
+    AnswerCells,
+    Encoded,
+    EncodedExample,
+    Examples,
+    RowScores,
+    Target,
+    encode_words,
+    softmax,
+)
 from polyseme.tasks.formats import PredictionFormat, Values
 from polyseme.tasks.metrics.diagnostics import diagnose_tags
 from polyseme.tasks.metrics.standard import tagging_metrics
@@ -54,6 +63,7 @@ class WordTask(LabelSetTask):
 
     default_metric = "f1"
     head_type = "tag"
+    supports_attribution = True
     pipeline_tag = "token-classification"
     record_suffixes = rows.NESTED_SUFFIXES
     feature_networks = ("bilstm", "linear")
@@ -152,6 +162,37 @@ class WordTask(LabelSetTask):
 
     def prediction_columns(self, example: Any, prediction: Tagging) -> dict[str, Any]:
         return {"prediction": list(prediction.tags), "probabilities": list(prediction.probabilities)}
+
+    def input_texts(self, example: Any) -> list[Words]:
+        return [example.words]
+
+    def locate_answer(
+        self, answer: str | None, example: Any, encoded: EncodedExample, prediction: Tagging
+    ) -> AnswerCells:
+        """Locate `TAG@WORD`, or the predicted tag of a word; a word is written, or is a number from 1."""
+        words, (tag, separator, name) = example.words, (answer or "").rpartition("@")
+        if answer is None:
+            is_inside = [each != self.outside_tag for each in prediction.tags]
+            index, tag = (is_inside.index(True) if any(is_inside) else 0), ""
+        elif answer in words or not separator:
+            index, tag = self._find_word(answer, words), ""
+        else:
+            index = self._find_word(name, words)
+        tag = tag or prediction.tags[index]
+        return AnswerCells(f"{tag}@{words[index]}", (self.label_id(tag, "`label`"),), (int(encoded.positions[index]),))
+
+    def _find_word(self, name: str, words: Words) -> int:
+        if name in words:
+            return words.index(name)
+        if name.isdigit() and 1 <= int(name) <= len(words):
+            return int(name) - 1
+        hint = f"write {name}@WORD" if name in self.labels else suggest(name, words)
+        raise DataError(f"{name!r} is no word of the text; {hint}")
+
+    def locate_contrast(self, contrast: str, answer: AnswerCells, *arguments: Any) -> AnswerCells:
+        """Locate another tag of the same word."""
+        tag, word = contrast.partition("@")[0], answer.name.rpartition("@")[2]
+        return replace(answer, name=f"{tag}@{word}", columns=(self.label_id(tag, "`contrast`"),))
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         if not example.words:
