@@ -51,9 +51,9 @@ def align(generator: TextGenerator, source_ids: Sequence[int], target_ids: Seque
     layers = trunk.cross_weights(pack_inputs([[*generator.start_ids, *target_ids]], model, [source_ids]))
     maps = [sequences[0].float().cpu().numpy() for sequences in layers]
     eos_pieces = generator.target_tokenizer.convert_ids_to_tokens(sorted(generator.eos_token_ids))[:1]
-    target_pieces = [*_display_pieces(generator.target_tokenizer, target_ids), *eos_pieces]
+    target_pieces = [*display_pieces(generator.target_tokenizer, target_ids), *eos_pieces]
     weights = np.stack(maps) if maps else np.zeros((0, 0, len(target_pieces), len(source_ids)), np.float32)
-    return Alignment(_display_pieces(generator.tokenizer, source_ids), target_pieces, weights)
+    return Alignment(display_pieces(generator.tokenizer, source_ids), target_pieces, weights)
 
 
 def explain_translation(model: NeuralLM, text: str, num_beams: int = 4, length_penalty: float = 1.0) -> str:
@@ -125,7 +125,7 @@ def beam_tree_svg(beam: BeamResult, generator: TextGenerator) -> str:
         levels[i] = levels[node.parent] + 1 if node.parent >= 0 else 0
     pieces = [
         shorten(piece, MAX_PIECE_CHARS)
-        for piece in _display_pieces(generator.target_tokenizer, [node.token for node in nodes])
+        for piece in display_pieces(generator.target_tokenizer, [node.token for node in nodes])
     ]
     num_levels = max(levels, default=0) + 1
     widths = [44.0] * num_levels  # of the columns
@@ -173,10 +173,10 @@ def _best_path(beam: BeamResult) -> set[int]:
     return set()
 
 
-def _display_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def display_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return readable pieces: `_` for a space; bytes that are not a character by themselves stay as they are."""
     pieces = tokenizer.convert_ids_to_tokens(ids)
     if tokenizer.is_byte_level:
         decoded = [tokenizer.decode([i]) for i in ids]
         pieces = [text if text and "\ufffd" not in text else piece for text, piece in zip(decoded, pieces)]
-    return [piece.replace("Ġ", "_").replace("▁", "_").replace(" ", "_") for piece in pieces]
+    return [piece.replace("Ġ", "_").replace("▁", "_").replace(" ", "_").replace("\n", "↵") for piece in pieces]
