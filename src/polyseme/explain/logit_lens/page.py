@@ -52,8 +52,8 @@ for(const lens of document.querySelectorAll(".lens")){
 """
 CAVEAT = (
     "The lens skips the layers above: it shows what the head would say if this layer were the last. Low layers may "
-    "hold information in a form that only later layers turn into a prediction, so what the lens does not show may still be "
-    "there (Belrose et al. 2023)."
+    "hold information in a form that only later layers turn into a prediction, so what the lens does not show may "
+    "still be there (Belrose et al. 2023)."
 )
 
 
@@ -66,7 +66,7 @@ def explain_logit_lens(model: LanguageModel, text: str, *, top_k: int = 5) -> Ex
 
     >>> explanation = explain_logit_lens(model, "the [MASK] sat")
     >>> [len(head["layers"]) for head in explanation.record["heads"]]
-    [3]
+    [4]
     """
     if top_k < 1:
         raise ConfigError(f"top_k is {top_k}, expected 1 or more")
