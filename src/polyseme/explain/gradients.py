@@ -25,9 +25,9 @@ SMALL_SHARE = 0.01  # of the norm at distance 1, below which a gradient has vani
 READING = (
     "A model learns from a token only if its gradient reaches it. The state of a vanilla RNN is multiplied by the same "
     "matrix at every step, so that gradients shrink (or grow) exponentially with the distance (Bengio et al. 1994); "
-    "the cell of an LSTM is added to, which slows this down; attention reaches every token in one step, at any distance. "
-    "Distance 0 is the last token that a causal model reads, and the mask itself in a masked model, which has a left "
-    "and a right side."
+    "the cell of an LSTM is added to, which slows this down; attention reaches every token in one step, at any "
+    "distance. Distance 0 is the last token that a causal model reads, and the mask itself in a masked model, which "
+    "has a left and a right side."
 )
 
 
