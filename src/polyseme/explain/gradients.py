@@ -50,7 +50,7 @@ def explain_gradients(
         values = {side: curve.tolist() for side, curve in norms.items()}
         records.append({"name": name, "family": network.model.config.family, "norms": values})
     chart = _chart(curves)
-    distances = [distance for distance in DISTANCES if distance <= max_distance]
+    distances = [*(distance for distance in DISTANCES if distance < max_distance), max_distance]
     header = ["model", *map(str, distances)]
     rows = [[name, *(f"{curve[d]:.2e}" for d in distances)] for name, curve in curves.items()]
     caption = (
@@ -63,8 +63,9 @@ def explain_gradients(
         ("How to read it", paragraph(READING)),
     ]
     reaches = {name: _reach(curve) for name, curve in curves.items()}
-    cards = [(name, reach, f"distance where the norm falls below {SMALL_SHARE:.0%}") for name, reach in reaches.items()]
-    lead = f"How far back (and ahead) a prediction of each model depends on what it read, over {num_windows} windows."
+    detail = f"distance from which on the norm is below {SMALL_SHARE:.0%} of that at distance 1"
+    cards = [(name, reach, detail) for name, reach in reaches.items()]
+    lead = f"How far a prediction depends on what was read, in up to {num_windows} windows of the texts."
     page = html_page("Gradients by distance", lead, sections, key_figures(cards))
     record = {"figure": "gradients", "max_distance": max_distance, "num_windows": num_windows, "models": records}
     summary = "; ".join(f"{name}: below {SMALL_SHARE:.0%} at distance {reach}" for name, reach in reaches.items())

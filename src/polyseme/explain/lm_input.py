@@ -78,6 +78,12 @@ class LMInput:
         return model.config.trunk.omit_unsupported(Inputs(tokens, layout, segments))
 
 
+def model_name(network: NeuralLM) -> str:
+    """Return the name of a model for a title: that of its folder, or of the run that the folder belongs to."""
+    path = network.path.absolute()
+    return path.parent.name if path.name == "model" else path.name
+
+
 def lm_heads(network: NeuralLM, text: str) -> list[LMHeadName]:
     """Return the heads that predict tokens of a text; a hybrid model predicts masks if there are any.
 

@@ -11,8 +11,10 @@ from torch import Tensor
 from polyseme.explain.lm_input import LMInput
 from polyseme.nn.packing import Inputs
 from polyseme.nn.trunks.base import TrunkOutput
+from polyseme.progress import progress
 
 ROWS_PER_SOFTMAX = 256  # bounds the memory of [rows, vocabulary] in float64
+SHOWN_POSITIONS = 50  # positions from which on the progress is shown
 OUTPUT = "output"  # name of what the head reads where that is no layer, such as states combined with a context
 
 
@@ -49,14 +51,15 @@ def decode_layers(lm_input: LMInput, top_k: int) -> LayerPredictions:
     model, parts, targets = lm_input.network.model, [], list(lm_input.targets)
     stack = _decoding_stack(model.trunk, lm_input.source is not None)
     num_layers = stack.config.num_layers
-    for inputs, rows in lm_input.batches():
-        output = model.trunk(inputs, layers=range(num_layers + 1))
-        states = _decodable_states(output, stack, model.config.trunk.dim)
-        for chunk in rows.split(ROWS_PER_SOFTMAX):
-            chunk_targets, targets = targets[: len(chunk)], targets[len(chunk) :]
-            parts.append(_compare_with_final(lm_input, states, inputs, chunk, chunk_targets, top_k))
-        names = list(states)
-        sizes = {depth: layer.shape[-1] for depth, layer in output.layers.items()}
+    with progress("decode", len(targets), "positions", show=len(targets) > SHOWN_POSITIONS) as bar:
+        for inputs, rows in lm_input.batches():
+            output = model.trunk(inputs, layers=range(num_layers + 1))
+            states = _decodable_states(output, stack, model.config.trunk.dim)
+            for chunk in rows.split(ROWS_PER_SOFTMAX):
+                chunk_targets, targets = targets[: len(chunk)], targets[len(chunk) :]
+                parts.append(_compare_with_final(lm_input, states, inputs, chunk, chunk_targets, top_k))
+            bar.advance(len(rows))
+    names, sizes = list(states), {depth: layer.shape[-1] for depth, layer in output.layers.items()}
     skipped = {depth: size for depth, size in sizes.items() if str(depth) not in names}
     arrays = (np.concatenate(columns, axis=1) for columns in zip(*parts))
     return LayerPredictions(lm_input, names, skipped, *arrays)

@@ -9,7 +9,7 @@ import numpy as np
 
 from polyseme.errors import ConfigError
 from polyseme.explain.explanation import Explanation, PrintedTable
-from polyseme.explain.lm_input import lm_heads, read_text
+from polyseme.explain.lm_input import lm_heads, model_name, read_text
 from polyseme.explain.logit_lens.lens import OUTPUT, LayerPredictions, decode_layers
 from polyseme.explain.translation import display_pieces
 from polyseme.inference.base import LanguageModel
@@ -80,11 +80,11 @@ def explain_logit_lens(model: LanguageModel, text: str, *, top_k: int = 5) -> Ex
         tables += _printed_tables(view)
     sections.append(("How to read it", paragraph(CAVEAT)))
     lead = f'<span dir="auto">{escape(text)}</span>'
-    title, script = f"What each layer of {network.path.name} would predict", f"<script>{SCRIPT}</script>"
+    title, script = f"What each layer of {model_name(network)} would predict", f"<script>{SCRIPT}</script>"
     page = html_page(title, lead, sections, _key_figures(views[0]) + f"<style>{STYLE}</style>", script)
     record = {
         "figure": "logit_lens",
-        "model": network.path.name,
+        "model": model_name(network),
         "family": network.model.config.family,
         "text": text,
         "heads": [_record(view) for view in views],

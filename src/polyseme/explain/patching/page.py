@@ -7,7 +7,7 @@ import numpy as np
 
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.explain.explanation import Explanation
-from polyseme.explain.lm_input import LMInput, lm_heads, read_text
+from polyseme.explain.lm_input import LMInput, lm_heads, model_name, read_text
 from polyseme.explain.patching.patch import Patching, patch_activations
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load_neural
@@ -75,7 +75,7 @@ def explain_patching(model: LanguageModel, text: str, text_b: str, label: str, c
     header = ["layer", "position with the largest effect", "effect"]
     sections += [("The largest effect of each layer", html_table(header, rows)), ("How to read it", paragraph(CAVEAT))]
     lead = "<br>".join(f'<span dir="auto">{escape(each)}</span>' for each in (text, text_b))
-    title = f"Where {network.path.name} carries the difference between two texts"
+    title = f"Where {model_name(network)} carries the difference between two texts"
     page = html_page(title, lead, sections, _key_figures(patching, label, contrast))
     summary = _summary(patching, main, label, contrast)
     return Explanation(page, _record(patching, (text, text_b), (label, contrast)), figures, summary, [(header, rows)])
@@ -191,17 +191,18 @@ def _key_figures(patching: Patching, label: str, contrast: str) -> str:
 
 def _summary(patching: Patching, component: str, label: str, contrast: str) -> str:
     low, high = patching.differences
-    effects, labels = patching.effects[component], _labels(patching)
-    start = int(effects[0].argmax())
+    effects, layers, labels = patching.effects[component], patching.layers[component], _labels(patching)
     summary = (
         f"The logit of {label!r} minus that of {contrast!r} is {low:.2f} for the text and {high:.2f} for the other."
     )
-    summary += f" In {_layer_name(patching.layers[component][0])}, {labels[start]!r} has the largest effect"
-    summary += f" ({effects[0, start]:.2f})"
-    depth = _handover(patching, component)
-    if component == "residual" and depth is not None:
-        summary += f"; from {_layer_name(depth)} on it is the position that predicts"
-    return f"{summary}."
+    if component == "state":
+        best = int(effects[:, -2:].max(1).argmax())
+        return (
+            f"{summary} The state of {_layer_name(layers[best])} carries most at the end ({effects[best].max():.2f})."
+        )
+    start, depth = int(effects[0].argmax()), _handover(patching, component)
+    summary += f" At the {_layer_name(layers[0])}, {labels[start]!r} has the largest effect ({effects[0, start]:.2f})"
+    return f"{summary}; from {_layer_name(depth)} on it is the position that predicts." if depth else f"{summary}."
 
 
 def _record(patching: Patching, texts: tuple[str, str], tokens: tuple[str, str]) -> dict[str, Any]:
@@ -209,7 +210,7 @@ def _record(patching: Patching, texts: tuple[str, str], tokens: tuple[str, str])
     network = first.network
     return {
         "figure": "patching",
-        "model": network.path.name,
+        "model": model_name(network),
         "family": network.model.config.family,
         "texts": list(texts),
         "label": tokens[0],

@@ -15,6 +15,7 @@ from polyseme.inference.packed_model import inputs_for_head
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunk
 from polyseme.nn.trunks.transformer import Transformer
+from polyseme.progress import progress
 
 MIN_CHANGE = 1e-4  # of the logit difference between the two texts, which the effects are shares of
 
@@ -62,10 +63,15 @@ def patch_activations(first: LMInput, second: LMInput, token_ids: tuple[int, int
     else:
         sites = transformer_sites(trunk)
         layers = {name: list(range(name != "residual", len(trunk.layers()) + 1)) for name in sites}
-        patched = {
-            name: np.stack([_patch_site(first, second, site, token_ids, differences[0]) for site in component])
-            for name, component in sites.items()
-        }
+        num_sites = sum(map(len, sites.values()))
+        show = num_sites * len(first.ids) ** 2 > 20 * first.network.max_batch_tokens
+        with progress("patch", num_sites, "places", show=show) as bar:
+
+            def patch(site: Site) -> np.ndarray:
+                bar.advance(1)
+                return _patch_site(first, second, site, token_ids, differences[0])
+
+            patched = {name: np.stack(list(map(patch, component))) for name, component in sites.items()}
     effects = {name: (values - differences[0]) / change + 0.0 for name, values in patched.items()}
     return Patching((first, second), (differences[0], differences[1]), layers, effects)
 
