@@ -114,7 +114,7 @@ def test_command_writes_page_numbers_and_figures(tiny_folders, run_cli, rejects,
     printed = run_cli("explain", tiny_folders["bert"], "--patch", *texts, *tokens, "--out", tmp_path / "p.html")
     assert "The logit of 'cat' minus that of 'dog' is" in printed
     record = json.loads((tmp_path / "p.json").read_text())
-    assert np.array(record["effects"]["residual"]).shape == (4, len(record["tokens"][0]))
+    assert np.array(record["effects"]["residual"]).shape == (4, len(record["pairs"][0]["tokens"][0]))
     assert sorted(path.name for path in tmp_path.glob("*.svg")) == [
         *("p-attention.svg", "p-ffn.svg", "p-positions.svg", "p-residual.svg")
     ]
@@ -126,6 +126,30 @@ def test_command_writes_page_numbers_and_figures(tiny_folders, run_cli, rejects,
     rejects(*start, "--text-b", "the grey [MASK]", "--attribute", "qqqq", "--contrast", "dog", match="not one token")
     rejects(*start, "--text-b", "the grey [MASK]", "--attribute", "dog", "--contrast", "dog", match="the same token")
     rejects("explain", tiny_folders["t5"], "--patch", *texts, *tokens, match="needs a Transformer")
+
+
+def test_effects_of_pairs_are_averaged(tiny_folders, run_cli, rejects, tmp_path):
+    start = ("explain", tiny_folders["bert"], "--patch")
+    rows = [
+        "text\ttext_b\tlabel\tcontrast",
+        "the old [MASK]\tthe grey [MASK]\tcat\tdog",
+        "the cat [MASK]\tthe dog [MASK]\told\tgrey",
+    ]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows))
+    run_cli(*start, "--data", tmp_path / "pairs.tsv", "--out", tmp_path / "p.html")
+    record = json.loads((tmp_path / "p.json").read_text())
+    assert record["labels"] == ["[CLS]", "the", "old/cat → grey/dog", "[MASK] ◂", "[SEP]"]
+    for component, mean in record["effects"].items():
+        np.testing.assert_allclose(mean, np.mean([pair["effects"][component] for pair in record["pairs"]], axis=0))
+    assert "and 1 more pairs, averaged" in (tmp_path / "p.html").read_text()
+    rejects(*start, "--data", tmp_path / "pairs.tsv", "--text", "a", match="not both")
+    rejects(*start, "--text", "a", match="--patch needs --text-b, or pairs of texts as --data")
+    (tmp_path / "long.tsv").write_text("\n".join([*rows, "the old old [MASK]\tthe old grey [MASK]\tcat\tdog"]))
+    rejects(
+        *start, "--data", tmp_path / "long.tsv", match="pair 3: it has 6 tokens and predicts at 4, the first pair 5"
+    )
+    (tmp_path / "short.tsv").write_text("text\ttext_b\na\tb")
+    rejects(*start, "--data", tmp_path / "short.tsv", match=r"short.tsv:2: there is no key 'label'")
 
 
 def test_examples_of_docstrings_run(tiny_folders):

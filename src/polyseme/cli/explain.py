@@ -18,7 +18,7 @@ FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"graph"}, {"at"}),
     "word": ({"word", "data"}, {"layer"}),
     "geometry": ({"geometry", "data"}, set()),
-    "patch": ({"patch", "text", "text_b", "attribute", "contrast"}, set()),
+    "patch": ({"patch"}, {"text", "text_b", "attribute", "contrast", "data"}),
     "lens": ({"lens", "text"}, {"top_k"}),
     "attribute": ({"attribute", "text"}, {"pair", "contrast", "method"}),
     "attention": ({"text"}, {"text_b", "pair", "target", "token", "layer", "head", "num_beams", "length_penalty"}),
@@ -39,7 +39,10 @@ def explain(
     layer: Annotated[int | None, Option(help="Layer to start with, from 1; default: all or the last.", min=0)] = None,
     head: Annotated[int | None, Option(help="Head to start with, from 1.", min=1)] = None,
     word: Annotated[str | None, Option(help="Plot all occurrences of this word in --data.")] = None,
-    data: Annotated[str | None, Option(help="Texts: a file in any format.")] = None,
+    data: Annotated[
+        str | None,
+        Option(help="Texts: a file in any format; with --patch, pairs: columns text, text_b, label, contrast."),
+    ] = None,
     attribute: Annotated[str | None, Option(help="Label or token to attribute to the words of --text.")] = None,
     contrast: Annotated[
         str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
@@ -150,10 +153,18 @@ def _lens(arguments: dict[str, Any]) -> "Explanation":
 
 
 def _patch(arguments: dict[str, Any]) -> "Explanation":
-    from polyseme.explain.patching import explain_patching
+    from polyseme.explain.patching import TextPair, explain_patching_pairs, read_pairs
 
     names = ("text", "text_b", "attribute", "contrast")
-    return explain_patching(_models(arguments, 1)[0], *(arguments[name] for name in names))
+    missing = [name for name in names if name not in arguments]
+    if "data" in arguments and len(missing) < len(names):
+        raise ConfigError(
+            "--patch takes --text, --text-b, --attribute and --contrast, or the pairs of --data, not both"
+        )
+    if "data" not in arguments and missing:
+        raise ConfigError(f"--patch needs --{missing[0].replace('_', '-')}, or pairs of texts as --data")
+    pairs = read_pairs(arguments["data"]) if "data" in arguments else [TextPair(*map(arguments.__getitem__, names))]
+    return explain_patching_pairs(_models(arguments, 1)[0], pairs)
 
 
 def _word(arguments: dict[str, Any]) -> "Explanation":

@@ -8,22 +8,27 @@ from polyseme.explain.graph import Graph
 if TYPE_CHECKING:
     from polyseme.explain.gradients import explain_gradients
     from polyseme.explain.logit_lens import explain_logit_lens
-    from polyseme.explain.patching import explain_patching
+    from polyseme.explain.patching import TextPair, explain_patching, explain_patching_pairs
 
 _MODULES = {
+    "TextPair": "patching",
     "explain_gradients": "gradients",
     "explain_logit_lens": "logit_lens",
     "explain_patching": "patching",
+    "explain_patching_pairs": "patching",
 }
-
-__all__ = ["Graph", "explain_gradients", "explain_logit_lens", "explain_patching"]
+__all__ = [
+    "Graph",
+    "TextPair",
+    "explain_gradients",
+    "explain_logit_lens",
+    "explain_patching",
+    "explain_patching_pairs",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Import a public name when it is first used."""
+    if name in _MODULES:
+        return getattr(import_module(f"polyseme.explain.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'polyseme.explain' has no attribute {name!r}")
