@@ -104,7 +104,14 @@ def test_command_writes_page_numbers_and_figures(tiny_folders, run_cli, rejects,
     assert "best tokens" in run_cli("explain", tiny_folders["bert"], "--lens", "--text", "the [MASK]")
     rejects("explain", model, "--lens", "--text", "", match="no tokens")
     rejects("explain", model, "--lens", "--text", TEXT * 99, match="longer than the model reads")
-    rejects("explain", tiny_folders["glove"], "--lens", "--text", TEXT, match="glove")
+    rejects(
+        "explain",
+        tiny_folders["glove"],
+        "--lens",
+        "--text",
+        TEXT,
+        match="cannot show the logit lens; it can show words in context",
+    )
 
 
 def test_tokens_cannot_escape_into_the_page(tiny_folders):

@@ -125,7 +125,14 @@ def test_command_writes_page_numbers_and_figures(tiny_folders, run_cli, rejects,
     rejects(*start, "--text-b", "the old cat", *tokens, match=r"there are 0 \[MASK\]")
     rejects(*start, "--text-b", "the grey [MASK]", "--attribute", "qqqq", "--contrast", "dog", match="not one token")
     rejects(*start, "--text-b", "the grey [MASK]", "--attribute", "dog", "--contrast", "dog", match="the same token")
-    rejects("explain", tiny_folders["t5"], "--patch", *texts, *tokens, match="needs a Transformer")
+    rejects(
+        "explain",
+        tiny_folders["t5"],
+        "--patch",
+        *texts,
+        *tokens,
+        match="cannot show activation patching; it can show attention",
+    )
 
 
 def test_effects_of_pairs_are_averaged(tiny_folders, run_cli, rejects, tmp_path):

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from polyseme.explain.gradients import explain_gradients
     from polyseme.explain.logit_lens import explain_logit_lens
     from polyseme.explain.patching import TextPair, explain_patching, explain_patching_pairs
+    from polyseme.explain.self_attention import attention_steps
 
 _MODULES = {
     "TextPair": "patching",
+    "attention_steps": "self_attention",
     "explain_gradients": "gradients",
     "explain_logit_lens": "logit_lens",
     "explain_patching": "patching",
@@ -20,6 +22,7 @@ _MODULES = {
 __all__ = [
     "Graph",
     "TextPair",
+    "attention_steps",
     "explain_gradients",
     "explain_logit_lens",
     "explain_patching",

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import DataError, UnsupportedError
-from polyseme.explain.translation import display_pieces
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.session import pack_inputs
 from polyseme.generation.text import TextGenerator
@@ -47,7 +46,7 @@ class LMInput:
     @property
     def tokens(self) -> list[str]:
         """The tokens in a readable form."""
-        return display_pieces(self.tokenizer, self.ids.tolist())
+        return self.tokenizer.display_tokens(self.ids.tolist())
 
     def batches(self) -> Iterator[tuple[Inputs, Tensor]]:
         """Yield packed inputs, and the rows of their states that predict the next of the positions, in order."""
@@ -94,9 +93,7 @@ def lm_heads(network: NeuralLM, text: str) -> list[LMHeadName]:
     if "masked" in heads and (has_mask or "next" not in heads):
         return ["masked"]
     directions: tuple[LMHeadName, ...] = ("next", "previous")
-    if not (names := [name for name in directions if name in heads]):
-        raise UnsupportedError(f"{network.path} is {network.description}, and no head of a language model")
-    return names
+    return [name for name in directions if name in heads]
 
 
 def read_text(network: NeuralLM, text: str, head: LMHeadName) -> LMInput:

@@ -11,7 +11,7 @@ from polyseme.errors import ConfigError
 from polyseme.explain.explanation import Explanation, PrintedTable
 from polyseme.explain.lm_input import lm_heads, model_name, read_text
 from polyseme.explain.logit_lens.lens import OUTPUT, LayerPredictions, decode_layers
-from polyseme.explain.translation import display_pieces
+from polyseme.explain.supported import supported_figures, unsupported
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load_neural
 from polyseme.report.charts import Panel, Series, panel_chart
@@ -70,6 +70,8 @@ def explain_logit_lens(model: LanguageModel, text: str, *, top_k: int = 5) -> Ex
     """
     if top_k < 1:
         raise ConfigError(f"top_k is {top_k}, expected 1 or more")
+    if "logit_lens" not in supported_figures(model):
+        unsupported(model, "logit_lens")
     network = load_neural(model)
     views = [decode_layers(read_text(network, text, head), top_k) for head in lm_heads(network, text)]
     figures, sections, tables, suffix = {}, [], [], ""
@@ -97,7 +99,7 @@ def _layer_name(name: str) -> str:
 
 
 def _pieces(view: LayerPredictions, ids: np.ndarray) -> list[str]:
-    return display_pieces(view.lm_input.tokenizer, ids.tolist())
+    return view.lm_input.tokenizer.display_tokens(ids.tolist())
 
 
 def _labels(view: LayerPredictions) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 from polyseme.explain.explanation import Explanation
 from polyseme.explain.lm_input import model_name
 from polyseme.explain.patching.pairs import PatchedPairs, TextPair, patch_pairs
+from polyseme.explain.supported import supported_figures, unsupported
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load_neural
 from polyseme.inference.neural_lm import NeuralLM
@@ -60,6 +61,8 @@ def explain_patching(model: LanguageModel, text: str, text_b: str, label: str, c
 
 def explain_patching_pairs(model: LanguageModel, pairs: Sequence[TextPair]) -> Explanation:
     """Average `explain_patching` over pairs of texts with the same number of tokens, such as those of a template."""
+    if "patching" not in supported_figures(model):
+        unsupported(model, "patching")
     network = load_neural(model)
     patched = patch_pairs(network, pairs)
     main = patched.components[0]

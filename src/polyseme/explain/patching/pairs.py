@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyseme.errors import DataError, UnsupportedError
+from polyseme.errors import DataError
 from polyseme.explain.lm_input import LMInput, lm_heads, read_text
 from polyseme.explain.patching.patch import Patching, patch_activations
 from polyseme.inference.neural_lm import NeuralLM
-from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.transformer import TransformerConfig
 from polyseme.tasks.readers.columns import Columns
 from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input, unknown_format
 from polyseme.tasks.readers.rows import JsonRow, iter_records, read_rows
@@ -131,11 +129,6 @@ def _encode_pair(network: NeuralLM, pair: TextPair) -> tuple[LMInput, LMInput, t
 
 def _read(network: NeuralLM, text: str) -> LMInput:
     """Encode a text with one place where a token is predicted."""
-    trunk = network.model.config.trunk
-    is_forward_rnn = isinstance(trunk, RecurrentTrunkConfig) and trunk.direction == "forward"
-    if not (isinstance(trunk, TransformerConfig) or is_forward_rnn):
-        problem = "patching needs a Transformer, or a recurrent model that reads forward"
-        raise UnsupportedError(f"{network.path} is {network.description}: {problem}")
     head = lm_heads(network, text)[0]
     lm_input = read_text(network, text, head)
     if head == "masked" and (lm_input.masks_in_turn or len(lm_input.positions) > 1):
