@@ -153,7 +153,7 @@ def _lens(arguments: dict[str, Any]) -> "Explanation":
 
 
 def _patch(arguments: dict[str, Any]) -> "Explanation":
-    from polyseme.explain.patching import TextPair, explain_patching_pairs, read_pairs
+    from polyseme.explain.patching import PatchingPair, explain_patching_pairs, read_pairs
 
     names = ("text", "text_b", "attribute", "contrast")
     missing = [name for name in names if name not in arguments]
@@ -163,7 +163,7 @@ def _patch(arguments: dict[str, Any]) -> "Explanation":
         )
     if "data" not in arguments and missing:
         raise ConfigError(f"--patch needs --{missing[0].replace('_', '-')}, or pairs of texts as --data")
-    pairs = read_pairs(arguments["data"]) if "data" in arguments else [TextPair(*map(arguments.__getitem__, names))]
+    pairs = read_pairs(arguments["data"]) if "data" in arguments else [PatchingPair(*map(arguments.__getitem__, names))]
     return explain_patching_pairs(_models(arguments, 1)[0], pairs)
 
 

@@ -8,11 +8,11 @@ from polyseme.explain.graph import Graph
 if TYPE_CHECKING:
     from polyseme.explain.gradients import explain_gradients
     from polyseme.explain.logit_lens import explain_logit_lens
-    from polyseme.explain.patching import TextPair, explain_patching, explain_patching_pairs
+    from polyseme.explain.patching import PatchingPair, explain_patching, explain_patching_pairs
     from polyseme.explain.self_attention import attention_steps
 
 _MODULES = {
-    "TextPair": "patching",
+    "PatchingPair": "patching",
     "attention_steps": "self_attention",
     "explain_gradients": "gradients",
     "explain_logit_lens": "logit_lens",
@@ -21,7 +21,7 @@ _MODULES = {
 }
 __all__ = [
     "Graph",
-    "TextPair",
+    "PatchingPair",
     "attention_steps",
     "explain_gradients",
     "explain_logit_lens",

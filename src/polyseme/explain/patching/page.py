@@ -7,7 +7,7 @@ import numpy as np
 
 from polyseme.explain.explanation import Explanation
 from polyseme.explain.lm_input import model_name
-from polyseme.explain.patching.pairs import PatchedPairs, TextPair, patch_pairs
+from polyseme.explain.patching.pairs import PatchedPairs, PatchingPair, patch_pairs
 from polyseme.explain.supported import supported_figures, unsupported
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load_neural
@@ -56,10 +56,10 @@ def explain_patching(model: LanguageModel, text: str, text_b: str, label: str, c
     >>> list(explanation.record["effects"])
     ['residual', 'attention', 'ffn']
     """
-    return explain_patching_pairs(model, [TextPair(text, text_b, label, contrast)])
+    return explain_patching_pairs(model, [PatchingPair(text, text_b, label, contrast)])
 
 
-def explain_patching_pairs(model: LanguageModel, pairs: Sequence[TextPair]) -> Explanation:
+def explain_patching_pairs(model: LanguageModel, pairs: Sequence[PatchingPair]) -> Explanation:
     """Average `explain_patching` over pairs of texts with the same number of tokens, such as those of a template."""
     if "patching" not in supported_figures(model):
         unsupported(model, "patching")
@@ -75,7 +75,7 @@ def explain_patching_pairs(model: LanguageModel, pairs: Sequence[TextPair]) -> E
     sections.insert(1, ("By position", figure(figures["positions"], caption)))
     sections += [
         ("The largest effect of each layer", html_table(header, rows)),
-        ("Pairs", html_table(TextPair._fields, patched.pairs) if len(pairs) > 1 else ""),
+        ("Pairs", html_table(PatchingPair._fields, patched.pairs) if len(pairs) > 1 else ""),
         ("How to read it", paragraph(CAVEAT)),
     ]
     lead = "<br>".join(f'<span dir="auto">{escape(each)}</span>' for each in pairs[0][:2])

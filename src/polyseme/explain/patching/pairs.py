@@ -19,7 +19,7 @@ from polyseme.tasks.readers.rows import JsonRow, iter_records, read_rows
 MAX_SHOWN_TOKENS = 2  # at a position where the pairs have different tokens
 
 
-class TextPair(NamedTuple):
+class PatchingPair(NamedTuple):
     """Two texts of the same number of tokens, and the two tokens whose logits are compared."""
 
     text: str
@@ -32,7 +32,7 @@ class TextPair(NamedTuple):
 class PatchedPairs:
     """The effects of patching in one or several pairs of the same length that predict at the same position."""
 
-    pairs: list[TextPair]
+    pairs: list[PatchingPair]
     patchings: list[Patching]
 
     @property
@@ -80,7 +80,7 @@ def _join(tokens: Sequence[str]) -> str:
     return "/".join(distinct[:MAX_SHOWN_TOKENS]) + ("/…" if len(distinct) > MAX_SHOWN_TOKENS else "")
 
 
-def read_pairs(source: str | Path) -> list[TextPair]:
+def read_pairs(source: str | Path) -> list[PatchingPair]:
     """Read pairs from a table or JSON lines with the columns `text`, `text_b`, `label` and `contrast`."""
     path, columns = parse_input(source, Columns())
     columns.reject(path, "pairs, whose columns have fixed names", "text", "pair", "label", "id")
@@ -88,14 +88,14 @@ def read_pairs(source: str | Path) -> list[TextPair]:
     if not record_format:
         raise unknown_format(path)
 
-    def build(record: dict[str, Any], location: str) -> TextPair:
+    def build(record: dict[str, Any], location: str) -> PatchingPair:
         row = JsonRow(location, record)
-        return TextPair(*(row.get(name) for name in TextPair._fields))
+        return PatchingPair(*(row.get(name) for name in PatchingPair._fields))
 
     return read_rows(path, iter_records(open_records(path, columns, record_format).rows, build))
 
 
-def patch_pairs(network: NeuralLM, pairs: Sequence[TextPair]) -> PatchedPairs:
+def patch_pairs(network: NeuralLM, pairs: Sequence[PatchingPair]) -> PatchedPairs:
     """Patch the states of each pair; an error names the pair if there are several."""
     patchings: list[Patching] = []
     for number, pair in enumerate(pairs, 1):
@@ -111,7 +111,7 @@ def patch_pairs(network: NeuralLM, pairs: Sequence[TextPair]) -> PatchedPairs:
     return PatchedPairs(list(pairs), patchings)
 
 
-def _encode_pair(network: NeuralLM, pair: TextPair) -> tuple[LMInput, LMInput, tuple[int, int]]:
+def _encode_pair(network: NeuralLM, pair: PatchingPair) -> tuple[LMInput, LMInput, tuple[int, int]]:
     first, second = (_read(network, each) for each in (pair.text, pair.text_b))
     tokens = [" ".join(each.tokens) for each in (first, second)]
     if len(first.ids) != len(second.ids):

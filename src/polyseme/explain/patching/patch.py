@@ -56,7 +56,7 @@ def patch_activations(first: LMInput, second: LMInput, token_ids: tuple[int, int
     change = differences[1] - differences[0]
     if abs(change) < MIN_CHANGE:
         raise DataError(f"both texts have the logit difference {differences[0]:.4g}: there is no effect to locate")
-    trunk = first.network.model.trunk
+    trunk: Any = first.network.model.trunk
     if isinstance(trunk, RecurrentTrunk):
         layers = {"state": list(range(1, trunk.config.num_layers + 1))}
         patched = {"state": _patch_recurrent(first, second, token_ids)}
