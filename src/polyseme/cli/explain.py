@@ -19,7 +19,7 @@ FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "word": ({"word"}, {"data", "layer"}),
     "wic": ({"wic"}, set()),
     "geometry": ({"geometry", "data"}, set()),
-    "patch": ({"patch", "text", "text_b", "attribute", "contrast"}, set()),
+    "patch": ({"patch"}, {"text", "text_b", "attribute", "contrast", "data"}),
     "lens": ({"lens", "text"}, {"top_k"}),
     "attribute": ({"attribute"}, {"text", "data", "pair", "contrast", "method", "baseline"}),
     "attention": ({"text"}, {"text_b", "pair", "target", "token", "layer", "head", "num_beams", "length_penalty"}),
@@ -62,7 +62,7 @@ def explain(
         Option(help="Plot all occurrences of this word in --data, or in sentences with bank, spring and stick."),
     ] = None,
     data: Annotated[
-        str | None, Option(help="Texts: a file in any format; FILE::label=COLUMN has the senses of --word.")
+        str | None, Option(help="Texts: a file in any format; FILE::label=COLUMN has senses for --word; --patch reads pairs.")
     ] = None,
     attribute: AttributeOption = None,
     contrast: Annotated[
@@ -182,10 +182,18 @@ def _lens(arguments: dict[str, Any]) -> "Explanation":
 
 
 def _patch(arguments: dict[str, Any]) -> "Explanation":
-    from polyseme.explain.patching import explain_patching
+    from polyseme.explain.patching import PatchingPair, explain_patching_pairs, read_pairs
 
     names = ("text", "text_b", "attribute", "contrast")
-    return explain_patching(_models(arguments, 1)[0], *(arguments[name] for name in names))
+    missing = [name for name in names if name not in arguments]
+    if "data" in arguments and len(missing) < len(names):
+        raise ConfigError(
+            "--patch takes --text, --text-b, --attribute and --contrast, or the pairs of --data, not both"
+        )
+    if "data" not in arguments and missing:
+        raise ConfigError(f"--patch needs --{missing[0].replace('_', '-')}, or pairs of texts as --data")
+    pairs = read_pairs(arguments["data"]) if "data" in arguments else [PatchingPair(*map(arguments.__getitem__, names))]
+    return explain_patching_pairs(_models(arguments, 1)[0], pairs)
 
 
 def _word(arguments: dict[str, Any]) -> "Explanation":

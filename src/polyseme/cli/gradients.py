@@ -9,34 +9,33 @@ from polyseme.cli import options
 from polyseme.cli.output import print_table, read_texts
 from polyseme.errors import ConfigError
 
-DISTANCES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-
 
 def gradients(
-    models: Annotated[list[Path], Argument(help="Folders of causal language models.")],
+    models: Annotated[list[Path], Argument(help="Folders of causal or masked language models.")],
     data: options.TextsOption,
-    out: Annotated[Path, Option(help="Output .svg file.")],
+    out: Annotated[Path, Option(help="Output figure (.svg), or page (.html) with its numbers (.json) next to it.")],
     max_distance: Annotated[int, Option(help="Maximum distance in tokens.")] = 50,
 ) -> None:
     """Plot the gradient norm of a prediction by distance.
 
-    One line per model shows the vanishing gradients of RNNs.
+    One line per model shows the vanishing gradients of RNNs; a masked model has one line for each side.
     """
-    from polyseme.explain.gradients import gradients_by_distance, plot_gradients
+    from polyseme.explain.explanation import check_page_path
+    from polyseme.explain.gradients import explain_gradients
     from polyseme.inference.load import load_neural
     from polyseme.io.atomic import write_text
+    from polyseme.report.svg import standalone_svg
 
-    if out.suffix != ".svg":
-        raise ConfigError(f"--out {out} does not end in .svg")
+    if out.suffix not in (".svg", ".html"):
+        raise ConfigError(f"--out {out} does not end in .svg or .html")
+    if out.suffix == ".html":
+        check_page_path(out)
     texts = read_texts(data)
-    curves = {}
-    for folder in models:
-        language_model = load_neural(folder)
-        config = language_model.model.config
-        name = " ".join(part for part in (config.family, getattr(config.trunk, "cell", "")) if part)
-        label = name if name not in curves else f"{name} ({folder})"
-        curves[label] = gradients_by_distance(language_model, texts, max_distance)
-    write_text(out, plot_gradients(curves))
-    distances = [distance for distance in DISTANCES if distance <= max_distance]
-    print_table(["model", *map(str, distances)], [[n, *(f"{c[d]:.2e}" for d in distances)] for n, c in curves.items()])
-    print(f"{out}: gradient norm by distance, {len(curves)} models")
+    explanation = explain_gradients((load_neural(folder) for folder in models), texts, max_distance=max_distance)
+    if out.suffix == ".html":
+        explanation.save(out)
+    else:
+        write_text(out, standalone_svg(explanation.figures["gradients"]))
+    for header, rows in explanation.tables:
+        print_table(header, rows)
+    print(f"{out}: gradient norm by distance, {len(models)} models")

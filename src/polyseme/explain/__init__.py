@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from polyseme.explain.geometry import explain_geometry
     from polyseme.explain.gradients import explain_gradients
     from polyseme.explain.logit_lens import explain_logit_lens
-    from polyseme.explain.patching import explain_patching
+    from polyseme.explain.patching import PatchingPair, explain_patching, explain_patching_pairs
     from polyseme.explain.probing.api import probe
     from polyseme.explain.self_attention import attention_steps
     from polyseme.explain.words import explain_word
     from polyseme.explain.words.wic import explain_wic, wic_by_layer
 
 _MODULES = {
+    "PatchingPair": "patching",
     "attention_steps": "self_attention",
     "explain_attention": "attention",
     "explain_attribution": "attribution",
@@ -25,6 +26,7 @@ _MODULES = {
     "explain_gradients": "gradients",
     "explain_logit_lens": "logit_lens",
     "explain_patching": "patching",
+    "explain_patching_pairs": "patching",
     "explain_wic": "words.wic",
     "explain_word": "words",
     "probe": "probing.api",
@@ -32,6 +34,7 @@ _MODULES = {
 }
 __all__ = [
     "Graph",
+    "PatchingPair",
     "attention_steps",
     "explain_attention",
     "explain_attribution",
@@ -39,6 +42,7 @@ __all__ = [
     "explain_gradients",
     "explain_logit_lens",
     "explain_patching",
+    "explain_patching_pairs",
     "explain_wic",
     "explain_word",
     "probe",

@@ -86,6 +86,25 @@ def mean_pool(hidden: Tensor, layout: PackedLayout) -> Tensor:
     return torch.cat([run.view(*shape, *run.shape[1:]).float().mean(1) for shape, run in zip(shapes, runs)])
 
 
+def inputs_for_head(model: Model, head: str, inputs: Inputs, rows: Tensor) -> tuple[Inputs, Tensor]:
+    """Return the inputs with which a language-model head predicts the tokens at `rows`, and the rows of its states.
+
+    The query stream of a masked head (XLNet) does not see the tokens that it predicts. A hybrid trunk (GPT-BERT) reads
+    left to right for the next token.
+    """
+    layout, device = inputs.layout, rows.device
+    if head == "masked" and model.config.trunk.has_query_stream:
+        order = torch.full_like(inputs.tokens, -1).index_fill(0, rows, 0)
+        counts = np.histogram(rows.cpu().numpy(), layout.cu_seqlens.cpu().numpy())[0]
+        inputs = replace(
+            inputs, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(counts, device=device))
+        )
+        rows = layout.num_tokens + torch.arange(len(rows), device=device)
+    if head == "next" and model.config.trunk.is_hybrid:
+        inputs = replace(inputs, layout=layout.as_causal())
+    return inputs, rows
+
+
 def to_host_async(results: Iterator[tuple[np.ndarray, Tensor]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Copy the results of batches to the host, from a GPU while the next ones are computed."""
     in_flight: deque[tuple[np.ndarray, Tensor, torch.cuda.Event]] = deque()
@@ -165,20 +184,9 @@ class PackedModel:
         return packed_batches(ids, used_segments, self.max_batch_tokens, self.device)
 
     def log_probs(self, head: str, inputs: Inputs, rows: Tensor) -> Iterator[Tensor]:
-        """Yield the log-probabilities of a language-model head at the given rows, [rows, vocabulary], in chunks.
-
-        The query stream of a masked head (XLNet) does not see the tokens that it predicts. A hybrid trunk (GPT-BERT)
-        reads left to right for the next token.
-        """
-        layout, rows = inputs.layout, rows.to(self.device, non_blocking=True)
-        if head == "masked" and self.model.config.trunk.has_query_stream:
-            order = torch.full_like(inputs.tokens, -1).index_fill(0, rows, 0)
-            counts = np.histogram(rows.cpu().numpy(), layout.cu_seqlens.cpu().numpy())[0]
-            queries = QueryStream(order, rows, PackedLayout.from_lengths(counts, device=self.device))
-            inputs = replace(inputs, query_stream=queries)
-            rows = layout.num_tokens + torch.arange(len(rows), device=self.device)
-        if head == "next" and self.model.config.trunk.is_hybrid:
-            inputs = replace(inputs, layout=layout.as_causal())
+        """Yield the log-probabilities of a language-model head at the given rows, [rows, vocabulary], in chunks."""
+        layout = inputs.layout
+        inputs, rows = inputs_for_head(self.model, head, inputs, rows.to(self.device, non_blocking=True))
         hidden = self.model.trunk(inputs).hidden
         for chunk in rows.split(ROWS_PER_SOFTMAX):
             yield self.model.predict(head, hidden, layout, chunk).float().log_softmax(-1)
