@@ -154,7 +154,7 @@ def load_for_tasks(
         tokenizer = folder.tokenizer.with_template(*family.finetune_template)
         vocab_size = max(tokenizer.vocab_size, model_config.trunk.embeddings.vocab_size)
         folder = dataclasses.replace(folder, tokenizer=tokenizer, model=folder.model.resize_vocab(vocab_size, seed))
-    return dataclasses.replace(folder, model=reinitialize(folder.model, seed)) if from_scratch else folder
+    return dataclasses.replace(folder, model=_reinitialize(folder.model, seed)) if from_scratch else folder
 
 
 def add_bilstm(head: HeadConfig, trunk: TrunkConfig, task: TaskConfig) -> HeadConfig:
@@ -178,7 +178,7 @@ def _encode_labeled(task: TaskConfig, examples: Examples, folder: ModelFolder, c
     return encoded
 
 
-def reinitialize(model: Model, seed: int) -> Model:
+def _reinitialize(model: Model, seed: int) -> Model:
     """Return the same model with random weights; buffers are kept."""
     fresh = model.config.build(seed)
     for name, buffer in model.named_buffers():

@@ -1,14 +1,15 @@
 """The vectors of spans of words at every layer of a model, and of the same model with random weights."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
+import torch
 
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.explain.probing.items import Combination, ProbeData
-from polyseme.finetuning.finetune import reinitialize
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import MAX_BATCH_TOKENS, ElmoModel, FeatureEncoder
 from polyseme.inference.neural_lm import NeuralLM
@@ -40,8 +41,9 @@ def build_encoder(model: LanguageModel) -> FeatureEncoder:
 
 def untrained_copy(encoder: FeatureEncoder, seed: int) -> FeatureEncoder:
     """Return the same architecture and tokenizer with random weights, the embeddings included."""
-    model = reinitialize(encoder.model, seed).eval().to(encoder.device)
-    return replace(encoder, model=model)
+    model = deepcopy(encoder.model).cpu()
+    model.initialize(torch.Generator().manual_seed(seed))
+    return replace(encoder, model=model.to(encoder.device))
 
 
 def select_layers(encoder: FeatureEncoder, layers: Sequence[int] | None) -> list[int]:

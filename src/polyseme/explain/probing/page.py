@@ -19,9 +19,9 @@ METHOD = (
     "A probe is a multinomial logistic regression over the standardized vectors of one layer, with L2 chosen on a "
     "tenth of the training part. The control task has the same inputs and a random label for each word type (for each "
     "text in tasks about texts), so that a probe can solve it only by memorizing (Hewitt and Liang 2019). The "
-    "untrained copy has the same architecture and tokenizer with random weights, the embeddings included, drawn anew for each "
-    "seed. Intervals are 95 % percentiles of 1,000 resamples of dev sentences and seeds; with few seeds they are "
-    "somewhat too narrow. The codelength is that of online coding over eleven blocks (Voita and Titov 2020); "
+    "untrained copy has the same architecture and tokenizer with random weights, the embeddings included, drawn anew "
+    "for each seed. Intervals are 95 % percentiles of 1,000 resamples of dev sentences and seeds; with few seeds they "
+    "are somewhat too narrow. The codelength is that of online coding over eleven blocks (Voita and Titov 2020); "
     "compression compares it with the uniform code, so higher is better and 1 means that nothing was learned."
 )
 
