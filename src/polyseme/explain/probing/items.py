@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from polyseme.tasks.readers.rows import read_lines
 
 # How the vectors of an item's spans become features: see `combine_vectors`.
 Combination = Literal["single", "concat", "compare", "pair"]
+T = TypeVar("T")
 DATASETS_OF_ENTITIES = ("wnut-17", "conll-2003", "ner")
 DEV_SHARE = 0.2  # of a single file
 HELD_OUT_SHARE = 0.1  # of the training part, to choose the strength of L2
@@ -52,7 +53,7 @@ class ProbeData:
     @property
     def labels(self) -> list[str]:
         """The names of the labels, in alphabetical order."""
-        return sorted({item.label for item in self.items})
+        return sorted({labeled.label for labeled in self.items})
 
     @property
     def has_outside(self) -> bool:
@@ -67,11 +68,11 @@ class ProbeData:
     def label_ids(self) -> np.ndarray:
         """Return the index of each item's label, [items]."""
         index = {label: i for i, label in enumerate(self.labels)}
-        return np.array([index[item.label] for item in self.items])
+        return np.array([index[labeled.label] for labeled in self.items])
 
     def groups(self) -> np.ndarray:
         """Return the group of each item, [items]."""
-        return np.array([item.group for item in self.items])
+        return np.array([labeled.group for labeled in self.items])
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,28 +90,37 @@ class ProbeSplit:
 
 
 def split_items(data: ProbeData, seed: int) -> ProbeSplit:
-    """Split by groups: the dev file, or 20 % of the groups, is scored, and 10 % of the rest is held out."""
+    """Split items by their groups."""
     groups = data.groups()
     num_groups = int(groups.max()) + 1
-    rng = np.random.default_rng([seed, 0])
-    if data.num_train_groups is None:
-        order = rng.permutation(num_groups)
-        num_dev = max(round(DEV_SHARE * num_groups), 1)
-        train_groups, dev_groups = order[num_dev:], order[:num_dev]
-    else:
-        train_groups, dev_groups = rng.permutation(data.num_train_groups), np.arange(data.num_train_groups, num_groups)
-    num_held_out = max(round(HELD_OUT_SHARE * len(train_groups)), 1)
-    parts = train_groups[num_held_out:], train_groups[:num_held_out], dev_groups
-    rank = np.empty(num_groups, dtype=np.int64)
     indices = []
-    for part in parts:
-        rank[:] = -1
+    for part in split_groups(data.name, num_groups, data.num_train_groups, seed):
+        rank = np.full(num_groups, -1)
         rank[part] = np.arange(len(part))
         members = np.flatnonzero(rank[groups] >= 0)
         indices.append(members[np.argsort(rank[groups[members]], kind="stable")])
-    if not all(map(len, indices)):
-        raise DataError(f"{data.name} has {num_groups} sentences or texts: too few to split into three parts")
     return ProbeSplit(*indices)
+
+
+def split_groups(
+    name: str, num_groups: int, num_train_groups: int | None, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the groups to train on, to hold out and to score.
+
+    The dev file, or 20 % of all groups, is scored, and 10 % of the rest is held out.
+    """
+    rng = np.random.default_rng([seed, 0])
+    if num_train_groups is None:
+        order = rng.permutation(num_groups)
+        num_dev = max(round(DEV_SHARE * num_groups), 1)
+        train, dev = order[num_dev:], order[:num_dev]
+    else:
+        train, dev = rng.permutation(num_train_groups), np.arange(num_train_groups, num_groups)
+    num_held_out = max(round(HELD_OUT_SHARE * len(train)), 1)
+    parts = train[num_held_out:], train[:num_held_out], dev
+    if not all(map(len, parts)):
+        raise DataError(f"{name} has {num_groups} sentences or texts: too few to split into three parts")
+    return parts
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -134,47 +144,55 @@ def read_probe_data(name: str, source: Path | str, dev: Path | str | None, max_e
     At most `max_examples` items are read, and a quarter as many of the dev file, in whole sentences that are drawn at
     random.
     """
-    if max_examples < 10:
-        raise ConfigError(f"`max_examples` is {max_examples}, expected 10 or more")
-    task, path = find_probe_task(name), Path(source)
-    train_path, dev_path = (path, None if dev is None else Path(dev))
-    if path.is_dir():
-        if dev is not None:
-            raise ConfigError(f"{path} is a folder with a train and a dev file: `dev` has no effect")
-        train_path, dev_path = task.find_files(path)
+    task = find_probe_task(name)
+    files = find_probe_files(source, dev, max_examples, task.find_files)
     sentences, items, group_counts = list[Words](), list[LabeledItem](), list[int]()
     combination = task.combination
-    for file, limit in ((train_path, max_examples), (dev_path, max(max_examples // 4, 10))):
-        if file is None:
-            continue
-        if not Path(str(file).partition("::")[0]).is_file():
-            raise DataError(f"there is no file {file}")
+    for file, limit in files:
         first_group = sum(group_counts)
-        groups = _sample_groups([task.to_items(group) for group in task.read_file(file)], limit)
+        groups = [task.to_items(group) for group in task.read_file(file)]
+        groups = sample_groups(groups, [len(group_items) for _, group_items in groups], limit)
         for number, (group_sentences, group_items) in enumerate(groups, first_group):
-            items += [_renumber(item, len(sentences), number) for item in group_items]
+            items += [_renumber(labeled, len(sentences), number) for labeled in group_items]
             sentences += group_sentences
         group_counts.append(len(groups))
-    if any(len(item.spans) == 2 for item in items) and combination == "single":
+    if any(len(labeled.spans) == 2 for labeled in items) and combination == "single":
         combination = "pair"
-    num_train_groups = group_counts[0] if dev_path is not None else None
+    num_train_groups = group_counts[0] if len(files) > 1 else None
     data = ProbeData(name, task.description, combination, task.unit, sentences, items, num_train_groups)
     if len(data.labels) < 2:
-        raise DataError(f"{train_path} has {len(data.labels)} label: a probe needs two or more to tell apart")
+        raise DataError(f"{files[0][0]} has {len(data.labels)} label: a probe needs two or more to tell apart")
     return data
 
 
-def _sample_groups(groups: Sequence[tuple[list[Words], list[LabeledItem]]], max_examples: int) -> list[Any]:
+def find_probe_files(
+    source: Path | str, dev: Path | str | None, max_examples: int, find_files: Callable[[Path], tuple[Path, Path]]
+) -> list[tuple[Path, int]]:
+    """Return the train file and, if there is one, the dev file, each with the largest number of items to read."""
+    if max_examples < 10:
+        raise ConfigError(f"`max_examples` is {max_examples}, expected 10 or more")
+    path, files = Path(source), [Path(each) for each in (source, dev) if each is not None]
+    if path.is_dir():
+        if dev is not None:
+            raise ConfigError(f"{path} is a folder with a train and a dev file: `dev` has no effect")
+        files = list(find_files(path))
+    for file in files:
+        if not Path(str(file).partition("::")[0]).is_file():
+            raise DataError(f"there is no file {file}")
+    return list(zip(files, (max_examples, max(max_examples // 4, 10))))
+
+
+def sample_groups(groups: Sequence[T], sizes: Sequence[int], max_examples: int) -> list[T]:
     """Return random groups with at most `max_examples` items, in their order in the file; groups without items go."""
-    filled = [group for group in groups if group[1]]
+    filled = [i for i, size in enumerate(sizes) if size]
     order = np.random.default_rng(0).permutation(len(filled))
-    totals = np.cumsum([len(filled[i][1]) for i in order])
-    return [filled[i] for i in sorted(order[: max(int((totals <= max_examples).sum()), 1)])]
+    totals = np.cumsum([sizes[filled[i]] for i in order])
+    return [groups[filled[i]] for i in sorted(order[: max(int((totals <= max_examples).sum()), 1)])]
 
 
-def _renumber(item: LabeledItem, first_sentence: int, group: int) -> LabeledItem:
-    spans = tuple((first_sentence + sentence, first, end) for sentence, first, end in item.spans)
-    return replace(item, spans=spans, group=group)
+def _renumber(labeled: LabeledItem, first_sentence: int, group: int) -> LabeledItem:
+    spans = tuple((first_sentence + sentence, first, end) for sentence, first, end in labeled.spans)
+    return replace(labeled, spans=spans, group=group)
 
 
 def find_probe_task(name: str) -> ProbeTask:
@@ -221,7 +239,7 @@ def _labeled_task(description: str, task: type[TaskConfig], datasets: Sequence[N
     return ProbeTask(description, "labels", "single", read_file, find_files, to_items)
 
 
-def _find_treebank(folder: Path) -> tuple[Path, Path]:
+def find_treebank(folder: Path) -> tuple[Path, Path]:
     """Return the train and dev files of a Universal Dependencies folder."""
     files = []
     for split in ("train", "dev"):
@@ -278,9 +296,9 @@ def _find_wic(folder: Path) -> tuple[Path, Path]:
 
 _ENTITIES = _labeled_task("named entities", TASKS["tagging"], [DATASETS[name] for name in DATASETS_OF_ENTITIES])
 PROBE_TASKS: dict[str, ProbeTask] = {
-    "ud-pos": ProbeTask("universal parts of speech", "words", "single", read_trees, _find_treebank, _tag_items),
+    "ud-pos": ProbeTask("universal parts of speech", "words", "single", read_trees, find_treebank, _tag_items),
     "ud-deprel": ProbeTask(
-        "the relation of a word to its head", "arcs", "concat", read_trees, _find_treebank, _relation_items
+        "the relation of a word to its head", "arcs", "concat", read_trees, find_treebank, _relation_items
     ),
     "ner": replace(_ENTITIES, unit="words"),
     "wic": ProbeTask(

@@ -40,16 +40,16 @@ class TaskReport:
 def report_task(probe: TaskProbe) -> TaskReport:
     """Draw the curves of a task and list the numbers of each layer."""
     x = depth_axis(probe.models)
-    scores = line_chart(
-        [*_score_series(probe, x.label == "layer"), *_baseline_series(probe, x.label == "layer")],
-        x,
-        Axis(format_metric(probe.metric)),
-        height=300,
-        direct_labels=False,
-    )
-    codes = line_chart(
-        _compression_series(probe, x.label == "layer"), x, Axis("compression by online coding"), direct_labels=False
-    )
+    by_layer = x.label == "layer"
+    charts = {
+        "scores": ([*_score_series(probe, by_layer), *_baseline_series(probe, by_layer)], format_metric(probe.metric)),
+        "compression": (_compression_series(probe, by_layer), "compression by online coding"),
+    }
+    scores, codes = (line_chart(series, x, y, 300, direct_labels=False) for series, y in charts.values())
+    names = {  # files have no legend beside them
+        f"{probe.task.replace('/', '-')}-{kind}": line_chart(series, x, y, 300, direct_labels=True)
+        for kind, (series, y) in charts.items()
+    }
     facts = (
         f"{probe.description[0].upper()}{probe.description[1:]}: {probe.num_train:,} {probe.unit} to train on and "
         f"{probe.num_dev:,} to score, {probe.num_labels} labels. The most frequent label scores {probe.majority:.3f}, "
@@ -65,7 +65,6 @@ def report_task(probe: TaskProbe) -> TaskReport:
         header, rows = layer_table(probe, model)
         tables.append((header, rows))
         parts.append(collapsed(f"Numbers of {model.model}", html_table(header, rows)))
-    names = {f"{probe.task.replace('/', '-')}-scores": scores, f"{probe.task.replace('/', '-')}-compression": codes}
     return TaskReport(probe.task, "".join(parts), names, tables, summarize_task(probe))
 
 
@@ -162,8 +161,9 @@ def _compression_series(probe: TaskProbe, by_layer: bool) -> list[Series]:
 
 def _caption_scores(probe: TaskProbe) -> str:
     best = ", ".join(f"layer {model.best.layer} of {model.model}" for model in probe.models)
+    metric = format_metric(probe.metric)
     return (
-        f"{format_metric(probe.metric)} by layer, highest at {best}. Bands are 95 % intervals. The distance to the "
+        f"{metric[0].upper()}{metric[1:]} by layer, highest at {best}. Bands are 95 % intervals. The distance to the "
         "control task is what the probe did not memorize, the distance to the untrained copy what training added."
     )
 
