@@ -14,6 +14,14 @@ from polyseme.explain.probing.experiment import DevScorer, control_labels
 from polyseme.explain.probing.features import collect_spans, combine_vectors
 from polyseme.explain.probing.items import read_probe_data, split_items
 from polyseme.explain.probing.linear import L2_GRID, ProbeInputs, choose_l2, fit_probe, online_codelength
+from polyseme.explain.probing.structural import (
+    TreeInputs,
+    fit_structural_probe,
+    score_chains,
+    score_trees,
+    spanning_arcs,
+    undirected_arcs,
+)
 from tests.support.treebank import write_treebank
 
 
@@ -174,6 +182,39 @@ def test_center_of_gravity():
     centers = center_of_gravity(samples, np.arange(4.0))
     assert centers[0] == pytest.approx((1 * 0.1 + 2 * 0.3) / 0.4) and centers[1] == pytest.approx(3)
     assert np.isnan(centers[2]) and Estimate.from_samples(centers[2:]).value is None
+
+
+def test_structural_probe_finds_trees_that_are_linear_in_the_vectors(tmp_path):
+    """Vectors with one axis for each arc from the root have the squared distances of the tree (Coenen et al. 2019)."""
+    trees = read_trees(write_treebank(tmp_path / "a.conllu", 40))
+    rng = np.random.default_rng(0)
+    rotation = np.linalg.qr(rng.normal(size=(20, 20)))[0]
+    vectors = []
+    for tree in trees:
+        for word in range(len(tree.words)):
+            vector = np.zeros(20)
+            while tree.heads[word] >= 0:
+                vector[word], word = 1, int(tree.heads[word])
+            vectors.append(vector)
+    noise = [rng.normal(size=20) for _ in vectors]
+    distances = [tree.distances() for tree in trees]
+    scores = []
+    for each in (np.array(vectors) @ rotation, np.array(noise)):
+        inputs = TreeInputs.from_vectors(each, trees, distances)
+        matrix = fit_structural_probe(inputs, range(28), range(28, 32), seed=0)
+        result = score_trees(inputs, matrix, range(32, 40))
+        scores.append((result.num_correct.sum() / result.num_arcs.sum(), result.spearman.mean()))
+    assert scores[0][0] > 0.95 and scores[0][1] > 0.9
+    assert scores[1][0] < 0.6 and scores[1][1] < 0.5
+
+
+def test_spanning_tree_has_no_punctuation(tmp_path):
+    (tree,) = read_trees(write_treebank(tmp_path / "a.conllu", 1))
+    gold = undirected_arcs(tree)
+    assert len(gold) == 8 and not [arc for arc in gold if 9 in arc]
+    assert spanning_arcs(tree, tree.distances().astype(float)) == gold
+    num_correct, num_arcs = score_chains([tree])
+    assert (num_correct.tolist(), num_arcs.tolist()) == ([4.0], [8.0])
 
 
 def test_bad_limits_and_files(tmp_path):

@@ -110,6 +110,16 @@ def test_static_vectors_have_one_layer(tmp_path, treebank):
     assert [layer.layer for layer in result.models[0].layers] == [0] and result.models[0].num_layers == 0
 
 
+def test_structural_probe(bert, treebank):
+    explanation = probe(bert, "ud-tree", treebank, seeds=1)
+    (result,) = explanation.results
+    assert (result.num_train, result.num_dev) == (19, 5) and len(result.models[0].layers) == 2
+    assert result.chain.value == pytest.approx(4 / 8)  # adj-noun, noun-verb, the-noun and the-place
+    assert "ud-tree-uuas" in explanation.figures and "chain of neighbors 0.500" in explanation.summary
+    last = result.models[0].layers[-1]
+    assert last.over_chain.value == pytest.approx(last.scores["trained"].value - 0.5)
+
+
 def test_command(bert, treebank, tmp_path, run_cli):
     command = ["probe", bert, "--task", "ud-pos,ud-deprel", "--data", treebank, "--seeds", 1, "--layers", "1"]
     printed = run_cli(*command, "--max-examples", 60, "--out", tmp_path / "p.html")

@@ -1,16 +1,18 @@
 """`probe`: what can be decoded from each layer of models."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyseme.errors import ConfigError
 from polyseme.explain.explanation import Explanation
-from polyseme.explain.probing.experiment import TaskProbe, probe_task
+from polyseme.explain.probing.experiment import probe_task
 from polyseme.explain.probing.features import build_encoder, select_layers
 from polyseme.explain.probing.items import read_probe_data
 from polyseme.explain.probing.page import CAVEAT, METHOD, TaskReport, report_expected_layers, report_task
+from polyseme.explain.probing.tree_page import report_trees
+from polyseme.explain.probing.trees import probe_trees, read_tree_data
 from polyseme.finetuning.experiment import list_seeds
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import FeatureEncoder
@@ -23,11 +25,23 @@ Source = str | Path
 MAX_EXAMPLES = 20_000
 
 
+class Measurement(NamedTuple):
+    """How a task is read, measured on models, and reported."""
+
+    read: Callable[[str, Source, Source | None, int], Any]
+    measure: Callable[..., Any]  # of the data, encoders by name, layers and seeds
+    report: Callable[[Any], TaskReport]
+
+
+LINEAR_PROBE = Measurement(read_probe_data, probe_task, report_task)
+MEASUREMENTS = {"ud-tree": Measurement(read_tree_data, probe_trees, report_trees)}
+
+
 @dataclass(frozen=True)
 class Probing(Explanation):
-    """The explanation of probes, with the result of each task as a dataclass."""
+    """The explanation of probes, with the result of each task: a `TaskProbe`, or a `TreeProbe` of `ud-tree`."""
 
-    results: tuple[TaskProbe, ...] = field(default=(), repr=False)
+    results: tuple[Any, ...] = field(default=(), repr=False)
 
 
 def probe(
@@ -42,19 +56,20 @@ def probe(
 ) -> Probing:
     """Train linear probes on each layer of models, next to a control task and an untrained copy of each model.
 
-    `task` is `ud-pos`, `ud-deprel`, `ner`, `wic`, or the name of a task or data set of fine-tuning with one label per
-    word, text, or pair of texts; several tasks are compared by the layers at which they are solved. `data` is one file
-    (a fifth of which is held out), one file with `dev`, or a folder with both, for all tasks or for each. At most
-    `max_examples` labels are used.
+    `task` is `ud-pos`, `ud-deprel`, `ud-tree` (the structural probe), `ner`, `wic`, or the name of a task or data set
+    of fine-tuning with one label per word, text, or pair of texts; several tasks are compared by the layers at which
+    they are solved. `data` is one file (a fifth of which is held out), one file with `dev`, or a folder with both, for
+    all tasks or for each. At most `max_examples` labels are used.
     """
     tasks, encoders = _as_list(task, ","), _load_encoders(_as_list(models))
     sources, dev_sources = _for_tasks(tasks, data, "data"), _for_tasks(tasks, dev, "dev")
     seed_list = list_seeds(seeds)
     for encoder in encoders.values():
         select_layers(encoder, layers)
-    inputs = [read_probe_data(*each, max_examples) for each in zip(tasks, sources, dev_sources)]
-    results = tuple(probe_task(each, encoders, layers, seed_list) for each in inputs)
-    reports = [report_task(each) for each in results]
+    measurements = [MEASUREMENTS.get(name, LINEAR_PROBE) for name in tasks]
+    inputs = [m.read(*each, max_examples) for m, *each in zip(measurements, tasks, sources, dev_sources)]
+    results = tuple(m.measure(each, encoders, layers, seed_list) for m, each in zip(measurements, inputs))
+    reports = [m.report(each) for m, each in zip(measurements, results)]
     rows = [(m.model, t.task, m.num_layers, m.expected_layer, m.expected_depth) for t in results for m in t.models]
     if expected := report_expected_layers(rows):
         reports.append(expected)
@@ -94,7 +109,7 @@ def _load_encoders(models: Sequence[Model]) -> dict[str, FeatureEncoder]:
 
 
 def _explain(
-    results: tuple[TaskProbe, ...], reports: Sequence[TaskReport], models: Sequence[str], max_examples: int
+    results: tuple[Any, ...], reports: Sequence[TaskReport], models: Sequence[str], max_examples: int
 ) -> Probing:
     """Build the page and the record."""
     sections = [(report.heading, report.html) for report in reports]

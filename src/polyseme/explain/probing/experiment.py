@@ -112,10 +112,10 @@ def probe_task(
 def control_labels(data: ProbeData, seed: int) -> np.ndarray:
     """Return random labels of the control task: one per word type or text, drawn like the labels of the task."""
     counts = np.bincount(data.label_ids())
-    types = list(dict.fromkeys(labeled.type for labeled in data.items))
+    types = list(dict.fromkeys(example.type for example in data.items))
     draws = np.random.default_rng([seed, 1]).choice(len(counts), size=len(types), p=counts / counts.sum())
     label_of = dict(zip(types, draws.tolist()))
-    return np.array([label_of[labeled.type] for labeled in data.items])
+    return np.array([label_of[example.type] for example in data.items])
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,7 +101,7 @@ def check_vector_memory(encoder: FeatureEncoder, num_spans: int, layers: Sequenc
 def collect_spans(data: ProbeData) -> tuple[np.ndarray, np.ndarray]:
     """Return the different spans of all items, [spans, 3], and the spans of each item, [items, 1 or 2]."""
     index: dict[tuple[int, int, int], int] = {}
-    rows = [[index.setdefault(span, len(index)) for span in labeled.spans] for labeled in data.items]
+    rows = [[index.setdefault(span, len(index)) for span in example.spans] for example in data.items]
     if len({len(row) for row in rows}) > 1:
         raise ConfigError(f"{data.name}: some examples have a second text and some have none")
     return np.array(list(index), dtype=np.int64), np.array(rows, dtype=np.int64)

@@ -53,7 +53,7 @@ class ProbeData:
     @property
     def labels(self) -> list[str]:
         """The names of the labels, in alphabetical order."""
-        return sorted({labeled.label for labeled in self.items})
+        return sorted({example.label for example in self.items})
 
     @property
     def has_outside(self) -> bool:
@@ -68,11 +68,11 @@ class ProbeData:
     def label_ids(self) -> np.ndarray:
         """Return the index of each item's label, [items]."""
         index = {label: i for i, label in enumerate(self.labels)}
-        return np.array([index[labeled.label] for labeled in self.items])
+        return np.array([index[example.label] for example in self.items])
 
     def groups(self) -> np.ndarray:
         """Return the group of each item, [items]."""
-        return np.array([labeled.group for labeled in self.items])
+        return np.array([example.group for example in self.items])
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,10 +153,10 @@ def read_probe_data(name: str, source: Path | str, dev: Path | str | None, max_e
         groups = [task.to_items(group) for group in task.read_file(file)]
         groups = sample_groups(groups, [len(group_items) for _, group_items in groups], limit)
         for number, (group_sentences, group_items) in enumerate(groups, first_group):
-            items += [_renumber(labeled, len(sentences), number) for labeled in group_items]
+            items += [_renumber(example, len(sentences), number) for example in group_items]
             sentences += group_sentences
         group_counts.append(len(groups))
-    if any(len(labeled.spans) == 2 for labeled in items) and combination == "single":
+    if any(len(example.spans) == 2 for example in items) and combination == "single":
         combination = "pair"
     num_train_groups = group_counts[0] if len(files) > 1 else None
     data = ProbeData(name, task.description, combination, task.unit, sentences, items, num_train_groups)
@@ -190,9 +190,9 @@ def sample_groups(groups: Sequence[T], sizes: Sequence[int], max_examples: int) 
     return [groups[filled[i]] for i in sorted(order[: max(int((totals <= max_examples).sum()), 1)])]
 
 
-def _renumber(labeled: LabeledItem, first_sentence: int, group: int) -> LabeledItem:
-    spans = tuple((first_sentence + sentence, first, end) for sentence, first, end in labeled.spans)
-    return replace(labeled, spans=spans, group=group)
+def _renumber(example: LabeledItem, first_sentence: int, group: int) -> LabeledItem:
+    spans = tuple((first_sentence + sentence, first, end) for sentence, first, end in example.spans)
+    return replace(example, spans=spans, group=group)
 
 
 def find_probe_task(name: str) -> ProbeTask:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from polyseme.explain.explanation import PrintedTable
 from polyseme.explain.probing.estimates import Estimate
@@ -102,7 +103,7 @@ def layer_table(probe: TaskProbe, model: ModelProbe) -> PrintedTable:
     return header, [row(layer) for layer in model.layers]
 
 
-def depth_axis(models: Sequence[ModelProbe]) -> Axis:
+def depth_axis(models: Sequence[Any]) -> Axis:
     """Return the axis of layers, or of relative depth if models differ in the number of layers."""
     if len({model.num_layers for model in models}) == 1:
         return Axis("layer", integers=True)
