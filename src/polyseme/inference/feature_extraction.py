@@ -136,7 +136,9 @@ class FeatureEncoder:
         join: Any = "side" if selection.combination == "concat" else "mix"
         return FeatureSourceConfig(num_layers, self.layer_dims[indices[0]], join)
 
-    def extract(self, sentences: Sequence[Sentence], layers: Sequence[int]) -> Iterator[tuple[WordChunk, np.ndarray]]:
+    def extract(
+        self, sentences: Sequence[Sentence], layers: Sequence[int], max_batch_tokens: int = MAX_BATCH_TOKENS
+    ) -> Iterator[tuple[WordChunk, np.ndarray]]:
         """Yield chunks of sentences with their vectors [words, layers, dim], in any order.
 
         A word's vector is that of its first token (Devlin et al. 2019, §5.3) or, in a model that reads one way, of the
@@ -146,7 +148,7 @@ class FeatureEncoder:
         """
         chunks = [chunk for i, words in enumerate(sentences) for chunk in self._split_into_chunks(i, words)]
         with torch.inference_mode():
-            for index, inputs in packed_batches([chunk.ids for chunk in chunks], None, MAX_BATCH_TOKENS, self.device):
+            for index, inputs in packed_batches([chunk.ids for chunk in chunks], None, max_batch_tokens, self.device):
                 members = [chunks[i] for i in index]
                 layer_states = self.model.trunk(inputs, layers=layers).layers
                 states = torch.stack([layer_states[i] for i in layers], dim=1).chunk(len(self.stacks), dim=-1)

@@ -202,6 +202,10 @@ class WordVectors(LanguageModel):
     def max_text_tokens(self) -> int:
         return self._neural.max_text_tokens
 
+    def to_neural(self) -> NeuralLM:
+        """Return the same vectors as a network, which embeds words of any text."""
+        return self._neural
+
     @cached_property
     def _neural(self) -> NeuralLM:
         """The same vectors as a network, which embeds texts."""

@@ -29,14 +29,14 @@ def check_sizes(value: Any, location: str = "") -> None:
 
 def check_memory(num_parameters: int) -> None:
     """Raise `ConfigError` if a model of this size does not fit into the memory of this machine."""
-    needed, available = num_parameters * BYTES_PER_PARAMETER, _available_memory()
+    needed, available = num_parameters * BYTES_PER_PARAMETER, available_memory()
     if available is not None and needed > available:
         problem = f"the model has {num_parameters:,} parameters, which need {needed / 2**30:,.1f} GiB"
         hint = "choose a smaller size, or fewer layers or dimensions"
         raise ConfigError(f"{problem}, and {available / 2**30:,.1f} GiB of memory are available: {hint}")
 
 
-def _available_memory() -> int | None:
+def available_memory() -> int | None:
     """Return the bytes that can be allocated without swapping, or None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,0 +1,1 @@
+"""Probes: what can be decoded from each layer of a model."""
