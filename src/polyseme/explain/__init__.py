@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from polyseme.explain.graph import Graph
 
 if TYPE_CHECKING:
+    from polyseme.explain.attention import explain_attention
     from polyseme.explain.self_attention import attention_steps
 
 _MODULES = {
+    "explain_attention": "attention",
     "attention_steps": "self_attention",
 }
-__all__ = ["Graph", "attention_steps"]
+__all__ = ["Graph", "attention_steps", "explain_attention"]
 
 
 def __getattr__(name: str) -> Any:
