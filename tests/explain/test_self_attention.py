@@ -76,7 +76,7 @@ def test_record_and_section(tiny_folders):
     np.testing.assert_allclose(record["key_vectors"], steps.key_vectors, rtol=1e-6)
     section = steps_section(steps)
     parse_page(f"<!doctype html><html><head><title>t</title></head><body>{section}</body></html>")
-    assert section.count("masked") == len(steps.keys) - 1 - steps.index and "inner product" in section
+    assert section.count("−∞</td>") == len(steps.keys) - 1 - steps.index and "inner product" in section
 
 
 def test_a_long_text_shows_the_largest_weights(tiny_folders):
@@ -118,6 +118,7 @@ def test_a_figure_that_is_not_supported_lists_those_that_are(tiny_folders):
     bert, seq2seq, vectors = (polyseme.load(tiny_folders[name]) for name in ("bert", "seq2seq", "word2vec"))
     assert {"attention", "logit_lens", "patching", "word", "geometry"} <= set(supported_figures(bert))
     assert {"attention", "translation"} <= set(supported_figures(seq2seq))
+    assert "logit_lens" in supported_figures(seq2seq) and "patching" not in supported_figures(seq2seq)
     assert supported_figures(vectors) == ["word", "geometry"]
     with pytest.raises(polyseme.UnsupportedError, match=r"cannot show the logit lens; it can show words in context \("):
         unsupported(vectors, "logit_lens")

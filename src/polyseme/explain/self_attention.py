@@ -14,12 +14,18 @@ from polyseme.inference.base import LanguageModel
 from polyseme.inference.inspection.attention import LabeledTokens
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.attention.terms import AttentionTerms
-from polyseme.report.html import Cell, figure, html_table, note, paragraph
+from polyseme.report.html import Cell, Html, figure, html_table, note, paragraph
 from polyseme.report.svg import shorten, svg_image, svg_text, text_width
 
 NUM_SHOWN_DIMS = 8
 MAX_SHOWN_KEYS = 24  # those with the largest weights
 MAX_LABEL = 20  # characters
+TITLES = {
+    "self": "self-attention",
+    "encoder": "self-attention of the encoder",
+    "decoder": "self-attention of the decoder",
+    "cross": "cross-attention",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,15 +165,17 @@ def steps_section(steps: AttentionSteps) -> str:
     size = f"the first {NUM_SHOWN_DIMS} of {num_dims}" if num_dims > NUM_SHOWN_DIMS else f"all {num_dims}"
     selection = f" Of {num_keys} keys, the {len(shown)} with the largest weights are shown." * (len(shown) < num_keys)
     lead = (
-        f"“{steps.token}” (token {steps.index + 1}) in layer {steps.layer}, head {steps.head} of the {steps.name} "
-        f"attention. The numbers are those of the model; {size} of each vector are shown, and all are in the JSON file."
+        f"“{steps.token}”, token {steps.index + 1}, in layer {steps.layer}, head {steps.head} of the "
+        f"{TITLES[steps.name]}. The numbers are those of the model; {size} of each vector are shown, and all are in "
+        "the JSON file."
     )
     parts = [
         paragraph(lead + selection),
         "<h3>1. Query and keys</h3>",
         figure(vector_rows(np.stack([steps.query]), [f"query of {steps.token}"]), _query_caption(steps)),
         figure(
-            vector_rows(steps.key_vectors[shown], labels), "The key of each token, from the key matrix of the head."
+            vector_rows(steps.key_vectors[shown], labels),
+            "The key of each token, computed in the same way with the key matrix.",
         ),
         "<h3>2. Scores and softmax</h3>",
         paragraph(_score_formula(steps)),
@@ -178,11 +186,16 @@ def steps_section(steps: AttentionSteps) -> str:
                 np.concatenate([steps.value_vectors[shown], steps.output[None]]),
                 [*(f"{steps.weights[i]:.3f} × {steps.keys[i]}" for i in shown), "sum: output"],
             ),
-            "The value of each token with its weight; the last row is the sum over all tokens. The outputs of all "
-            "heads are concatenated and multiplied by the output matrix of the layer.",
+            f"The value of each token with its weight; the last row is the sum over all tokens. {_output_use(steps)}",
         ),
     ]
     return "".join(parts)
+
+
+def _output_use(steps: AttentionSteps) -> str:
+    if steps.score_function != "dot":
+        return "It is the context that the decoder reads with its state."
+    return "The outputs of all heads are concatenated and multiplied by the output matrix of the layer."
 
 
 def _query_caption(steps: AttentionSteps) -> str:
@@ -199,6 +212,7 @@ def _score_formula(steps: AttentionSteps) -> str:
             "the scores into weights, which are positive and add up to one."
         )
     terms = "".join(f", plus a term for the {name}" for name in steps.biases)
+    terms += "" if steps.mask.all() else "; a key that the token may not read is masked with −∞, so its weight is 0"
     return (
         f"The score of a key is its inner product with the query, times {steps.scale:.4g}{terms}. The softmax turns "
         "the scores into weights: the exponential of each score, divided by the sum of all, so they add up to one."
@@ -214,9 +228,9 @@ def score_table(steps: AttentionSteps, shown: Sequence[int]) -> str:
     for i in shown:
         numbers = [steps.products[i], *([steps.products[i] * steps.scale] if steps.scale != 1 else [])]
         numbers += [bias[i] for bias in steps.biases.values()] + [steps.scores[i]] * bool(steps.biases)
-        cells = [f"{number:.3f}".replace("-", "−") for number in numbers]
+        cells: list[Any] = [f"{number:z.3f}".replace("-", "−") for number in numbers]
         if not steps.mask[i]:
-            cells[-1] = "masked"
+            cells[-1] = Html("−∞", is_number=True)
         rows.append((steps.keys[i], *cells, Cell(f"{steps.weights[i]:.3f}", float(steps.weights[i]))))
     rest = 1 - float(steps.weights[list(shown)].sum())
     omitted = len(steps.keys) - len(shown)
@@ -244,7 +258,7 @@ def vector_rows(vectors: np.ndarray, labels: Sequence[str]) -> str:
             x, color = left + j * width, "--s1" if value >= 0 else "--s2"
             cell = f'x="{x:.1f}" y="{y}" width="{width - 1}" height="{height - 1}"'
             parts.append(f'<rect {cell} style="fill:var({color})" fill-opacity="{0.6 * abs(value) / largest:.2f}"/>')
-            parts.append(svg_text(x + width / 2, y + 16, f"{value:.2f}".replace("-", "−"), "middle"))
+            parts.append(svg_text(x + width / 2, y + 16, f"{value:z.2f}".replace("-", "−"), "middle"))
         if vectors.shape[1] > NUM_SHOWN_DIMS:
             parts.append(svg_text(left + NUM_SHOWN_DIMS * width + 4, y + 16, "…"))
     size = left + columns.shape[1] * width + 20, 4 + len(names) * height
