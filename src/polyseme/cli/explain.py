@@ -50,19 +50,18 @@ def explain(
     text_b: Annotated[str | None, Option(help="Text to compare with --text.")] = None,
     pair: Annotated[str | None, Option(help="Second text of the same input, as in a sentence pair.")] = None,
     target: Annotated[str | None, Option(help="Target of an encoder-decoder; default: what it generates.")] = None,
-    token: Annotated[
-        str | None, Option(help="Word whose attention is computed step by step; default: the first.")
-    ] = None,
+    token: Annotated[str | None, Option(help="Word to start with, computed step by step; default: the first.")] = None,
     layer: Annotated[
-        int | None, Option(help="Layer to start with, from 1; the default depends on the figure.", min=0)
+        int | None, Option(help="Layer to start with, from 1; default: all, or where --token looks.", min=0)
     ] = None,
-    head: Annotated[int | None, Option(help="Head to start with, from 1.", min=1)] = None,
+    head: Annotated[int | None, Option(help="Head to start with, from 1; default: where --token looks.", min=1)] = None,
     word: Annotated[
         str | None,
         Option(help="Plot all occurrences of this word in --data, or in sentences with bank, spring and stick."),
     ] = None,
     data: Annotated[
-        str | None, Option(help="Texts: a file in any format; FILE::label=COLUMN has senses for --word; --patch reads pairs.")
+        str | None,
+        Option(help="Texts: a file in any format; FILE::label=COLUMN has senses for --word; --patch reads pairs."),
     ] = None,
     attribute: AttributeOption = None,
     contrast: Annotated[

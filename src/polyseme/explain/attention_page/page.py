@@ -61,6 +61,10 @@ class AttentionView:
         """The mean weight of every head on each fixed pattern."""
         return head_patterns(self.weights, self.special_keys, self.is_self)
 
+    def find_query(self, token: int) -> int:
+        """Return the query that a token belongs to."""
+        return max((i for i, first in enumerate(self.starts) if first <= token), default=0)
+
     @property
     def first_word(self) -> int:
         """The first query that is text."""
@@ -198,8 +202,8 @@ def attention_script(panels: Sequence[AttentionPanel]) -> str:
 
     encoded_panels = []
     for panel in panels:
-        start, starts = panel.start, panel.first_map.first_view.starts
-        word = max((i for i, first in enumerate(starts) if first <= start.token), default=0)
+        start = panel.start
+        word = panel.first_map.first_view.find_query(start.token)
         place = {"layer": start.layer, "head": start.head, "word": word, "pinned": start.is_pinned}
         encoded_panels.append(place | {"maps": [describe(panel_map) for panel_map in panel.maps]})
     values = {"panels": encoded_panels, "map": panels[0].start.map, "unit": "words", "threshold": THRESHOLD}

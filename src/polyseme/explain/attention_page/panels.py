@@ -85,7 +85,8 @@ def choose_start(maps: Sequence[PanelMap], token: str | None, layer: int | None,
 def match_start(maps: Sequence[PanelMap], panel: AttentionPanel) -> Start:
     """Choose for a second panel the same attention, layer, head and word as for the first, where it has them."""
     start = panel.start
-    word = panel.first_map.tokens.queries[start.token]
+    view = panel.first_map.first_view
+    word = view.queries[view.find_query(start.token)]
     candidates = [panel_map for panel_map in maps if panel_map.name == start.map] or maps
     match = find_token(candidates, word)
     own_start = choose_start(candidates, None if match is None else word, None, None)
