@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import print_json, print_table
+from polyseme.cli.output import print_json, print_table, read_texts
 from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:

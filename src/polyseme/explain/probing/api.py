@@ -25,7 +25,7 @@ Source = str | Path
 MAX_EXAMPLES = 20_000
 
 
-class Measurement(NamedTuple):
+class ProbeMeasurement(NamedTuple):
     """How a task is read, measured on models, and reported."""
 
     read: Callable[[str, Source, Source | None, int], Any]
@@ -33,8 +33,8 @@ class Measurement(NamedTuple):
     report: Callable[[Any], TaskReport]
 
 
-LINEAR_PROBE = Measurement(read_probe_data, probe_task, report_task)
-MEASUREMENTS = {"ud-tree": Measurement(read_tree_data, probe_trees, report_trees)}
+LINEAR_PROBE = ProbeMeasurement(read_probe_data, probe_task, report_task)
+MEASUREMENTS = {"ud-tree": ProbeMeasurement(read_tree_data, probe_trees, report_trees)}
 
 
 @dataclass(frozen=True)
