@@ -172,7 +172,9 @@ class WordPage:
 def word_page(page: WordPage, num_total: int) -> str:
     """Render the page."""
     count = len(page.occurrences)
-    cards = [("Occurrences", count, f"the first of {num_total:,}" if num_total > count else "")]
+    cards: list[tuple[str, Any, str]] = [
+        ("Occurrences", count, f"the first of {num_total:,}" if num_total > count else "")
+    ]
     for model in page.models:
         layer = model.first_shown
         clusters = "all coincide" if layer.coincides else _plural(len(layer.clusters), "cluster")

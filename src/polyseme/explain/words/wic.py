@@ -181,7 +181,8 @@ def report_wic(curves: dict[str, list[WicLayer]], num_train: int, num_dev: int) 
     )
     remark = note("A table of word vectors cannot answer: it differs from chance only where the word is inflected.")
     summary = "\n".join(
-        f"{name}: {100 * each.accuracy:.1f} % in layer {each.layer}, the best in training of {len(curves[name])} layers"
+        f"{name}: {100 * each.accuracy:.1f} % in layer {each.layer}"
+        + f", the best in training of {len(curves[name])} layers" * (len(curves[name]) > 1)
         for name, each in best.items()
     )
     record = {
