@@ -10,8 +10,13 @@ from polyseme.explain.deletion import RANDOM, Deletion, delete_words, deletion_c
 from polyseme.explain.explanation import Explanation, PrintedTable
 from polyseme.explain.supported import unsupported
 from polyseme.inference.base import LanguageModel
-from polyseme.inference.inspection.attribution import METHODS, Attribution, AttributionInput, attribute_input
-from polyseme.inference.inspection.attribution_targets import Request
+from polyseme.inference.inspection.attribution import (
+    METHODS,
+    Attribution,
+    AttributionInput,
+    AttributionRequest,
+    attribute_input,
+)
 from polyseme.progress import progress
 from polyseme.report.html import Html, collapsed, escape, figure, html_page, html_table, key_figures, note, paragraph
 from polyseme.report.svg import format_number, shorten, svg_image, svg_text, text_width
@@ -70,7 +75,7 @@ def explain_attribution(
     attributions: list[list[Attribution]] = []
     with progress("attribute", len(texts), "texts", show=len(texts) > 1) as bar:
         for each in texts:
-            problem = network.attribution_input(Request(each, label, pair, contrast, baseline))
+            problem = network.attribution_input(AttributionRequest(each, label, pair, contrast, baseline))
             methods = [method] if method else [m for m in METHODS if m != "erasure" or problem.mask_id is not None]
             attributions.append([attribute_input(problem, name) for name in methods])
             problems.append(problem)

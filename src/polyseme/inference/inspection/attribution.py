@@ -30,6 +30,17 @@ MIN_ERROR = 2e-5  # the precision of a score in float32
 
 
 @dataclass(frozen=True)
+class AttributionRequest:
+    """What the user asks for: whose score is attributed, over which baseline. No label is the model's prediction."""
+
+    text: str
+    label: str | None = None
+    pair: str | None = None
+    contrast: str | None = None
+    baseline: str | None = None
+
+
+@dataclass(frozen=True)
 class Attribution(NotebookResult):
     """How much each token, and each word, of a text adds to a score of the model.
 
