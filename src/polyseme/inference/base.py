@@ -370,7 +370,8 @@ class LanguageModel(ABC):
         texts = [text] if isinstance(text, str) else check_texts(text)
         options = {"label": label, "pair": pair, "contrast": contrast}
         columns = [_per_text(value, name, text, len(texts)) for name, value in options.items()]
-        attributions = attribute([AttributionRequest(*row, baseline) for row in zip(texts, *columns)], method)
+        requests = [AttributionRequest(*row, baseline=baseline) for row in zip(texts, *columns)]
+        attributions = attribute(requests, method)
         return attributions[0] if isinstance(text, str) else attributions
 
     @property
