@@ -369,8 +369,9 @@ class LanguageModel(ABC):
         attribute = self._implementation("attribute")
         texts = [text] if isinstance(text, str) else check_texts(text)
         options = {"label": label, "pair": pair, "contrast": contrast}
-        columns = [_per_text(value, name, text, len(texts)) for name, value in options.items()]
-        requests = [AttributionRequest(*row, baseline=baseline) for row in zip(texts, *columns)]
+        labels, pairs, contrasts = (_per_text(value, name, text, len(texts)) for name, value in options.items())
+        columns = (texts, labels, pairs, contrasts, [baseline] * len(texts))
+        requests = [AttributionRequest(*row) for row in zip(*columns)]
         attributions = attribute(requests, method)
         return attributions[0] if isinstance(text, str) else attributions
 
