@@ -214,6 +214,34 @@ def test_the_scores_of_tags_and_numbers_are_those_of_predict(task_model):
     assert attribution.score == pytest.approx(math.log(answer.probability), abs=1e-4)
 
 
+def test_answers_in_text_are_compared_with_predict(tmp_path):
+    task = ClassificationTask(labels=("cat", "dog")).with_text_template("animals", [])
+    model = polyseme.load(save_small_model(tmp_path / "t5", "t5", metadata={"task": task.to_json()}), device="cpu")
+    attribution = model.attribute("the old cat", "dog", method="leave_one_out")
+    assert attribution.words == ("the", "old", "cat") and "animals" not in attribution.words
+    assert attribution.score == pytest.approx(math.log(model.predict("the old cat").probabilities["dog"]), abs=1e-4)
+    change = attribution.score - math.log(model.predict("the cat").probabilities["dog"])
+    assert attribution.word_scores[1] == pytest.approx(change, abs=1e-4)
+    assert model.attribute("the old cat", "dog").completeness_error <= 0.01
+
+
+def test_a_sentinel_is_compared_with_score(tiny_folders):
+    t5 = polyseme.load(tiny_folders["t5"], device="cpu")
+    sentinel = t5.tokenizer.convert_ids_to_tokens(t5.tokenizer.sentinel_ids[:1])[0]
+    attribution = t5.attribute(f"the old {sentinel} sees the dog", "the", method="erasure")
+    assert sentinel in attribution.words and attribution.word_scores[attribution.words.index(sentinel)] == 0
+    expected = t5.score("the old the sees the dog", spans=(8, 11))
+    assert expected.num_tokens == 1 and attribution.score == pytest.approx(expected.log_prob, abs=1e-4)
+
+
+def test_the_subject_decides_the_verb():
+    """The bundled model knows that the keys are, whatever stands before the verb."""
+    model = polyseme.load("mini", device="cpu")
+    attribution = model.attribute("The keys to the cabinet [MASK] on the table.", "are", contrast="is")
+    assert attribution.completeness_error < 0.01 and attribution.score > 3
+    assert attribution.words[np.argmax(attribution.word_scores)] == "keys"
+
+
 def test_several_texts_masks_and_labels(bert):
     one = bert.attribute(MASKED, "cat")
     two = bert.attribute([MASKED, MASKED], ["cat", "dog"])

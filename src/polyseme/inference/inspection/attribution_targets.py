@@ -352,18 +352,10 @@ class TaskTarget:
         self, encoded: EncodedExample, variants: Sequence[Variant], answers: Sequence[AnswerCells]
     ) -> list[Tensor]:
         """Return the scores of each answer, [variants]."""
-        model, task = self.model, self.task
         examples = [encoded.select_tokens(variant.ids, variant.positions) for variant in variants]
-        batch, order = task.collate(examples)
-        batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
-        hidden, rows = model.trunk(batch.inputs).hidden, batch.targets[task.head_name].rows
-        logits = model.predict_labels(task.head_name, hidden, batch.inputs.layout, rows)[0]
-        per_example = logits.split([task.num_rows(examples[i]) for i in order])
-        ranks = np.argsort(order)
-        return [
-            torch.stack([a.score(per_example[ranks[i]], examples[i], v.positions) for i, v in enumerate(variants)])
-            for a in answers
-        ]
+        logits = self.task.codec.answer_logits(self.model, examples)
+        rows = list(zip(logits, examples, (variant.positions for variant in variants)))
+        return [torch.stack([answer.score(*row) for row in rows]) for answer in answers]
 
     def _align(
         self, example: Any, encoded: EncodedExample
