@@ -127,6 +127,22 @@ def test_masks_are_compared_with_fill(bert):
     text = "the old [MASK] sees the [MASK]"
     change = erased.score - (log_prob(text, "cat") - log_prob(text, "dog"))
     assert erased.word_scores[5] == pytest.approx(change, abs=1e-5) and erased.word_scores[2] == 0
+    other = bert.attribute(MASKED, "cat", contrast="dog", method="erasure", baseline="unk")
+    assert other.word_scores == erased.word_scores and other.baseline_score != erased.baseline_score
+
+
+def test_pairs_are_read_with_their_segments(bert, task_model):
+    model = task_model(PairClassificationTask(labels=("a", "b")))
+    attribution = model.attribute("the cat", "a", pair="the old dog", method="leave_one_out")
+    for words, text in ((0, ("cat", "the old dog")), (3, ("the cat", "the dog"))):
+        change = attribution.score - math.log(model.predict(text).probabilities["a"])
+        assert attribution.word_scores[words] == pytest.approx(change, abs=1e-6)
+    assert attribution.pair_start == 2
+    ids, segments = bert._packed.encode_sequence("the [MASK]", "the old dog")
+    ((_, inputs),) = bert._packed.batches([ids], [segments])
+    expected = next(bert._packed.log_probs("masked", inputs, torch.tensor([2])))[0, bert.tokenizer.encode("cat")[0]]
+    score = bert.attribute("the [MASK]", "cat", pair="the old dog", method="erasure").score
+    assert score == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_next_tokens_are_compared_with_score(gpt2):
@@ -284,6 +300,8 @@ def test_bad_input(bert, gpt2, task_model, tiny_folders):
         (bert, (MASKED, "dog"), {"baseline": "masked"}, "did you mean 'mask'"),
         (bert, (MASKED + " cat" * 60, "dog"), {}, "tokens is longer than the model reads"),
         (bert, ("", "dog"), {}, "no tokens"),
+        (bert, ("[MASK]", "dog"), {}, r"no words to attribute 'dog' to: '\[MASK\]'"),
+        (bert, (MASKED, "dog"), {"contrast": "dog"}, "are both 'dog'"),
         (gpt2, ("the", "dog"), {"pair": "cat"}, "`pair` has no effect"),
         (gpt2, ("the", "dog"), {"baseline": "mask"}, "no such token; valid: "),
         (classifier, ("the cat", "god"), {}, "the label 'god' was never seen in training; did you mean 'good'"),

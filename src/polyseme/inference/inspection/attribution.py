@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import ConfigError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.progress import progress
 from polyseme.report.notebook import NotebookResult
 
@@ -99,6 +99,12 @@ class AttributionInput:
     max_batch_tokens: int
     is_number: bool = False  # whether the score is a predicted number rather than a log-probability
     pair_start: int | None = None  # the first word of the second text
+
+    def __post_init__(self) -> None:
+        if not self.is_text.any():
+            raise DataError(f"there are no words to attribute {self.label!r} to: {' '.join(self.words)[:40]!r}")
+        if self.label == self.contrast:
+            raise ConfigError(f"label and `contrast` are both {self.label!r}: their difference is always 0")
 
     @property
     def erasable_words(self) -> list[int]:
