@@ -11,6 +11,7 @@ from torch import nn
 import polyseme
 from polyseme.errors import PolysemeError
 from polyseme.explain import explain_attribution
+from polyseme.explain.attribution import shaded_words
 from polyseme.explain.deletion import delete_words, interval_95
 from polyseme.inference.inspection.attribution import METHODS, AttributionInput, attribute_input
 
@@ -88,6 +89,12 @@ def test_one_method_and_models_without_a_mask(bert, tiny_folders):
     gpt2 = polyseme.load(tiny_folders["gpt2"], device="cpu")
     methods = explain_attribution(gpt2, "the old cat", "dog").record["texts"][0]["methods"]
     assert [*methods] == ["integrated_gradients", "gradient_x_input", "leave_one_out"]
+
+
+def test_small_scores_are_shown():
+    problem = additive_input([4e-3, -1e-3, 1e-9])
+    page = shaded_words(attribute_input(problem, "erasure"))
+    assert [*re.findall("<small>(.*?)</small>", page)] == ["+0.004", "−0.001", "0"]
 
 
 def test_words_cannot_escape_into_the_page(bert):

@@ -127,6 +127,22 @@ def test_masks_are_compared_with_fill(bert):
     text = "the old [MASK] sees the [MASK]"
     change = erased.score - (log_prob(text, "cat") - log_prob(text, "dog"))
     assert erased.word_scores[5] == pytest.approx(change, abs=1e-5) and erased.word_scores[2] == 0
+    other = bert.attribute(MASKED, "cat", contrast="dog", method="erasure", baseline="unk")
+    assert other.word_scores == erased.word_scores and other.baseline_score != erased.baseline_score
+
+
+def test_pairs_are_read_with_their_segments(bert, task_model):
+    model = task_model(PairClassificationTask(labels=("a", "b")))
+    attribution = model.attribute("the cat", "a", pair="the old dog", method="leave_one_out")
+    for words, text in ((0, ("cat", "the old dog")), (3, ("the cat", "the dog"))):
+        change = attribution.score - math.log(model.predict(text).probabilities["a"])
+        assert attribution.word_scores[words] == pytest.approx(change, abs=1e-6)
+    assert attribution.pair_start == 2
+    ids, segments = bert._packed.encode_sequence("the [MASK]", "the old dog")
+    ((_, inputs),) = bert._packed.batches([ids], [segments])
+    expected = next(bert._packed.log_probs("masked", inputs, torch.tensor([2])))[0, bert.tokenizer.encode("cat")[0]]
+    score = bert.attribute("the [MASK]", "cat", pair="the old dog", method="erasure").score
+    assert score == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_next_tokens_are_compared_with_score(gpt2):
@@ -214,6 +230,34 @@ def test_the_scores_of_tags_and_numbers_are_those_of_predict(task_model):
     assert attribution.score == pytest.approx(math.log(answer.probability), abs=1e-4)
 
 
+def test_answers_in_text_are_compared_with_predict(tmp_path):
+    task = ClassificationTask(labels=("cat", "dog")).with_text_template("animals", [])
+    model = polyseme.load(save_small_model(tmp_path / "t5", "t5", metadata={"task": task.to_json()}), device="cpu")
+    attribution = model.attribute("the old cat", "dog", method="leave_one_out")
+    assert attribution.words == ("the", "old", "cat") and "animals" not in attribution.words
+    assert attribution.score == pytest.approx(math.log(model.predict("the old cat").probabilities["dog"]), abs=1e-4)
+    change = attribution.score - math.log(model.predict("the cat").probabilities["dog"])
+    assert attribution.word_scores[1] == pytest.approx(change, abs=1e-4)
+    assert model.attribute("the old cat", "dog").completeness_error <= 0.01
+
+
+def test_a_sentinel_is_compared_with_score(tiny_folders):
+    t5 = polyseme.load(tiny_folders["t5"], device="cpu")
+    sentinel = t5.tokenizer.convert_ids_to_tokens(t5.tokenizer.sentinel_ids[:1])[0]
+    attribution = t5.attribute(f"the old {sentinel} sees the dog", "the", method="erasure")
+    assert sentinel in attribution.words and attribution.word_scores[attribution.words.index(sentinel)] == 0
+    expected = t5.score("the old the sees the dog", spans=(8, 11))
+    assert expected.num_tokens == 1 and attribution.score == pytest.approx(expected.log_prob, abs=1e-4)
+
+
+def test_the_subject_decides_the_verb():
+    """The bundled model knows that the keys are, whatever stands before the verb."""
+    model = polyseme.load("mini", device="cpu")
+    attribution = model.attribute("The keys to the cabinet [MASK] on the table.", "are", contrast="is")
+    assert attribution.completeness_error < 0.01 and attribution.score > 3
+    assert attribution.words[np.argmax(attribution.word_scores)] == "keys"
+
+
 def test_several_texts_masks_and_labels(bert):
     one = bert.attribute(MASKED, "cat")
     two = bert.attribute([MASKED, MASKED], ["cat", "dog"])
@@ -256,6 +300,8 @@ def test_bad_input(bert, gpt2, task_model, tiny_folders):
         (bert, (MASKED, "dog"), {"baseline": "masked"}, "did you mean 'mask'"),
         (bert, (MASKED + " cat" * 60, "dog"), {}, "tokens is longer than the model reads"),
         (bert, ("", "dog"), {}, "no tokens"),
+        (bert, ("[MASK]", "dog"), {}, r"no words to attribute 'dog' to: '\[MASK\]'"),
+        (bert, (MASKED, "dog"), {"contrast": "dog"}, "are both 'dog'"),
         (gpt2, ("the", "dog"), {"pair": "cat"}, "`pair` has no effect"),
         (gpt2, ("the", "dog"), {"baseline": "mask"}, "no such token; valid: "),
         (classifier, ("the cat", "god"), {}, "the label 'god' was never seen in training; did you mean 'good'"),

@@ -10,8 +10,13 @@ from polyseme.explain.deletion import RANDOM, Deletion, delete_words, deletion_c
 from polyseme.explain.explanation import Explanation, PrintedTable
 from polyseme.explain.supported import unsupported
 from polyseme.inference.base import LanguageModel
-from polyseme.inference.inspection.attribution import METHODS, Attribution, AttributionInput, attribute_input
-from polyseme.inference.inspection.attribution_targets import Request
+from polyseme.inference.inspection.attribution import (
+    METHODS,
+    Attribution,
+    AttributionInput,
+    AttributionRequest,
+    attribute_input,
+)
 from polyseme.progress import progress
 from polyseme.report.html import Html, collapsed, escape, figure, html_page, html_table, key_figures, note, paragraph
 from polyseme.report.svg import format_number, shorten, svg_image, svg_text, text_width
@@ -70,7 +75,7 @@ def explain_attribution(
     attributions: list[list[Attribution]] = []
     with progress("attribute", len(texts), "texts", show=len(texts) > 1) as bar:
         for each in texts:
-            problem = network.attribution_input(Request(each, label, pair, contrast, baseline))
+            problem = network.attribution_input(AttributionRequest(each, label, pair, contrast, baseline))
             methods = [method] if method else [m for m in METHODS if m != "erasure" or problem.mask_id is not None]
             attributions.append([attribute_input(problem, name) for name in methods])
             problems.append(problem)
@@ -185,18 +190,21 @@ def shaded_words(attribution: Attribution) -> str:
         kind = "plus" if score > 0 else "minus" if score < 0 else "zero"
         spans.append(
             f'<span class="{kind}" style="--share:{100 * abs(score) / largest:.0f}%" title="{score:+.6g}">'
-            f'<b dir="auto">{escape(word)}</b><i></i><small>{_signed(score)}</small></span>'
+            f'<b dir="auto">{escape(word)}</b><i></i><small>{_signed(score, largest)}</small></span>'
         )
     return f'<div class="words">{"".join(spans)}</div>'
 
 
 def _percent(share: float) -> str:
     """Format a small share, such as 0.0013 %."""
-    return f"{100 * share:.2g} %" if share >= 1e-6 else "below 0.0001 %"
+    return f"{100 * share:.2g} %" if share >= 1e-6 else "< 0.0001 %"
 
 
-def _signed(score: float) -> str:
-    return f"{score:+.2f}".replace("-", "−") if abs(score) >= 0.005 else "0"
+def _signed(score: float, largest: float) -> str:
+    """Format a score with two decimals, or two digits if all scores of a method are small."""
+    if abs(score) < largest / 200:
+        return "0"
+    return (f"{score:+.2f}" if largest >= 0.1 else f"{score:+.2g}").replace("-", "−", 1)
 
 
 def word_bars(attributions: Sequence[Attribution]) -> str:
@@ -221,7 +229,7 @@ def word_bars(attributions: Sequence[Attribution]) -> str:
                 f"<title>{escape(words[i])}: {scores[i]:+.6g}</title></rect>"
             )
             side, anchor = (middle + size + 4, "start") if scores[i] >= 0 else (middle - size - 4, "end")
-            parts.append(svg_text(side, y + 11, _signed(scores[i]), anchor, ' style="font-size:11px"'))
+            parts.append(svg_text(side, y + 11, _signed(scores[i], largest), anchor, ' style="font-size:11px"'))
     parts += [svg_text(left - 8, top + row * row_height + 11, label, "end") for row, label in enumerate(labels)]
     size = left + width * len(attributions), top + row_height * len(shown) + 6
     return svg_image(*size, "".join(parts), "scores of words by method", scalable=False)
@@ -232,8 +240,9 @@ def word_bars(attributions: Sequence[Attribution]) -> str:
 
 def _word_table(rows: Sequence[Attribution]) -> PrintedTable:
     header = ["word", *(TITLES[row.method] for row in rows)]
+    is_small = [max(map(abs, row.word_scores)) < 0.1 for row in rows]
     return header, [
-        (word, *(f"{score:+.3f}" for score in scores))
+        (word, *(f"{score:+.2e}" if small else f"{score:+.3f}" for score, small in zip(scores, is_small)))
         for word, *scores in zip(rows[0].words, *(row.word_scores for row in rows))
     ]
 

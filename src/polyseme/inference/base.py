@@ -11,6 +11,7 @@ from polyseme.errors import DataError, UnsupportedError, convert_out_of_memory
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
 from polyseme.inference.inspection.attention import Attention
+from polyseme.inference.inspection.attribution import AttributionRequest
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
 from polyseme.text.arguments import check_list, check_text, check_texts
@@ -368,8 +369,10 @@ class LanguageModel(ABC):
         attribute = self._implementation("attribute")
         texts = [text] if isinstance(text, str) else check_texts(text)
         options = {"label": label, "pair": pair, "contrast": contrast}
-        rows = [_per_text(value, name, text, len(texts)) for name, value in options.items()]
-        attributions = attribute(list(zip(texts, *rows)), method, baseline)
+        labels, pairs, contrasts = (_per_text(value, name, text, len(texts)) for name, value in options.items())
+        columns = (texts, labels, pairs, contrasts, [baseline] * len(texts))
+        requests = [AttributionRequest(*row) for row in zip(*columns)]
+        attributions = attribute(requests, method)
         return attributions[0] if isinstance(text, str) else attributions
 
     @property

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from polyseme.errors import ModelError, UnsupportedError
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features, hash_model_files
-from polyseme.inference.inspection.attribution import Attribution, AttributionInput, attribute_input
-from polyseme.inference.inspection.attribution_targets import Request, TaskTarget
+from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
+from polyseme.inference.inspection.attribution_targets import TaskTarget
 from polyseme.inference.prediction import predict_encoded
 from polyseme.inference.results import check_answers
 from polyseme.inference.word_vectors import WordVectors
@@ -182,11 +182,10 @@ class FeatureModel(LanguageModel):
     def _predict(self, examples: Sequence[Any]) -> list[Any]:
         return self.predict_examples(self.task.read(examples, needs_labels=False))
 
-    def _attribute(self, requests: Sequence[Sequence[Any]], method: str, baseline: str | None) -> list[Attribution]:
-        inputs = (self.attribution_input(Request(*request, baseline)) for request in requests)
-        return [attribute_input(each, method) for each in inputs]
+    def _attribute(self, requests: Sequence[AttributionRequest], method: str) -> list[Attribution]:
+        return [attribute_input(self.attribution_input(request), method) for request in requests]
 
-    def attribution_input(self, request: Request) -> AttributionInput:
+    def attribution_input(self, request: AttributionRequest) -> AttributionInput:
         """Return the input whose score is attributed: words with their features, of which each may be left out."""
 
         def encode(examples: Sequence[Any]) -> list[EncodedExample]:

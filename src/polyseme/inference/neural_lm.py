@@ -18,8 +18,8 @@ from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.embedding import embed_texts
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
-from polyseme.inference.inspection.attribution import Attribution, AttributionInput, attribute_input
-from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, Request, TaskTarget
+from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
+from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, TaskTarget
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
 from polyseme.inference.prediction import encode_examples, predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
@@ -224,11 +224,10 @@ class NeuralLM(LanguageModel):
         task = self._load_task()
         return predict(self.folder, task.read(examples, needs_labels=False), task)
 
-    def _attribute(self, requests: Sequence[Sequence[Any]], method: str, baseline: str | None) -> list[Attribution]:
-        inputs = (self.attribution_input(Request(*request, baseline)) for request in requests)
-        return [attribute_input(each, method) for each in inputs]
+    def _attribute(self, requests: Sequence[AttributionRequest], method: str) -> list[Attribution]:
+        return [attribute_input(self.attribution_input(request), method) for request in requests]
 
-    def attribution_input(self, request: Request) -> AttributionInput:
+    def attribution_input(self, request: AttributionRequest) -> AttributionInput:
         """Return the input whose score is attributed: that of a task's answer, or of a predicted token."""
         if "predict" not in self.capabilities:
             generator = self._text_generator if self.is_seq2seq else None

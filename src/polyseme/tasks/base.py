@@ -299,6 +299,14 @@ class TaskConfig(Config, Codec):
         scores = self.head_scores(model, hidden, batch, [encoded[i] for i in order])
         return [each for _, each in sorted(zip(order, scores), key=itemgetter(0))]
 
+    def answer_logits(self, model: Model, encoded: Encoded) -> list[torch.Tensor]:
+        batch, order = self.collate(encoded)
+        batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
+        hidden, rows = model.trunk(batch.inputs).hidden, batch.targets[self.head_name].rows
+        logits = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)[0]
+        parts = logits.split([self.num_rows(encoded[i]) for i in order])
+        return [parts[rank] for rank in np.argsort(order)]
+
     def head_scores(self, model: Model, hidden: torch.Tensor, batch: Batch, encoded: Encoded) -> Iterable[Any]:
         """Return the scores of each encoded example, in the order of the batch."""
         rows = batch.targets[self.head_name].rows
@@ -468,11 +476,12 @@ class LabelSetTask(TaskConfig):
     def _label_ids(self) -> dict[str, int]:
         return {label: i for i, label in enumerate(self.labels)}
 
-    def label_id(self, label: str, location: str) -> int:
+    def label_id(self, label: str, location: str = "") -> int:
         """Return the index of a label; one that is not among those of training is an error."""
         if label not in self._label_ids:
             known = suggest(label, self._label_ids)
-            raise DataError(f"{location}: the label {label!r} was never seen in training; {known}")
+            prefix = f"{location}: " if location else ""
+            raise DataError(f"{prefix}the label {label!r} was never seen in training; {known}")
         return self._label_ids[label]
 
 

@@ -66,7 +66,7 @@ class LabelTask(LabelSetTask, TextTask):
         self, answer: str | None, example: TextExample, encoded: EncodedExample, prediction: Classification
     ) -> AnswerCells:
         label = prediction.label if answer is None else answer
-        return AnswerCells(label, (self.label_id(label, "`label`"),))
+        return AnswerCells(label, (self.label_id(label),))
 
     def score(self, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
         return classification_metrics(gold, predicted, self.labels, positive_label=self.positive_label)

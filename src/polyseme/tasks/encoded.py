@@ -123,7 +123,7 @@ class Codec(ABC):
     scores_tokens: ClassVar[bool] = False  # whether models have to read the same tokens to be averaged
     max_windows: ClassVar[int | None] = None  # encoded examples whose scores are held at a time; None: all
 
-    supports_attribution: ClassVar[bool] = False  # whether `input_texts` and `locate_answer` are implemented
+    supports_attribution: bool = False  # whether `answer_logits`, `input_texts` and `locate_answer` are implemented
 
     @property
     @abstractmethod
@@ -185,6 +185,10 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, scored: Iterable[tuple[EncodedExample, Any]], examples: Sequence[Any]) -> list[Any]:
         """Turn scores into one prediction for each example; windows of one example are merged."""
+
+    def answer_logits(self, model: Model, encoded: Encoded) -> list[Tensor]:
+        """Return the logits [rows, labels] of each encoded example, with gradients, as `locate_answer` counts them."""
+        raise NotImplementedError
 
     def input_texts(self, example: Any) -> Sequence[str | tuple[str, ...]]:
         """Return the texts of an example, or its words, in the order of the user's arguments."""

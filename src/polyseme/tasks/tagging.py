@@ -179,7 +179,7 @@ class WordTask(LabelSetTask):
         else:
             index = self._find_word(name, words)
         tag = tag or prediction.tags[index]
-        return AnswerCells(f"{tag}@{words[index]}", (self.label_id(tag, "`label`"),), (int(encoded.positions[index]),))
+        return AnswerCells(f"{tag}@{words[index]}", (self.label_id(tag),), (int(encoded.positions[index]),))
 
     def _find_word(self, name: str, words: Words) -> int:
         if name in words:
@@ -192,7 +192,7 @@ class WordTask(LabelSetTask):
     def locate_contrast(self, contrast: str, answer: AnswerCells, *arguments: Any) -> AnswerCells:
         """Locate another tag of the same word."""
         tag, word = contrast.partition("@")[0], answer.name.rpartition("@")[2]
-        return replace(answer, name=f"{tag}@{word}", columns=(self.label_id(tag, "`contrast`"),))
+        return replace(answer, name=f"{tag}@{word}", columns=(self.label_id(tag),))
 
     def word_sequences(self, example: Any) -> list[tuple[Words, ...]]:
         if not example.words:

@@ -110,6 +110,24 @@ class TextToText(TextCodec):
         scores = [self.task.candidate_scores(self.template, each) for each in log_probs]
         return [RowScores(each, each.argmax(-1)) for each in scores]
 
+    @property
+    def supports_attribution(self) -> bool:  # type: ignore[override]
+        """Whether the answers are labels, each with a log-probability."""
+        return self.task.supports_attribution and bool(self.task.output_labels)
+
+    def answer_logits(self, model: Model, encoded: Encoded) -> list[torch.Tensor]:
+        """Return the log-probability of every answer, [1, labels]."""
+        columns = []
+        for label in range(len(required_targets(encoded[0]).answer_ids)):
+            batch, order = self.collate([replace(e, target=label) for e in encoded])
+            inputs, targets = batch.inputs, batch.targets[self.head_name]
+            device = next(model.parameters()).device
+            hidden = model.trunk(inputs.to(device)).hidden
+            log_probs = model.predict(self.head_name, hidden, inputs.layout).float().log_softmax(-1)
+            sums = log_probs.gather(1, targets.labels.to(device)[:, None])[:, 0].split(list(inputs.layout.lengths))
+            columns.append(torch.stack([sums[rank].sum() for rank in np.argsort(order)]))
+        return list(torch.stack(columns, dim=-1)[:, None])
+
     def decode(self, scored: Iterable[tuple[EncodedExample, RowScores]], examples: Examples) -> list[Any]:
         return self.task.decode(scored, examples)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyseme.errors import ConfigError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.progress import progress
 from polyseme.report.notebook import NotebookResult
 
@@ -27,6 +27,17 @@ NODES_PER_INTERVAL = 16
 MAX_STEPS = 1024
 MAX_COMPLETENESS_ERROR = 0.01
 MIN_ERROR = 2e-5  # the precision of a score in float32
+
+
+@dataclass(frozen=True)
+class AttributionRequest:
+    """What the user asks for: whose score is attributed, over which baseline. No label is the model's prediction."""
+
+    text: str
+    label: str | None = None
+    pair: str | None = None
+    contrast: str | None = None
+    baseline: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,12 @@ class AttributionInput:
     max_batch_tokens: int
     is_number: bool = False  # whether the score is a predicted number rather than a log-probability
     pair_start: int | None = None  # the first word of the second text
+
+    def __post_init__(self) -> None:
+        if not self.is_text.any():
+            raise DataError(f"there are no words to attribute {self.label!r} to: {' '.join(self.words)[:40]!r}")
+        if self.label == self.contrast:
+            raise ConfigError(f"label and `contrast` are both {self.label!r}: their difference is always 0")
 
     @property
     def erasable_words(self) -> list[int]:

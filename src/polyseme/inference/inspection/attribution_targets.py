@@ -11,7 +11,7 @@ from torch import Tensor
 from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
 from polyseme.families import FAMILIES
 from polyseme.generation.text import TextGenerator
-from polyseme.inference.inspection.attribution import ZERO_ID, AttributionInput, Variant
+from polyseme.inference.inspection.attribution import ZERO_ID, AttributionInput, AttributionRequest, Variant
 from polyseme.inference.packed_model import PackedModel
 from polyseme.inference.prediction import predict_encoded
 from polyseme.nn.model import Model
@@ -22,17 +22,6 @@ from polyseme.text.tokenizer import Tokenizer
 
 BASELINES = ("mask", "pad", "unk", "eos", "zero")
 MAX_BATCH_TOKENS = {"cuda": 16384, "cpu": 2048}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asks for: whose score is attributed, over which baseline. No label is the model's prediction."""
-
-    text: str
-    label: str | None = None
-    pair: str | None = None
-    contrast: str | None = None
-    baseline: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +99,7 @@ class LanguageModelTarget:
         """The tokenizer of the text."""
         return self.packed.tokenizer
 
-    def build(self, request: Request) -> AttributionInput:
+    def build(self, request: AttributionRequest) -> AttributionInput:
         """Return the input: a text whose mask is filled, a text that is continued, or a source."""
         texts = [text for text in (request.text, request.pair) if text is not None]
         parts = [TokenizedText.from_text(self.tokenizer, text) for text in texts]
@@ -123,7 +112,7 @@ class LanguageModelTarget:
             raise UnsupportedError(f"{self.path} continues one text: `pair` has no effect")
         return self._source(request, parts[0]) if self.generator is not None else self._next(request, parts[0])
 
-    def _masked(self, request: Request, texts: list[str], parts: list[TokenizedText]) -> AttributionInput:
+    def _masked(self, request: AttributionRequest, texts: list[str], parts: list[TokenizedText]) -> AttributionInput:
         tokenizer, mask_id = self.tokenizer, self.tokenizer.special_token_ids.mask
         ids, segments, word_ids = add_special_tokens(tokenizer, parts)
         masks = np.flatnonzero(ids == mask_id)
@@ -142,7 +131,7 @@ class LanguageModelTarget:
 
         return self._finish(request, label, parts, (ids, word_ids, ids != mask_id), find_token, log_probs)
 
-    def _next(self, request: Request, part: TokenizedText) -> AttributionInput:
+    def _next(self, request: AttributionRequest, part: TokenizedText) -> AttributionInput:
         bos_ids = self.packed.bos_ids
         ids = np.array([*bos_ids, *part.ids])
         word_ids = np.array([*[-1] * len(bos_ids), *part.word_ids])
@@ -157,7 +146,7 @@ class LanguageModelTarget:
         is_plain = np.ones(len(ids), dtype=bool)
         return self._finish(request, request.label, [part], (ids, word_ids, is_plain), find_token, log_probs)
 
-    def _source(self, request: Request, part: TokenizedText) -> AttributionInput:
+    def _source(self, request: AttributionRequest, part: TokenizedText) -> AttributionInput:
         """Read the text as a source; the first target token is predicted, or the first one after its sentinel."""
         generator, packed = self.generator, self.packed
         assert generator is not None
@@ -195,7 +184,7 @@ class LanguageModelTarget:
 
     def _finish(
         self,
-        request: Request,
+        request: AttributionRequest,
         label: str | None,
         parts: Sequence[TokenizedText],
         arrays: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -240,7 +229,9 @@ def add_special_tokens(
     tokenizer: Tokenizer, parts: Sequence[TokenizedText]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the ids of one or two texts with special tokens, their segments, and the word of each token or −1."""
-    ids, word_ids, markers = [], [], []
+    ids: list[int] = []
+    word_ids: list[int] = []
+    markers: list[list[int]] = []
     for part in parts:
         markers.append(list(range(-1 - len(ids), -1 - len(ids) - len(part.ids), -1)))
         num_words = max(word_ids, default=-1) + 1
@@ -307,7 +298,7 @@ class TaskTarget:
     tokenizer: Tokenizer | None
     path: Any
 
-    def build(self, request: Request) -> AttributionInput:
+    def build(self, request: AttributionRequest) -> AttributionInput:
         """Return the input of the task's example."""
         task, pair = self.task, request.pair
         (example,) = task.read([request.text if pair is None else (request.text, pair)], needs_labels=False)
@@ -331,8 +322,11 @@ class TaskTarget:
             return first - others[0] if others else first
 
         trunk: Any = self.model.trunk
-        mask_id, baseline, input_layer = None, (ZERO_ID, "zero"), trunk.features if self.tokenizer is None else None
-        if self.tokenizer is not None:
+        if self.tokenizer is None:
+            if request.baseline not in (None, "zero"):
+                raise ConfigError(f"`baseline` is {request.baseline!r}; over frozen features there is only 'zero'")
+            mask_id, baseline, input_layer = None, (ZERO_ID, "zero"), trunk.features
+        else:
             mask_id = pretrained_mask_id(self.model, self.tokenizer)
             baseline = choose_baseline(self.model, self.tokenizer, request.baseline)
             input_layer = getattr(trunk, "encoder", trunk).embeddings
@@ -358,18 +352,10 @@ class TaskTarget:
         self, encoded: EncodedExample, variants: Sequence[Variant], answers: Sequence[AnswerCells]
     ) -> list[Tensor]:
         """Return the scores of each answer, [variants]."""
-        model, task = self.model, self.task
         examples = [encoded.select_tokens(variant.ids, variant.positions) for variant in variants]
-        batch, order = task.collate(examples)
-        batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
-        hidden, rows = model.trunk(batch.inputs).hidden, batch.targets[task.head_name].rows
-        logits = model.predict_labels(task.head_name, hidden, batch.inputs.layout, rows)[0]
-        per_example = logits.split([task.num_rows(examples[i]) for i in order])
-        ranks = np.argsort(order)
-        return [
-            torch.stack([a.score(per_example[ranks[i]], examples[i], v.positions) for i, v in enumerate(variants)])
-            for a in answers
-        ]
+        logits = self.task.codec.answer_logits(self.model, examples)
+        rows = list(zip(logits, examples, (variant.positions for variant in variants)))
+        return [torch.stack([answer.score(*row) for row in rows]) for answer in answers]
 
     def _align(
         self, example: Any, encoded: EncodedExample
