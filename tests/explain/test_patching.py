@@ -145,7 +145,7 @@ def test_effects_of_pairs_are_averaged(tiny_folders, run_cli, rejects, tmp_path)
     (tmp_path / "pairs.tsv").write_text("\n".join(rows))
     run_cli(*start, "--data", tmp_path / "pairs.tsv", "--out", tmp_path / "p.html")
     record = json.loads((tmp_path / "p.json").read_text())
-    assert record["labels"] == ["[CLS]", "the", "old/cat → grey/dog", "[MASK] ◂", "[SEP]"]
+    assert record["labels"] == ["[CLS]", "the", "old/… → grey/…", "[MASK] ◂", "[SEP]"]
     for component, mean in record["effects"].items():
         np.testing.assert_allclose(mean, np.mean([pair["effects"][component] for pair in record["pairs"]], axis=0))
     assert "and 1 more pairs, averaged" in (tmp_path / "p.html").read_text()

@@ -16,8 +16,6 @@ from polyseme.tasks.readers.columns import Columns
 from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input, unknown_format
 from polyseme.tasks.readers.rows import JsonRow, iter_records, read_rows
 
-MAX_SHOWN_TOKENS = 2  # at a position where the pairs have different tokens
-
 
 class PatchingPair(NamedTuple):
     """Two texts of the same number of tokens, and the two tokens whose logits are compared."""
@@ -69,15 +67,14 @@ class PatchedPairs:
         columns = [
             list(zip(*(patching.inputs[side].tokens for patching in self.patchings))) for side in range(2)
         ]  # [side][position][pair]
-        labels = [_join(a) if a == b else f"{_join(a)} → {_join(b)}" for a, b in zip(*columns)]
+        labels = [_first(a) if a == b else f"{_first(a)} → {_first(b)}" for a, b in zip(*columns)]
         labels[self.position] += " ◂"
         return labels
 
 
-def _join(tokens: Sequence[str]) -> str:
-    """Return the distinct tokens at a position, the first ones if there are many."""
-    distinct = list(dict.fromkeys(tokens))
-    return "/".join(distinct[:MAX_SHOWN_TOKENS]) + ("/…" if len(distinct) > MAX_SHOWN_TOKENS else "")
+def _first(tokens: Sequence[str]) -> str:
+    """Return the token of the first pair at a position, with an ellipsis if others have another one."""
+    return tokens[0] + ("/…" if len(set(tokens)) > 1 else "")
 
 
 def read_pairs(source: str | Path) -> list[PatchingPair]:
