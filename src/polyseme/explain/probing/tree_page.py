@@ -14,8 +14,8 @@ def report_trees(probe: TreeProbe) -> TaskReport:
     series = _series(probe, x.label == "layer")
     facts = (
         f"Structural probe (Hewitt and Manning 2019) of rank {probe.rank}: under a linear map, squared distances "
-        f"between words approximate their distances in the dependency tree. {probe.num_train:,} sentences to train on and "
-        f"{probe.num_dev:,} to score. UUAS is the share of arcs that the minimum spanning tree finds, without "
+        f"between words approximate their distances in the dependency tree. {probe.num_train:,} sentences to train on "
+        f"and {probe.num_dev:,} to score. UUAS is the share of arcs that the minimum spanning tree finds, without "
         f"directions and punctuation. Attaching each word to its neighbor finds {probe.chain.format()}."
     )
     caption = "UUAS by layer. A layer encodes trees only as far as it beats both the chain and the untrained copy."
