@@ -41,9 +41,9 @@ to a control task and an untrained copy; and the structural probe (`ud-tree`) fo
 """
 
 
-NOTES = """The score is that of the best layer, and selectivity and gain are its differences to the control task and to the
+NOTES = """The score is that of the best layer; selectivity and gain are its differences to the control task and to the
 untrained copy. For entities the control task is the easier one: its random labels also fall on frequent words, which
-recur in dev, while the entities of WNUT-17's dev set are new. Its negative selectivity therefore says little; the gain over
+recur in dev, while the entities of WNUT-17's dev set are new. Its negative selectivity says little; the gain over
 the untrained copy does. In WiC, the control probe recognizes words of the training set.
 """
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polyseme.inference.base import LanguageModel
     from polyseme.inference.feature_extraction import ElmoModel
     from polyseme.inference.feature_model import FeatureModel
+    from polyseme.inference.inspection.attention import Attention, AttentionMap
     from polyseme.inference.load import load
     from polyseme.inference.neural_lm import NeuralLM
     from polyseme.inference.ngram_lm import NgramLM
@@ -52,6 +53,7 @@ _MODULES = {
     "inference.base": ("LanguageModel",),
     "inference.feature_extraction": ("ElmoModel",),
     "inference.feature_model": ("FeatureModel",),
+    "inference.inspection.attention": ("Attention", "AttentionMap"),
     "inference.load": ("load",),
     "inference.neural_lm": ("NeuralLM",),
     "inference.ngram_lm": ("NgramLM",),

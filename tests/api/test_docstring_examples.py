@@ -7,6 +7,7 @@ import pytest
 
 import polyseme
 from polyseme.inference.base import OPERATIONS, LanguageModel
+from polyseme.inference.inspection.attention import AttentionMap
 
 ANIMALS, VERBS = ["cat", "dog"], ["sat", "ran", "saw", "ate"]
 
@@ -51,6 +52,7 @@ def test_every_public_function_has_an_example_that_runs(workdir, namespace, monk
     for name in ("list_recipes", "list_families", "list_datasets", "published_table", "list_published_tables"):
         run_examples(getattr(polyseme, name), name, namespace)
     run_examples(LanguageModel.stream, "stream", namespace)
+    run_examples(AttentionMap.merge_words, "merge_words", namespace)
     run_examples(polyseme.Tokenizer.train, "train", namespace)
 
 

@@ -40,6 +40,7 @@ CALLS = {
     "generate": lambda m: m.generate("the", max_new_tokens=2),
     "translate": lambda m: m.translate("the cat"),
     "embed": lambda m: m.embed("the cat"),
+    "attention": lambda m: m.attention("the cat"),
     "encode": lambda m: m.encode("the cat"),
     "predict": lambda m: m.predict("the cat"),
     "answer": lambda m: m.answer("the cat", "who?"),

@@ -53,15 +53,14 @@ def test_transformers_opens_the_folder(made):
 
 def test_attention_of_the_encoder(made):
     transformers = pytest.importorskip("transformers")
-    from polyseme.explain.attention import attention_maps
-
     theirs = transformers.T5EncoderModel.from_pretrained(made / "run/model", attn_implementation="eager").eval()
     model = polyseme.load(made / "run/model", device="cpu")
-    pieces, maps = attention_maps(model, "the old cat sees the dog.")
+    attention = model.attention("the old cat sees the dog.")["encoder"]
+    maps = attention.weights
     ids = torch.tensor([model.encode("the old cat sees the dog.").input_ids])
     with torch.no_grad():
         expected = torch.cat(theirs(input_ids=ids, output_attentions=True).attentions).numpy()
-    assert len(pieces) == maps.shape[-1] and maps.sum(-1) == pytest.approx(1, abs=1e-5)
+    assert len(attention.keys) == maps.shape[-1] and maps.sum(-1) == pytest.approx(1, abs=1e-5)
     np.testing.assert_allclose(maps, expected, atol=1e-5)
 
 

@@ -7,8 +7,8 @@ from polyseme.nn.attention.attend import (
     AttentionOptions,
     attend_bucketed,
     attend_varlen,
-    attention_weights,
 )
+from polyseme.nn.attention.terms import attention_terms
 from polyseme.nn.packing import PackedLayout
 from tests.support.attention import attend_eager
 
@@ -47,10 +47,12 @@ def test_bucketed_attention_matches_eager(case, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_are_probabilities_inside_each_sequence(causal):
-    q, k, _, q_layout, k_layout = make_inputs("queries shorter than keys")
-    for weights, num_queries, num_keys in zip(
-        attention_weights(q, k, q_layout, k_layout, AttentionOptions(causal)), *CASES["queries shorter than keys"]
+    q, k, v, *_ = make_inputs("queries shorter than keys")
+    q_lengths, k_lengths = CASES["queries shorter than keys"]
+    for num_queries, num_keys, *qkv in zip(
+        q_lengths, k_lengths, q.split(q_lengths), k.split(k_lengths), v.split(k_lengths)
     ):
+        weights = attention_terms(*qkv, AttentionOptions(causal)).weights
         assert weights.shape == (2, num_queries, num_keys)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, num_queries, dtype=torch.float64))
         if causal:

@@ -110,12 +110,12 @@ def test_attention_matches_the_definition(
             masked_out = masked_out | (relative_positions < -window) | (relative_positions > window)
         expected = reference_attention(scores, masked_out, values) @ attention.out.weight.T
         torch.testing.assert_close(output.split(lengths)[i], expected, atol=1e-10, rtol=1e-10)
-    if memory is None:
-        weights = attention.weights(x, layout, position_info)
-        assert all(
-            torch.allclose(sequence_weights.sum(-1), torch.ones(3, n).double())
-            for sequence_weights, n in zip(weights, lengths)
-        )
+        one = PackedLayout.from_lengths([len(states)])
+        past_layout = PackedLayout.from_lengths(past[i : i + 1])
+        one_cache = Memory(past_layout, ((past_states,),), past[i : i + 1]).create_caches(one, 1)[0]
+        _, one_info = position_layer(states, Inputs(states, one, segment_pair and segment_pair[0]), one_cache)
+        terms = attention.terms(states, one, one.positions, one_cache, one_info)
+        torch.testing.assert_close(attention.out(terms.attended.transpose(0, 1).flatten(1)), expected)
 
 
 @pytest.mark.parametrize("causal", [True, False])

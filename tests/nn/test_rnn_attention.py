@@ -124,15 +124,15 @@ def test_packed_batch_matches_the_equations(attention, order, cell):
         outputs = model.trunk(
             Inputs(torch.cat(targets), PackedLayout.from_lengths(TARGET_LENGTHS), source=source)
         ).hidden.split(list(TARGET_LENGTHS))
-        cross_weights = model.trunk.cross_weights(
-            Inputs(torch.cat(targets), PackedLayout.from_lengths(TARGET_LENGTHS), source=source)
-        )
-        assert len(cross_weights) == (attention != "none")
         for i, (a, b) in enumerate(zip(sources, targets)):
             expected, weights = reference_forward(model, a, b)
             torch.testing.assert_close(outputs[i], expected, atol=1e-10, rtol=0)
-            if cross_weights:
-                np.testing.assert_allclose(cross_weights[0][i][0], weights, atol=1e-10)
+            one_source = EncoderInput(a, PackedLayout.from_lengths([len(a)]))
+            one = Inputs(b, PackedLayout.from_lengths([len(b)]), source=one_source)
+            terms = dict(model.trunk.attention_terms(one))
+            assert list(terms) == ["cross"] * (attention != "none")
+            if terms:
+                np.testing.assert_allclose(terms["cross"].weights[0], weights, atol=1e-10)
 
 
 @pytest.mark.parametrize("order", ["inside_recurrence", "after_recurrence"])

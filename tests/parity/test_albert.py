@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.explain.attention import attention_maps
 from polyseme.families import FAMILIES
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.packing import Inputs, PackedLayout
@@ -187,7 +186,7 @@ def test_folder_round_trip_with_partial_sharing(sharing, tiny_folders, tmp_path)
         load_model(tmp_path / "model")
 
 
-def test_shared_layers_in_checkpoints_and_attention_maps(tiny_folders, tmp_path):
+def test_shared_layers_in_checkpoints_and_attention(tiny_folders, tmp_path):
     config = ALBERT.model_config("tiny", num_layers=3, vocab_size=99, sharing="attention")
     model, other = config.build(seed=0), config.build(seed=1)
     save_checkpoint(tmp_path, Checkpoint(1, {"model": model.state_dict()}, {}), keep_checkpoints=1)
@@ -196,8 +195,8 @@ def test_shared_layers_in_checkpoints_and_attention_maps(tiny_folders, tmp_path)
     first, second, third = other.trunk.layers()
     assert first.attention is second.attention is third.attention and first.ffn is not second.ffn is not third.ffn
     assert first.attention_post_norm is third.attention_post_norm and first.ffn_post_norm is not third.ffn_post_norm
-    tokens, maps = attention_maps(polyseme.load(tiny_folders["albert"]), "The old cat sees the dog.")
-    assert maps.shape == (3, 3, len(tokens), len(tokens))
+    attention = polyseme.load(tiny_folders["albert"]).attention("The old cat sees the dog.")["self"]
+    assert attention.weights.shape == (3, 3, len(attention.queries), len(attention.keys))
 
 
 def test_families_command_shows_published_counts(run_cli):

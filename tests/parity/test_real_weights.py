@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import polyseme
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
@@ -48,6 +49,19 @@ def test_sentence_transformers_opens_our_folders(tmp_path, tiny_folders, family,
     vectors = polyseme.load(tmp_path / "model").embed(texts)
     assert np.abs(vectors - expected).max() < 1e-5
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < 1e-5
+
+
+def test_attention_matches_transformers(folder):
+    """In float64: the scores are so large that rounding in float32 changes weights by up to 1.5e-6."""
+    bert = pytest.importorskip("transformers").BertModel
+    reference = bert.from_pretrained(folder, attn_implementation="eager").double()
+    model = polyseme.load(folder, device="cpu")
+    model.model.double()
+    for text in TEXTS:
+        with torch.no_grad():
+            ids = torch.tensor([model.encode(text).input_ids])
+            expected = torch.cat(reference(ids, output_attentions=True).attentions).numpy()
+        np.testing.assert_allclose(model.attention(text)["self"].weights, expected, atol=1e-6, rtol=0)
 
 
 def test_published_vocabulary(folder):

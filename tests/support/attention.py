@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from polyseme.nn.attention.attend import AttentionOptions, attention_weights
+from polyseme.nn.attention.attend import AttentionOptions
+from polyseme.nn.attention.terms import attention_terms
 from polyseme.nn.packing import PackedLayout
 
 
@@ -11,6 +12,5 @@ def attend_eager(
     q: Tensor, k: Tensor, v: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions
 ) -> Tensor:
     """Attend one sequence at a time by definition."""
-    weights = attention_weights(q, k, q_layout, k_layout, options)
-    values = v.split(list(k_layout.lengths))
-    return torch.cat([torch.einsum("hij,jhd->ihd", w, x) for w, x in zip(weights, values)])
+    sequences = zip(q.split(list(q_layout.lengths)), *(x.split(list(k_layout.lengths)) for x in (k, v)))
+    return torch.cat([attention_terms(*sequence, options).attended.transpose(0, 1) for sequence in sequences])

@@ -17,7 +17,6 @@ from polyseme.evaluation.context_length import (
     losses_by_context,
     relative_effective_contexts,
 )
-from polyseme.explain.attention import attention_maps
 from polyseme.explain.gradients import gradients_by_distance
 from polyseme.families import FAMILIES
 from polyseme.inference.neural_lm import NeuralLM
@@ -130,8 +129,8 @@ def test_gradients_are_those_of_the_last_prediction(runs):
 
 
 def test_no_attention_to_show(runs):
-    with pytest.raises(PolysemeError, match="not a Transformer"):
-        attention_maps(polyseme.load(runs / "lstm/model", "cpu"), "the cat")
+    with pytest.raises(PolysemeError, match="cannot show attention: it is a rnn_lm model"):
+        polyseme.load(runs / "lstm/model", "cpu").attention("the cat")
 
 
 def test_both_directions_are_the_mean_of_two(tmp_path, tiny_folders):

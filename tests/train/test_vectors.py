@@ -137,12 +137,12 @@ def test_as_a_trunk_it_serves_every_task(corpus: Path, tmp_path: Path, monkeypat
     assert not app(["similarity", "again", "--data", "pairs.txt"], standalone_mode=False)
     assert not app(["analogy", "again", "--data", "questions.txt", "--cosmul"], standalone_mode=False)
     assert "total" in capsys.readouterr().out
-    from polyseme.explain.attention import attention_maps
-
-    with pytest.raises(PolysemeError, match=r"word vectors.*, and a neural language model is needed"):
-        attention_maps(model, "the cat")
-    with pytest.raises(PolysemeError, match="has no blocks and no attention"):
-        attention_maps(polyseme.load(tmp_path / "task" / "model"), "the cat")
+    with pytest.raises(
+        PolysemeError, match=r"cannot show attention: it is a table of .* word vectors.*, which supports encode, embed"
+    ):
+        model.attention("the cat")
+    with pytest.raises(PolysemeError, match=r"cannot show attention.*supports .*predict"):
+        polyseme.load(tmp_path / "task" / "model").attention("the cat")
 
 
 def test_many_terms_of_a_row_count_less() -> None:

@@ -18,7 +18,6 @@ from polyseme.nn.model import Model
 from polyseme.report.heatmap import Labels, attention_grid, heat_map
 from polyseme.report.html import collapsed, escape, figure, html_page, html_table, key_figures, note
 from polyseme.report.svg import shorten, svg_image, svg_text, text_width
-from polyseme.text.tokenizer import Tokenizer
 
 MAX_TREE_NODES = 400  # nodes that are drawn
 MAX_PIECE_CHARS = 24  # of a label in the tree
@@ -48,12 +47,12 @@ def align(generator: TextGenerator, source_ids: Sequence[int], target_ids: Seque
     model = generator.model
     assert isinstance(model, Model)
     trunk: Any = model.trunk
-    layers = trunk.cross_weights(pack_inputs([[*generator.start_ids, *target_ids]], model, [source_ids]))
-    maps = [sequences[0].float().cpu().numpy() for sequences in layers]
+    layers = trunk.attention_terms(pack_inputs([[*generator.start_ids, *target_ids]], model, [source_ids]))
+    maps = [terms.weights.float().cpu().numpy() for name, terms in layers if name == "cross"]
     eos_pieces = generator.target_tokenizer.convert_ids_to_tokens(sorted(generator.eos_token_ids))[:1]
-    target_pieces = [*_display_pieces(generator.target_tokenizer, target_ids), *eos_pieces]
+    target_pieces = [*generator.target_tokenizer.display_tokens(target_ids), *eos_pieces]
     weights = np.stack(maps) if maps else np.zeros((0, 0, len(target_pieces), len(source_ids)), np.float32)
-    return Alignment(_display_pieces(generator.tokenizer, source_ids), target_pieces, weights)
+    return Alignment(generator.tokenizer.display_tokens(source_ids), target_pieces, weights)
 
 
 def explain_translation(model: NeuralLM, text: str, num_beams: int = 4, length_penalty: float = 1.0) -> str:
@@ -125,7 +124,7 @@ def beam_tree_svg(beam: BeamResult, generator: TextGenerator) -> str:
         levels[i] = levels[node.parent] + 1 if node.parent >= 0 else 0
     pieces = [
         shorten(piece, MAX_PIECE_CHARS)
-        for piece in _display_pieces(generator.target_tokenizer, [node.token for node in nodes])
+        for piece in generator.target_tokenizer.display_tokens([node.token for node in nodes])
     ]
     num_levels = max(levels, default=0) + 1
     widths = [44.0] * num_levels  # of the columns
@@ -171,12 +170,3 @@ def _best_path(beam: BeamResult) -> set[int]:
         if len(path) == size and math.isclose(beam.nodes[last].score, best.score):
             return set(path)
     return set()
-
-
-def _display_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return readable pieces: `_` for a space; bytes that are not a character by themselves stay as they are."""
-    pieces = tokenizer.convert_ids_to_tokens(ids)
-    if tokenizer.is_byte_level:
-        decoded = [tokenizer.decode([i]) for i in ids]
-        pieces = [text if text and "\ufffd" not in text else piece for text, piece in zip(decoded, pieces)]
-    return [piece.replace("Ġ", "_").replace("▁", "_").replace(" ", "_") for piece in pieces]

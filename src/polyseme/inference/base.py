@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 from polyseme.errors import DataError, UnsupportedError, convert_out_of_memory
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
+from polyseme.inference.inspection.attention import Attention
 from polyseme.inference.results import EncodedText, LastWordScore, MaskPrediction, TextScore, check_answers
 from polyseme.inference.scoring import format_prompt
 from polyseme.text.arguments import check_list, check_text, check_texts
@@ -29,6 +30,7 @@ OPERATIONS = {
     "generate": "generate text",
     "translate": "translate",
     "embed": "embed texts",
+    "attention": "show attention",
     "predict": "predict labels",
     "answer": "answer questions about a text",
 }
@@ -41,8 +43,9 @@ class LanguageModel(ABC):
     takes one text and returns one result, or a list of texts and returns a list in the same order. No call changes the
     model, so threads may share it.
 
-    A subclass implements `score` as `_score`, which takes a list of texts and all options, and so on; `_encode`
-    and `_next_sentence` take two texts. `generate`, `stream` and `translate` use `_text_generator`.
+    A subclass implements `score` as `_score`, which takes a list of texts and all options, and so on; `_encode`,
+    `_next_sentence` and `_attention` take the texts of one result. `generate`, `stream` and `translate` use
+    `_text_generator`.
     """
 
     def __init__(self, path: Path):
@@ -96,7 +99,7 @@ class LanguageModel(ABC):
         >>> model.encode("the cat", "the dog").token_type_ids
         [0, 0, 0, 0, 1, 1, 1]
         """
-        return _map_pairs(self._implementation("encode"), text, pair)
+        return _map_parallel(self._implementation("encode"), text, pair)
 
     @overload
     def fill(self, texts: str, top_k: int = 5) -> list[list[MaskPrediction]]: ...  # type: ignore[overload-overlap]
@@ -121,7 +124,7 @@ class LanguageModel(ABC):
         >>> 0 < model.next_sentence("the cat sat", "the dog ran") < 1
         True
         """
-        return _map_pairs(self._implementation("next_sentence"), first, second)
+        return _map_parallel(self._implementation("next_sentence"), first, second)
 
     @overload
     def score(self, texts: str, pll_metric: str | None = None, spans: Any = None) -> TextScore: ...  # type: ignore[overload-overlap]
@@ -283,6 +286,26 @@ class LanguageModel(ABC):
         self._require("embed")
         return sys.maxsize
 
+    @overload
+    def attention(self, text: str, pair: str | None = None, target: str | None = None) -> Attention: ...  # type: ignore[overload-overlap]
+    @overload
+    def attention(
+        self, text: Sequence[str], pair: Sequence[str] | None = None, target: Sequence[str] | None = None
+    ) -> list[Attention]: ...
+    def attention(self, text: Any, pair: Any = None, target: Any = None) -> Any:
+        """Return the attention weights of every layer and head when the model reads a text, or a pair of texts.
+
+        An encoder-decoder reads `target` too, by default what it generates greedily. `merge_words` of the result merges
+        subword tokens into words.
+
+        >>> attention = model.attention("the cat sat")
+        >>> attention["self"].queries
+        ['[CLS]', 'the', 'cat', 'sat', '[SEP]']
+        >>> attention["self"].weights.shape  # layers, heads, queries, keys
+        (2, 2, 5, 5)
+        """
+        return _map_parallel(self._implementation("attention"), text, pair, target)
+
     def predict(self, examples: Any) -> Any:
         """Predict the label of each example with a fine-tuned model.
 
@@ -345,14 +368,15 @@ def _map(function: Callable[[list[str]], Any], texts: Any) -> Any:
     return function([texts])[0] if isinstance(texts, str) else function(check_texts(texts))
 
 
-def _map_pairs(function: Callable[[str, Any], Any], first: Any, second: Any) -> Any:
-    """Apply a function of two texts to each pair of two lists, or to one pair, which gives one result."""
+def _map_parallel(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Apply a function of several texts to the rows of parallel lists, or to one row; all but the first may be None."""
     if isinstance(first, str):
-        return function(first, None if second is None else check_text(second))
+        return function(first, *(None if other is None else check_text(other) for other in others))
     texts = check_texts(first)
-    others = [None] * len(texts) if second is None else check_texts(second)
-    _check_parallel(texts, others)
-    return [function(*pair) for pair in zip(texts, others)]
+    columns = [[None] * len(texts) if other is None else check_texts(other) for other in others]
+    for column in columns:
+        _check_parallel(texts, column)
+    return [function(*row) for row in zip(texts, *columns)]
 
 
 def _check_parallel(first: Sequence[Any], second: Sequence[Any]) -> None:

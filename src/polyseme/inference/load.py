@@ -42,7 +42,7 @@ def load(
 
     >>> model = polyseme.load("run/model")
     >>> model.capabilities
-    ('encode', 'fill', 'next_sentence', 'score', 'score_last_words', 'rank_choices', 'embed')
+    ('encode', 'fill', 'next_sentence', 'score', 'score_last_words', 'rank_choices', 'embed', 'attention')
     """
     if precision not in PRECISIONS:
         raise ConfigError(f"precision is {precision!r}; {suggest(precision, PRECISIONS)}")

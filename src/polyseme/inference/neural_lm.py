@@ -17,6 +17,7 @@ from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
 from polyseme.inference.embedding import embed_texts
+from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.packed_model import MAX_BATCH_TOKENS, PackedModel
 from polyseme.inference.prediction import predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
@@ -122,6 +123,7 @@ class NeuralLM(LanguageModel):
             "generate": bool(generation_head(self.model)),
             "translate": bool(generation_head(self.model)) and self.is_seq2seq,
             "embed": True,
+            "attention": self.model.config.trunk.has_attention,
             "predict": has_task,
             "answer": has_task and "tasks" not in self.folder.metadata and self._load_task().answers_questions,
         }
@@ -198,6 +200,17 @@ class NeuralLM(LanguageModel):
         self, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
     ) -> np.ndarray | list[np.ndarray]:
         return embed_texts(self._packed, texts, layers, granularity, truncate)
+
+    @property
+    def attention_inspector(self) -> AttentionInspector:
+        """What reads a text and returns what attention computes."""
+        has_decoder = self.is_seq2seq and bool(generation_head(self.model))
+        return AttentionInspector(self._packed, self._text_generator if has_decoder else None)
+
+    @torch.inference_mode()
+    def _attention(self, text: str, pair: str | None, target: str | None) -> Attention:
+        inspector = self.attention_inspector
+        return inspector.attention(inspector.read(text, pair, target))
 
     def _load_task(self) -> TaskConfig:
         return load_task(self.folder.metadata, self.model.config, self.tasks)

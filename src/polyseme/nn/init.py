@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from polyseme.config import Config
-from polyseme.nn.attention.multihead import Attention
+from polyseme.nn.attention.multihead import MultiHeadAttention
 from polyseme.nn.layers.rnn import RNNCellLayer
 
 
@@ -56,7 +56,7 @@ class InitConfig(Config):
         for submodule in module.modules():
             if isinstance(submodule, RNNCellLayer):
                 submodule.initialize(generator)
-            if self.scale_by_fan_in and isinstance(submodule, Attention) and submodule.config.scale:
+            if self.scale_by_fan_in and isinstance(submodule, MultiHeadAttention) and submodule.config.scale:
                 head_dim = submodule.inner_dim // submodule.config.num_heads
                 with torch.no_grad():
                     submodule.qkv.weight[: submodule.inner_dim] *= head_dim**-0.5 / submodule.config.scale

@@ -20,7 +20,6 @@ from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.python_docs import read_documents
 from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError
-from polyseme.explain.attention import attention_maps
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
@@ -276,7 +275,8 @@ def _transfer_section(results: DemoResults) -> str:
 
 def _attention_section(results: DemoResults) -> str:
     """Render all heads as small maps, and the mean of the last layer with its tokens."""
-    tokens, maps = attention_maps(results.model, ATTENTION_SENTENCE)
+    attention = results.model.attention(ATTENTION_SENTENCE)["self"]
+    tokens, maps = attention.queries, attention.weights
     labels = Labels(tokens, tokens, "reads", f"layer {len(maps)}, mean of its heads")
     return figure(
         attention_grid(maps),

@@ -356,6 +356,14 @@ class Tokenizer:
         """Return the vocabulary entry of each id; an empty string for an unused id."""
         return [self.backend.id_to_token(int(i)) or "" for i in ids]
 
+    def display_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return readable tokens: `_` for a space; bytes that are not a character by themselves stay as they are."""
+        tokens = self.convert_ids_to_tokens(ids)
+        if self.is_byte_level:
+            decoded = [self.decode([i]) for i in ids]
+            tokens = [text if text and "\ufffd" not in text else token for text, token in zip(decoded, tokens)]
+        return [token.replace("Ġ", "_").replace("▁", "_").replace(" ", "_") for token in tokens]
+
     def check_ids(self, num_ids: int) -> None:
         """Raise `ModelError` if two entries share an id, or an id is not below `num_ids`."""
         if self.vocab_size <= num_ids and "" not in self.vocabulary:

@@ -162,21 +162,6 @@ def expand_relative_bias(bias: Tensor, num_queries: int, num_keys: int) -> Tenso
     return bias[:, start : start + num_queries + num_keys - 1].unfold(1, num_keys, 1).flip(1)
 
 
-def attention_weights(
-    q: Tensor, k: Tensor, q_layout: PackedLayout, k_layout: PackedLayout, options: AttentionOptions
-) -> list[Tensor]:
-    """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization and tests."""
-    weights = []
-    for qs, ks in zip(q.split(list(q_layout.lengths)), k.split(list(k_layout.lengths))):
-        scores = torch.einsum("ihd,jhd->hij", qs, ks) * options.resolve_scale(q.shape[-1])
-        if options.bias is not None:
-            scores = scores + expand_relative_bias(options.bias, len(qs), len(ks))
-        if (mask := visibility_mask(len(qs), len(ks), options.causal, options.window, q.device)) is not None:
-            scores = scores.masked_fill(~mask, float("-inf"))
-        weights.append(scores.softmax(-1))
-    return weights
-
-
 def equal_length_pairs(q_layout: PackedLayout, k_layout: PackedLayout) -> list[tuple[int, int, int]]:
     """Return (sequences, queries each, keys each) for runs of adjacent sequences with equal lengths.
 

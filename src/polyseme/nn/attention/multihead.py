@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from polyseme.config import Config, check_in_range
 from polyseme.errors import ConfigError
-from polyseme.nn.attention.attend import AttentionOptions, attend, attend_self, attention_weights
+from polyseme.nn.attention.attend import AttentionOptions, attend, attend_self
+from polyseme.nn.attention.terms import AttentionTerms, attention_terms
 from polyseme.nn.layers.positions import apply_rotary
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
@@ -79,13 +80,13 @@ class AttentionConfig(BaseAttentionConfig):
         super().__post_init__()
         self.check_range(0, math.inf, "rope_theta", "scale")
 
-    def build(self, dim: int) -> Attention:
+    def build(self, dim: int) -> MultiHeadAttention:
         if self.rope_theta and (head_dim := self.inner_dim(dim) // self.num_heads) % 2:
             raise ConfigError(f"the head dimension is {head_dim}; rotary positions need an even one")
-        return Attention(self, dim, self.bias)
+        return MultiHeadAttention(self, dim, self.bias)
 
 
-class Attention(BaseAttention):
+class MultiHeadAttention(BaseAttention):
     """Multi-head self- or cross-attention."""
 
     def _options(self, layout: PackedLayout, position_info: PositionInfo) -> AttentionOptions:
@@ -110,10 +111,14 @@ class Attention(BaseAttention):
             attended = attend(q, k, v, layout, k_layout, options)
         return self.out(attended.flatten(1))
 
-    def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
-        """Return the probabilities of self-attention, [heads, queries, keys] for each sequence."""
-        q, k, _ = self._project_rotary(x, layout.positions)
-        return attention_weights(q, k, layout, layout, self._options(layout, position_info))
+    def terms(
+        self, x: Tensor, layout: PackedLayout, positions: Tensor, cache: LayerCache | None, position_info: PositionInfo
+    ) -> AttentionTerms:
+        """Return what `forward` computes for one sequence."""
+        q, k, v = self._project_rotary(x, positions)
+        k, v = (k, v) if cache is None else cache.extend(k, v)[:2]
+        terms = attention_terms(q, k, v, self._options(layout, position_info))
+        return replace(terms, is_rotary=bool(self.config.rope_theta))
 
     def project_kv(self, source: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of a source, each [rows, heads, head_dim]."""
@@ -132,10 +137,10 @@ class Attention(BaseAttention):
         options = AttentionOptions(dropout=self._dropout, scale=self.config.scale or None)
         return self.out(attend(q, k, v, layout, k_layout, options).flatten(1))
 
-    def cross_weights(self, x: Tensor, layout: PackedLayout, source: EncoderInput) -> list[Tensor]:
-        """Return the probabilities of `cross_attend`, [heads, queries, keys] for each sequence."""
-        q, (k, _) = self._project(x, 0, 1)[:, 0], self.project_kv(source.values)
-        return attention_weights(q, k, layout, source.layout, AttentionOptions(scale=self.config.scale or None))
+    def cross_terms(self, x: Tensor, source: EncoderInput) -> AttentionTerms:
+        """Return what `cross_attend` computes for one sequence."""
+        q, (k, v) = self._project(x, 0, 1)[:, 0], self.project_kv(source.values)
+        return attention_terms(q, k, v, AttentionOptions(scale=self.config.scale or None))
 
 
 @dataclass(frozen=True)

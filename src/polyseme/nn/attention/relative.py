@@ -25,6 +25,7 @@ from polyseme.nn import kernels
 from polyseme.nn.attention import attend
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
 from polyseme.nn.attention.multihead import BaseAttention, BaseAttentionConfig
+from polyseme.nn.attention.terms import AttentionTerms, split_heads
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import Inputs, PackedLayout
@@ -290,18 +291,33 @@ class RelativeAttention(BaseAttention):
             weights = weights.masked_fill(run.masked_out, 0)
         return weights.flatten(0, 1)
 
-    def weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
-        """Return the attention probabilities, [heads, queries, keys] for each sequence, for visualization."""
+    def terms(
+        self, x: Tensor, layout: PackedLayout, positions: Tensor, cache: LayerCache | None, position_info: PositionInfo
+    ) -> AttentionTerms:
+        """Return what `forward` computes for one sequence without a query stream."""
         assert isinstance(position_info, RelativePositionContext) and position_info.inputs.query_stream is None
-        q, k, _ = self._project(x).unbind(1)
-        r = self._distance_keys(position_info)
-        runs = position_info.get_runs(self.config.causal, self.config.window)
-        sizes = [run.num_sequences * run.num_queries for run in runs]
-        sequence_weights: list[Tensor] = []
-        for run, qs, ks in zip(runs, q.split(sizes), k.split(sizes)):
-            run_weights = self._run_weights(run, qs, ks, r, position_info)
-            sequence_weights += run_weights.unflatten(0, (-1, run.num_sequences)).unbind(1)
-        return sequence_weights
+        source = x if cache is None else cache.extend(x)[0]
+        q, k, v = split_heads(self._project(x, 0, 1)[:, 0], *self._project(source, 1, 3).unbind(1))
+        (r,) = split_heads(self._distance_keys(position_info))  # [heads, distances, head_dim]
+        (run,) = position_info.get_runs(self.config.causal, self.config.window)
+        u_bias, v_bias = (self.u, self.v) if self.u is not None else position_info.uv_biases or (None, None)
+        scale = self.head_dim**-0.5
+
+        def score(bias: Tensor | None, vectors: Tensor) -> Tensor:  # (q + bias)·vector
+            return (q if bias is None else q + bias[:, None]) @ vectors.transpose(1, 2) * scale
+
+        key_positions = torch.arange(run.num_keys, device=x.device)
+        distances = key_positions[run.num_keys - run.num_queries :, None] - key_positions  # [queries, keys]
+        index = (position_info.largest_distance - distances).expand(len(q), -1, -1)
+        biases = (
+            {} if u_bias is None else {"content bias": (u_bias[:, None] @ k.transpose(1, 2) * scale).expand_as(index)}
+        )
+        biases["relative position"] = score(v_bias, r).gather(2, index)
+        if self.s is not None and self.segments is not None and run.different_segment is not None:
+            same, different = score(self.s, self.segments.transpose(0, 1)).split(1, dim=2)  # [heads, queries, 1]
+            biases["relative segment"] = torch.where(run.different_segment, different, same)
+        mask = None if run.masked_out is None else ~run.masked_out
+        return AttentionTerms(q, k, v, q @ k.transpose(1, 2), scale, biases, mask)
 
 
 def _relative_shift(distance_scores: Tensor, num_keys: int) -> Tensor:

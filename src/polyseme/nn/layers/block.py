@@ -6,7 +6,7 @@ Each sublayer has a norm before and after it, one of them an identity: pre- and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
@@ -19,6 +19,7 @@ from polyseme.config import Config, check_in_range
 from polyseme.nn import kernels
 from polyseme.nn.attention.multihead import AttentionConfig
 from polyseme.nn.attention.relative import PositionInfo, RelativeAttentionConfig
+from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import EncoderInput, PackedLayout
 
@@ -210,15 +211,20 @@ class TransformerBlock(nn.Module):
         """Apply dropout in training; skipping the module call speeds up decoding."""
         return self.dropout(y) if self.training else y
 
-    def cross_weights(
-        self, x: Tensor, layout: PackedLayout, position_info: PositionInfo, source: EncoderInput
-    ) -> list[Tensor]:
-        """Return the probabilities of cross-attention, [heads, queries, keys] for each sequence."""
-        assert self.cross_attention is not None
-        y = self.attention(self.attention_pre_norm(x), layout, layout.positions, None, position_info)
-        x = add_and_norm(self.attention_post_norm, x, y)
-        return self.cross_attention.cross_weights(self.cross_attention_pre_norm(x), layout, source)
-
-    def attention_weights(self, x: Tensor, layout: PackedLayout, position_info: PositionInfo = None) -> list[Tensor]:
-        """Return the probabilities of self-attention, [heads, queries, keys] for each sequence."""
-        return self.attention.weights(self.attention_pre_norm(x), layout, position_info)
+    def attention_terms(
+        self,
+        x: Tensor,
+        layout: PackedLayout,
+        positions: Tensor,
+        cache: LayerCache | None,
+        position_info: PositionInfo,
+        source: EncoderInput | None,
+    ) -> Iterator[tuple[str, AttentionTerms]]:
+        """Yield what the attention sublayers of `forward` compute for one sequence: `self`, then `cross` if any."""
+        normed = self.attention_pre_norm(x)
+        yield "self", self.attention.terms(normed, layout, positions, cache, position_info)
+        if self.cross_attention is not None:
+            assert source is not None, "cross attention needs a source"
+            y = self.attention(normed, layout, positions, cache, position_info)
+            x = add_and_norm(self.attention_post_norm, x, y)
+            yield "cross", self.cross_attention.cross_terms(self.cross_attention_pre_norm(x), source)

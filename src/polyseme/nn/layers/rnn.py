@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
+from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.packing import EncoderInput, PackedLayout, time_major_order
 
 if TYPE_CHECKING:
@@ -311,8 +312,10 @@ class SourceAttention:
     def __init__(self, attention: RNNAttention, values: Tensor, keys: Tensor, padding_mask: Tensor):
         self.attention, self.values, self.keys, self.padding_mask = attention, values, keys, padding_mask
         self.steps: list[tuple[Tensor, Tensor]] = []  # weights and contexts
+        self.states: list[Tensor] = []  # the queries, [B, n, dim] each
 
     def _attention_weights(self, states: Tensor, keys: Tensor, padding_mask: Tensor) -> Tensor:
+        self.states.append(states)
         scores = self.attention.scores(states, keys).masked_fill(padding_mask[:, None], -math.inf)
         return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
@@ -321,7 +324,7 @@ class SourceAttention:
         values, keys, padding_mask = self.values, self.keys, self.padding_mask
         if sequence_order is not None:
             values, keys, padding_mask = (t.index_select(0, sequence_order) for t in (values, keys, padding_mask))
-        self.steps = []
+        self.steps, self.states = [], []
 
         def step(states: Tensor) -> Tensor:
             n = len(states)
@@ -330,6 +333,13 @@ class SourceAttention:
             return self.steps[-1][1]
 
         return step
+
+    @property
+    def terms(self) -> AttentionTerms:
+        """What was computed for a single sequence, as one head."""
+        queries, keys, attention = torch.cat(self.states, dim=1), self.keys, self.attention
+        products, score_function = attention.scores(queries, keys), attention.config.score
+        return AttentionTerms(queries, keys, self.values, products, score_function=score_function)
 
     def finalize(self, pack: Callable[[Tensor], Tensor]) -> None:
         """Set `weights` and `contexts` after the last step; `pack` turns time-major rows into packed ones."""

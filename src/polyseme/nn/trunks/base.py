@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyseme.config import Config
 from polyseme.errors import UnsupportedError
+from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.block import ACTIVATIONS
 from polyseme.nn.packing import Inputs, PackedLayout
@@ -99,6 +100,7 @@ class TrunkConfig(Config, ABC):
     num_blocks: int = 0  # blocks with their own weights
     num_heads: int = 0  # attention heads
     num_segments: int = 0  # segment ids; 0 if the trunk takes no segments
+    has_attention: bool = False  # whether `attention_terms` yields anything
     has_source: bool = False  # whether it encodes a source and decodes a target
     has_query_stream: bool = False  # whether it has a second stream, whose queries do not see their own token
     is_hybrid: bool = False  # whether the layout of a batch says if it is read left to right
@@ -180,6 +182,14 @@ class Trunk(nn.Module, ABC):
             raise UnsupportedError(f"{type(self).__name__} has no token embeddings of its own: pass those to share")
         if invalid := sorted(set(layers) - set(range(config.num_layers + 1))):
             raise UnsupportedError(f"layer {invalid[0]} does not exist: the trunk has layers 0 to {config.num_layers}")
+
+    def attention_terms(self, inputs: Inputs, memory: Any = None) -> Iterator[tuple[str, AttentionTerms]]:
+        """Yield what each attention layer computes for a single sequence, in the order of computation.
+
+        The name of a layer is `self` or `cross`; in an encoder-decoder `encoder`, `decoder` or `cross`. Keys in memory
+        come before those of the sequence.
+        """
+        return iter(())
 
     def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
         """Pool the states of each sequence into one vector, [slots, dim]."""

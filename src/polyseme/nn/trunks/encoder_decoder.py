@@ -1,6 +1,6 @@
 """Encoder-decoder trunks: the decoder attends to the encoder's states of a source."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.errors import ConfigError, UnsupportedError
+from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.init import InitConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
@@ -48,6 +49,7 @@ class EncoderDecoderConfig(TrunkConfig):
     num_segments = derived(lambda self: self.encoder.num_segments)
     causal = derived(lambda self: self.encoder.causal)
     has_query_stream = derived(lambda self: self.encoder.has_query_stream)
+    has_attention = derived(lambda self: any(stack.has_attention for stack in self.stacks))
     has_source = derived(lambda self: self.decoder is not None)
     has_memory = derived(lambda self: self.has_source and self.decoder.has_memory)
     has_bounded_memory = derived(lambda self: self.encoder.has_bounded_memory)
@@ -105,10 +107,15 @@ class EncoderDecoder(Trunk):
         states = self.encoder(Inputs(source.values, source.layout)).hidden
         return EncoderInput(self.decoder.prepare_source(states), source.layout)
 
-    def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
-        """Return the cross-attention weights of each layer and sequence, [heads, queries, keys]."""
-        assert inputs.source is not None, "cross attention needs a source"
-        return self.decoder.cross_weights(self._target(inputs, self.encode(inputs.source)))
+    def attention_terms(self, inputs: Inputs, memory: Any = None) -> Iterator[tuple[str, AttentionTerms]]:
+        source = inputs.source
+        encoder_inputs = inputs if source is None else Inputs(source.values, source.layout)
+        encoder_name = "self" if self.decoder is None else "encoder"
+        for _, terms in self.encoder.attention_terms(encoder_inputs):
+            yield encoder_name, terms
+        if source is not None:
+            for name, terms in self.decoder.attention_terms(self._target(inputs, self.encode(source)), memory):
+                yield "decoder" if name == "self" else name, terms
 
     def source_kv(self, memory: Memory) -> list[tuple[Tensor, ...]]:
         """Return the keys and values of the source in the cross attention of each layer."""

@@ -1,7 +1,7 @@
 """Recurrent trunks (vanilla RNN, GRU, LSTM), whose memory is their state, and a decoder with attention to a source."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal, cast
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyseme.config import check_in_range
 from polyseme.errors import ConfigError
+from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.char_cnn import CharCNNConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
@@ -227,6 +228,7 @@ class RecurrentDecoderConfig(TrunkConfig):
     num_blocks = derived(lambda self: self.stack.num_blocks)
     causal = derived(lambda self: self.stack.causal)
     has_memory = derived(lambda self: self.stack.has_memory)
+    has_attention = derived(lambda self: self.attention is not None)
     has_source = True
 
     def count_flops(self, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> int:
@@ -287,13 +289,10 @@ class RecurrentDecoder(Trunk):
         """Return encoder states with the keys that attention computes from them."""
         return states if self.attention is None else self.attention.precompute_keys(states)
 
-    def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
-        """Return the attention weights of each sequence, [1, queries, keys]; empty without attention."""
-        attention_state = self._attend(inputs, None, frozenset(), False)[1]
-        if attention_state is None or inputs.source is None:
-            return []
-        weights = attention_state.weights.split(list(inputs.layout.lengths))
-        return [[part[None, :, :length] for part, length in zip(weights, inputs.source.layout.lengths)]]
+    def attention_terms(self, inputs: Inputs, memory: Any = None) -> Iterator[tuple[str, AttentionTerms]]:
+        attention_state = self._attend(inputs, memory, frozenset(), False)[1]
+        if attention_state is not None:
+            yield "cross", attention_state.terms
 
     @property
     def embeddings(self) -> Any:

@@ -1,7 +1,7 @@
 """The Transformer trunk: a stack of attention blocks, of any of the families."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.multihead import AttentionConfig, BucketedRelativeBiasConfig, NoPositionBiasConfig
 from polyseme.nn.attention.relative import RelativePositionConfig
+from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
 from polyseme.nn.layers.block import AnyNormConfig, NoNormConfig, TransformerBlock, TransformerBlockConfig
@@ -52,6 +53,7 @@ class TransformerConfig(TrunkConfig):
     num_heads = derived(lambda self: self.block.attention.num_heads)
     num_layers = derived(lambda self: len(self.layer_to_block))
     num_blocks = derived(lambda self: len(self.block_configs))
+    has_attention = True
     has_source = derived(lambda self: all(block.cross_attention for block in self.block_configs))
     has_query_stream = derived(lambda self: self.has_relative_positions and self.position_bias.two_stream)
     has_memory = derived(lambda self: self.causal or self.is_hybrid or self.has_relative_positions)
@@ -178,12 +180,17 @@ class Transformer(Trunk):
         """Return encoder states in the form that `source` takes: as they are."""
         return states
 
-    def cross_weights(self, inputs: Inputs) -> list[list[Tensor]]:
-        """Return the cross-attention weights of each layer and sequence, [heads, queries, keys]."""
-        states, source = self(inputs, layers=range(self.config.num_layers)).layers, inputs.source
-        assert source is not None, "cross attention needs a source"
-        _, info = self.position_bias(states[0], inputs, None)
-        return [block.cross_weights(states[i], inputs.layout, info, source) for i, block in enumerate(self.layers())]
+    def attention_terms(self, inputs: Inputs, memory: Any = None) -> Iterator[tuple[str, AttentionTerms]]:
+        config, layout, positions, caches = self.config, inputs.layout, inputs.layout.positions, None
+        states = self(inputs, memory=memory, layers=range(config.num_layers)).layers
+        if memory is not None:
+            layout = layout.as_causal() if config.is_hybrid else layout
+            positions = memory.next_positions(layout)[0]
+            caches = memory.create_caches(layout, config.num_layers)
+        _, position_info = self.position_bias(states[0], inputs, caches[0] if caches else None)
+        for i, block in enumerate(self.layers()):
+            cache = caches[i] if caches else None
+            yield from block.attention_terms(states[i], layout, positions, cache, position_info, inputs.source)
 
     def source_kv(self, memory: Memory) -> list[tuple[Tensor, ...]]:
         """Return the keys and values of the source in the cross attention of each layer."""

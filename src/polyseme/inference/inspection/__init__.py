@@ -1,0 +1,1 @@
+"""What a model computes on the way to its answer: attention, attribution."""
