@@ -70,7 +70,7 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
     page = (tmp_path / "page.html").read_text()
     if kind == "none":
         assert "this model has no attention" in page and "layer 1" not in page
-        with pytest.raises(polyseme.ConfigError, match="`layer` has no effect: .* has no attention"):
+        with pytest.raises(polyseme.ConfigError, match=r"`layer` has no effect: .* has no attention"):
             explain_attention([polyseme.load(model, device="cpu")], ["old cat"], layer=1)
         return
     shares = [float(x) for x in re.findall(r"<title>[^<]*: ([\d.]+)</title>", page)]
