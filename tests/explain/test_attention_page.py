@@ -92,6 +92,13 @@ def test_record_has_the_exact_weights(models, tmp_path):
         check_svg(path.read_text().replace(path.read_text().partition("<style>")[2].partition("</style>")[0], ""))
 
 
+def test_any_text_is_written(models, tmp_path):
+    text = 'the </script><b>cat \udc80 שלום 日本 "'
+    explain_attention([models["gpt2"]], [text]).save(tmp_path / "page.html")
+    parse_page((tmp_path / "page.html").read_text("utf-8"), has_script=True)
+    assert json.loads((tmp_path / "page.json").read_text("utf-8"))["readings"][0]["text"] == text.replace("\udc80", "?")
+
+
 def test_significant_digits():
     values = np.array([[0.123456789, 1.0], [0.0, 1.23456789e-12]])
     assert round_significant(values) == [[0.1234568, 1.0], [0.0, 1.234568e-12]]

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import polyseme
+from polyseme.explain.attention import explain_attention
 from polyseme.recipes import get_training_recipe
 from polyseme.train import pretrain as module
 from polyseme.train.recipe import BudgetConfig
@@ -69,6 +70,8 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
     page = (tmp_path / "page.html").read_text()
     if kind == "none":
         assert "this model has no attention" in page and "layer 1" not in page
+        with pytest.raises(polyseme.ConfigError, match=r"`layer` has no effect: .* has no attention"):
+            explain_attention([polyseme.load(model, device="cpu")], ["old cat"], layer=1)
         return
     shares = [float(x) for x in re.findall(r"<title>[^<]*: ([\d.]+)</title>", page)]
     assert "cross-attention (target to source), layer 1, head 1" in page and max(shares) > 0.4

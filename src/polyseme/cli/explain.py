@@ -125,14 +125,14 @@ def choose_figure(arguments: dict[str, Any]) -> str:
 
 def _show(build: Callable[[], "Explanation"], out: Path | None, as_json: bool) -> None:
     """Build an explanation and write it, or print its tables or its numbers."""
-    from polyseme.explain.explanation import check_page_path
+    from polyseme.explain.explanation import check_page_path, format_record
 
     if out is not None:
         check_page_path(out)
     explanation = build()
     paths = explanation.save(out) if out is not None else []
     if as_json:
-        print_json(explanation.record)
+        print(format_record(explanation.record))
         return
     if out is None:
         for header, rows in explanation.tables:

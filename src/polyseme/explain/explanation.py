@@ -56,7 +56,8 @@ def format_record(value: Any, indent: str = "") -> str:
         return f"{{\n{deeper}" + f",\n{deeper}".join(lines) + f"\n{indent}}}"
     if isinstance(value, list | tuple) and any(isinstance(part, dict) for part in value):
         return f"[\n{deeper}" + f",\n{deeper}".join(format_record(part, deeper) for part in value) + f"\n{indent}]"
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()  # a lone surrogate is no character
 
 
 def check_page_path(out: str | Path) -> Path:

@@ -5,7 +5,9 @@
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("attention-data").textContent);
   const ROW_HEIGHT = 24, MAX_PIXELS = 64, MAX_LISTED = 5;
-  const panels = data.panels.map((panel, index) => ({ ...panel, index, key: 0, pinned: panel.pinned ? "queries" : null, active: null }));
+  const panels = data.panels.map((panel, index) => (
+    { ...panel, index, key: 0, pinned: panel.pinned ? "queries" : null, active: null }
+  ));
   const state = { map: data.map, unit: data.unit, threshold: data.threshold, hideSpecial: false };
   const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
@@ -48,7 +50,8 @@
   // ---------------------------------------------------------------------------------------------- all heads
 
   function drawGrid(panel) {
-    const view = currentView(panel), table = element("table", { class: "heads", role: "presentation", style: `--heads:${currentMap(panel).heads}` });
+    const view = currentView(panel), style = `--heads:${view.heads}`;
+    const table = element("table", { class: "heads", role: "presentation", style });
     const header = element("tr", {}, element("th", {}, "head"));
     for (let head = 0; head < view.heads; head++) header.append(element("th", {}, String(head + 1)));
     table.append(header);
@@ -57,7 +60,8 @@
       const row = element("tr", {}, element("th", {}, `layer ${layer + 1}`));
       for (let head = 0; head < view.heads; head++) {
         const label = `Layer ${layer + 1}, head ${head + 1}: ${view.patterns[layer][head]}`;
-        const button = element("button", { type: "button", "aria-label": label, title: label }, thumbnail(view, layer, head));
+        const attributes = { type: "button", "aria-label": label, title: label };
+        const button = element("button", attributes, thumbnail(view, layer, head));
         button.addEventListener("click", () => chooseHead(layer, head));
         panel.buttons.push(button);
         row.append(element("td", {}, button));
@@ -65,7 +69,7 @@
       table.append(row);
     }
     table.addEventListener("keydown", (event) => moveHead(panel, view, event));
-    slot("grid", panel).replaceChildren(table);
+    slot("grid", panel).replaceChildren(element("div", { role: "group", "aria-label": "Heads" }, table));
   }
 
   function thumbnail(view, layer, head) {
@@ -132,7 +136,8 @@
     const column = (side, name, labels) => {
       const list = element("div", { class: `column ${side}`, role: "group", "aria-label": name });
       panel[side] = labels.map((label, i) => {
-        const button = element("button", { type: "button", dir: "auto", title: label }, element("span", {}, label), element("i"));
+        const attributes = { type: "button", dir: "auto", title: label };
+        const button = element("button", attributes, element("span", {}, label), element("i"));
         button.tabIndex = i === (side === "queries" ? panel.word : 0) ? 0 : -1;
         button.addEventListener("pointerenter", () => activate(panel, { side, index: i }));
         button.addEventListener("focus", () => activate(panel, { side, index: i }));
@@ -146,7 +151,8 @@
     };
     panel.svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     panel.svg.setAttribute("aria-hidden", "true");
-    const box = element("div", { class: "lines" }, column("queries", "Queries", view.queries), panel.svg, column("keys", "Keys", view.keys));
+    const queries = column("queries", "Queries", view.queries), keys = column("keys", "Keys", view.keys);
+    const box = element("div", { class: "lines" }, queries, panel.svg, keys);
     box.addEventListener("pointerleave", () => activate(panel, null));
     box.addEventListener("focusout", (event) => { if (!box.contains(event.relatedTarget)) activate(panel, null); });
     panel.description = element("p", { class: "note", "aria-live": "polite" });
@@ -198,8 +204,8 @@
     const parts = [];
     const line = (query, key, weight) => {
       const y1 = (query + 0.5) * ROW_HEIGHT - queryTop, y2 = (key + 0.5) * ROW_HEIGHT - keyTop, third = width / 3;
-      parts.push(`<path d="M0 ${y1}C${third} ${y1} ${2 * third} ${y2} ${width} ${y2}" stroke-width="${(0.6 + 3.4 * weight).toFixed(2)}" `
-        + `stroke-opacity="${Math.max(0.12, Math.sqrt(weight)).toFixed(2)}"/>`);
+      parts.push(`<path d="M0 ${y1}C${third} ${y1} ${2 * third} ${y2} ${width} ${y2}" `
+        + `stroke-width="${(0.6 + 3.4 * weight).toFixed(2)}" stroke-opacity="${Math.max(0.12, Math.sqrt(weight)).toFixed(2)}"/>`);
     };
     let rest = 0;
     if (active && active.side === "queries") {
@@ -208,7 +214,8 @@
         weights.keys.set(key, weight);
       });
     } else {
-      for (let query = active ? 0 : first; query < (active ? view.queries.length : Math.min(last, view.queries.length)); query++) {
+      const end = active ? view.queries.length : Math.min(last, view.queries.length);
+      for (let query = active ? 0 : first; query < end; query++) {
         readRow(view, layer, head, query, (key, weight) => {
           if (active ? key !== active.index : weight < state.threshold) return;
           line(query, key, weight);
@@ -234,19 +241,23 @@
   }
 
   function describe(panel, view, active, weights, rest) {
-    slot("lines", panel).firstChild.textContent = `Layer ${panel.layer + 1}, head ${panel.head + 1}: ${view.patterns[panel.layer][panel.head]}`;
+    const pattern = view.patterns[panel.layer][panel.head];
+    slot("lines", panel).firstChild.textContent = `Layer ${panel.layer + 1}, head ${panel.head + 1}: ${pattern}`;
     if (!active) {
       const more = state.threshold > 0 ? ` of weight ${formatWeight(state.threshold)} or more` : "";
-      panel.description.textContent = `All lines${more}. Point at a word or move to it with the arrow keys to see its weights; a click or Enter pins it.`;
+      panel.description.textContent = `All lines${more}. Point at a word or move to it with the arrow keys to see its `
+        + "weights; a click or Enter pins it.";
       return;
     }
-    const isQuery = active.side === "queries", [labels, others] = isQuery ? [view.queries, view.keys] : [view.keys, view.queries];
+    const isQuery = active.side === "queries";
+    const [labels, others] = isQuery ? [view.queries, view.keys] : [view.keys, view.queries];
     const largest = [...(isQuery ? weights.keys : weights.queries)].sort((a, b) => b[1] - a[1]);
     const listed = largest.slice(0, MAX_LISTED).map(([i, weight]) => `${others[i]} ${formatWeight(weight)}`);
     const total = largest.slice(0, MAX_LISTED).reduce((sum, [, weight]) => sum + weight, 0);
     const more = isQuery && others.length > listed.length ? `; all others ${formatWeight(Math.max(0, 1 - total))}` : "";
     const verb = isQuery ? "attends to" : "is attended to by";
-    panel.description.textContent = `“${labels[active.index]}” (${active.index + 1}) ${verb} ${listed.join(", ") || "no shown word"}${more}.`
+    const words = listed.join(", ") || "no shown word";
+    panel.description.textContent = `“${labels[active.index]}” (${active.index + 1}) ${verb} ${words}${more}.`
       + (isPinned(panel, active.side, active.index) ? " Pinned: click again or press Escape to release." : "");
   }
 
@@ -256,7 +267,8 @@
 
   function scrollTo(panel, side, index) {
     const box = scroller(panel, side), top = index * ROW_HEIGHT;
-    if (top < box.scrollTop || top + ROW_HEIGHT > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
+    const isVisible = top >= box.scrollTop && top + ROW_HEIGHT <= box.scrollTop + box.clientHeight;
+    if (!isVisible) box.scrollTop = top - box.clientHeight / 2;
   }
 
   // ---------------------------------------------------------------------------------------------- one word
@@ -281,7 +293,9 @@
   function showWord(panel) {
     const view = currentView(panel);
     scrollTo(panel, "queries", panel.word);
-    if (panel.pinned === "queries") readRow(view, panel.layer, panel.head, panel.word, once((key) => scrollTo(panel, "keys", key)));
+    if (panel.pinned === "queries") {
+      readRow(view, panel.layer, panel.head, panel.word, once((key) => scrollTo(panel, "keys", key)));
+    }
     drawLines(panel);
     drawWordTable(panel, view);
   }
@@ -348,7 +362,8 @@
     controls.push(select("layer", "Layer", [], (layer) => chooseHead(+layer, panels[0].head)));
     controls.push(select("head", "Head", [], (head) => chooseHead(panels[0].layer, +head)));
     controls.push(select("word", "Word", [], (word) => chooseWord(panels[0], +word)));
-    const range = element("input", { id: "threshold", type: "range", min: 0, max: 0.5, step: 0.01, value: state.threshold });
+    const limits = { min: 0, max: 0.5, step: 0.01, value: state.threshold };
+    const range = element("input", { id: "threshold", type: "range", ...limits });
     range.addEventListener("input", () => { state.threshold = +range.value; panels.forEach(drawLines); });
     controls.push(element("label", {}, "Lines from weight", range));
     const box = element("input", { id: "special", type: "checkbox" });
@@ -373,7 +388,9 @@
       panel.layer = Math.min(panel.layer, view.layers - 1);
       panel.head = Math.min(panel.head, view.heads - 1);
       Object.assign(panel, { active: null, pinned: panel.pinned === "queries" ? "queries" : null });
-      panel.word = place.map === view.name ? view.starts.findLastIndex((start) => start <= place.token) : view.queries.indexOf(place.label);
+      panel.word = place.map === view.name
+        ? view.starts.findLastIndex((start) => start <= place.token)
+        : view.queries.indexOf(place.label);
       if (panel.word < 0) Object.assign(panel, { word: view.firstWord, pinned: null });
     });
     drawAll();

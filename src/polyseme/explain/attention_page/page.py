@@ -207,7 +207,7 @@ def attention_script(panels: Sequence[AttentionPanel]) -> str:
         place = {"layer": start.layer, "head": start.head, "word": word, "pinned": start.is_pinned}
         encoded_panels.append(place | {"maps": [describe(panel_map) for panel_map in panel.maps]})
     values = {"panels": encoded_panels, "map": panels[0].start.map, "unit": "words", "threshold": THRESHOLD}
-    encoded = json.dumps(values, ensure_ascii=False).replace("<", "\\u003c")
+    encoded = json.dumps(values).replace("<", "\\u003c")
     return (
         f'<script type="application/json" id="attention-data">{encoded}</script>{"".join(blocks)}'
         f"<script>{_asset('attention.js')}</script>"
