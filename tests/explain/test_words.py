@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyseme
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.explain import explain_word
 from polyseme.explain.words import clusters, occurrences
 from polyseme.explain.words.occurrences import bundled_sentences, find_occurrences
@@ -206,3 +206,10 @@ def test_bad_calls():
         explain_word([model], "cat", TEXTS, senses=["a"])
     with pytest.raises(DataError, match="'dog' is not in the vocabulary"):
         explain_word([model], "dog", ["a dog", "the dog"])
+
+
+def test_a_model_without_vectors_is_told_what_it_supports(monkeypatch):
+    monkeypatch.setattr(WordVectors, "capabilities", ("encode",))
+    model = WordVectors(["cat", "b"], np.eye(2, dtype=np.float32))
+    with pytest.raises(UnsupportedError, match="explain cannot show words in context; it can show no figure"):
+        explain_word([model], "cat", TEXTS)
