@@ -10,6 +10,7 @@ import pytest
 import polyseme
 from polyseme.explain import probe
 from polyseme.explain.probing.features import build_encoder, extract_vectors, select_layers, untrained_copy
+from polyseme.explain.probing.heads import word_attention
 from polyseme.inference.ngram_lm import NgramLM
 from polyseme.ngram.model import NgramFolder
 from tests.support.small_models import save_small_model
@@ -118,6 +119,33 @@ def test_structural_probe(bert, treebank):
     assert "ud-tree-uuas" in explanation.figures and "chain of neighbors 0.500" in explanation.summary
     last = result.models[0].layers[-1]
     assert last.over_chain.value == pytest.approx(last.scores["trained"].value - 0.5)
+
+
+def test_heads_follow_relations(bert, treebank, monkeypatch):
+    """A head that attends to the word two places to the left is found, in the direction that fits each relation."""
+    weights = np.full((1, 2, 10, 10), 0.01, dtype=np.float32)
+    weights[0, 1, np.arange(2, 10), np.arange(8)] = 1  # from each word to the one two before it
+    monkeypatch.setattr("polyseme.explain.probing.heads.word_attention", lambda model, words: weights.copy())
+    explanation = probe(bert, "ud-heads", treebank, seeds=1)
+    rows = {row.relation: row for row in explanation.results[0].models[0].relations}
+    obj = rows["obj"]  # the verb is two words before its object
+    assert (obj.layer, obj.head, obj.direction, obj.accuracy.value) == (1, 2, "dependent → head", 1.0)
+    assert (obj.offset, obj.offset_accuracy.value, obj.difference.value) == (-2, 1.0, 0.0)
+    case = rows["case"]  # the noun is two words after its preposition
+    assert case.direction == "head → dependent" and case.accuracy.value == 1.0
+    assert rows["amod"].accuracy.value == 0 and rows["amod"].difference.value == -1
+    assert rows["all"].num_dev == 5 * 8 and "0 of 7 relations" in explanation.summary
+
+
+def test_attention_is_merged_to_the_words_of_the_treebank(bert):
+    model = polyseme.load(bert)
+    words = ("the", "unseen-cat", "sees", "n't", ".")
+    weights = word_attention(model, words)
+    attention = model.attention(" ".join(words))["self"].weights
+    assert weights.shape == (1, 2, 5, 5) and (weights.sum(-1) < 1).all()
+    assert np.allclose(weights[..., 0, 0], attention[..., 1, 1])
+    assert np.allclose(weights[..., 0, :].sum(-1), attention[..., 1, 1:-1].sum(-1), atol=1e-6)
+    assert word_attention(model, ("cat",) * 200) is None
 
 
 def test_command(bert, treebank, tmp_path, run_cli):
