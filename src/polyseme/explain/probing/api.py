@@ -76,7 +76,10 @@ def probe(
         encoders = {name: build_encoder(model) for name, model in loaded.items()}
         for encoder in encoders.values():
             select_layers(encoder, layers)
-    inputs = [each.read(*source, max_examples) for each, *source in zip(measurements, tasks, sources, dev_sources)]
+    inputs = [
+        each.read(name, source, dev_source, max_examples)
+        for each, name, source, dev_source in zip(measurements, tasks, sources, dev_sources)
+    ]
     results = tuple(
         each.measure(content, encoders if each.needs_vectors else loaded, layers, seed_list)
         for each, content in zip(measurements, inputs)

@@ -1,12 +1,13 @@
 """The part of the page about attention heads that follow dependency relations."""
 
 from polyseme.explain.explanation import PrintedTable
-from polyseme.explain.probing.heads import ALL_RELATIONS, HeadProbe, ModelHeads
+from polyseme.explain.probing.heads import ALL_RELATIONS, HeadProbe, ModelHeads, RelationHead
 from polyseme.explain.probing.page import TaskReport
 from polyseme.report.dots import Dot, DotPanel, dot_figure
-from polyseme.report.html import figure, html_table, note, paragraph
+from polyseme.report.html import escape, figure, html_table, note, paragraph
+from polyseme.report.svg import shorten
 
-MAX_ROWS = 12  # relations in the figure
+MAX_ROWS, MIN_DEV_ARCS = 12, 10  # of relations in the figure
 
 
 def report_heads(probe: HeadProbe) -> TaskReport:
@@ -19,20 +20,20 @@ def report_heads(probe: HeadProbe) -> TaskReport:
     parts, tables = [paragraph(facts)], list[PrintedTable]()
     panels = [
         DotPanel(
-            f"{model.model}: accuracy of the best head − that of the best offset",
-            [
-                Dot(row.relation, (row.difference.value or 0.0,), row.difference.interval)
-                for row in sorted(model.relations, key=lambda row: -(row.difference.value or 0.0))[:MAX_ROWS]
-            ],
+            shorten(model.model, 30),
+            [Dot(row.relation, (row.difference.value or 0.0,), row.difference.interval) for row in _best_rows(model)],
+            "best head − best offset",
         )
         for model in probe.models
     ]
     chart = dot_figure(panels, "best attention head by relation")
-    parts.append(figure(chart, "Relations that a head follows better than an offset, with 95 % intervals."))
+    parts.append(
+        figure(chart, "Difference in accuracy between the best head and the best offset, with 95 % intervals.")
+    )
     for model in probe.models:
         header, rows = head_table(model)
         tables.append((header, rows))
-        parts += [f"<h3>{model.model}</h3>", html_table(header, rows)]
+        parts += [f"<h3>{escape(model.model)}</h3>", html_table(header, rows)]
     parts.append(note("Attention is not explanation: a head that follows a relation need not be used for it."))
     summary = "\n".join(line for model in probe.models for line in _summarize(probe.task, model))
     return TaskReport(probe.task, "".join(parts), {f"{probe.task}-difference": chart}, tables, summary)
@@ -55,6 +56,12 @@ def head_table(model: ModelHeads) -> PrintedTable:
         for row in sorted(model.relations, key=lambda row: -row.num_dev)
     ]
     return header, rows
+
+
+def _best_rows(model: ModelHeads) -> list[RelationHead]:
+    """Return the relations with the largest differences, without rare ones."""
+    rows = [row for row in model.relations if row.num_dev >= MIN_DEV_ARCS] or model.relations
+    return sorted(rows, key=lambda row: -(row.difference.value or 0.0))[:MAX_ROWS]
 
 
 def _summarize(task: str, model: ModelHeads) -> list[str]:

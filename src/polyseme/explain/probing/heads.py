@@ -175,9 +175,10 @@ def _choose_heads(
     for row, relation in enumerate(relations):
         if not sizes[0, row].sum():
             continue
-        (direction, layer, head), (offset_direction, offset) = best_heads[row], best_offsets[row]
-        choice = layers[int(layer)], int(head) + 1, DIRECTIONS[int(direction)], accuracy[row]
-        baseline = int(offset) - MAX_OFFSET, DIRECTIONS[int(offset_direction)], offset_accuracy[row], difference[row]
+        direction, layer, number = map(int, best_heads[row])
+        offset_direction, offset = map(int, best_offsets[row])
+        choice = layers[layer], number + 1, DIRECTIONS[direction], accuracy[row]
+        baseline = offset - MAX_OFFSET, DIRECTIONS[offset_direction], offset_accuracy[row], difference[row]
         rows.append(RelationHead(relation, int(sizes[0, row].sum()), *choice, *baseline))
     return ModelHeads(name, num_layers, num_heads, tuple(rows))
 
