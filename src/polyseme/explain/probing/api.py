@@ -27,7 +27,7 @@ Source = str | Path
 MAX_EXAMPLES = 20_000
 
 
-class Measurement(NamedTuple):
+class ProbeMeasurement(NamedTuple):
     """How a task is read, measured on models, and reported."""
 
     read: Callable[[str, Source, Source | None, int], Any]
@@ -36,10 +36,10 @@ class Measurement(NamedTuple):
     needs_vectors: bool = True  # and so encoders, not models
 
 
-LINEAR_PROBE = Measurement(read_probe_data, probe_task, report_task)
+LINEAR_PROBE = ProbeMeasurement(read_probe_data, probe_task, report_task)
 MEASUREMENTS = {
-    "ud-tree": Measurement(read_tree_data, probe_trees, report_trees),
-    "ud-heads": Measurement(read_tree_data, probe_heads, report_heads, needs_vectors=False),
+    "ud-tree": ProbeMeasurement(read_tree_data, probe_trees, report_trees),
+    "ud-heads": ProbeMeasurement(read_tree_data, probe_heads, report_heads, needs_vectors=False),
 }
 
 
