@@ -83,8 +83,9 @@ def main() -> None:
 
 def format_page(results: dict[str, Any]) -> str:
     """Return the page in Markdown."""
-    runs = results["runs"]
-    first = runs[0]
+    trees, heads = ([run for run in results["runs"] if run["task"] == task] for task in ("ud-tree", "ud-heads"))
+    linear = [run for run in results["runs"] if run["task"] not in ("ud-tree", "ud-heads")]
+    runs, first = linear + trees, results["runs"][0]
     commands = (
         "    polyseme probe MODEL --task TASK --data FOLDER --out probes.html "
         f"--seeds {first['seeds']} --max-examples {first['max_examples']}"
@@ -93,9 +94,8 @@ def format_page(results: dict[str, Any]) -> str:
         INTRODUCTION,
         f"{first['header']}; {first['seeds']} seeds. Command, for each model and task:\n\n{commands}\n",
     ]
-    parts += ["## Which layers\n", _expected_table(runs), _answer(runs), "## Best layers\n", _best_table(runs)]
-    parts += [_tree_table([run for run in runs if run["task"] == "ud-tree"])]
-    parts += [_layer_table(run) for run in runs if run["task"] != "ud-tree"]
+    parts += ["## Which layers\n", _expected_table(runs), _answer(runs), "## Best layers\n", _best_table(linear)]
+    parts += [_tree_table(trees), *map(_head_table, heads), *map(_layer_table, linear)]
     return "\n".join(part for part in parts if part)
 
 
@@ -144,7 +144,7 @@ def _answer(runs: list[dict[str, Any]]) -> str:
 
 def _best_table(runs: list[dict[str, Any]]) -> str:
     rows = []
-    for run, probe_record, model in _models([run for run in runs if run["task"] != "ud-tree"]):
+    for run, probe_record, model in _models(runs):
         best = max(model["layers"], key=lambda layer: layer["scores"]["trained"]["value"])
         scores = [_format(best["scores"][key]) for key in VARIANTS]
         baselines = [f"{probe_record['majority']:.3f}", f"{probe_record['lookup']:.3f}"]
@@ -163,6 +163,23 @@ def _tree_table(runs: list[dict[str, Any]]) -> str:
             rows.append([model["model"], layer["layer"], *scores, _format(probe_record["chain"]), spearman])
     names = ["model", "layer", "UUAS", "untrained", "chain of neighbors", "Spearman"]
     return "## Trees\n\n" + table(names, rows) + "\n" if rows else ""
+
+
+def _head_table(run: dict[str, Any]) -> str:
+    """List the heads that beat the best offset, in the order of the difference."""
+    model = run["probe"]["models"][0]
+    relations = [row for row in model["relations"] if row["relation"] != "all"]
+    better = sorted((row for row in relations if row["difference"]["low"] > 0), key=lambda r: -r["difference"]["value"])
+    rows = [
+        [
+            *(row["relation"], row["num_dev"], f"{row['layer']}-{row['head']}", row["direction"]),
+            *(_format(row["accuracy"]), f"{row['offset']:+d}", _format(row["offset_accuracy"])),
+        ]
+        for row in better
+    ]
+    names = ["relation", "arcs", "layer-head", "direction", "accuracy", "best offset", "its accuracy"]
+    count = f"A head beats the best fixed offset, beyond the interval, in {len(better)} of {len(relations)} relations:"
+    return f"## Attention heads and relations, {model['model']}\n\n{count}\n\n{table(names, rows)}\n"
 
 
 def _layer_table(run: dict[str, Any]) -> str:

@@ -45,8 +45,10 @@ def write_page(path, panels):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Two panels of different shapes; in head 2 of layer 2, each token of the first attends to the next."""
+    """Two panels of different shapes; the first head attends to a special token, head 2 of layer 2 to the next one."""
     weights = np.random.default_rng(0).dirichlet([0.3] * 9, (3, 2, 9)).astype(np.float32)
+    weights[0, 0] = 0.1 / 8
+    weights[0, 0, :, 0] = 0.9
     weights[1, 1] = 0.05 / 8
     weights[1, 1, range(9), np.minimum(np.arange(9) + 1, 8)] = 0.95
     panels = [
@@ -88,6 +90,7 @@ def test_views_respond_to_pointer_and_keys(pages):
         assert "“t2” (3) is attended to by" in description.text_content()
         page.locator(".keys button").nth(2).click()
         assert page.locator("[aria-pressed=true] span").all_text_contents() == ["t2"]
+        assert "[S0]" in page.locator("table.word tbody").text_content()
         page.get_by_role("checkbox", name="Hide special tokens").check()
         assert "[S0]" not in page.locator("table.word tbody").text_content()
         page.keyboard.press("Escape")

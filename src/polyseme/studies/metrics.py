@@ -80,7 +80,7 @@ _METRICS = (
     _task("wnut-17", "WNUT-17", "f1", "wnut17"),
     _task("trec", "TREC", "accuracy", "trec", "trec-6"),
     _task("wic", "WiC", "accuracy", "wic"),
-    _task("squad-shifts", "SQuAD-shifts", "f1", "squad-shifts", max_train=3000, max_dev=3000),
+    _task("squad-shifts", "SQuAD-shifts", "f1", "squad-shifts", max_train=8000, max_dev=1500),
     _task("ud-pos", "UD English EWT", "accuracy", "ud-ewt", max_train=4000),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}

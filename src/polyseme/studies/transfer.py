@@ -25,7 +25,7 @@ from polyseme.studies.base import Arm
 from polyseme.studies.metrics import drop_new_labels, sample_evenly, split_evenly
 from polyseme.weights.folder import read_model_config
 
-FINETUNE_FACTORS = (0.5, 1.0, 2.0)  # of the default learning rate
+FINETUNE_FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the default learning rate
 MAX_SEARCH_EXAMPLES = 2000  # of the training set, nine tenths of which train
 BATCH_SIZE = 32
 MAX_FEATURE_EPOCHS = 5.0

@@ -1,6 +1,5 @@
 """Pairs of texts for activation patching: read from a file, encoded, checked, patched, and averaged."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from polyseme.errors import DataError
 from polyseme.explain.lm_input import LMInput, lm_heads, read_text
 from polyseme.explain.patching.patch import Patching, patch_activations
+from polyseme.inference.inspection.attribution_targets import find_single_token
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.tasks.readers.columns import Columns
 from polyseme.tasks.readers.records import detect_record_format, open_records, parse_input, unknown_format
@@ -145,18 +145,8 @@ def _check_alignment(reference: LMInput, lm_input: LMInput) -> None:
 
 def find_token(lm_input: LMInput, text: str, word: str) -> int:
     """Return the id of a word that is one token where a text predicts one, or of an entry of the vocabulary."""
-    network, tokenizer = lm_input.network, lm_input.tokenizer
-    ids, position = lm_input.ids.tolist(), int(lm_input.positions[-1])
+    tokenizer = lm_input.tokenizer
     if lm_input.head == "masked":
-        filled = re.sub(re.escape(tokenizer.mask_token or ""), lambda match: word, text)
-        filled_ids, expected = network.encode(filled).input_ids, [ids[:position], ids[position + 1 :]]
-    else:
-        filled_ids = [*network.bos_ids, *tokenizer.encode(f"{text.rstrip()} {word}")]
-        expected, position = [ids, []], len(ids)
-    unk_id, token_id = tokenizer.special_token_ids.unk, tokenizer.backend.token_to_id(word)
-    if [filled_ids[:position], filled_ids[position + 1 :]] == expected and filled_ids[position] != unk_id:
-        return int(filled_ids[position])
-    if token_id is None or token_id == unk_id:
-        pieces = " ".join(tokenizer.convert_ids_to_tokens(tokenizer.encode(word)))
-        raise DataError(f"{word!r} is not one token of the model but {pieces!r}: choose a word that is one")
-    return int(token_id)
+        before, _, after = text.partition(tokenizer.mask_token or "")
+        return find_single_token(tokenizer, word, [(before, after)])
+    return find_single_token(tokenizer, word, [(f"{text.rstrip()} ", ""), (text, "")])

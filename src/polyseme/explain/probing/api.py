@@ -9,6 +9,8 @@ from polyseme.errors import ConfigError
 from polyseme.explain.explanation import Explanation
 from polyseme.explain.probing.experiment import probe_task
 from polyseme.explain.probing.features import build_encoder, select_layers
+from polyseme.explain.probing.head_page import report_heads
+from polyseme.explain.probing.heads import probe_heads
 from polyseme.explain.probing.items import read_probe_data
 from polyseme.explain.probing.page import CAVEAT, METHOD, TaskReport, report_expected_layers, report_task
 from polyseme.explain.probing.tree_page import report_trees
@@ -29,17 +31,21 @@ class ProbeMeasurement(NamedTuple):
     """How a task is read, measured on models, and reported."""
 
     read: Callable[[str, Source, Source | None, int], Any]
-    measure: Callable[..., Any]  # of the data, encoders by name, layers and seeds
+    measure: Callable[..., Any]  # of the data, encoders or models by name, layers and seeds
     report: Callable[[Any], TaskReport]
+    needs_vectors: bool = True  # and so encoders, not models
 
 
 LINEAR_PROBE = ProbeMeasurement(read_probe_data, probe_task, report_task)
-MEASUREMENTS = {"ud-tree": ProbeMeasurement(read_tree_data, probe_trees, report_trees)}
+MEASUREMENTS = {
+    "ud-tree": ProbeMeasurement(read_tree_data, probe_trees, report_trees),
+    "ud-heads": ProbeMeasurement(read_tree_data, probe_heads, report_heads, needs_vectors=False),
+}
 
 
 @dataclass(frozen=True)
 class Probing(Explanation):
-    """The explanation of probes, with the result of each task: a `TaskProbe`, or a `TreeProbe` of `ud-tree`."""
+    """The explanation of probes, with the result of each task: a `TaskProbe`, `TreeProbe` or `HeadProbe`."""
 
     results: tuple[Any, ...] = field(default=(), repr=False)
 
@@ -56,24 +62,33 @@ def probe(
 ) -> Probing:
     """Train linear probes on each layer of models, next to a control task and an untrained copy of each model.
 
-    `task` is `ud-pos`, `ud-deprel`, `ud-tree` (the structural probe), `ner`, `wic`, or the name of a task or data set
-    of fine-tuning with one label per word, text, or pair of texts; several tasks are compared by the layers at which
-    they are solved. `data` is one file (a fifth of which is held out), one file with `dev`, or a folder with both, for
-    all tasks or for each. At most `max_examples` labels are used.
+    `task` is `ud-pos`, `ud-deprel`, `ud-tree` (the structural probe), `ud-heads` (attention heads by relation), `ner`,
+    `wic`, or the name of a task or data set of fine-tuning with one label per word, text, or pair of texts; several
+    tasks are compared by the layers at which they are solved. `data` is one file (a fifth of which is held out), one
+    file with `dev`, or a folder with both, for all tasks or for each. At most `max_examples` labels are used.
     """
-    tasks, encoders = _as_list(task, ","), _load_encoders(_as_list(models))
+    tasks, loaded = _as_list(task, ","), _load_models(_as_list(models))
     sources, dev_sources = _for_tasks(tasks, data, "data"), _for_tasks(tasks, dev, "dev")
     seed_list = list_seeds(seeds)
-    for encoder in encoders.values():
-        select_layers(encoder, layers)
     measurements = [MEASUREMENTS.get(name, LINEAR_PROBE) for name in tasks]
-    inputs = [m.read(*each, max_examples) for m, *each in zip(measurements, tasks, sources, dev_sources)]
-    results = tuple(m.measure(each, encoders, layers, seed_list) for m, each in zip(measurements, inputs))
-    reports = [m.report(each) for m, each in zip(measurements, results)]
-    rows = [(m.model, t.task, m.num_layers, m.expected_layer, m.expected_depth) for t in results for m in t.models]
+    encoders: dict[str, FeatureEncoder] = {}
+    if any(each.needs_vectors for each in measurements):
+        encoders = {name: build_encoder(model) for name, model in loaded.items()}
+        for encoder in encoders.values():
+            select_layers(encoder, layers)
+    inputs = [
+        each.read(name, source, dev_source, max_examples)
+        for each, name, source, dev_source in zip(measurements, tasks, sources, dev_sources)
+    ]
+    results = tuple(
+        each.measure(content, encoders if each.needs_vectors else loaded, layers, seed_list)
+        for each, content in zip(measurements, inputs)
+    )
+    reports = [each.report(measured) for each, measured in zip(measurements, results)]
+    rows = [row for report in reports for row in report.expected]
     if expected := report_expected_layers(rows):
         reports.append(expected)
-    return _explain(results, reports, list(encoders), max_examples)
+    return _explain(results, reports, list(loaded), max_examples)
 
 
 def _as_list(value: Any, separator: str = "") -> list[Any]:
@@ -94,18 +109,18 @@ def _for_tasks(tasks: Sequence[str], sources: Any, name: str) -> list[Any]:
     return values * len(tasks) if len(values) == 1 else values
 
 
-def _load_encoders(models: Sequence[Model]) -> dict[str, FeatureEncoder]:
+def _load_models(models: Sequence[Model]) -> dict[str, LanguageModel]:
     """Load models; two of the same name are told apart by number."""
-    encoders: dict[str, FeatureEncoder] = {}
-    for model in models:
-        loaded = load(model)
-        name = short_name(loaded.path)
+    loaded: dict[str, LanguageModel] = {}
+    for each in models:
+        model = load(each)
+        name = short_name(model.path)
         unique, number = name, 1
-        while unique in encoders:
+        while unique in loaded:
             number += 1
             unique = f"{name} {number}"
-        encoders[unique] = build_encoder(loaded)
-    return encoders
+        loaded[unique] = model
+    return loaded
 
 
 def _explain(

@@ -178,8 +178,9 @@ class _ModelRunner:
         vectors = extract_vectors(self.encoder, self.data.sentences, spans, self.layers)
         for position, layer in enumerate(self.layers):
             features = combine_vectors(vectors[layer], item_spans, self.data.combination)
+            inputs = self._prepare(features, 0)
             for number in range(len(seeds)):
-                inputs = self._prepare(features, number) if number == 0 or self._splits_differ else inputs
+                inputs = self._prepare(features, number) if number and self._splits_differ else inputs
                 for name, ids in (("trained", labels), ("control", controls[number])):
                     self._probe(variants[name], inputs, ids, number, position)
         for number, seed in enumerate(seeds):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyseme.explain.explanation import PrintedTable
 from polyseme.explain.probing.estimates import Estimate
@@ -36,6 +36,22 @@ class TaskReport:
     figures: dict[str, str]
     tables: list[PrintedTable]
     summary: str
+    expected: Sequence["ExpectedLayer"] = ()
+
+
+class ExpectedLayer(NamedTuple):
+    """The layer at which a model solves a task on average, also as relative depth."""
+
+    model: str
+    task: str
+    num_layers: int
+    layer: Estimate
+    depth: Estimate
+
+
+def list_expected(probe: Any) -> list[ExpectedLayer]:
+    """Return the expected layer of each model of a probe."""
+    return [ExpectedLayer(m.model, probe.task, m.num_layers, m.expected_layer, m.expected_depth) for m in probe.models]
 
 
 def report_task(probe: TaskProbe) -> TaskReport:
@@ -66,7 +82,7 @@ def report_task(probe: TaskProbe) -> TaskReport:
         header, rows = layer_table(probe, model)
         tables.append((header, rows))
         parts.append(collapsed(f"Numbers of {model.model}", html_table(header, rows)))
-    return TaskReport(probe.task, "".join(parts), names, tables, summarize_task(probe))
+    return TaskReport(probe.task, "".join(parts), names, tables, summarize_task(probe), list_expected(probe))
 
 
 def summarize_task(probe: TaskProbe) -> str:
@@ -172,9 +188,9 @@ def _caption_scores(probe: TaskProbe) -> str:
 # ----------------------------------------------------------------------------------------- layers of all tasks
 
 
-def report_expected_layers(rows: Sequence[tuple[str, str, int, Estimate, Estimate]]) -> TaskReport | None:
-    """Compare the expected layers of tasks: rows of model, task, number of layers, expected layer and depth."""
-    rows = [row for row in rows if row[3].value is not None]
+def report_expected_layers(rows: Sequence[ExpectedLayer]) -> TaskReport | None:
+    """Compare the expected layers of tasks."""
+    rows = [row for row in rows if row.layer.value is not None]
     if not rows:
         return None
     models = list(dict.fromkeys(model for model, *_ in rows))
@@ -199,7 +215,7 @@ def report_expected_layers(rows: Sequence[tuple[str, str, int, Estimate, Estimat
     return TaskReport("Which layers", html, {"expected-layers": chart}, [(header, table)], "\n".join(answers))
 
 
-def order_of_tasks(model: str, rows: Sequence[tuple[str, str, int, Estimate, Estimate]]) -> str:
+def order_of_tasks(model: str, rows: Sequence[ExpectedLayer]) -> str:
     """Say in which order a model solves tasks, and which neighbors are apart by more than their intervals."""
     layers = sorted(((e.value or 0.0, task, e.interval) for name, task, _, e, _ in rows if name == model))
     if len(layers) < 2:

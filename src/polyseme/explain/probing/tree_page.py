@@ -1,7 +1,7 @@
 """The part of the page about structural probes: UUAS by layer, next to an untrained copy and to chains of words."""
 
 from polyseme.explain.explanation import PrintedTable
-from polyseme.explain.probing.page import DASHES, TITLES, TaskReport, curve, depth_axis
+from polyseme.explain.probing.page import DASHES, TITLES, TaskReport, curve, depth_axis, list_expected
 from polyseme.explain.probing.trees import TREE_VARIANTS, ModelTrees, TreeProbe
 from polyseme.report.charts import Series, line_chart
 from polyseme.report.html import collapsed, figure, html_table, paragraph
@@ -26,7 +26,7 @@ def report_trees(probe: TreeProbe) -> TaskReport:
         tables.append((header, rows))
         parts.append(collapsed(f"Numbers of {model.model}", html_table(header, rows)))
     figures = {f"{probe.task}-uuas": line_chart(series, x, "UUAS", 300, direct_labels=True)}
-    return TaskReport(probe.task, "".join(parts), figures, tables, "\n".join(_summary(probe)))
+    return TaskReport(probe.task, "".join(parts), figures, tables, "\n".join(_summary(probe)), list_expected(probe))
 
 
 def tree_table(model: ModelTrees) -> PrintedTable:
