@@ -94,7 +94,8 @@ def explain(
     difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
     apart, --geometry the vectors of each layer, and --graph backpropagation through an expression.
     """
-    arguments = {name: value for name, value in locals().items() if value not in (None, False) and name != "as_json"}
+    arguments = {name: value for name, value in locals().items() if name != "as_json"}
+    arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}  # not 0
     figure = choose_figure(arguments)
     _show(lambda: BUILDERS[figure](arguments), out, as_json)
 

@@ -56,7 +56,8 @@ def explain_graph(expression: str, values: Mapping[str, float]) -> Explanation:
     steps = list_steps(graph)
     lines = [f"value {record['value']:.10g}"]
     lines += [f"gradient of {name}: {grad:.10g}" for name, grad in record["gradients"].items()]
-    lines.append(f"{format_orders(record['orders'])} topological orders of {len(record['nodes'])} nodes")
+    orders = f"{format_orders(record['orders'])} topological order{'s' * (record['orders'] != 1)}"
+    lines.append(f"{orders} of {len(record['nodes'])} node{'s' * (len(record['nodes']) != 1)}")
     return Explanation(
         page=graph_page(graph, expression),
         record=record,
