@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -166,3 +167,20 @@ def test_examples_of_docstrings_run(tiny_folders):
     for name, function in functions.items():
         (test,) = doctest.DocTestFinder(recurse=False).find(function, name, globs=names)
         assert test.examples and not doctest.DocTestRunner().run(test).failed
+
+
+def test_other_threads_may_use_the_model_meanwhile(tiny_folders):
+    model = polyseme.load(tiny_folders["bert"], "cpu")
+    expected, vectors, stop = model.embed("the cat"), [], threading.Event()
+
+    def embed():
+        while not stop.is_set():
+            vectors.append(model.embed("the cat"))
+
+    thread = threading.Thread(target=embed)
+    thread.start()
+    for _ in range(3):
+        patching.explain_patching(model, "the old [MASK] sees", "the grey [MASK] sees", "cat", "dog")
+    stop.set()
+    thread.join()
+    assert len(vectors) > 1 and all(np.array_equal(each, expected) for each in vectors)

@@ -12,6 +12,7 @@ from torch import Tensor
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.explain.explanation import Explanation
 from polyseme.inference.base import LanguageModel
+from polyseme.inference.inspection.hooks import output_hook
 from polyseme.inference.load import load_neural
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.packed_model import inputs_for_head
@@ -167,16 +168,16 @@ def _recorded_embeddings(trunk: Any) -> Iterator[list[Tensor]]:
     """Record the output of the embeddings in a forward pass, for the gradient with respect to it."""
     vectors: list[Tensor] = []
 
-    def record(module: Any, inputs: Any, output: Tensor) -> Tensor:
+    def record(output: Tensor) -> Tensor:
         vectors.append(output.detach().requires_grad_())
         return vectors[0]
 
-    previous, hook = getattr(trunk, "use_reference", False), trunk.embeddings.register_forward_hook(record)
+    previous = getattr(trunk, "use_reference", False)
     trunk.use_reference = True  # cuDNN has no backward pass outside of training
     try:
-        yield vectors
+        with output_hook(trunk.embeddings, record):
+            yield vectors
     finally:
-        hook.remove()
         trunk.use_reference = previous
 
 

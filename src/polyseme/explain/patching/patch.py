@@ -1,7 +1,7 @@
 """Run a model on one text with some of its states replaced by those of another text."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polyseme.errors import DataError
 from polyseme.explain.lm_input import LMInput
+from polyseme.inference.inspection.hooks import output_hook
 from polyseme.inference.packed_model import inputs_for_head
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunk
@@ -146,20 +147,16 @@ def _source_rows(lm_input: LMInput, positions: np.ndarray) -> Tensor:
 def _states_at(lm_input: LMInput, site: Site) -> Tensor:
     """Return what a site outputs for an input, [T, dim]."""
     outputs: list[Tensor] = []
-    hook = site.module.register_forward_hook(lambda module, args, output: outputs.append(_hidden(output)))
-    try:
+    with output_hook(site.module, lambda output: outputs.append(_hidden(output))):
         lm_input.network.model.trunk(_copies(lm_input, 1)[0])
-    finally:
-        hook.remove()
     return outputs[site.call]
 
 
-@contextmanager
-def replaced_states(site: Site, rows: Tensor, values: Tensor) -> Iterator[None]:
+def replaced_states(site: Site, rows: Tensor, values: Tensor) -> AbstractContextManager[None]:
     """Replace rows of what a site outputs in the next forward pass."""
     num_calls = 0
 
-    def patch(module: nn.Module, args: Any, output: Any) -> Any:
+    def patch(output: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
         if num_calls != site.call + 1:
@@ -167,11 +164,7 @@ def replaced_states(site: Site, rows: Tensor, values: Tensor) -> Iterator[None]:
         hidden = _hidden(output).index_copy(0, rows, values)
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
-    hook = site.module.register_forward_hook(patch)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return output_hook(site.module, patch)
 
 
 def _hidden(output: Any) -> Tensor:

@@ -6,9 +6,8 @@ input has another token in the place of each token of the text; special tokens, 
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.errors import ConfigError, DataError, suggest
+from polyseme.inference.inspection.hooks import output_hook
 from polyseme.progress import progress
 from polyseme.report.notebook import NotebookResult
 
@@ -177,25 +177,17 @@ class AttributionInput:
         with self._replace_vectors(replace):
             return self.score_batch(variants)
 
-    @contextmanager
-    def _replace_vectors(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Replace the vectors of the input layer, in this thread only: others may be using the model."""
-        thread = threading.get_ident()
+    def _replace_vectors(self, replace: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+        """Replace the vectors of the input layer."""
 
-        def hook(module: Any, inputs: Any, output: Any) -> Any:
-            if threading.get_ident() != thread:
-                return None
+        def replace_output(output: Any) -> Any:
             if isinstance(output, Tensor):
                 return replace(output)
             parts = [part for part in output if part is not None]  # of a network over frozen features
             vectors = iter(replace(torch.cat(parts, dim=-1)).split([part.shape[-1] for part in parts], dim=-1))
             return tuple(None if part is None else next(vectors) for part in output)
 
-        handle = self.input_layer.register_forward_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return output_hook(self.input_layer, replace_output)
 
 
 @contextmanager
