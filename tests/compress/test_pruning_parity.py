@@ -27,7 +27,7 @@ def test_transformers_opens_fewer_layers_units_and_padded_heads(family, tiny_fol
         folder = result.out
     model = load_neural(folder).model
     hf_model, problems = load_hf_model(getattr(transformers, CLASSES[family]), folder)
-    assert not problems
+    assert not problems.keys() - {"unexpected_keys"}  # RobertaForMaskedLM does not read the pooler
     assert_same_outputs(model, hf_model)
     assert hf_model.config.num_hidden_layers == 2
     prune(folder, out=tmp_path / "fewer", heads=1, strategy="random")
