@@ -10,6 +10,7 @@ from polyseme.cli.completion import complete
 from polyseme.cli.output import print_json, print_table
 
 STRATEGIES = ("top", "alternate", "loss", "importance", "norm", "magnitude", "random")
+PARTS = {"ffn": "feed-forward units"}
 DATA_HELP = (
     "Labeled examples of a task model, texts of a language model or an encoder, or scored pairs of an encoder (with "
     f"--task): {options.INPUT_HELP}"
@@ -59,6 +60,9 @@ def prune(
         return
     print_table(*result.table)
     record = result.record
-    print(f"removed {record['removed']:,} of {record['total']:,} {record['part']} by {record['strategy']}; ", end="")
+    print(
+        f"removed {record['removed']:,} of {record['total']:,} {PARTS.get(record['part'], record['part'])} by {record['strategy']}; ",
+        end="",
+    )
     print(f"time: median of single texts, {record['device']}")
     print(result.out)

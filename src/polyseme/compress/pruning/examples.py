@@ -95,10 +95,10 @@ class LanguageModelExamples(PruningExamples):
             raise UnsupportedError(f"{network.path} is {network.description}; {reason}")
         self.metric, self.texts = f"held-out loss ({self.head})", texts
         tokenizer, generator = network.tokenizer, np.random.default_rng(0)
-        self.rows: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []  # ids, segments, positions, labels
+        self.rows: list[tuple[np.ndarray, ...]] = []  # ids, segments, positions, labels
         for text, ids in zip(texts, tokenizer.encode_batch(texts)):
             if self.head == "masked":
-                row = self._mask(network, list(ids), generator)
+                row: tuple[np.ndarray, ...] = self._mask(network, list(ids), generator)
             else:
                 ids = np.array([*network.bos_ids, *ids])[: network.max_len + 1]
                 row = ids[:-1], np.zeros(len(ids) - 1, dtype=np.int64), np.arange(len(ids) - 1), ids[1:]
@@ -226,7 +226,7 @@ def read_examples(network: NeuralLM, data: Any, task: str = "") -> PruningExampl
 
 
 def _read_pairs(data: Any, task: str) -> list[Any]:
-    names = {"regression", *(name for name, dataset in DATASETS.items() if dataset.task is RegressionTask)}
+    names = {"regression", *(name for name, dataset in DATASETS.items() if dataset.metric == "spearman")}
     if task not in names:
         raise ConfigError(f"`task` is {task!r}: a model of vectors is scored on pairs; {suggest(task, names)}")
     return DATASETS[task].read_split(data, "dev") if task in DATASETS else RegressionTask.read(data)

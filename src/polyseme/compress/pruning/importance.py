@@ -71,8 +71,8 @@ def keep_most_important(importance: Importance, num_removed: Callable[[int], int
 
     Of equally important parts, the first ones stay.
     """
-    kept = {}
+    choice = {}
     for name, scores in importance.items():
         order = torch.argsort(scores, descending=True, stable=True).tolist()
-        kept[name] = sorted(order[: len(order) - num_removed(len(order))])
-    return kept
+        choice[name] = sorted(order[: len(order) - num_removed(len(order))])
+    return choice

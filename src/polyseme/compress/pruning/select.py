@@ -43,18 +43,18 @@ def prune_model(model: Model, config: PruningConfig, examples: PruningExamples |
     size_field = "num_heads" if config.part == "heads" else "ffn_dim"
     sizes = {name: getattr(model.get_submodule(name).config, size_field) for name in groups}
     importance = _measure(model, config, examples, sizes)
-    kept = {
+    choice = {
         name: parts
         for first, parts in keep_most_important(importance, config.num_removed).items()
         for name in groups[first]
     }
-    removed = {name: sorted(set(range(sizes[name])) - set(kept[name])) for name in groups}
+    removed = {name: sorted(set(range(sizes[name])) - set(choice[name])) for name in groups}
     counts = {"removed": sum(map(len, removed.values())), "total": sum(sizes.values())}
     record = {**counts, "by_sublayer": removed} if config.part == "heads" else counts
     if config.part == "heads":
         record["importance"] = {name: [round(v, 8) for v in scores.tolist()] for name, scores in importance.items()}
-        return (zero_heads if config.pad else select_heads)(model, kept), record
-    return select_units(model, kept), record
+        return (zero_heads if config.pad else select_heads)(model, choice), record
+    return select_units(model, choice), record
 
 
 def _measure(
@@ -80,25 +80,25 @@ def _prune_layers(
 ) -> tuple[Model, dict[str, Any]]:
     """Remove layers of each stack; the first one stays if it lacks the norm that the others have (ModernBERT)."""
     stacks = list_stacks(model.config)
-    kept: dict[str, Sequence[int]] = {prefix: range(stack.num_layers) for prefix, stack in stacks.items()}
+    choice: dict[str, Sequence[int]] = {prefix: range(stack.num_layers) for prefix, stack in stacks.items()}
     losses: list[float] = []
     for prefix, stack in stacks.items():
         count, first = config.num_removed(stack.num_layers), stack.block_configs[0].skip_attention_pre_norm
         candidates = range(int(first), stack.num_layers)
         if config.strategy == "loss" and examples is not None:
-            kept[prefix] = _remove_by_loss(model, kept, prefix, candidates, count, examples, config, losses)
+            choice[prefix] = _remove_by_loss(model, choice, prefix, candidates, count, examples, config, losses)
             continue
         order = _removal_order(config, candidates)
-        kept[prefix] = [i for i in kept[prefix] if i not in order[:count]]
+        choice[prefix] = [i for i in choice[prefix] if i not in order[:count]]
     removed = {
-        prefix: [i for i in range(stack.num_layers) if i not in kept[prefix]] for prefix, stack in stacks.items()
+        prefix: [i for i in range(stack.num_layers) if i not in choice[prefix]] for prefix, stack in stacks.items()
     }
     record = {
         "removed": sum(map(len, removed.values())),
         "total": sum(stack.num_layers for stack in stacks.values()),
         "removed_layers": {prefix.removesuffix("."): [i + 1 for i in layers] for prefix, layers in removed.items()},
     }
-    return select_layers(model, kept), record | ({"losses": losses} if losses else {})
+    return select_layers(model, choice), record | ({"losses": losses} if losses else {})
 
 
 def _removal_order(config: PruningConfig, candidates: range) -> list[int]:
@@ -114,7 +114,7 @@ def _removal_order(config: PruningConfig, candidates: range) -> list[int]:
 
 def _remove_by_loss(
     model: Model,
-    kept: Choice,
+    choice: Choice,
     prefix: str,
     candidates: range,
     count: int,
@@ -124,11 +124,11 @@ def _remove_by_loss(
 ) -> list[int]:
     """Remove layers one by one, each time that without which the loss is lowest; append these losses."""
     indices = spread(examples.num_examples, config.max_examples)
-    layers = list(kept[prefix])
+    layers = list(choice[prefix])
     for _ in range(count):
         options = {
             layer: examples.mean_loss(
-                select_layers(model, {**kept, prefix: [i for i in layers if i != layer]}), indices
+                select_layers(model, {**choice, prefix: [i for i in layers if i != layer]}), indices
             )
             for layer in layers
             if layer in candidates

@@ -4,6 +4,7 @@ A stack is a Transformer trunk, or the encoder or decoder of one; it is named by
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -11,14 +12,15 @@ from torch import Tensor
 
 from polyseme.errors import UnsupportedError
 from polyseme.nn.attention.multihead import AttentionConfig, NoPositionBiasConfig
-from polyseme.nn.layers.block import TransformerBlockConfig
+from polyseme.nn.layers.block import FeedForwardConfig, TransformerBlockConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 Sublayer = Literal["attention", "cross_attention", "ffn"]
 ATTENTION_SUBLAYERS: tuple[Sublayer, ...] = ("attention", "cross_attention")
-Choice = Mapping[str, Sequence[int]]  # name of a sublayer's module, or prefix of a stack -> what is kept of it
+SUBLAYERS: tuple[Sublayer, ...] = (*ATTENTION_SUBLAYERS, "ffn")
+Choice = Mapping[str, Sequence[int]]  # name of a sublayer's module, or prefix of a stack -> what stays of it
 
 
 def list_stacks(config: ModelConfig) -> dict[str, TransformerConfig]:
@@ -59,11 +61,12 @@ def sublayer_names(config: ModelConfig, sublayers: Sequence[Sublayer]) -> dict[s
     return {group[0]: group for group in names.values()}
 
 
-def select_layers(model: Model, kept: Choice) -> Model:
+def select_layers(model: Model, choice: Choice) -> Model:
     """Return a model with some layers of each stack, given by its prefix; weights are copied."""
-    stacks, sources = {}, {}
+    stacks: dict[str, TransformerConfig] = {}
+    sources: dict[str, str] = {}
     for prefix, stack in list_stacks(model.config).items():
-        stacks[prefix], blocks = _select_layers(stack, kept[prefix])
+        stacks[prefix], blocks = _select_layers(stack, choice[prefix])
         sources |= {f"{prefix}blocks.{new}.": f"{prefix}blocks.{old}." for new, old in enumerate(blocks)}
     state = {name: tensor for name, tensor in model.state_dict().items() if ".blocks." not in name}
     for new, old in sources.items():
@@ -85,65 +88,60 @@ def _select_layers(stack: TransformerConfig, layers: Sequence[int]) -> tuple[Tra
     return config, blocks
 
 
-def select_heads(model: Model, kept: Choice) -> Model:
+def select_heads(model: Model, choice: Choice) -> Model:
     """Return a model with some heads of each attention sublayer, given by the name of its module."""
     check_heads(model.config)
 
     def shrink(config: AttentionConfig, count: int, dim: int) -> AttentionConfig:
         return config.replace(num_heads=count, head_dim=config.inner_dim(dim) // config.num_heads)
 
-    return _select_parts(model, kept, "num_heads", {"qkv": 3}, "out", shrink)
+    return _select_parts(model, choice, "num_heads", ("qkv", "out"), shrink)
 
 
-def zero_heads(model: Model, kept: Choice) -> Model:
+def zero_heads(model: Model, choice: Choice) -> Model:
     """Return a model of the same shape in which the other heads add nothing: their columns of `out` are zero."""
     check_heads(model.config)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    for name, heads in kept.items():
-        columns = state[f"{name}.out.weight"]
-        num_heads = model.get_submodule(name).config.num_heads
+    for name, heads in choice.items():
+        module: Any = model.get_submodule(name)
+        columns, num_heads = state[f"{name}.out.weight"], module.config.num_heads
         removed = [head for head in range(num_heads) if head not in set(heads)]
         columns.view(len(columns), num_heads, -1)[:, removed] = 0
     return _build(model, model.config, state)
 
 
-def select_units(model: Model, kept: Choice) -> Model:
+def select_units(model: Model, choice: Choice) -> Model:
     """Return a model with some hidden units of each feed-forward sublayer, given by the name of its module."""
-    gates = {block.ffn.gated for stack in list_stacks(model.config).values() for block in stack.block_configs}
-    return _select_parts(
-        model, kept, "ffn_dim", {"up": 1 + max(gates)}, "down", lambda config, count, _: config.replace(ffn_dim=count)
-    )
+
+    def shrink(config: FeedForwardConfig, count: int, dim: int) -> FeedForwardConfig:
+        return config.replace(ffn_dim=count)
+
+    return _select_parts(model, choice, "ffn_dim", ("up", "down"), shrink)
 
 
 def _select_parts(
-    model: Model,
-    kept: Choice,
-    size_field: str,
-    inputs: Mapping[str, int],
-    output: str,
-    shrink: Callable[[Any, int, int], Any],
+    model: Model, choice: Choice, size_field: str, layers: tuple[str, str], shrink: Callable[[Any, int, int], Any]
 ) -> Model:
     """Return a model with some parts (heads or units) of sublayers.
 
-    `inputs` are the layers whose rows belong to the parts, and how many matrices each fuses; the columns of the layer
-    `output` belong to them too. `shrink` returns the config of a sublayer with fewer parts.
+    `layers` are the layer whose rows belong to the parts, which may fuse several matrices, and that whose columns do.
+    `shrink` returns the config of a sublayer with fewer parts, given their number and the size of a state.
     """
     state, configs = model.state_dict(), {}
     for prefix, stack in list_stacks(model.config).items():
         blocks = list(stack.block_configs)
-        for index, block in enumerate(blocks):
-            for sublayer in ("attention", "cross_attention", "ffn"):
-                name, config = f"{prefix}blocks.{index}.{sublayer}", getattr(block, sublayer)
-                if name not in kept or len(kept[name]) == getattr(config, size_field):
-                    continue
-                size, parts = getattr(config, size_field), torch.tensor(kept[name], device=_device(model))
-                for layer, fused in inputs.items():
-                    for tensor in ("weight", "bias"):
-                        if (key := f"{name}.{layer}.{tensor}") in state:
-                            state[key] = _select_rows(state[key], parts, fused, size)
-                key = f"{name}.{output}.weight"
-                state[key] = _select_rows(state[key].t(), parts, 1, size).t()
-                blocks[index] = blocks[index].replace(**{sublayer: shrink(config, len(parts), stack.dim)})
+        for index, sublayer in product(range(len(blocks)), SUBLAYERS):
+            name, config = f"{prefix}blocks.{index}.{sublayer}", getattr(blocks[index], sublayer)
+            if name not in choice or len(choice[name]) == getattr(config, size_field):
+                continue
+            size, parts = getattr(config, size_field), torch.tensor(choice[name], device=_device(model))
+            module: Any = model.get_submodule(name)
+            rows, columns = (f"{name}.{layer}" for layer in layers)
+            for key in (f"{rows}.weight", f"{rows}.bias"):
+                if key in state:
+                    state[key] = _select_rows(state[key], parts, module.fused_count[layers[0]], size)
+            state[f"{columns}.weight"] = _select_rows(state[f"{columns}.weight"].t(), parts, 1, size).t()
+            blocks[index] = blocks[index].replace(**{sublayer: shrink(config, len(parts), stack.dim)})
         configs[prefix] = _with_blocks(stack, blocks)
     return _build(model, _with_stacks(model.config, configs), state)
 
