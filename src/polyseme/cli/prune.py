@@ -46,7 +46,7 @@ def prune(
     """
     from polyseme.compress import prune as run
 
-    result = run(
+    pruned = run(
         model,
         out=out,
         data=data,
@@ -56,13 +56,11 @@ def prune(
         **{"strategy": strategy, "pad": pad, "seed": seed, "max_examples": max_examples},
     )
     if as_json:
-        print_json(result.to_json())
+        print_json(pruned.to_json())
         return
-    print_table(*result.table)
-    record = result.record
-    print(
-        f"removed {record['removed']:,} of {record['total']:,} {PARTS.get(record['part'], record['part'])} by {record['strategy']}; ",
-        end="",
-    )
+    print_table(*pruned.table)
+    record = pruned.record
+    part = PARTS.get(record["part"], record["part"])
+    print(f"removed {record['removed']:,} of {record['total']:,} {part} by {record['strategy']}; ", end="")
     print(f"time: median of single texts, {record['device']}")
-    print(result.out)
+    print(pruned.out)
