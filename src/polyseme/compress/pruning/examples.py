@@ -95,6 +95,8 @@ class LanguageModelExamples(PruningExamples):
             raise UnsupportedError(f"{network.path} is {network.description}; {reason}")
         self.metric, self.texts = f"held-out loss ({self.head})", texts
         tokenizer, generator = network.tokenizer, np.random.default_rng(0)
+        if self.head == "masked" and tokenizer.special_token_ids.mask is None:
+            raise UnsupportedError(f"{network.path}: the tokenizer has no mask token, which masked prediction needs")
         self.rows: list[tuple[np.ndarray, ...]] = []  # ids, segments, positions, labels
         for text, ids in zip(texts, tokenizer.encode_batch(texts)):
             if self.head == "masked":
@@ -210,6 +212,8 @@ def read_examples(network: NeuralLM, data: Any, task: str = "") -> PruningExampl
     """Read the examples of a model: labeled ones of its task, scored pairs, or texts."""
     if isinstance(data, list | tuple) and not data:
         raise DataError("`data` has no examples: pass labeled examples of the model's task, or texts")
+    if "tasks" in network.folder.metadata:
+        raise UnsupportedError(f"{network.path} answers several tasks: prune it without `data`, or before fine-tuning")
     is_embedder = not network.model.heads or (
         "predict" in network.capabilities and network._load_task().usage_method == "embed"
     )
