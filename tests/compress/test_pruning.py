@@ -57,7 +57,7 @@ def test_pruning_nothing_changes_no_output():
         for part in STRATEGIES:
             config = PruningConfig(**{part: 0.0}, strategy="random")
             if not supports(name, part):
-                with pytest.raises(UnsupportedError, match=f"{model.config.family} model cannot be pruned"):
+                with pytest.raises(UnsupportedError, match=f"of {model.config.family} models cannot be pruned"):
                     prune_model(model, config, None)
                 continue
             pruned, record = prune_model(model, config, None)
@@ -182,7 +182,7 @@ def test_smallest_weights_are_removed():
     model = cases.tiny_model("bert")
     pruned, record = prune_model(model, PruningConfig(weights=0.25, strategy="magnitude"), None)
     weights, zeroed = (
-        torch.cat([m.weight.flatten() for m in each.trunk.modules() if isinstance(m, torch.nn.Linear)])
+        torch.cat([m.weight.flatten() for m in each.trunk.blocks.modules() if isinstance(m, torch.nn.Linear)])
         for each in (model, pruned)
     )
     assert record == {"removed": round(0.25 * len(weights)), "total": len(weights)}

@@ -102,6 +102,6 @@ def _log_limits(smaller: NeuralLM, config: PruningConfig) -> None:
         what = "weights" if config.part == "weights" else "heads"
         logger.warning(f"removed {what} are stored as zeros: the folder is as large and as slow as before")
     if not get_family(model_config.family).represents(model_config.trunk):
-        reason = f"it computes the size of a {model_config.family} head from their number"
+        reason = f"it derives the size of the heads of {model_config.family} from their number"
         advice = "the option pad writes zeros instead"
         logger.warning(f"`transformers` cannot open {smaller.path} ({reason}): {advice}")

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from polyseme.compress.pruning.config import PruningConfig
 from polyseme.compress.pruning.examples import PruningExamples
@@ -27,6 +26,7 @@ from polyseme.compress.pruning.structure import (
     sublayer_names,
     zero_heads,
 )
+from polyseme.errors import UnsupportedError
 from polyseme.nn.model import Model
 
 
@@ -140,15 +140,16 @@ def _remove_by_loss(
 
 
 def _prune_weights(model: Model, config: PruningConfig) -> tuple[Model, dict[str, Any]]:
-    """Set the smallest weights of the trunk's linear layers to zero, all matrices together."""
+    """Set the smallest weights of the hidden layers to zero, all matrices together."""
     pruned = copy.deepcopy(model)
-    linears = {id(m.weight): m.weight for m in pruned.trunk.modules() if isinstance(m, nn.Linear)}
-    weights = [weight.data for weight in linears.values()]
+    weights = [weight.data for weight in {id(weight): weight for weight, _ in pruned.trunk.hidden_matrices()}.values()]
+    if not weights:
+        raise UnsupportedError(f"weights of {model.config.family} models cannot be pruned: there are no hidden layers")
     sizes = [weight.numel() for weight in weights]
     count = config.num_removed(sum(sizes))
     if config.strategy == "random":
         generator = torch.Generator().manual_seed(config.seed)
-        scores = torch.rand(sum(sizes), generator=generator).to(weights[0].device if weights else "cpu")
+        scores = torch.rand(sum(sizes), generator=generator).to(weights[0].device)
     else:
         scores = torch.cat([weight.abs().flatten() for weight in weights])
     is_removed = torch.zeros_like(scores, dtype=torch.bool)

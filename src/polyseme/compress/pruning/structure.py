@@ -32,8 +32,8 @@ def list_stacks(config: ModelConfig) -> dict[str, TransformerConfig]:
     for prefix, stack in parts.items():
         if not isinstance(stack, TransformerConfig):
             part = prefix.removesuffix(".").replace(".", "'s ")
-            reason = f"its {part} is a {type(stack).__name__.removesuffix('Config')}, which has no Transformer layers"
-            raise UnsupportedError(f"a {config.family} model cannot be pruned by layers, heads or units: {reason}")
+            reason = f"the {part} is a {type(stack).__name__.removesuffix('Config')}, which has no Transformer layers"
+            raise UnsupportedError(f"layers, heads and units of {config.family} models cannot be pruned: {reason}")
     return parts
 
 
@@ -44,7 +44,7 @@ def check_heads(config: ModelConfig) -> None:
             isinstance(block.attention, AttentionConfig) for block in stack.block_configs
         ):
             reason = "all layers share one relative position bias per head, so no layer can lose a head alone"
-            raise UnsupportedError(f"heads of a {config.family} model cannot be pruned: {reason}; prune layers or ffn")
+            raise UnsupportedError(f"heads of {config.family} models cannot be pruned: {reason}; prune layers or ffn")
 
 
 def sublayer_names(config: ModelConfig, sublayers: Sequence[Sublayer]) -> dict[str, list[str]]:
