@@ -37,10 +37,10 @@ SAMPLE_TEXTS = 64
 INTRODUCTION = """# Pruning
 
 How much of a model can be removed before it breaks, without training it afterwards? all-MiniLM-L6-v2 (6 layers of 12
-heads and 1,536 units, a sentence encoder) on STS-B, and the bundled `mini` (10 layers, a masked language model) on
-WikiText-2. What is removed was chosen on training examples and evaluated on dev examples. The
-[guide](../guide/compression.md#pruning) says how. `benchmarks/pruning.py` writes this page from
-[pruning.json](pruning.json).
+heads and 1,536 units, a sentence encoder) on every third pair of STS-B's dev set (500 pairs); what is removed was
+chosen on 64 training pairs. Operations are those that arithmetic predicts for a text of 20 tokens, time is measured on
+single texts, on a machine with other jobs. The [guide](../guide/compression.md#pruning) says how each part is chosen.
+`benchmarks/pruning.py` writes this page from [pruning.json](pruning.json).
 """
 
 
@@ -119,8 +119,8 @@ def page(results: dict[str, Any]) -> str:
                     if chosen := [row for row in group if row["strategy"] == strategy]:
                         cells.append(format_row(chosen, baseline))
         columns = ["removed", "by", "score", "change", "parameters", "operations", "time"]
-        sections.append(table(columns, cells))
-    return "\n".join(sections) + "\n"
+        sections.append(table(columns, cells) + "\n")
+    return "\n".join(sections)
 
 
 def format_row(rows: list[dict[str, Any]], baseline: float) -> list[str]:
