@@ -105,6 +105,18 @@ class Family:
         excluded = self.heads_without_class(trunk)
         return {name: heads for name, heads in self.architectures.items() if not set(heads) & set(excluded)}
 
+    def represents(self, trunk: TrunkConfig) -> bool:
+        """Return whether `config.json` describes the attention of a trunk, which may have lost heads.
+
+        `transformers` derives the size of a head from their number, unless the config has it, and has one number of
+        heads for all layers.
+        """
+        stacks = [stack for stack in getattr(trunk, "stacks", [trunk]) if hasattr(stack, "block_configs")]
+        attentions = [(block.attention, stack.dim) for stack in stacks for block in stack.block_configs]
+        has_head_dim = any(row.arg == "head_dim" for row in self.hf_config.rows)
+        is_usual = has_head_dim or all(attention.inner_dim(dim) == dim for attention, dim in attentions)
+        return is_usual and len({attention.num_heads for attention, _ in attentions}) <= 1
+
     def head_maps(self, head: str, config: ModelConfig) -> tuple[WeightMap, ...]:
         """Return the weight maps of a head of a model, none if no class computes it."""
         has_class = config.heads[head].is_published and head not in self.heads_without_class(config.trunk)

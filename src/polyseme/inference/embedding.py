@@ -28,39 +28,49 @@ def embed_texts(
 ) -> np.ndarray | list[np.ndarray]:
     """Compute one vector per text, [texts, dim], or a list with the vectors of each text's words or tokens."""
     check_granularity(granularity)
-    trunk = packed.model.trunk
-    selection = LayerSelection.parse(layers)
-    indices = selection.indices(trunk.config.num_layers)
-    max_len, is_pooled = packed.max_len, granularity == "text"
-    if is_pooled:
-        packed.pooling.check()
-        max_len = packed.max_pooled_len
-        texts = [text.lower() for text in texts] if packed.pooling.lowercase else texts
-    ids, segments, word_starts = _encode(packed, texts, truncate, max_len)
-
-    def batch_states() -> Iterator[tuple[PackedBatch, Tensor]]:
-        for batch in packed.batches(ids, segments):
-            layer_states = trunk(batch.inputs, layers=indices).layers
-            yield batch, selection.combine([layer_states[index] for index in indices])
-
-    if is_pooled:
-        vectors = np.empty((0, trunk.config.dim), dtype=np.float32)
-        pooled = (
-            (batch.indices, _pool(hidden, batch.inputs.layout, packed.pooling)) for batch, hidden in batch_states()
-        )
-        for index, means in to_host_async(pooled):
-            vectors = vectors if len(vectors) else np.empty((len(ids), *means.shape[1:]), dtype=np.float32)
+    if granularity == "text":
+        vectors = np.empty((0, packed.model.trunk.config.dim), dtype=np.float32)
+        for index, means in to_host_async(iter_text_vectors(packed, texts, layers, truncate)):
+            vectors = vectors if len(vectors) else np.empty((len(texts), *means.shape[1:]), dtype=np.float32)
             vectors[index] = means
         return vectors
+    selection = LayerSelection.parse(layers)
+    indices = selection.indices(packed.model.trunk.config.num_layers)
+    ids, segments, word_starts = _encode(packed, texts, truncate, packed.max_len)
     rows: list[Any] = [None] * len(ids)
     num_prefix = packed.tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
     num_suffix = packed.tokenizer.num_special_tokens_to_add() - num_prefix
-    for batch, hidden in batch_states():
+    for batch, hidden in _batch_states(packed, ids, segments, selection, indices):
         for i, part in zip(batch.indices, hidden.split(list(batch.inputs.layout.lengths))):
             rows[i] = part.float().cpu().numpy()
             if granularity == "word":
                 rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], word_starts[i])
     return rows
+
+
+def iter_text_vectors(
+    packed: PackedModel, texts: Sequence[str], layers: str | int, truncate: bool
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield the indices and the vectors of batches of texts, with gradients unless these are disabled."""
+    selection = LayerSelection.parse(layers)
+    indices = selection.indices(packed.model.trunk.config.num_layers)
+    packed.pooling.check()
+    texts = [text.lower() for text in texts] if packed.pooling.lowercase else texts
+    ids, segments, _ = _encode(packed, texts, truncate, packed.max_pooled_len)
+    for batch, hidden in _batch_states(packed, ids, segments, selection, indices):
+        yield batch.indices, _pool(hidden, batch.inputs.layout, packed.pooling)
+
+
+def _batch_states(
+    packed: PackedModel,
+    ids: Sequence[np.ndarray],
+    segments: Sequence[np.ndarray],
+    selection: LayerSelection,
+    layers: Sequence[int],
+) -> Iterator[tuple[PackedBatch, Tensor]]:
+    for batch in packed.batches(ids, segments):
+        layer_states = packed.model.trunk(batch.inputs, layers=layers).layers
+        yield batch, selection.combine([layer_states[layer] for layer in layers])
 
 
 def _pool(hidden: Tensor, layout: PackedLayout, pooling: TextPooling) -> Tensor:

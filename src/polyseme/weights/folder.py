@@ -270,6 +270,8 @@ def _build_hf_config(
             hf_config["label2id"] = {label: i for i, label in enumerate(labels)}
             if not head.labels:
                 hf_config["problem_type"] = "regression"
+    if not family.represents(model_config.trunk):  # another model type, so that no other tool misreads the folder
+        hf_config |= {"model_type": f"{hf_config['model_type']}-pruned", "architectures": []}
     return hf_config
 
 

@@ -38,7 +38,7 @@ def write_neural_card(
     mask_token = (tokenizer.mask_token or "") if "masked" in config.heads else ""
     library, other_usage = "transformers", transformers_usage(dict(hf_config), name, example, mask_token)
     is_int8 = (folder / INT8_FILE).exists()
-    if is_int8:
+    if is_int8 or not family.represents(config.trunk):
         other_usage = ""
     elif (folder / "modules.json").exists():  # the format of sentence-transformers
         library, other_usage = "sentence-transformers", sentence_transformers_usage(name, [TEXT, "A dog ran."])
