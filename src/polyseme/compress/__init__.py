@@ -1,1 +1,30 @@
 """Smaller models from larger ones: a model folder in, a model folder out."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyseme.compress.pruning.api import prune
+    from polyseme.compress.result import CompressionResult, CompressionRow
+
+_MODULES = {
+    "CompressionResult": "result",
+    "CompressionRow": "result",
+    "prune": "pruning.api",
+}
+__all__ = [
+    "CompressionResult",
+    "CompressionRow",
+    "prune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name in _MODULES:
+        return getattr(import_module(f"polyseme.compress.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'polyseme.compress' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
