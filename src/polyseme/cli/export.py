@@ -21,7 +21,8 @@ def export(
     to: Annotated[str, Option(help=TO_HELP, autocompletion=complete(FORMATS))],
     out: Annotated[Path, Option(help="Folder to write.")],
     head: Annotated[str, Option(help=HEAD_HELP)] = "",
-    opset: Annotated[int, Option(help="ONNX operator set.")] = 18,
+    opset: Annotated[int | None, Option(help="Operator set of ONNX; default: 18.")] = None,
+    dim: Annotated[int | None, Option(help="Dimensions of static vectors; 0: all; default: 256.", min=0)] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Write a model, its tokenizer and its heads in a format that runs without Polyseme.
@@ -30,14 +31,18 @@ def export(
     """
     from polyseme.compress import export as run
 
-    result = run(model, to, out, head, opset)  # type: ignore[arg-type]
+    result = run(model, to, out, head, opset, dim)  # type: ignore[arg-type]
     if as_json:
         print_json(result.to_json())
         return
     print_table(*result.table)
     record = result.record
-    print(f"{out}: inputs {', '.join(record['inputs'])}; outputs {', '.join(record['outputs'])}")
-    threads = f"{record['num_threads']} thread{'s' * (record['num_threads'] > 1)}"
-    print(
-        f"largest difference from the model at {record['num_shapes']} shapes: {record['max_difference']:.1e}; {threads}"
-    )
+    if "outputs" in record:
+        print(f"{out}: inputs {', '.join(record['inputs'])}; outputs {', '.join(record['outputs'])}")
+        difference = f"{record['max_difference']:.1e} at {record['num_shapes']} shapes"
+        print(f"largest difference from the outputs of the model: {difference}")
+    else:
+        print(
+            f"{out}: {record['num_tokens']:,} vectors of dimension {record['dim']}, for `polyseme embed` and `search`"
+        )
+    print(f"times on one text, with {record['num_threads']} thread{'s' * (record['num_threads'] > 1)}")

@@ -152,3 +152,8 @@ class PaddedModel(nn.Module):
         mask = torch.ones_like(ids)
         mask[1, 3:] = 0
         return (ids, mask, torch.zeros_like(ids))[: len(self.input_names)]
+
+    def dynamic_shapes(self, min_len: int, max_len: int) -> tuple[dict[int, Any], ...]:
+        """Return the dynamic dimensions of each input, batch and length, for torch's exporters."""
+        dims = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=min_len, max=max_len)}
+        return tuple(dims for _ in self.input_names)

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 
 from polyseme.compress.exporting.graph import PaddedModel
+from polyseme.compress.exporting.graph_folder import GraphFormat
+from polyseme.compress.exporting.verification import GraphRunner
 from polyseme.errors import ConfigError, require_packages
 
 ONNX_FILE = "model.onnx"
@@ -18,37 +21,56 @@ MIN_OPSET, DEFAULT_OPSET = 18, 18  # torch's exporter writes no older one
 MAX_SINGLE_FILE_BYTES = 1_800_000_000  # a protocol buffer ends at 2 GB; larger weights go to a second file
 
 
-def check_opset(opset: int) -> None:
-    """Raise if the packages are missing or if they do not know the operator set."""
-    purpose = "the export to ONNX"
-    require_packages({"onnx": purpose, "onnxruntime": purpose, "onnxscript": purpose})
-    from onnx.defs import onnx_opset_version
+@dataclass(frozen=True)
+class OnnxFormat(GraphFormat):
+    """A graph of ONNX operators."""
 
-    if not MIN_OPSET <= opset <= onnx_opset_version():
-        raise ConfigError(f"`opset` is {opset}: torch and onnx write opsets {MIN_OPSET} to {onnx_opset_version()}")
+    opset: int = DEFAULT_OPSET
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"format": "onnx", "opset": self.opset}
 
-def write_onnx(path: Path, module: PaddedModel, max_len: int, opset: int) -> int:
-    """Write the graph with dynamic batch and length; return its number of parameters."""
-    dims = {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=1, max=max_len)}
-    num_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
-    with quiet_exporter():
-        program: Any = torch.onnx.export(
-            module.eval(),
-            module.example_inputs(max_len),
-            dynamo=True,
-            dynamic_shapes=tuple(dims for _ in module.input_names),
-            input_names=module.input_names,
-            output_names=[output.name for output in module.outputs],
-            opset_version=opset,
-            verbose=False,
-        )
-        written_opset = program.model.opset_imports.get("")
-        if written_opset != opset:
-            raise ConfigError(f"`opset` is {opset}, but torch could only write {written_opset} for this model")
-        program.save(path, external_data=num_bytes > MAX_SINGLE_FILE_BYTES)
-    initializers = program.model.graph.initializers.values()
-    return sum(int(np.prod(value.shape)) for value in initializers if value.dtype.name.startswith("FLOAT"))
+    def check(self) -> None:
+        require_packages(dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "the export to ONNX"))
+        from onnx.defs import onnx_opset_version
+
+        if not MIN_OPSET <= self.opset <= onnx_opset_version():
+            supported = f"{MIN_OPSET} to {onnx_opset_version()}"
+            raise ConfigError(f"`opset` is {self.opset}, but torch and onnx write opsets {supported}")
+
+    def write(self, folder: Path, module: PaddedModel, max_len: int) -> int:
+        num_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+        with quiet_exporter():
+            program: Any = torch.onnx.export(
+                module.eval(),
+                module.example_inputs(max_len),
+                dynamo=True,
+                dynamic_shapes=module.dynamic_shapes(self.min_length, max_len),
+                input_names=module.input_names,
+                output_names=[output.name for output in module.outputs],
+                opset_version=self.opset,
+                verbose=False,
+            )
+            if (written := program.model.opset_imports.get("")) != self.opset:
+                raise ConfigError(f"`opset` is {self.opset}, but torch can only write {written} for this model")
+            program.save(folder / ONNX_FILE, external_data=num_bytes > MAX_SINGLE_FILE_BYTES)
+        weights = [value for name, value in program.model.graph.initializers.items() if name.startswith("model.")]
+        return sum(int(np.prod(value.shape)) for value in weights)
+
+    def open(self, folder: Path) -> GraphRunner:
+        """Start a session of onnxruntime on the CPU, with as many threads as torch uses."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(folder / ONNX_FILE, options, providers=["CPUExecutionProvider"])
+
+        def run(feeds: dict[str, np.ndarray]) -> Sequence[np.ndarray]:
+            return session.run(None, feeds)
+
+        return run
 
 
 @contextmanager
@@ -63,19 +85,3 @@ def quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-class OnnxRuntime:
-    """A session of onnxruntime on the CPU, with as many threads as torch uses."""
-
-    def __init__(self, path: Path):
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-    def __call__(self, feeds: dict[str, np.ndarray]) -> Sequence[np.ndarray]:
-        """Return the outputs in the order of the graph."""
-        return self._session.run(None, feeds)

@@ -12,21 +12,23 @@ from polyseme.nn.packing import Inputs, PackedLayout
 
 TOLERANCE = 1e-4  # of outputs in float32, relative to the largest one if that is over 1
 MAX_CHECKED_LENGTH = 512
-Run = Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]]
+GraphRunner = Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]]
 
 
-def checked_shapes(max_len: int) -> list[tuple[int, int]]:
+def checked_shapes(min_len: int, max_len: int) -> list[tuple[int, int]]:
     """Return four shapes (batch, length): the smallest, a long text, a few texts, and many short ones."""
     longest = min(max_len, MAX_CHECKED_LENGTH)
-    return [(1, 1), (1, longest), (3, min(17, longest)), (8, min(5, longest))]
+    return [(1, min_len), (1, longest), (3, min(17, longest)), (8, min(5, longest))]
 
 
 @torch.inference_mode()
-def measure_difference(network: NeuralLM, outputs: Sequence[GraphOutput], run: Run, max_len: int) -> float:
-    """Return the largest difference between a graph and the packed model, at four shapes and uneven lengths."""
+def measure_difference(
+    network: NeuralLM, outputs: Sequence[GraphOutput], run: GraphRunner, shapes: Sequence[tuple[int, int]]
+) -> float:
+    """Return the largest difference between a graph and the packed model, at some shapes with uneven lengths."""
     rng = np.random.default_rng(0)
     trunk, largest = network.model.config.trunk, 0.0
-    for batch_size, length in checked_shapes(max_len):
+    for batch_size, length in shapes:
         lengths = rng.integers(1, length + 1, batch_size)
         lengths[0] = length
         mask = np.arange(length) < lengths[:, None]
@@ -47,9 +49,11 @@ def measure_difference(network: NeuralLM, outputs: Sequence[GraphOutput], run: R
     return largest
 
 
-def check_difference(network: NeuralLM, outputs: Sequence[GraphOutput], run: Run, max_len: int) -> float:
+def check_difference(
+    network: NeuralLM, outputs: Sequence[GraphOutput], run: GraphRunner, shapes: Sequence[tuple[int, int]]
+) -> float:
     """Return `measure_difference`; raise `ModelError` if it is larger than the tolerance."""
-    difference = measure_difference(network, outputs, run, max_len)
+    difference = measure_difference(network, outputs, run, shapes)
     if not difference <= TOLERANCE:  # also NaN
         raise ModelError(
             f"the exported graph of {network.path} differs from the model by {difference:.2g}, more than "
