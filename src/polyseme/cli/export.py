@@ -31,12 +31,12 @@ def export(
     """
     from polyseme.compress import export as run
 
-    result = run(model, to, out, head, opset, dim)  # type: ignore[arg-type]
+    exported = run(model, to, out, head, opset, dim)  # type: ignore[arg-type]
     if as_json:
-        print_json(result.to_json())
+        print_json(exported.to_json())
         return
-    print_table(*result.table)
-    record = result.record
+    print_table(*exported.table)
+    record = exported.record
     if "outputs" in record:
         print(f"{out}: inputs {', '.join(record['inputs'])}; outputs {', '.join(record['outputs'])}")
         difference = f"{record['max_difference']:.1e} at {record['num_shapes']} shapes"
