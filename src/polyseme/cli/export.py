@@ -22,7 +22,9 @@ def export(
     out: Annotated[Path, Option(help="Folder to write.")],
     head: Annotated[str, Option(help=HEAD_HELP)] = "",
     opset: Annotated[int | None, Option(help="Operator set of ONNX; default: 18.")] = None,
-    dim: Annotated[int | None, Option(help="Dimensions of static vectors; 0: all; default: 256.", min=0)] = None,
+    dim: Annotated[
+        int | None, Option(help="Dimensions of static vectors; 0: all; default: 256 at most.", min=0)
+    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Write a model, its tokenizer and its heads in a format that runs without Polyseme.

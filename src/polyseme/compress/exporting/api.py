@@ -5,7 +5,7 @@ from typing import Literal
 
 from polyseme.compress.exporting.graph_folder import write_graph_folder
 from polyseme.compress.exporting.onnx_graph import DEFAULT_OPSET, OnnxFormat
-from polyseme.compress.exporting.static_vectors import DEFAULT_DIM, write_static_vectors
+from polyseme.compress.exporting.static_vectors import write_static_vectors
 from polyseme.compress.exporting.torch_program import TorchFormat
 from polyseme.compress.result import CompressionResult
 from polyseme.errors import ConfigError, suggest
@@ -30,7 +30,7 @@ def export(
     "onnx" is a graph for onnxruntime, of the operator set `opset` (18), and "torch" a program for `torch.export.load`.
     Both take padded batches of any size. Their outputs are those of all heads, or of one `head`; "vectors" are the
     states of tokens and the vectors of texts, which a model without heads has. They are compared with the model's at
-    four shapes. "static" is a model folder of word vectors: one vector of `dim` numbers (256; 0 for those of the model)
+    four shapes. "static" is a model folder of word vectors: one vector of `dim` numbers (at most 256; 0 for those of the model)
     for each token of the vocabulary, whose mean is the vector of a text.
 
     >>> polyseme.compress.export("run/model", to="onnx", out="my/onnx").record["outputs"]
@@ -47,5 +47,5 @@ def export(
     graph_format.check()
     network = load_neural(model, device="cpu" if not isinstance(model, LanguageModel) else None)
     if to == "static":
-        return write_static_vectors(network, path, DEFAULT_DIM if dim is None else dim)
+        return write_static_vectors(network, path, dim)
     return write_graph_folder(network, path, graph_format, head)

@@ -21,6 +21,8 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs
 from polyseme.nn.padding import PaddedLayout
 from polyseme.nn.trunks.base import TrunkConfig
+from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
+from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 from polyseme.weights.pooling import TextPooling
@@ -47,7 +49,8 @@ def select_outputs(network: NeuralLM, head: str = "") -> list[GraphOutput]:
     Raise `UnsupportedError` if the trunk or a head has no graph over padded batches.
     """
     config = network.model.config
-    _check_trunk(config.trunk, f"{network.path} ({config.family})")
+    where = f"{network.path} ({config.family})"
+    _check_trunk(config.trunk.encoder if isinstance(config.trunk, EncoderDecoderConfig) else config.trunk, where)
     exportable = {name: each for name, each in config.heads.items() if not isinstance(each, SpanBoundaryHeadConfig)}
     if head and head not in (VECTORS, *exportable):
         raise ConfigError(f"head {head!r} cannot be exported; {suggest(head, [VECTORS, *exportable])}")
@@ -57,7 +60,10 @@ def select_outputs(network: NeuralLM, head: str = "") -> list[GraphOutput]:
     for name in names or [VECTORS]:
         prefix = f"{name}_" if outputs else ""
         if name != VECTORS:
-            outputs += _head_outputs(name, exportable[name], prefix, str(network.path))
+            if config.trunk.has_source and isinstance(exportable[name], LMHeadConfig):
+                reason = f"its decoder has no graph so far; `head` {VECTORS!r} exports the encoder"
+                raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
+            outputs += _head_outputs(name, exportable[name], prefix, where)
             continue
         network.folder.pooling.check()
         outputs += [GraphOutput(HIDDEN_OUTPUT, VECTORS, True), GraphOutput(VECTOR_OUTPUT, VECTORS, False)]
@@ -65,13 +71,14 @@ def select_outputs(network: NeuralLM, head: str = "") -> list[GraphOutput]:
 
 
 def _check_trunk(trunk: TrunkConfig, where: str) -> None:
-    if isinstance(trunk, StaticEmbeddingTrunkConfig):
-        return
-    if not isinstance(trunk, TransformerConfig):
-        reason = f"its trunk is a {type(trunk).__name__.removesuffix('Config')}, and only Transformer encoders and"
-        raise UnsupportedError(f"{where} cannot be exported: {reason} causal Transformers have a graph so far")
-    if trunk.has_relative_positions:
-        reason = "its attention keeps a memory of earlier segments (relative positions), which is not one graph"
+    reason = ""
+    if isinstance(trunk, RecurrentTrunkConfig):
+        reason = "torch unrolls its recurrent layers to the steps of one length"
+    elif not isinstance(trunk, TransformerConfig | StaticEmbeddingTrunkConfig):
+        reason = f"its trunk, a {type(trunk).__name__.removesuffix('Config')}, has no graph so far"
+    elif isinstance(trunk, TransformerConfig) and trunk.has_relative_positions:
+        reason = "its attention has relative positions and a memory of earlier segments, which is not one graph"
+    if reason:
         raise UnsupportedError(f"{where} cannot be exported: {reason}")
 
 

@@ -25,11 +25,12 @@ DEFAULT_DIM = 256
 SIF_COEFFICIENT = 1e-4
 
 
-def write_static_vectors(network: NeuralLM, path: Path, dim: int) -> CompressionResult:
+def write_static_vectors(network: NeuralLM, path: Path, dim: int | None = None) -> CompressionResult:
     """Write a model folder of word vectors and compare sizes and times with those of the encoder."""
     trunk = network.model.config.trunk
     if isinstance(trunk, StaticEmbeddingTrunkConfig):
         raise UnsupportedError(f"{network.path} is a table of static vectors already")
+    dim = min(DEFAULT_DIM, trunk.dim) if dim is None else dim
     if not 0 <= dim <= trunk.dim:
         raise ConfigError(f"`dim` is {dim}, but vectors of the model have {trunk.dim} dimensions (0 for all)")
     token_ids = [i for i in range(network.tokenizer.vocab_size) if i not in network.tokenizer.all_special_ids]

@@ -170,7 +170,10 @@ def attend_padded(
         index = (distance + k_layout.max_seqlen - 1).flatten()
         scores_bias = options.bias.index_select(1, index).view(1, -1, *distance.shape).to(q.dtype)
     scores_bias = torch.where(mask, scores_bias, torch.finfo(q.dtype).min)  # [B, 1 or heads, 1 or Lq, Lk]
-    output = F.scaled_dot_product_attention(queries, keys, values, scores_bias, scale=options.scale)
+    if options.bias is None:
+        output = F.scaled_dot_product_attention(queries, keys, values, scores_bias, scale=options.scale)
+    else:
+        output = _attend_dense(queries, keys, values, scores_bias, 0.0, options.resolve_scale(q.shape[-1]))
     return output.transpose(1, 2).reshape(q.shape)
 
 
