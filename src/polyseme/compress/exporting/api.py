@@ -30,8 +30,8 @@ def export(
     "onnx" is a graph for onnxruntime, of the operator set `opset` (18), and "torch" a program for `torch.export.load`.
     Both take padded batches of any size. Their outputs are those of all heads, or of one `head`; "vectors" are the
     states of tokens and the vectors of texts, which a model without heads has. They are compared with the model's at
-    four shapes. "static" is a model folder of word vectors: one vector of `dim` numbers (at most 256; 0 for those of the model)
-    for each token of the vocabulary, whose mean is the vector of a text.
+    four shapes. "static" is a model folder of word vectors: one vector of `dim` numbers (256 at most; 0 for those of
+    the model) for each token of the vocabulary, whose mean is the vector of a text.
 
     >>> polyseme.compress.export("run/model", to="onnx", out="my/onnx").record["outputs"]
     ['logits', 'pair_logits']
