@@ -131,6 +131,10 @@ def test_a_wrong_graph_is_rejected_and_nothing_written(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="differs from the model"):
         export(model, "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*part"))
+    monkeypatch.setattr(OnnxFormat, "open", lambda self, folder: lambda feeds: 1 / 0)
+    with pytest.raises(ModelError, match=r"\(bert\) has no onnx graph: ZeroDivisionError"):
+        export(model, "onnx", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     with pytest.raises(ModelError, match="nan"):
         run_nan = lambda feeds: [values * np.nan for values in run(feeds)]  # noqa: E731
         verification.check_difference(exact, select_outputs(exact), run_nan, [(1, 3)])

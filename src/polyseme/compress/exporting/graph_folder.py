@@ -12,6 +12,7 @@ import torch
 from polyseme.compress.exporting.graph import VECTORS, GraphOutput, PaddedModel, compute_outputs, select_outputs
 from polyseme.compress.exporting.verification import GraphRunner, check_difference, checked_shapes
 from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
+from polyseme.errors import ModelError, PolysemeError
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.hashes import hashed_directory
 from polyseme.io.json import write_json
@@ -49,10 +50,18 @@ def write_graph_folder(network: NeuralLM, path: Path, graph_format: GraphFormat,
     outputs = select_outputs(network, head)
     module, max_len = PaddedModel(network, outputs), graph_length(network, outputs)
     with hashed_directory(path) as folder:
-        num_parameters = graph_format.write(folder, module, max_len)
-        run = graph_format.open(folder)
         shapes = checked_shapes(graph_format.min_length, max_len)
-        difference = check_difference(network, outputs, run, shapes)
+        try:
+            num_parameters = graph_format.write(folder, module, max_len)
+            run = graph_format.open(folder)
+            difference = check_difference(network, outputs, run, shapes)
+        except (PolysemeError, OSError, MemoryError):
+            raise
+        except Exception as error:  # of torch's exporters and onnxruntime, which have no common class
+            kind, family = graph_format.settings["format"], network.model.config.family
+            raise ModelError(
+                f"{network.path} ({family}) has no {kind} graph: {type(error).__name__}: {error}"
+            ) from error
         lengths = {"min_length": graph_format.min_length, "max_length": max_len}
         write_description(folder, network, module, graph_format.settings | lengths)
     rows = (

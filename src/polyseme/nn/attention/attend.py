@@ -170,11 +170,9 @@ def attend_padded(
         index = (distance + k_layout.max_seqlen - 1).flatten()
         scores_bias = options.bias.index_select(1, index).view(1, -1, *distance.shape).to(q.dtype)
     scores_bias = torch.where(mask, scores_bias, torch.finfo(q.dtype).min)  # [B, 1 or heads, 1 or Lq, Lk]
-    if options.bias is None:
-        output = F.scaled_dot_product_attention(queries, keys, values, scores_bias, scale=options.scale)
-    else:
-        output = _attend_dense(queries, keys, values, scores_bias, 0.0, options.resolve_scale(q.shape[-1]))
-    return output.transpose(1, 2).reshape(q.shape)
+    output = F.scaled_dot_product_attention(queries, keys, values, scores_bias, scale=options.scale)
+    # a copy, because the memory layout differs between the kernel that is traced and those that run it
+    return output.transpose(1, 2).clone(memory_format=torch.contiguous_format).view(q.shape)
 
 
 def visibility_mask(num_queries: int, num_keys: int, causal: bool, window: int, device: torch.device) -> Tensor | None:
