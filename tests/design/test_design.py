@@ -55,6 +55,9 @@ HEAVY = {
         "sacrebleu",
         "rouge_score",
         "h5py",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
     ),
 }
 

@@ -4,17 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyseme.compress.exporting.api import export
     from polyseme.compress.pruning.api import prune
     from polyseme.compress.result import CompressionResult, CompressionRow
 
 _MODULES = {
     "CompressionResult": "result",
     "CompressionRow": "result",
+    "export": "exporting.api",
     "prune": "pruning.api",
 }
 __all__ = [
     "CompressionResult",
     "CompressionRow",
+    "export",
     "prune",
 ]
 

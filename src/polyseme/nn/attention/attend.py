@@ -10,6 +10,7 @@ from torch import Tensor
 from polyseme.nn import kernels
 from polyseme.nn.layers.positions import apply_rotary, rotary_table
 from polyseme.nn.packing import CacheLayout, PackedLayout
+from polyseme.nn.padding import PaddedLayout
 
 KeyLayout = PackedLayout | CacheLayout
 
@@ -65,6 +66,8 @@ def attend(
     """
     if isinstance(k_layout, CacheLayout):
         return attend_cached(q, k, v, k_layout, options)
+    if isinstance(k_layout, PaddedLayout) and isinstance(q_layout, PaddedLayout):
+        return attend_padded(q, k, v, q_layout, k_layout, options)
     attend_packed = attend_varlen if _supports_flash(q, options) else attend_bucketed
     return attend_packed(q, k, v, q_layout, k_layout, options)
 
@@ -144,6 +147,32 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, score_bias: Tensor, dropout: 
     scores = scores if scale == 1 else scores * scale
     weights = scores.add_(score_bias).softmax(-1)
     return (F.dropout(weights, dropout) if dropout else weights) @ v
+
+
+def attend_padded(
+    q: Tensor, k: Tensor, v: Tensor, q_layout: PaddedLayout, k_layout: PaddedLayout, options: AttentionOptions
+) -> Tensor:
+    """Attend in padded batches, without a branch on their shapes, which may be symbolic.
+
+    A row of padding may see no key within its window; its scores are then equal, not all −∞, so that it stays finite.
+    """
+    queries = q_layout.unflatten(q).transpose(1, 2)  # [B, heads, Lq, head_dim]
+    keys, values = (k_layout.unflatten(x).transpose(1, 2) for x in (k, v))  # [B, heads, Lk, head_dim]
+    key_positions = torch.arange(k_layout.max_seqlen, device=q.device)
+    distance = key_positions - torch.arange(q_layout.max_seqlen, device=q.device)[:, None]  # [Lq, Lk]
+    mask = k_layout.mask[:, None, None]  # [B, 1, 1, Lk]
+    if options.causal:
+        mask = mask & (distance <= 0)
+    if options.window:
+        mask = mask & (distance.abs() <= options.window)
+    scores_bias = q.new_zeros(1)
+    if options.bias is not None:
+        index = (distance + k_layout.max_seqlen - 1).flatten()
+        scores_bias = options.bias.index_select(1, index).view(1, -1, *distance.shape).to(q.dtype)
+    scores_bias = torch.where(mask, scores_bias, torch.finfo(q.dtype).min)  # [B, 1 or heads, 1 or Lq, Lk]
+    output = F.scaled_dot_product_attention(queries, keys, values, scores_bias, scale=options.scale)
+    # a copy, because the memory layout differs between the kernel that is traced and those that run it
+    return output.transpose(1, 2).clone(memory_format=torch.contiguous_format).view(q.shape)
 
 
 def visibility_mask(num_queries: int, num_keys: int, causal: bool, window: int, device: torch.device) -> Tensor | None:

@@ -65,7 +65,7 @@ class BaseAttention(nn.Module):
         else:
             rows, bias = slice(start * self.inner_dim, end * self.inner_dim), self.qkv.bias
             projected = F.linear(x, self.qkv.weight[rows], None if bias is None else bias[rows])
-        return projected.view(len(x), end - start, self.config.num_heads, -1)
+        return projected.view(x.shape[0], end - start, self.config.num_heads, -1)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class ShiftedLMHead(VocabHead):
 
     def select_states(self, hidden: Tensor, layout: PackedLayout, rows: Tensor | None, pool: PoolFn) -> Tensor:
         """Select the state before each row."""
-        rows = torch.arange(len(hidden), device=hidden.device) if rows is None else rows
+        rows = torch.arange(hidden.shape[0], device=hidden.device) if rows is None else rows
         return hidden.index_select(0, rows - (layout.positions.index_select(0, rows) > 0).long())
 
     def linear_inputs(self, states: Tensor, token_embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,0 +1,50 @@
+"""`polyseme export`: write a model in the format of another program."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from polyseme.cli import options
+from polyseme.cli.completion import complete
+from polyseme.cli.output import print_json, print_table
+from polyseme.io.lock import locks_folder
+
+FORMATS = ("onnx", "torch", "static")
+TO_HELP = "onnx (a graph for onnxruntime), torch (a torch.export program), or static (one vector per token)."
+HEAD_HELP = "Head in the graph, or `vectors` (states and text vectors); default: all, and without any the vectors."
+
+
+@locks_folder("export")
+def export(
+    model: options.ModelArgument,
+    to: Annotated[str, Option(help=TO_HELP, autocompletion=complete(FORMATS))],
+    out: Annotated[Path, Option(help="Folder to write.")],
+    head: Annotated[str, Option(help=HEAD_HELP)] = "",
+    opset: Annotated[int | None, Option(help="Operator set of ONNX; default: 18.")] = None,
+    dim: Annotated[
+        int | None, Option(help="Dimensions of static vectors; 0: all; default: 256 at most.", min=0)
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Write a model, its tokenizer and its heads in a format that runs without Polyseme.
+
+    The outputs are compared with those of the model. Prints sizes and times before and after.
+    """
+    from polyseme.compress import export as run
+
+    exported = run(model, to, out, head, opset, dim)  # type: ignore[arg-type]
+    if as_json:
+        print_json(exported.to_json())
+        return
+    print_table(*exported.table)
+    record = exported.record
+    if "outputs" in record:
+        print(f"{out}: inputs {', '.join(record['inputs'])}; outputs {', '.join(record['outputs'])}")
+        difference = f"{record['max_difference']:.1e} at {record['num_shapes']} shapes"
+        print(f"largest difference from the outputs of the model: {difference}")
+    else:
+        print(
+            f"{out}: {record['num_tokens']:,} vectors of dimension {record['dim']}, for `polyseme embed` and `search`"
+        )
+    print(f"times on one text, with {record['num_threads']} thread{'s' * (record['num_threads'] > 1)}")

@@ -1,0 +1,42 @@
+"""A program of `torch.export`, which torch runs without Polyseme, also after compilation ahead of time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyseme.compress.exporting.graph import PaddedModel
+from polyseme.compress.exporting.graph_folder import GraphFormat
+from polyseme.compress.exporting.onnx_graph import quiet_exporter
+from polyseme.compress.exporting.verification import GraphRunner
+
+PROGRAM_FILE = "model.pt2"
+
+
+class TorchFormat(GraphFormat):
+    """A graph of torch operators."""
+
+    min_length = 2  # torch assumes that the length and the number of all tokens differ
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"format": "torch", "torch": torch.__version__}
+
+    def write(self, folder: Path, module: PaddedModel, max_len: int) -> int:
+        arguments, shapes = module.example_inputs(max_len), module.dynamic_shapes(self.min_length, max_len)
+        with quiet_exporter():
+            program = torch.export.export(module.eval(), arguments, dynamic_shapes=shapes, strict=False)
+            torch.export.save(program, folder / PROGRAM_FILE)
+        return sum(tensor.numel() for tensor in {id(t): t for t in program.state_dict.values()}.values())
+
+    def open(self, folder: Path) -> GraphRunner:
+        with quiet_exporter():
+            module: Any = torch.export.load(folder / PROGRAM_FILE).module()
+
+        @torch.inference_mode()
+        def run(feeds: dict[str, np.ndarray]) -> Sequence[np.ndarray]:
+            return [tensor.numpy() for tensor in module(*map(torch.from_numpy, feeds.values()))]
+
+        return run
