@@ -1,1 +1,5 @@
 """Smaller models from larger ones: a model folder in, a model folder out."""
+
+from polyseme.compress.distillation import distill
+
+__all__ = ["distill"]
