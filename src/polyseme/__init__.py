@@ -73,8 +73,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name in _LAZY:
         return getattr(import_module(f"polyseme.{_LAZY[name]}"), name)
-    if name == "explain":
-        return import_module("polyseme.explain")
+    if name in ("compress", "explain"):
+        return import_module(f"polyseme.{name}")
     raise AttributeError(f"module 'polyseme' has no attribute {name!r}")
 
 

@@ -1,5 +1,33 @@
 """Smaller models from larger ones: a model folder in, a model folder out."""
 
-from polyseme.compress.distillation import distill
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["distill"]
+if TYPE_CHECKING:
+    from polyseme.compress.distillation import distill
+    from polyseme.compress.pruning.api import prune
+    from polyseme.compress.result import CompressionResult, CompressionRow
+
+_MODULES = {
+    "CompressionResult": "result",
+    "CompressionRow": "result",
+    "distill": "distillation",
+    "prune": "pruning.api",
+}
+__all__ = [
+    "CompressionResult",
+    "CompressionRow",
+    "distill",
+    "prune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name in _MODULES:
+        return getattr(import_module(f"polyseme.compress.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'polyseme.compress' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
