@@ -60,7 +60,7 @@ def distill(
             raise ConfigError(f"{extra} is for language models: a task has `data`, and the same call resumes its run")
         from polyseme.compress.task_distillation import distill_task
 
-        return distill_task(path, task, Path(out), student=student, **options)
+        return distill_task(path, task, Path(out), student, options)
     corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
     if student and not isinstance(student, Recipe):
         student = str(student)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +26,7 @@ from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.weights.folder import read_model_config
 
 STUDENT_FAMILIES = {"bert": "distilbert"}  # other students are of the teacher's family
+DIRECTIONS: dict[str, Literal["forward", "backward"]] = {"next": "forward", "previous": "backward"}  # of heads
 LAYER_ARGUMENTS = ("num_layers", "num_decoder_layers")
 NUM_EPOCHS = 3  # of the corpus, as in DistilBERT, for a teacher that was trained elsewhere
 MIN_STEPS = 1000  # that the batches of such a run are made small enough for
@@ -151,8 +152,8 @@ def _published_settings(teacher: ModelConfig, num_corpus_tokens: int) -> Recipe:
         objective = SpanCorruption()
     elif trunk.has_query_stream:
         objective = PermutationLM()
-    elif "masked" not in teacher.heads and trunk.causal:
-        objective = CausalLM()
+    elif directions := tuple(name for name in ("next", "previous") if name in teacher.heads):
+        objective = CausalLM(direction="both" if len(directions) > 1 else DIRECTIONS[directions[0]])
     reason = f"{NUM_EPOCHS} epochs of the corpus with the learning rate of DistilBERT, as in its paper"
     return recipe.replace(
         objective=objective,

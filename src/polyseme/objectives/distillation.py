@@ -135,8 +135,9 @@ class DistillationLoss:
             "soft": (divergence * (targets["soft"].labels != IGNORE_INDEX)).sum(),
         }
         if "cosine" in targets:
-            cosine_distance = 1 - F.cosine_similarity(output.hidden.float(), teacher_hidden.float(), dim=-1)
-            loss_sums["cosine"] = (cosine_distance * (targets["cosine"].labels != IGNORE_INDEX)).sum()
+            labels = targets["cosine"].labels
+            states = (hidden[: len(labels)].float() for hidden in (output.hidden, teacher_hidden))  # no query stream
+            loss_sums["cosine"] = ((1 - F.cosine_similarity(*states, dim=-1)) * (labels != IGNORE_INDEX)).sum()
         return {n: loss_sums[n] if n in loss_sums else compute_term(model, batch, output, n) for n in targets}
 
 
