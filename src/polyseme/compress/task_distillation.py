@@ -11,7 +11,7 @@ from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.api import ReadOptions, find_task_type, finetune
-from polyseme.finetuning.distillation import TaskDistillation, TaskTeacher
+from polyseme.finetuning.distillation import TaskDistillation, TaskTeacher, check_task_type
 from polyseme.finetuning.finetune import finetuning_history
 from polyseme.inference.load import load
 from polyseme.io.json import read_json
@@ -39,6 +39,7 @@ def distill_task(
     text, seeds = options.pop("text", None), options.pop("seeds", 1)
     reading = ReadOptions(**{f.name: options[f.name] for f in fields(ReadOptions) if options.get(f.name) is not None})
     task_type = find_task_type(task)
+    check_task_type(task_type)
     unlabeled = [] if text is None else reading.read(task_type, text, reading.columns, needs_labels=False)
     if task not in DATASETS:
         files = _read_labeled(task_type, files, reading)

@@ -99,8 +99,10 @@ class TaskTeacher:
     def _check(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         """Raise if the teacher cannot teach the task, with its labels, to a student with this vocabulary."""
         head = self.folder.model.config.heads.get(task.head_name)
-        if task.text_template or task.head_type not in SOFT_HEADS:
-            raise UnsupportedError(f"{task.task_type} cannot be distilled here: only tasks with a score for each label")
+        if task.text_template:
+            raise UnsupportedError(
+                f"{self.path} answers in text, and only models with a score for each label can teach"
+            )
         if not isinstance(head, ClassificationHeadConfig):
             raise ModelError(f"{self.path} is not fine-tuned for {task.task_type}: fine-tune the teacher first")
         if head.crf is not None:
@@ -110,6 +112,13 @@ class TaskTeacher:
             raise DataError(f"{self.path} predicts {theirs}, but the training examples have {ours}")
         if tokenizer.hash != self.folder.tokenizer.hash:
             raise ModelError(f"the student {self.student} has another vocabulary than its teacher {self.path}")
+
+
+def check_task_type(task: type[TaskConfig]) -> None:
+    """Raise if a task has no scores of labels for a student to learn."""
+    if task.head_type not in SOFT_HEADS:
+        supported = "classification, regression and tagging, which have scores of labels"
+        raise UnsupportedError(f"{task.task_type} cannot be distilled: only {supported}")
 
 
 def add_soft_targets(batch: Batch, config: TaskDistillation) -> Batch:
