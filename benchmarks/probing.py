@@ -86,13 +86,14 @@ def format_page(results: dict[str, Any]) -> str:
     trees, heads = ([run for run in results["runs"] if run["task"] == task] for task in ("ud-tree", "ud-heads"))
     linear = [run for run in results["runs"] if run["task"] not in ("ud-tree", "ud-heads")]
     runs, first = linear + trees, results["runs"][0]
+    headers = dict.fromkeys(run["header"] for run in results["runs"])
     commands = (
         "    polyseme probe MODEL --task TASK --data FOLDER --out probes.html "
         f"--seeds {first['seeds']} --max-examples {first['max_examples']}"
     )
     parts = [
         INTRODUCTION,
-        f"{first['header']}; {first['seeds']} seeds. Command, for each model and task:\n\n{commands}\n",
+        f"{'; '.join(headers)}; {first['seeds']} seeds. Command, for each model and task:\n\n{commands}\n",
     ]
     parts += ["## Which layers\n", _expected_table(runs), _answer(runs), "## Best layers\n", _best_table(linear)]
     parts += [_tree_table(trees), *map(_head_table, heads), *map(_layer_table, linear)]

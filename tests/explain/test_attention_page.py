@@ -78,7 +78,8 @@ def test_figures_are_drawn_with_labels_inside():
 def test_record_has_the_exact_weights(models, tmp_path):
     explanation = explain_attention([models["bert"]], [TEXT], pair="a dog", token="cat", layer=2, head=3)
     paths = explanation.save(tmp_path / "page.html")
-    assert [path.name for path in paths] == ["page.html", "page.json", "page-heads.svg", "page-lines.svg"]
+    names = ["page.html", "page.json", "page-heads.svg", "page-lines.svg", "page-word.svg"]
+    assert [path.name for path in paths] == names
     (reading,) = json.loads((tmp_path / "page.json").read_text())["readings"]
     attention = models["bert"].attention(TEXT, "a dog")["self"]
     np.testing.assert_allclose(reading["maps"][0]["weights"], attention.weights, rtol=1e-6)
@@ -106,7 +107,7 @@ def test_significant_digits():
 
 def test_texts_and_models_side_by_side(models):
     texts = explain_attention([models["gpt2"]], [TEXT, "a <b>dog</b> sees the old cat"], token="sees")
-    assert list(texts.figures) == ["heads", "lines", "heads2", "lines2"]
+    assert list(texts.figures) == ["heads", "lines", "word", "heads2", "lines2", "word2"]
     assert [reading["steps"]["token"] for reading in texts.record["readings"]] == ["_s", "_s"]  # the first piece
     page = parse_page(texts.page, has_script=True)
     assert page.text.count("a <b>dog</b> sees the old cat") >= 4

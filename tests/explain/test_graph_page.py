@@ -28,6 +28,9 @@ def test_page_has_every_step_and_needs_no_network(run_cli, tmp_path):
     assert len(steps) == 11 and steps[-1]["text"] == "backward: ∂f/∂x = 4 · 1 + 4 · 3 = 16"
     assert page.count('class="node"') == 6 and page.count('class="edge"') == 7
     assert not re.search(r"(src|href)=.?https?:", page)
+    assert json.loads((tmp_path / "graph.json").read_text(encoding="utf-8"))["value"] == 12
+    figure = (tmp_path / "graph-graph.svg").read_text(encoding="utf-8")
+    assert figure.count('class="node"') == 6 and ".node rect{fill:" in figure  # its colors do not need the page
 
 
 def test_names_cannot_escape_into_the_page():

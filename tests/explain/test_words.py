@@ -168,6 +168,7 @@ def test_page_of_own_data_with_senses(run_cli, tiny_folders, tmp_path, data):
         *("--data", f"{data}::label=meaning", "--layer", "0", "--out", out),
     )
     assert "6 occurrences of 'Cat'" in printed and "all occurrences have the same vector" in printed
+    assert printed.count(", embeddings: ") == 2  # --layer 0
     page = out.read_text("utf-8")
     assert "one vector per word, the reference" in page and not re.search(r"(src|href)=.?https?:", page)
     content = json.loads(re.search(r'id="words-data">(.*?)</script>', page)[1])

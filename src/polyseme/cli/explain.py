@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.cli.output import print_json, print_table, read_texts
+from polyseme.cli.output import print_table, read_texts
 from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,11 +94,9 @@ def explain(
     difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
     apart, --geometry the vectors of each layer, and --graph backpropagation through an expression.
     """
-    arguments = {name: value for name, value in locals().items() if value not in (None, False) and name != "as_json"}
+    arguments = {name: value for name, value in locals().items() if name != "as_json"}
+    arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}  # not 0
     figure = choose_figure(arguments)
-    if figure == "graph":
-        _explain_graph(arguments["graph"], arguments.get("at", ""), out, as_json)
-        return
     _show(lambda: BUILDERS[figure](arguments), out, as_json)
 
 
@@ -220,6 +218,19 @@ def _geometry(arguments: dict[str, Any]) -> "Explanation":
     return explain_geometry(_models(arguments, 4), texts)
 
 
+def _graph(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.graph.page import explain_graph
+
+    values = {}
+    for part in filter(None, (part.strip() for part in arguments.get("at", "").split(","))):
+        name, _, number = part.partition("=")
+        try:
+            values[name.strip()] = float(number)
+        except ValueError:
+            raise ConfigError(f"--at {part!r} is not a name and a number, such as x=1") from None
+    return explain_graph(arguments["graph"], values)
+
+
 BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "attention": _attention,
     "attribute": _attribute,
@@ -228,36 +239,5 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "word": _word,
     "wic": _wic,
     "geometry": _geometry,
+    "graph": _graph,
 }
-
-
-def _explain_graph(expression: str, at: str, out: Path | None, as_json: bool) -> None:
-    """Differentiate an expression; write its page, or print it."""
-    from polyseme.explain.graph import Graph
-    from polyseme.explain.graph.page import describe_graph, format_orders, graph_page, list_steps
-    from polyseme.io.atomic import ensure_new_file, write_text
-
-    values = {}
-    for part in filter(None, (part.strip() for part in at.split(","))):
-        name, _, number = part.partition("=")
-        try:
-            values[name.strip()] = float(number)
-        except ValueError:
-            raise ConfigError(f"--at {part!r} is not a name and a number, such as x=1") from None
-    if out is not None:
-        ensure_new_file(out)
-    graph = Graph.from_expression(expression, **values)
-    record = describe_graph(graph, expression)
-    if out is not None:
-        write_text(out, graph_page(graph, expression))
-    if as_json:
-        print_json(record)
-        return
-    if out is None:
-        print_table(["pass", "formula", "with numbers"], [(s.phase, s.formula, s.numbers) for s in list_steps(graph)])
-    print(f"value {record['value']:.10g}")
-    for name, grad in record["gradients"].items():
-        print(f"gradient of {name}: {grad:.10g}")
-    print(f"{format_orders(record['orders'])} topological orders of {len(record['nodes'])} nodes")
-    if out is not None:
-        print(f"{out}: the computation graph of {expression}")

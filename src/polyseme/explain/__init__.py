@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from polyseme.explain.attribution import explain_attribution
     from polyseme.explain.geometry import explain_geometry
     from polyseme.explain.gradients import explain_gradients
+    from polyseme.explain.graph.page import explain_graph
     from polyseme.explain.logit_lens import explain_logit_lens
     from polyseme.explain.patching import PatchingPair, explain_patching, explain_patching_pairs
     from polyseme.explain.probing.api import probe
@@ -24,6 +25,7 @@ _MODULES = {
     "explain_attribution": "attribution",
     "explain_geometry": "geometry",
     "explain_gradients": "gradients",
+    "explain_graph": "graph.page",
     "explain_logit_lens": "logit_lens",
     "explain_patching": "patching",
     "explain_patching_pairs": "patching",
@@ -40,6 +42,7 @@ __all__ = [
     "explain_attribution",
     "explain_geometry",
     "explain_gradients",
+    "explain_graph",
     "explain_logit_lens",
     "explain_patching",
     "explain_patching_pairs",

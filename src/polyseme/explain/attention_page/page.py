@@ -21,6 +21,7 @@ MAP_TITLES = {
     "cross": "cross-attention (target to source)",
 }
 THRESHOLD = 0.05  # weight from which the lines of all words are drawn
+MIN_WORD_WEIGHT = 0.01  # weight from which the lines of a pinned word are drawn
 CAVEAT = (
     "Attention is not explanation (Jain and Wallace 2019): a weight says where a head reads from, not why the model "
     "decides; other weights can give the same prediction. Test a conclusion by attribution or by patching."
@@ -111,10 +112,17 @@ class AttentionPanel:
 
 
 def panel_figures(panel: AttentionPanel) -> dict[str, str]:
-    """Draw the first state of a panel: all heads, and the lines of one."""
+    """Draw the first state of a panel: all heads, the lines of one, and only those of the word if it is pinned."""
     view, start = panel.first_map.first_view, panel.start
-    lines = lines_svg(view.weights[start.layer, start.head], view.queries, view.keys, THRESHOLD)
-    return {"heads": heads_svg(view.weights), "lines": lines}
+    weights = view.weights[start.layer, start.head]
+    figures = {
+        "heads": heads_svg(view.weights),
+        "lines": lines_svg(weights, view.queries, view.keys, THRESHOLD),
+    }
+    if start.is_pinned:
+        is_pinned = np.arange(len(weights)) == view.find_query(start.token)
+        figures["word"] = lines_svg(weights * is_pinned[:, None], view.queries, view.keys, MIN_WORD_WEIGHT)
+    return figures
 
 
 def attention_section(panels: Sequence[AttentionPanel], figures: Sequence[dict[str, str]]) -> str:

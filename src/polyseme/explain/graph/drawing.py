@@ -7,6 +7,10 @@ from polyseme.report.html import escape
 from polyseme.report.svg import format_number, shorten, svg_image, svg_text
 
 NODE_WIDTH, NODE_HEIGHT, LAYER_GAP, ROW_GAP, MARGIN, ARC_HEIGHT = 104, 58, 86, 26, 16, 12
+STYLE = (
+    ".node rect{fill:var(--tint);stroke:var(--faint)}.node .grad,.edge .grad{fill:var(--s2)}"
+    ".node .value{fill:var(--s1);font-weight:600}.edge path{fill:none;stroke:var(--faint)}.edge text{font-size:11px}"
+)
 Key = int | tuple[int, int, int]  # a node, or the place of an arc in a layer: child, number of the arc, layer
 
 
@@ -32,7 +36,8 @@ def draw_graph(graph: Graph, first_steps: Sequence[tuple[int, int]]) -> str:
             arcs.append(_draw_arc(routes[k], places[i], port, grads[k], first_steps[i][1]))
     nodes = [_draw_node(i, node, places[i], first_steps[i]) for i, node in enumerate(graph.nodes)]
     label = f"computation graph with {len(nodes)} nodes and {len(arcs)} arcs"
-    image = svg_image(width, max(total) + 2 * MARGIN, "".join(arcs + nodes), label, scalable=width < 900)
+    drawing = f"<style>{STYLE}</style>{''.join(arcs + nodes)}"
+    image = svg_image(width, max(total) + 2 * MARGIN, drawing, label, scalable=width < 900)
     return f'<div class="plot">{image}</div>'
 
 

@@ -1,9 +1,11 @@
 """A page about one computation graph: values forward and gradients backward, step by step, with a slider."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from polyseme.explain.explanation import Explanation
 from polyseme.explain.graph.drawing import draw_graph
 from polyseme.explain.graph.graph import MAX_ORDERS, Graph, Node
 from polyseme.explain.graph.operations import Array
@@ -14,10 +16,7 @@ STYLE = """
 .player{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.6rem 0}
 .player input{flex:1 1 12rem}.player button{font:inherit;padding:.15rem .8rem}
 #step{min-height:3.2em;font-size:.95rem}
-.node rect{fill:var(--tint);stroke:var(--faint)}.node .grad,.edge .grad{fill:var(--s2)}
-.node .value{fill:var(--s1);font-weight:600}
-.edge path{fill:none;stroke:var(--faint)}.edge text{font-size:11px}
-.now rect{stroke:var(--ink);stroke-width:2.5}.hidden{visibility:hidden}
+.node.now rect{stroke:var(--ink);stroke-width:2.5}.hidden{visibility:hidden}
 @media print{.player{display:none}.hidden{visibility:visible}}
 """
 SCRIPT = """
@@ -48,6 +47,24 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.phase}: {self.formula} = {self.numbers}"
+
+
+def explain_graph(expression: str, values: Mapping[str, float]) -> Explanation:
+    """Explain backpropagation through an expression at `values`: its graph, both passes, and every step."""
+    graph = Graph.from_expression(expression, **values)
+    record = describe_graph(graph, expression)
+    steps = list_steps(graph)
+    lines = [f"value {record['value']:.10g}"]
+    lines += [f"gradient of {name}: {grad:.10g}" for name, grad in record["gradients"].items()]
+    orders = f"{format_orders(record['orders'])} topological order{'s' * (record['orders'] != 1)}"
+    lines.append(f"{orders} of {len(record['nodes'])} node{'s' * (len(record['nodes']) != 1)}")
+    return Explanation(
+        page=graph_page(graph, expression),
+        record=record,
+        figures={"graph": draw_graph(graph, _first_steps(graph, steps))},
+        summary="\n".join(lines),
+        tables=[(["pass", "formula", "with numbers"], [(s.phase, s.formula, s.numbers) for s in steps])],
+    )
 
 
 def describe_graph(graph: Graph, expression: str = "") -> dict[str, Any]:
