@@ -11,6 +11,7 @@ from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
 from polyseme.families import FAMILIES
 from polyseme.inference.load import load
+from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.model import Model
 from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.packing import SpecialIds
@@ -58,9 +59,11 @@ def distill(
         if corpus is not None or resume:
             extra = "`corpus`" if corpus is not None else "`resume`"
             raise ConfigError(f"{extra} is for language models: a task has `data`, and the same call resumes its run")
+        if isinstance(student, Recipe):
+            raise ConfigError("`student` is a recipe, but the student of a task is the folder of a pre-trained model")
         from polyseme.compress.task_distillation import distill_task
 
-        return distill_task(path, task, Path(out), student, options)
+        return distill_task(path, task, Path(out), str(student), options)
     corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
     if student and not isinstance(student, Recipe):
         student = str(student)
@@ -155,14 +158,19 @@ def compare_models(
     """Compare the sizes, the speed and the losses on held-out text of a student in its run folder and its teacher."""
     if distributed.init_process_group()[0]:
         return CompressionResult((), out, {"results": results})  # the first rank compares
-    before, after = load(teacher.path), load(out / "model")
-    rows = [*size_rows(before, after), latency_row(before, after, ())]
+    rows, device = compare_folders(teacher.path, out / "model")
     teacher_losses = evaluate_teacher(recipe, teacher, corpus) if results["valid"] else {}
     for name, value in results["valid"].items():
         if name in teacher_losses:
             rows.append(CompressionRow.compare(f"valid {name}", teacher_losses[name], value))
-    record = {"teacher": str(teacher.path), "device": describe_device(after.device), "results": results}
-    return CompressionResult(tuple(rows), out, record)
+    return CompressionResult(tuple(rows), out, {"teacher": str(teacher.path), "device": device, "results": results})
+
+
+def compare_folders(teacher: Path, student: Path) -> tuple[list[CompressionRow], str]:
+    """Compare the sizes and the speed of two model folders; also return the device that they were timed on."""
+    before, after = load(teacher), load(student)
+    assert isinstance(before, NeuralLM) and isinstance(after, NeuralLM)
+    return [*size_rows(before, after), latency_row(before, after, ())], describe_device(after.device)
 
 
 def evaluate_teacher(recipe: Recipe, teacher: ModelFolder, corpus: Path) -> dict[str, float]:

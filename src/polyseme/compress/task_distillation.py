@@ -5,7 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from polyseme.compress.result import CompressionResult, CompressionRow, describe_device, latency_row, size_rows
+from polyseme.compress.distillation import compare_folders
+from polyseme.compress.result import CompressionResult, CompressionRow
 from polyseme.compress.student import halve_layers, init_from_teacher, trunk_arguments
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError
@@ -13,7 +14,6 @@ from polyseme.families import FAMILIES
 from polyseme.finetuning.api import ReadOptions, find_task_type, finetune
 from polyseme.finetuning.distillation import TaskDistillation, TaskTeacher, check_task_type
 from polyseme.finetuning.finetune import finetuning_history
-from polyseme.inference.load import load
 from polyseme.io.json import read_json
 from polyseme.nn.model import Model
 from polyseme.weights.folder import load_model, save_model
@@ -21,9 +21,7 @@ from polyseme.weights.folder import load_model, save_model
 HELD_OUT_EVERY = 10  # one labeled example of so many is held out if there are no dev examples
 
 
-def distill_task(
-    teacher: Path, task: str, out: Path, student: str | Path, options: dict[str, Any]
-) -> CompressionResult:
+def distill_task(teacher: Path, task: str, out: Path, student: str, options: dict[str, Any]) -> CompressionResult:
     """Distill a model that was fine-tuned for a task, in a run folder as that of `finetune`, and compare the two.
 
     The student has half of the teacher's layers, with their weights, unless `student` is the folder of a smaller
@@ -45,20 +43,18 @@ def distill_task(
         files = _read_labeled(task_type, files, reading)
     with tempfile.TemporaryDirectory(prefix="polyseme-student-") as scratch:
         if student:
-            path, name = Path(student), str(student)
+            path, name = Path(student), student
         else:
             path, name = Path(scratch) / "student", f"half of the layers of {teacher}"
             save_half(teacher, path)
         options["teacher"] = TaskTeacher(teacher, distillation, unlabeled, name)
         run = finetune(path, task, out, files, seeds, (), options)
     results = read_json(out / "results.json")
-    before, after = load(teacher), load(run.model)
-    rows = [*size_rows(before, after), latency_row(before, after, ())]
+    rows, device = compare_folders(teacher, run.model)
     for metric, value in results["teacher"]["metrics"].items():
         if metric in run.mean:
             rows.append(CompressionRow.compare(f"dev {metric}", value, run.mean[metric]))
-    record = {"teacher": str(teacher), "device": describe_device(after.device), "results": results}
-    return CompressionResult(tuple(rows), out, record)
+    return CompressionResult(tuple(rows), out, {"teacher": str(teacher), "device": device, "results": results})
 
 
 def _read_labeled(task_type: Any, files: dict[str, Any], reading: ReadOptions) -> dict[str, Any]:

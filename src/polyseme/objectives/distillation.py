@@ -136,8 +136,8 @@ class DistillationLoss:
         }
         if "cosine" in targets:
             labels = targets["cosine"].labels
-            states = (hidden[: len(labels)].float() for hidden in (output.hidden, teacher_hidden))  # no query stream
-            loss_sums["cosine"] = ((1 - F.cosine_similarity(*states, dim=-1)) * (labels != IGNORE_INDEX)).sum()
+            hidden, shown = (h[: len(labels)].float() for h in (output.hidden, teacher_hidden))  # no query stream
+            loss_sums["cosine"] = ((1 - F.cosine_similarity(hidden, shown, dim=-1)) * (labels != IGNORE_INDEX)).sum()
         return {n: loss_sums[n] if n in loss_sums else compute_term(model, batch, output, n) for n in targets}
 
 
