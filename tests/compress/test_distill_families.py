@@ -98,6 +98,6 @@ def test_student_of_another_family(teacher, recipe, model, has_cosine, tiny_fold
     student = get_training_recipe(recipe).replace(size="", model=model, **sizes)
     with caplog.at_level(logging.INFO):
         distill(tiny_folders[teacher], corpora(teacher), out=tmp_path / "run", student=student, budget="2steps")
-    assert "starts from random weights" in caplog.text and ("no cosine term" in caplog.text) != has_cosine
+    assert "it starts from random weights" in caplog.text and ("no cosine term" in caplog.text) != has_cosine
     rows = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert {"soft"} <= rows[0]["loss"].keys() and ("cosine" in rows[0]["loss"]) == has_cosine

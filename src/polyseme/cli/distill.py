@@ -66,6 +66,4 @@ def print_compression(compressed: "CompressionResult", as_json: bool) -> None:
         print_json(compressed.to_json())
         return
     print_table(*compressed.table)
-    print(f"{compressed.out}/model; see {compressed.out}/report.html")
-    for warning in compressed.record["results"].get("warnings", []):
-        print(f"warning: {warning}")
+    print(f"measured on {compressed.record['device']}; {compressed.out}/model; see {compressed.out}/report.html")

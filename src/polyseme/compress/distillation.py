@@ -18,7 +18,7 @@ from polyseme.objectives.packing import SpecialIds
 from polyseme.recipes.launch import resolve_arguments
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
-from polyseme.train.loop import TrainState, setup_device
+from polyseme.train.loop import TrainState, count_parameters, setup_device
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.pretrain import InitialModel, evaluate, pretrain
 from polyseme.train.recipe import Recipe
@@ -134,11 +134,14 @@ def build_student(recipe: Recipe, teacher: ModelFolder, corpus: Path) -> tuple[R
         logger.info("no cosine term: the hidden states of the student have %s dimensions", sizes)
         recipe = recipe.replace(objective=objective.replace(cosine_weight=0.0))
     model = config.build(recipe.seed)
+    if (num_parameters := count_parameters(model)) > (teacher_parameters := count_parameters(teacher.model)):
+        sizes = f"{num_parameters:,} parameters, more than the {teacher_parameters:,} of its teacher"
+        logger.warning("the student has %s: choose a smaller `student`", sizes)
     if objective.init_from_teacher:
         try:
             init_from_teacher(model, teacher.model)
         except ModelError as error:
-            logger.info("the student starts from random weights: %s", error)
+            logger.info("%s; it starts from random weights", error)
     return recipe, model
 
 

@@ -167,9 +167,8 @@ def _published_settings(teacher: ModelConfig, num_corpus_tokens: int) -> Recipe:
 
 
 def _describe_layers(model: dict[str, Any]) -> str:
-    counts = [
-        f"{model[name]} {name.removeprefix('num_').replace('_', ' ')}" for name in LAYER_ARGUMENTS if model.get(name)
-    ]
+    names = {"num_layers": "layer", "num_decoder_layers": "decoder layer"}
+    counts = [f"{model[arg]} {name}{'s' * (model[arg] > 1)}" for arg, name in names.items() if model.get(arg)]
     return f"{' and '.join(counts)}, half of the teacher's" if counts else "the sizes of the teacher"
 
 
