@@ -398,5 +398,7 @@ def test_derived_recipe_follows_the_teacher(teacher_run, tmp_path):
         derived = derive_recipe(tmp_path / name, 10_000_000)
         assert derived.batch_tokens == batch_tokens and derived.max_len == 32 and derived.model["num_layers"] == 2
         assert derived.budget == (BudgetConfig(steps=500) if metadata else BudgetConfig(tokens=30_000_000))
+    wide = config.replace(trunk=config.trunk.replace(embeddings=config.trunk.embeddings.replace(vocab_size=1 << 20)))
+    assert build_student_recipe(wide, small.replace(micro_batch_tokens=384)).micro_batch_tokens == 192
     with pytest.raises(PolysemeError, match="no model folder"):
         derive_recipe(tmp_path / "nowhere", 1000)

@@ -10,6 +10,7 @@ import torch
 
 from polyseme.compress import distill
 from polyseme.errors import Interrupted
+from polyseme.families import FAMILIES
 from polyseme.finetuning.distillation import TaskDistillation, TaskDistillationLoss, add_soft_targets
 from polyseme.finetuning.training import SeedTraining
 from polyseme.tasks import task_from_json
@@ -57,6 +58,22 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(task, project):
         log_probs, teacher = ((logits / 2).log_softmax(-1) for logits in hidden)
         expected = 4 * (teacher.exp() * (teacher - log_probs)).sum()
     torch.testing.assert_close(losses["soft"], expected, atol=1e-6, rtol=1e-4)
+
+
+def test_teacher_reads_segments_that_the_student_lacks(project):
+    folder, config = load_model(project / "run-pair_classification"), TaskDistillation()
+    teacher, codec = folder.model, task_from_json(folder.metadata["task"])
+    examples = codec.read(project / "pair_classification-dev.tsv")[:4]
+    whole = codec.collate(list(codec.encode(examples, folder.tokenizer, 32)))[0]
+    sizes = {"num_layers": 1, "dim": 32, "num_heads": 2, "max_len": 32, "vocab_size": folder.tokenizer.vocab_size}
+    config_of_student = FAMILIES["distilbert"].model_config(**sizes)
+    heads = codec.heads(FAMILIES["distilbert"], config_of_student.trunk)
+    student = config_of_student.replace(heads=heads).build(seed=3).eval()
+    batch = add_soft_targets(whole, config).for_trunk(student.config.trunk)
+    assert batch.inputs.segments is None and whole.inputs.segments.any()
+    inputs = TaskDistillationLoss(config, teacher, "classify")._teacher_inputs(batch)
+    assert torch.equal(inputs.segments, whole.inputs.segments)
+    assert TaskDistillationLoss(config, teacher, "classify").compute(student, batch)["soft"] > 0
 
 
 def test_unlabeled_texts_are_learned_from(project, tmp_path):
