@@ -156,8 +156,8 @@ def test_commands_and_examples_of_the_guides_run(tmp_path, monkeypatch, capsys, 
     program = typer.main.get_command(app)
     for line in lines:
         words = shlex.split(line, comments=True)[1:]
-        is_pretraining = words[0] in ("pretrain", "distill") and words[1] not in NGRAM_RECIPES
-        short = ["--set", "budget.steps=2"] if is_pretraining else ["--set", "steps=2"] * (words[0] == "finetune")
+        is_training = words[0] in ("pretrain", "distill", "finetune") and words[1] not in NGRAM_RECIPES
+        short = ["--set", "steps=2" if "--task" in words else "budget.steps=2"] * is_training
         assert not program([*words, *short], standalone_mode=False), line
     header, *rows = Path("predicted.tsv").read_text(encoding="utf-8").splitlines()
     assert header.split("\t") == ["text", "prediction", "probability", "p(cat)", "p(other)"]

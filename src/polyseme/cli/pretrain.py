@@ -1,4 +1,4 @@
-"""`polyseme pretrain`, `distill`, `recipes` and `families`."""
+"""`polyseme pretrain`, `recipes` and `families`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from polyseme.report.results import PretrainResult
 
 RECIPE_HELP = "A name from `polyseme recipes`, or a recipe.json; not needed with --resume."
-DISTILL_RECIPE_HELP = "A name from `polyseme recipes`, or a recipe.json; default: half of the teacher's layers."
 
 
 def pretrain(
@@ -37,24 +36,6 @@ def pretrain(
     settings = parse_settings(overrides, seed=seed, budget=budget)
     results = launch_pretraining(recipe, corpus, out, settings, resume, init_from, start_time)
     print_results(PretrainResult.from_results(out, results))
-
-
-def distill(
-    out: options.RunOption,
-    teacher: Annotated[Path | None, Argument(help="Folder of the teacher, a model or its run.")] = None,
-    corpus: Annotated[Path | None, Option(help="Corpus folder that was prepared with the teacher's tokenizer.")] = None,
-    recipe: Annotated[str, Option(help=DISTILL_RECIPE_HELP, autocompletion=complete(RECIPE_NAMES))] = "",
-    overrides: options.SetOption = [],
-    budget: options.BudgetOption = "",
-    seed: options.SeedOption = None,
-    resume: options.ResumeOption = False,
-) -> None:
-    """Distill a teacher into a smaller model. Ctrl-C and SIGTERM save and stop; --resume continues exactly."""
-    from polyseme.compress.distill import distill as run
-    from polyseme.report.results import PretrainResult
-
-    settings = parse_settings(overrides, seed=seed, budget=budget)
-    print_results(PretrainResult.from_results(out, run(recipe or None, teacher, corpus, out, resume, settings)))
 
 
 def print_results(run_result: "PretrainResult") -> None:

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyseme.compress.distillation import distill
     from polyseme.compress.exporting.api import export
     from polyseme.compress.pruning.api import prune
     from polyseme.compress.result import CompressionResult, CompressionRow
@@ -11,12 +12,14 @@ if TYPE_CHECKING:
 _MODULES = {
     "CompressionResult": "result",
     "CompressionRow": "result",
+    "distill": "distillation",
     "export": "exporting.api",
     "prune": "pruning.api",
 }
 __all__ = [
     "CompressionResult",
     "CompressionRow",
+    "distill",
     "export",
     "prune",
 ]

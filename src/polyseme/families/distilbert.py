@@ -84,5 +84,6 @@ DISTILBERT = Family(
     departures=(
         "Each token is masked with probability 15 %, instead of exactly 15 % of each sequence.",
         "The teacher's first segment embedding is added to the initial position embeddings of the student.",
+        "Frequent and rare tokens are masked alike; the released code masks rare ones more often.",
     ),
 )

@@ -122,6 +122,15 @@ class ConfigTable:
 
     def from_hf(self, hf_config: dict[str, Any]) -> TrunkConfig:
         """Return the trunk's config from a `config.json`; raise for settings the family does not support."""
+        try:
+            return self.trunk_config(**self.arguments(hf_config))
+        except PolysemeError:
+            raise
+        except Exception as error:  # a value of the wrong type or outside its range
+            raise ModelError(f"config.json does not describe a {self.model_type} model ({error})") from error
+
+    def arguments(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `trunk_config` for a `config.json`."""
         hf_config = {row.key: row.default for row in self.rows if row.default is not ...} | hf_config
         for row in self.rows:
             row.check(hf_config)
@@ -132,13 +141,8 @@ class ConfigTable:
             if type(hf_config[key]) is not int:
                 raise ModelError(f"config.json: {key} is {hf_config[key]!r}, expected an integer")
         check_sizes({row.key: hf_config.get(row.key) for row in self.rows}, "config.json")
-        try:
-            args = {row.arg: row.from_hf(hf_config[row.key]) for row in self.rows if row.arg and row.key in hf_config}
-            return self.trunk_config(**self.finish(hf_config, args) if self.finish else args)
-        except PolysemeError:
-            raise
-        except Exception as error:  # a value of the wrong type or outside its range
-            raise ModelError(f"config.json does not describe a {self.model_type} model ({error})") from error
+        args = {row.arg: row.from_hf(hf_config[row.key]) for row in self.rows if row.arg and row.key in hf_config}
+        return self.finish(hf_config, args) if self.finish else args
 
 
 @dataclass(frozen=True)

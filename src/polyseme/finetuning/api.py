@@ -11,6 +11,7 @@ from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError, suggest
 from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.distillation import TaskTeacher
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune as finetune_model
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
@@ -99,6 +100,7 @@ def finetune(
 ) -> FinetuneResult:
     """Read the data, run the experiment or a grid of them, and log warnings; see `polyseme.finetune`."""
     baselines, overrides = _list_baselines(options.pop("baselines", ())), options.pop("overrides", {})
+    teacher: TaskTeacher | None = options.pop("teacher", None)  # of `polyseme.compress.distill`
     grid = [grid] if isinstance(grid, str) else grid
     reading, features = pop_options(ReadOptions, options), pop_options(FeatureOptions, options)
     run_options = replace(pop_options(RunOptions, options), seeds=seeds)
@@ -122,7 +124,7 @@ def finetune(
     def run_point(config: FinetuneConfig, tasks: Sequence[TaskData], folder: Path) -> dict[str, Any]:
         if model is None:
             return train_on_features(features.inputs(out), tasks[0], folder, config, run_options)
-        return finetune_model(model, tasks if is_multitask else tasks[0], folder, config, run_options)
+        return finetune_model(model, tasks if is_multitask else tasks[0], folder, config, run_options, teacher)
 
     if grid:
         points = expand_grid(config, tasks, grid)

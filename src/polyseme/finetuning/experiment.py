@@ -178,8 +178,8 @@ class Experiment:
     """One task, or several over one trunk, that every seed is trained and evaluated on.
 
     Each step trains one task; an epoch has the steps of all tasks. Models are selected by the mean of the primary
-    metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual losses, and
-    `extra_targets` add terms to them. `describe_model` adds facts about the best model to the results.
+    metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual losses,
+    `extra_targets` add terms to them, and so may `prepare_batch`. `describe_model` adds facts about the best model.
     `measures_latency` is off for networks over features, whose latency would omit the extraction of the features.
     `encode` encodes more examples, which attributions need; None where that would cost too much.
     """
@@ -191,6 +191,7 @@ class Experiment:
     run_info: Mapping[str, Any]
     loss_fn: Callable[[Model, Batch], dict[str, Tensor]] | None = None
     extra_targets: Mapping[str, Targets] = field(default_factory=dict)
+    prepare_batch: Callable[[Batch], Batch] | None = None
     describe_model: Callable[[Model], dict[str, Any]] = lambda model: {}
     measures_latency: bool = True
     encode: EncodeFn | None = None
@@ -226,6 +227,8 @@ class Experiment:
         streams = [epoch_batches(r.task, r.train.encoded, self.config, seed, n) for r, n in zip(self.runs, done)]
         for number in order[num_done:].tolist():
             batches, position = next(streams[number])
+            if self.prepare_batch is not None:
+                batches = [self.prepare_batch(batch) for batch in batches]
             if trunk is not None:
                 batches = [batch.for_trunk(trunk) for batch in batches]
             if self.extra_targets:

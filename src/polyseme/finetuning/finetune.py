@@ -11,6 +11,7 @@ from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.defaults import choose_settings
+from polyseme.finetuning.distillation import TaskTeacher
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
@@ -30,12 +31,13 @@ def finetune(
     out: Path | None,
     config: FinetuneConfig | None = None,
     options: RunOptions = RunOptions(),
+    teacher: TaskTeacher | None = None,
 ) -> dict[str, Any]:
     """Fine-tune once per seed and evaluate on the dev examples; return all seeds, mean and standard deviation.
 
     Several tasks share one trunk, with a head for each (Caruana 1997; Liu et al. 2019, MT-DNN). The seed determines the
     new heads, the order of the examples and dropout. `out` gets the results and the model of the best seed. If it has
-    an unfinished run with the same settings, that run continues.
+    an unfinished run with the same settings, that run continues. With a `teacher`, the model also learns its scores.
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
     model_config, metadata = read_model_config(path)
@@ -46,7 +48,8 @@ def finetune(
         _check_names(data)
     if out is not None:
         check_folder(out)  # before anything is read
-    run = UnfinishedRun(out, describe_run(path, data, config, options), options.on_start)
+    settings = describe_run(path, data, config, options) | (teacher.describe() if teacher else {})
+    run = UnfinishedRun(out, settings, options.on_start)
     tasks = [fit_task(path, each) for each in data]
     loaded = load_for_tasks(path, tasks, config, options.seed_list[0], options.from_scratch)
 
@@ -75,11 +78,14 @@ def finetune(
         )
         for task, each in zip(tasks, data)
     )
-    if not run.is_complete:
-        runs = tuple(_evaluate_before(each, loaded.model) for each in runs)
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
     run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch, "chosen": chosen}
-    return run_experiment(Experiment(runs, config, build, save, run_info, encode=encode), run, options)
+    experiment = Experiment(runs, config, build, save, run_info, encode=encode)
+    if teacher is not None:
+        return run_experiment(teacher.teach(experiment, loaded.tokenizer), run, options)
+    if not run.is_complete:
+        runs = tuple(_evaluate_before(each, loaded.model) for each in runs)
+    return run_experiment(dataclasses.replace(experiment, runs=runs), run, options)
 
 
 def _evaluate_before(run: TaskRun, model: Model) -> TaskRun:

@@ -1,11 +1,12 @@
 """Distillation: a student learns an objective and the predictions of a teacher (Hinton et al. 2015; Sanh et al. 2019).
 
-Student and teacher get the same batches, masked at the same positions.
+Student and teacher get the same batches, masked at the same positions, and have the same vocabulary.
 """
 
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from polyseme.errors import ConfigError
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.base import Objective, ObjectiveLoss
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
+from polyseme.objectives.losses import compute_term, run_trunk
 from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
 from polyseme.weights.folder import hash_weights, load_model
@@ -27,16 +29,21 @@ class Distillation(Objective):
     """The terms of `base`, weighted by `hard_weight`, and two more, `soft` and `cosine`, with their own weights.
 
     `soft` is the KL divergence of the student's token predictions from the teacher's, both at `temperature`, times the
-    temperature squared, which keeps the size of its gradient (Hinton et al., §2). `cosine` is one minus the cosine of
-    the hidden states of every token. The weights are those of DistilBERT's released code. `teacher` is the path of a
-    model folder, `teacher_hash` the hash of its weights, which a resumed run must find unchanged.
+    temperature squared, which keeps the size of its gradient (Hinton et al., §2). With `soft_tokens` "all" it is the
+    mean over all tokens, as in DistilBERT's released code; with "masked", over those that `base` predicts. `cosine` is
+    one minus the cosine of the hidden states of every token; with the weight 0 there is no such term, so that the
+    hidden sizes may differ. The weights are those of the released code. With `init_from_teacher` the student starts
+    with layers of the teacher, where it has the same sizes. `teacher` is the path of a model folder, `teacher_hash` the
+    hash of its weights, which a resumed run must find unchanged.
     """
 
     base: Objective = field(default_factory=MaskedLM)
     temperature: float = 2.0
+    soft_tokens: Literal["all", "masked"] = "all"
     soft_weight: float = 5.0
     hard_weight: float = 2.0
     cosine_weight: float = 1.0
+    init_from_teacher: bool = True
     teacher: str = ""
     teacher_hash: str = ""
 
@@ -53,10 +60,19 @@ class Distillation(Objective):
         """The head that predicts tokens."""
         return self.base.terms[0]
 
+    @property
+    def has_soft_rows(self) -> bool:
+        """Whether the soft targets have rows of their own, of all tokens, and not those of `token_head`."""
+        return self.soft_tokens == "all" and self.token_head == "masked" and not self.base.needs_query_stream
+
+    def max_input_len(self, max_len: int) -> int:
+        return self.base.max_input_len(max_len)
+
     def check(self, model: ModelConfig, max_len: int) -> None:
         base = self.base
-        if base.needs_source or base.needs_query_stream or base.needs_bounded_memory or base.is_sparse:
-            raise ConfigError(f"Distillation of {type(base).__name__} is not supported: it needs plain sequences")
+        if base.needs_bounded_memory or base.needs_hybrid or base.is_sparse:
+            problem = "reads a stream with memory" if base.needs_bounded_memory else "has no single token prediction"
+            raise ConfigError(f"Distillation of {type(base).__name__} is not supported: it {problem}")
         base.check(model, max_len)
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
@@ -74,13 +90,16 @@ class Distillation(Objective):
     def add_teacher_targets(self, batch: Batch) -> Batch:
         """Return a batch of `base` with targets for the terms `soft` and `cosine`, and the weights of all terms.
 
-        `soft` has the rows of `token_head`, `cosine` all tokens except filler.
+        `cosine` has all tokens except filler, and so has `soft` unless it has the rows of `token_head`.
         """
-        rows = torch.arange(len(batch.inputs.tokens))
-        labels = torch.where(rows < batch.num_tokens, 0, IGNORE_INDEX)
+        token_targets, rows = batch.targets[self.token_head], torch.arange(len(batch.inputs.tokens))
+        count = batch.num_tokens if batch.inputs.source is None else token_targets.count  # not those of the source
+        all_tokens = Targets(rows, torch.where(rows < count, 0, IGNORE_INDEX), count)
         targets = {name: replace(t, weight=self.hard_weight * t.weight) for name, t in batch.targets.items()}
-        targets["soft"] = replace(batch.targets[self.token_head], weight=self.soft_weight)
-        targets["cosine"] = Targets(rows, labels, batch.num_tokens, self.cosine_weight)
+        soft_targets = all_tokens if self.has_soft_rows else token_targets
+        targets["soft"] = replace(soft_targets, weight=self.soft_weight)
+        if self.cosine_weight:
+            targets["cosine"] = replace(all_tokens, weight=self.cosine_weight)
         return replace(batch, targets=targets)
 
 
@@ -92,27 +111,40 @@ class DistillationLoss:
 
     def compute(self, model: Model, batch: Batch) -> dict[str, Tensor]:
         """Return the summed loss of each term."""
-        head, temperature = self.config.token_head, self.config.temperature
-        layout, targets = batch.inputs.layout, batch.targets
-        rows, labels = targets[head].rows, targets[head].labels
-        hidden = model.trunk(batch.inputs).hidden
+        head, targets, layout = self.config.token_head, batch.targets, batch.inputs.layout
+        if model.training:
+            batch = batch.extra.prepare(model, batch)
+        output = run_trunk(model, batch)
+        rows = targets["soft"].rows
         with torch.no_grad():
-            teacher_hidden = self.teacher.trunk(batch.inputs).hidden
+            teacher_hidden = batch.for_trunk(self.teacher.config.trunk).forward(self.teacher).hidden
             teacher_logits = self.teacher.predict(head, teacher_hidden, layout, rows).float()
-            teacher_log_probs = (teacher_logits / temperature).log_softmax(-1)
-        logits = model.predict(head, hidden, layout, rows).float()
-        log_probs = (logits / temperature).log_softmax(-1)
-        divergence = F.kl_div(log_probs, teacher_log_probs, log_target=True, reduction="none").sum(-1)
-        cosine_distance = 1 - F.cosine_similarity(hidden.float(), teacher_hidden.float(), dim=-1)
+        logits = model.predict(head, output.hidden, layout, rows).float()
+        divergence = soft_divergence(logits, teacher_logits, self.config.temperature)
+        # the predicted tokens are among those of the soft targets
+        token_logits = logits.index_select(0, targets[head].rows) if self.config.has_soft_rows else logits
+        smoothing = targets[head].label_smoothing
         loss_sums = {
-            head: F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum"),
-            "soft": (divergence * (labels != IGNORE_INDEX)).sum() * temperature**2,
-            "cosine": (cosine_distance * (targets["cosine"].labels != IGNORE_INDEX)).sum(),
+            head: F.cross_entropy(
+                token_logits,
+                targets[head].labels,
+                ignore_index=IGNORE_INDEX,
+                reduction="sum",
+                label_smoothing=smoothing,
+            ),
+            "soft": (divergence * (targets["soft"].labels != IGNORE_INDEX)).sum(),
         }
-        for name in targets.keys() - loss_sums.keys():
-            target = targets[name]
-            loss_sums[name] = model.loss(name, hidden, layout, target.rows, target.labels)
-        return {name: loss_sums[name] for name in targets}
+        if "cosine" in targets:
+            labels = targets["cosine"].labels
+            hidden, shown = (h[: len(labels)].float() for h in (output.hidden, teacher_hidden))  # no query stream
+            loss_sums["cosine"] = ((1 - F.cosine_similarity(hidden, shown, dim=-1)) * (labels != IGNORE_INDEX)).sum()
+        return {n: loss_sums[n] if n in loss_sums else compute_term(model, batch, output, n) for n in targets}
+
+
+def soft_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """Return the KL divergence of each row from the teacher's at a temperature, times the temperature squared."""
+    log_probs, teacher_log_probs = ((each / temperature).log_softmax(-1) for each in (logits, teacher_logits))
+    return F.kl_div(log_probs, teacher_log_probs, log_target=True, reduction="none").sum(-1) * temperature**2
 
 
 class _DistillationBatchBuilder(BatchBuilder):
@@ -120,13 +152,16 @@ class _DistillationBatchBuilder(BatchBuilder):
 
     def __init__(self, config: Distillation, base: BatchBuilder):
         super().__init__(base.samples, base.max_len, base.num_special_tokens)
-        self.config, self.base = config, base
+        self.config, self.base, self.token_counts = config, base, base.token_counts
 
     def lengths(self, ids: np.ndarray, epoch: int) -> np.ndarray:
         return self.base.lengths(ids, epoch)
 
     def max_predictions(self, num_tokens: int) -> int:
         return self.base.max_predictions(num_tokens)
+
+    def static_shape(self, micro_batch_tokens: int) -> StaticShape:
+        return self.base.static_shape(micro_batch_tokens)
 
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
         batch = self.base.batch(ids, epoch, shape)

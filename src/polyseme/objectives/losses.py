@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.nn.model import Model
+from polyseme.nn.trunks.base import TrunkOutput
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, SparseUpdateBatch
 
 REGULARIZERS = ("activation_reg", "temporal_activation_reg")
@@ -16,22 +17,28 @@ EVAL_CHUNK_ROWS = 1024  # rows whose logits over the vocabulary are in memory at
 
 def compute_losses(model: Model, batch: Batch) -> dict[str, Tensor]:
     """Return the summed loss of each term of a batch."""
-    num_layers = model.config.trunk.num_layers
     if model.training:
         batch = batch.extra.prepare(model, batch)
+    output = run_trunk(model, batch)
+    return {name: compute_term(model, batch, output, name) for name in batch.targets}
+
+
+def run_trunk(model: Model, batch: Batch) -> TrunkOutput:
+    """Run the trunk with the layers that the terms of a batch need."""
     needs_raw_hidden = any(name in REGULARIZERS for name in batch.targets)
-    output = batch.forward(model, (num_layers,) if needs_raw_hidden else ())
-    hidden, layout, losses = output.hidden, batch.inputs.layout, {}
-    for name, t in batch.targets.items():
-        if name == "activation_reg":  # mean square of each state, after dropout (Merity et al. 2018, §4.6, AR)
-            losses[name] = hidden.float().square().mean(-1).sum()
-        elif name == "temporal_activation_reg":  # that of the change between states, before dropout (TAR)
-            raw_hidden = output.layers[num_layers]
-            squared_diff = (raw_hidden[1:] - raw_hidden[:-1]).float().square().mean(-1)
-            losses[name] = (squared_diff * (layout.positions[1:] > 0)).sum()
-        else:
-            losses[name] = model.loss(name, hidden, layout, t.rows, t.labels, t.label_smoothing)
-    return losses
+    return batch.forward(model, (model.config.trunk.num_layers,) if needs_raw_hidden else ())
+
+
+def compute_term(model: Model, batch: Batch, output: TrunkOutput, name: str) -> Tensor:
+    """Return the summed loss of one term, from the output of `run_trunk`."""
+    hidden, layout, t = output.hidden, batch.inputs.layout, batch.targets[name]
+    if name == "activation_reg":  # mean square of each state, after dropout (Merity et al. 2018, §4.6, AR)
+        return hidden.float().square().mean(-1).sum()
+    if name == "temporal_activation_reg":  # that of the change between states, before dropout (TAR)
+        raw_hidden = output.layers[model.config.trunk.num_layers]
+        squared_diff = (raw_hidden[1:] - raw_hidden[:-1]).float().square().mean(-1)
+        return (squared_diff * (layout.positions[1:] > 0)).sum()
+    return model.loss(name, hidden, layout, t.rows, t.labels, t.label_smoothing)
 
 
 @torch.no_grad()

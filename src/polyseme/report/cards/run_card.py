@@ -100,6 +100,6 @@ def _recipe_command(record: dict[str, Any]) -> list[str]:
     corpus, objective = _corpus_name(record), record["recipe"].get("objective", {})
     target = ["--corpus", corpus, "--out", "RUN"]
     if objective.get("teacher"):
-        return ["distill", short_name(objective["teacher"]), "--recipe", "recipe.json", *target]
+        return ["distill", short_name(objective["teacher"]), "--student", "recipe.json", *target]
     start = ["--init-from", short_name(record["initialized_from"])] if record.get("initialized_from") else []
     return ["pretrain", "recipe.json", *target, *start]

@@ -1,0 +1,84 @@
+"""Distillation of a fine-tuned model into a smaller one, on labeled examples and on unlabeled texts."""
+
+import tempfile
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from polyseme.compress.distillation import compare_folders
+from polyseme.compress.result import CompressionResult, CompressionRow
+from polyseme.compress.student import halve_layers, init_from_teacher, trunk_arguments
+from polyseme.datasets.catalog import DATASETS
+from polyseme.errors import ConfigError
+from polyseme.families import FAMILIES
+from polyseme.finetuning.api import ReadOptions, find_task_type, finetune
+from polyseme.finetuning.distillation import TaskDistillation, TaskTeacher, check_task_type
+from polyseme.finetuning.finetune import finetuning_history
+from polyseme.io.json import read_json
+from polyseme.nn.model import Model
+from polyseme.weights.folder import load_model, save_model
+
+HELD_OUT_EVERY = 10  # one labeled example of so many is held out if there are no dev examples
+
+
+def distill_task(teacher: Path, task: str, out: Path, student: str, options: dict[str, Any]) -> CompressionResult:
+    """Distill a model that was fine-tuned for a task, in a run folder as that of `finetune`, and compare the two.
+
+    The student has half of the teacher's layers, with their weights, unless `student` is the folder of a smaller
+    pre-trained model with the same vocabulary. `options` are those of `polyseme.finetune`, the fields of
+    `TaskDistillation`, and `text`: a file of unlabeled texts, or a list, for which only the teacher's scores are
+    learned. For a task that is not a data set, `data` are labeled examples, of which one in ten is held out unless
+    there are `dev` examples. The same call resumes a run.
+    """
+    distillation = TaskDistillation(
+        **{f.name: options.pop(f.name) for f in fields(TaskDistillation) if f.name in options}
+    )
+    files = {name: options.pop(name, None) for name in ("train", "dev", "data")}
+    text, seeds = options.pop("text", None), options.pop("seeds", 1)
+    reading = ReadOptions(**{f.name: options[f.name] for f in fields(ReadOptions) if options.get(f.name) is not None})
+    task_type = find_task_type(task)
+    check_task_type(task_type)
+    unlabeled = [] if text is None else reading.read(task_type, text, reading.columns, needs_labels=False)
+    if task not in DATASETS:
+        files = _read_labeled(task_type, files, reading)
+    with tempfile.TemporaryDirectory(prefix="polyseme-student-") as scratch:
+        if student:
+            path, name = Path(student), student
+        else:
+            path, name = Path(scratch) / "student", f"half of the layers of {teacher}"
+            save_half(teacher, path)
+        options["teacher"] = TaskTeacher(teacher, distillation, unlabeled, name)
+        run = finetune(path, task, out, files, seeds, (), options)
+    results = read_json(out / "results.json")
+    rows, device = compare_folders(teacher, run.model)
+    for metric, value in results["teacher"]["metrics"].items():
+        if metric in run.mean:
+            rows.append(CompressionRow.compare(f"dev {metric}", value, run.mean[metric]))
+    return CompressionResult(tuple(rows), out, {"teacher": str(teacher), "device": device, "results": results})
+
+
+def _read_labeled(task_type: Any, files: dict[str, Any], reading: ReadOptions) -> dict[str, Any]:
+    """Return training and dev examples of a task that is not a data set; `data` is another word for `train`."""
+    train, dev = files["train"] if files["data"] is None else files["data"], files["dev"]
+    if train is None:
+        raise ConfigError("`data` is missing: pass a file of labeled examples")
+    if files["train"] is not None and files["data"] is not None:
+        raise ConfigError("`train` and `data` are both labeled examples: pass one of them")
+    if dev is None:
+        examples = reading.read(task_type, train, reading.columns)
+        if len(examples) < 2 * HELD_OUT_EVERY:
+            raise ConfigError(f"{train} has {len(examples)} examples, too few to hold some out: pass `dev` examples")
+        train = [example for i, example in enumerate(examples) if i % HELD_OUT_EVERY]
+        dev = examples[::HELD_OUT_EVERY]
+    return {"train": train, "dev": dev, "data": None}
+
+
+def save_half(teacher: Path, out: Path) -> None:
+    """Write a model with half of the layers of a teacher, evenly spaced, and its heads."""
+    folder = load_model(teacher)
+    config = folder.model.config
+    arguments = halve_layers(trunk_arguments(config, config.family))
+    trunk = FAMILIES[config.family].trunk_config(**arguments, vocab_size=config.trunk.embeddings.vocab_size)
+    student: Model = config.replace(trunk=trunk).build(0)
+    init_from_teacher(student, folder.model)
+    save_model(out, student, folder.tokenizer, finetuning_history(folder.metadata))
