@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -133,7 +134,23 @@ def _pool(hidden: Tensor, layout: Any, pooling: TextPooling) -> Tensor:
     return F.normalize(vectors, dim=-1) if pooling.normalize else vectors
 
 
-class PaddedModel(nn.Module):
+class GraphModule(nn.Module, ABC):
+    """A module that an exporter traces: its inputs and outputs are tensors with names."""
+
+    model: Model
+    input_names: list[str]
+    output_names: list[str]
+
+    @abstractmethod
+    def example_inputs(self, max_len: int) -> tuple[Any, ...]:
+        """Return a small batch to trace."""
+
+    @abstractmethod
+    def dynamic_shapes(self, min_len: int, max_len: int) -> tuple[Any, ...]:
+        """Return the dynamic dimensions of each input, for torch's exporters."""
+
+
+class PaddedModel(GraphModule):
     """A model that takes padded batches, as other programs expect; its outputs are those of `compute_outputs`."""
 
     def __init__(self, network: NeuralLM, outputs: Sequence[GraphOutput]):
@@ -141,6 +158,7 @@ class PaddedModel(nn.Module):
         self.model, self.outputs, self.pooling = network.model, tuple(outputs), network.folder.pooling
         self.input_names = ["input_ids", "attention_mask"]
         self.input_names += ["token_type_ids"] if network.model.config.trunk.num_segments else []
+        self.output_names = [output.name for output in outputs]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
