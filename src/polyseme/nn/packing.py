@@ -96,6 +96,11 @@ class PackedLayout:
         return self.positions.shape[0]
 
     @property
+    def longest(self) -> int:
+        """Length of the longest sequence, 0 if there is none."""
+        return max(self.lengths, default=0)
+
+    @property
     def first_indices(self) -> Tensor:
         """Index of each sequence's first token, int64 [slots]; any valid index for an empty slot."""
         return self.cu_seqlens[:-1].long().clamp(max=self.num_tokens - 1)

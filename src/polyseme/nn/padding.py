@@ -37,6 +37,11 @@ class PaddedLayout(PackedLayout):
         return cls((), max_seqlen, cu_seqlens, positions.reshape(-1), mask=mask)
 
     @property
+    def longest(self) -> int:
+        """L, with padding."""
+        return self.max_seqlen
+
+    @property
     def first_indices(self) -> Tensor:
         """Row of each sequence's first token, int64 [B]."""
         return self.cu_seqlens[:-1].long()

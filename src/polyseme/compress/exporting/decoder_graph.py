@@ -191,7 +191,7 @@ class EncoderModel(GraphModule):
         layout, trunk = PaddedLayout.from_mask(attention_mask.bool()), self._trunk
         source = trunk.encode(EncoderInput(input_ids.reshape(-1), layout))
         if self.is_recurrent:
-            memory = trunk.decoder._initial_memory(source, input_ids.shape[0])
+            memory = trunk.decoder.initial_memory(source, layout)
             starts = [each for layer_states in memory.states for each in layer_states]
         else:
             pairs = trunk.source_kv(Memory(layout, (), (), source))

@@ -18,16 +18,18 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig, ShiftedLMHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.layers.adaptive import AdaptiveSoftmaxHeadConfig
 from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs
 from polyseme.nn.padding import PaddedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
+from polyseme.nn.trunks.shallow import FeedForwardLMConfig, StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 from polyseme.weights.pooling import TextPooling
 
+EXPORTED_TRUNKS = TransformerConfig | RecurrentTrunkConfig | FeedForwardLMConfig | StaticEmbeddingTrunkConfig
 VECTORS = "vectors"  # in place of a head: states of tokens and vectors of texts
 HIDDEN_OUTPUT, VECTOR_OUTPUT = "last_hidden_state", "sentence_embedding"
 _MAIN_HEADS = ("masked", "next")  # whose output is called `logits` if there are several heads
@@ -72,14 +74,8 @@ def select_outputs(network: NeuralLM, head: str = "") -> list[GraphOutput]:
 
 
 def _check_trunk(trunk: TrunkConfig, where: str) -> None:
-    reason = ""
-    if isinstance(trunk, RecurrentTrunkConfig):
-        reason = "torch unrolls its recurrent layers to the steps of one length"
-    elif not isinstance(trunk, TransformerConfig | StaticEmbeddingTrunkConfig):
-        reason = f"its trunk, a {type(trunk).__name__.removesuffix('Config')}, has no graph so far"
-    elif isinstance(trunk, TransformerConfig) and trunk.has_relative_positions:
-        reason = "its attention has relative positions and a memory of earlier segments, which is not one graph"
-    if reason:
+    if not isinstance(trunk, EXPORTED_TRUNKS):
+        reason = f"its trunk, a {type(trunk).__name__.removesuffix('Config')}, has no graph"
         raise UnsupportedError(f"{where} cannot be exported: {reason}")
 
 
@@ -87,7 +83,7 @@ def _head_outputs(name: str, head: HeadConfig, prefix: str, where: str) -> list[
     per_token = head.pooling == "tokens"
     if isinstance(head, EmbeddingHeadConfig):
         return [GraphOutput(prefix + VECTOR_OUTPUT, name, False)]
-    if isinstance(head, LMHeadConfig | ShiftedLMHeadConfig):
+    if isinstance(head, LMHeadConfig | ShiftedLMHeadConfig | AdaptiveSoftmaxHeadConfig):
         return [GraphOutput(f"{prefix}logits", name, True)]
     if not isinstance(head, ClassificationHeadConfig):
         reason = f"a {type(head).__name__.removesuffix('Config')} is not one graph"
