@@ -116,7 +116,10 @@ class PaddedKVCache:
 
     def create_caches(self, layout: PaddedLayout, num_layers: int) -> list[PaddedLayerCache]:
         """Create the cache of each layer."""
-        past_layout, key_layout = PaddedLayout.from_mask(self.past_mask), PaddedLayout.from_mask(self.mask, self._positions)
+        past_layout, key_layout = (
+            PaddedLayout.from_mask(self.past_mask),
+            PaddedLayout.from_mask(self.mask, self._positions),
+        )
         cross: list[Any] = [(k, v, layout, self.source) for k, v in self.cross_kv] or [None] * num_layers
         return [
             PaddedLayerCache(pair, key_layout, None, cross_kv, past_layout=past_layout, chunk_layout=layout)

@@ -125,7 +125,10 @@ class StepModel(GraphModule):
         past_len = past[0].shape[2]
         source_layout = PaddedLayout.from_mask(mask) if self.has_source else None
         if self.has_source:
-            past_mask, chunk_mask = past[0].new_ones(*past[0].shape[::2], dtype=torch.bool), torch.ones_like(input_ids).bool()
+            past_mask, chunk_mask = (
+                past[0].new_ones(*past[0].shape[::2], dtype=torch.bool),
+                torch.ones_like(input_ids).bool(),
+            )
             mask = torch.cat([past_mask, chunk_mask], dim=1)
         else:
             torch._check(mask.shape[1] == past_len + input_ids.shape[1])

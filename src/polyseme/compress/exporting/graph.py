@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,8 +63,8 @@ def select_outputs(network: NeuralLM, head: str = "") -> list[GraphOutput]:
     for name in names or [VECTORS]:
         prefix = f"{name}_" if outputs else ""
         if name != VECTORS:
-            if config.trunk.has_source and isinstance(exportable[name], LMHeadConfig):
-                reason = f"its decoder has no graph so far; `head` {VECTORS!r} exports the encoder"
+            if config.trunk.has_query_stream and isinstance(exportable[name], LMHeadConfig):
+                reason = f"it reads a second stream of states, which the graph lacks; use `head` {VECTORS!r}"
                 raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
             outputs += _head_outputs(name, exportable[name], prefix, where)
             continue
@@ -130,6 +130,19 @@ def _pool(hidden: Tensor, layout: Any, pooling: TextPooling) -> Tensor:
     return F.normalize(vectors, dim=-1) if pooling.normalize else vectors
 
 
+def used_part(model: Model, heads: Collection[str]) -> Model:
+    """Return the encoder or the whole trunk of a model and some of its heads, with the same weights."""
+    part = Model.__new__(Model)
+    nn.Module.__init__(part)
+    trunk: Any = model.trunk
+    part.trunk = trunk.encoder if isinstance(model.config.trunk, EncoderDecoderConfig) else trunk
+    part.heads = nn.ModuleDict({name: head for name, head in model.heads.items() if name in heads})
+    part.config = model.config.replace(
+        trunk=part.trunk.config, heads={name: head for name, head in model.config.heads.items() if name in heads}
+    )
+    return part.eval()
+
+
 class GraphModule(nn.Module, ABC):
     """A module that an exporter traces: its inputs and outputs are tensors with names."""
 
@@ -151,7 +164,8 @@ class PaddedModel(GraphModule):
 
     def __init__(self, network: NeuralLM, outputs: Sequence[GraphOutput]):
         super().__init__()
-        self.model, self.outputs, self.pooling = network.model, tuple(outputs), network.folder.pooling
+        self.outputs, self.pooling = tuple(outputs), network.folder.pooling
+        self.model = used_part(network.model, {output.head for output in outputs})
         self.input_names = ["input_ids", "attention_mask"]
         self.input_names += ["token_type_ids"] if network.model.config.trunk.num_segments else []
         self.output_names = [output.name for output in outputs]

@@ -97,7 +97,8 @@ class PaddedTimeMajor(TimeMajor):
     def reverse(self, x: Tensor) -> Tensor:
         """Reverse the tokens of each sequence, and its padding."""
         steps = torch.arange(self.max_seqlen, device=x.device)[:, None]
-        index = (self.mask[:, :, 0].long().sum(0) - 1 - steps) % self.max_seqlen  # [L, B]
+        index = self.mask[:, :, 0].long().sum(0) - 1 - steps  # [L, B], negative at padding
+        index = torch.where(index < 0, index + self.max_seqlen, index)
         return x.gather(0, index[:, :, None].expand_as(x))
 
 
