@@ -94,6 +94,14 @@ class PaddedTimeMajor(TimeMajor):
         self.num_sequences, self.max_seqlen = layout.mask.shape
         self.mask = layout.mask.t()[:, :, None]
 
+    # copies, because a batch of one sequence would have another memory layout
+
+    def to_time_major(self, x: Tensor) -> Tensor:
+        return self.layout.unflatten(x).transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+    def from_time_major(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1).clone(memory_format=torch.contiguous_format).flatten(0, 1)
+
     def reverse(self, x: Tensor) -> Tensor:
         """Reverse the tokens of each sequence, and its padding."""
         steps = torch.arange(self.max_seqlen, device=x.device)[:, None]
