@@ -174,6 +174,8 @@ class PaddedModel(GraphModule):
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Return the outputs of ids [batch, length]; the mask is 1 at tokens and 0 at the padding after them."""
+        for i in range(2):
+            torch._check(input_ids.shape[i] == attention_mask.shape[i])
         layout = PaddedLayout.from_mask(attention_mask.bool())
         segments = None if token_type_ids is None else token_type_ids.reshape(-1)
         inputs = Inputs(input_ids.reshape(-1), layout, segments)

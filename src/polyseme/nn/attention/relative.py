@@ -248,7 +248,7 @@ class RelativeAttention(BaseAttention):
             distance_inputs = distances + num_future
         elif distance_inputs is None:
             raise ConfigError("either max_learned_distance or has_sinusoids has to provide distance embeddings")
-        return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
+        return self.distance(distance_inputs).view(distance_inputs.shape[0], self.config.num_heads, self.head_dim)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativePositionContext, is_query_stream: bool
@@ -263,7 +263,7 @@ class RelativeAttention(BaseAttention):
             if run.num_queries:
                 weights = F.dropout(self._run_weights(run, qs, ks, r, context), dropout)
                 values = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
-                attended = torch.bmm(weights, values).view(heads, len(qs), -1)  # [heads, sequences · queries, head_dim]
+                attended = torch.bmm(weights, values).view(heads, qs.shape[0], -1)  # [heads, sequences · queries, head_dim]
                 outputs.append(attended.transpose(0, 1).flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
