@@ -59,8 +59,7 @@ FEATURE_ARMS = (
     Arm(
         "elmo",
         "elmo-small",
-        {**RECURRENT, **train_with(CausalLM(direction="both"))}
-        | {"model.dim": 512, "model.ffn_dim": 1368},
+        {**RECURRENT, **train_with(CausalLM(direction="both"))} | {"model.dim": 512, "model.ffn_dim": 1368},
         "features",
         {"layers": "scalar_mix"},
         tokenizer=WORDS,
