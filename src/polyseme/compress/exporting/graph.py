@@ -88,9 +88,6 @@ def _head_outputs(name: str, head: HeadConfig, prefix: str, where: str) -> list[
     if not isinstance(head, ClassificationHeadConfig):
         reason = f"a {type(head).__name__.removesuffix('Config')} is not one graph"
         raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
-    if head.bilstm_dim:
-        reason = "its BiLSTM reads each text in its own order, which is not one graph"
-        raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
     if per_token and head.labels == FIXED_LABELS.get(name):  # the start and the end of an answer
         return [GraphOutput(f"{prefix}{label}_logits", name, True, i) for i, label in enumerate(head.labels)]
     return [GraphOutput(f"{prefix}logits", name, per_token, labels=head.labels)]
