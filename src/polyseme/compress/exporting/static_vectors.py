@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyseme.compress.exporting.evaluation import static_metric_row
+from polyseme.compress.exporting.evaluation import check_static_examples, static_metric_row
 from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
 from polyseme.errors import ConfigError, UnsupportedError
@@ -33,6 +33,7 @@ def write_static_vectors(
 ) -> CompressionResult:
     """Write a model folder of word vectors; compare size, time and, with examples, the metric with the encoder's."""
     trunk = network.model.config.trunk
+    check_static_examples(examples)
     if isinstance(trunk, StaticEmbeddingTrunkConfig):
         raise UnsupportedError(f"{network.path} is a table of static vectors already")
     dim = min(DEFAULT_DIM, trunk.dim) if dim is None else dim
