@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from encode_cpu import make_texts
 from report import header, table
 

@@ -263,7 +263,7 @@ class RelativeAttention(BaseAttention):
             if run.num_queries:
                 weights = F.dropout(self._run_weights(run, qs, ks, r, context), dropout)
                 values = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
-                attended = torch.bmm(weights, values).view(heads, qs.shape[0], -1)  # [heads, sequences · queries, head_dim]
+                attended = torch.bmm(weights, values).view(heads, qs.shape[0], -1)  # [heads, rows, head_dim]
                 outputs.append(attended.transpose(0, 1).flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
