@@ -78,7 +78,7 @@ class ExportedGraphs(Protocol):
         """Return a model that predicts with the graphs."""
 
 
-class PaddedGraph:
+class PaddedGraph(ExportedGraphs):
     """One graph that reads whole texts: the outputs of heads, or states and text vectors."""
 
     time_measure = "ms per text"
