@@ -83,6 +83,14 @@ class GraphEditor:
         self.node_list[position : position + 1] = new_nodes
         self._index()
 
+    def rename(self, name: str, new_name: str) -> None:
+        """Let all nodes that read a value read another one."""
+        for node in self.consumers[name]:
+            for i, each in enumerate(node.input):
+                if each == name:
+                    node.input[i] = new_name
+        self._index()
+
     def prepend(self, new_nodes: Sequence[Any]) -> None:
         """Put new nodes before all others."""
         self.node_list[:0] = new_nodes
