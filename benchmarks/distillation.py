@@ -60,8 +60,9 @@ TEXTS = (
 )
 INTRODUCTION = """# Distillation
 
-What does a student learn from its teacher? {sizes} The students have the same size, corpus and budget ({budget}), and
-differ only in their initial weights and in their loss. Each model was fine-tuned on four tasks of GLUE; the scores are
+What does a student learn from its teacher? {sizes}
+The students have the same size, corpus and budget ({budget}),
+and differ only in their initial weights and in their loss. Each model was fine-tuned on tasks of GLUE; the scores are
 the primary metric × 100 on the dev set, mean ± standard deviation over {seeds} seeds. The
 [guide](../guide/distillation.md) describes the loss. `benchmarks/distillation.py` writes this page from
 [distillation.json](distillation.json).
@@ -126,10 +127,13 @@ def page(results: dict[str, Any]) -> str:
         costs.append([NAMES[name], f"{cost['parameters']:,}", f"{cost['megabytes']:.1f}", *times, steps, losses])
     columns = ["model", *(f"{task} ({metrics[task]})" for task in tasks), "mean"]
     sizes = f"The teacher has {measures['teacher']['parameters']:,} parameters."
-    introduction = INTRODUCTION.format(sizes=sizes, budget=settings["budget"], seeds=settings["seeds"])
+    introduction = INTRODUCTION.format(
+        sizes=sizes, budget=settings["budget"] or "half of the teacher's steps", seeds=settings["seeds"]
+    )
     limit = f" Only {settings['max_train']} rows of each split were used." if settings["max_train"] else ""
     measured = ["model", "parameters", "MB", "ms, CPU", "ms, GPU", "steps", "held-out text"]
-    sections = [f"{results['about']}{limit}", table(columns, scores), table(measured, costs)]
+    about = results["about"].replace("\n", ", ")
+    sections = [f"{about}.{limit}", table(columns, scores), table(measured, costs)]
     notes = "Milliseconds are the median of single texts of 9 to 20 words, on the CPU with one thread."
     return "\n\n".join([introduction.rstrip(), *sections, notes]) + "\n"
 
@@ -187,6 +191,9 @@ def main() -> None:
     settings = {
         key: getattr(options, key) for key in ("budget", "student", "seeds", "epochs", "max_train", "overrides")
     }
+    for key in ("budget", "student", "max_train", "overrides"):
+        if saved and saved["settings"][key] != settings[key]:
+            sys.exit(f"error: {options.out} was started with {key} {saved['settings'][key]!r}: choose another file")
     runs.extra = {"settings": settings, "models": models, "students": saved.get("students", {})}
     print(f"{runs.title}\n{len(runs.jobs)} fine-tuning runs, {len(runs.pending)} of them pending", flush=True)
     train_students(options, runs)
