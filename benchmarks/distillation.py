@@ -123,19 +123,28 @@ def page(results: dict[str, Any]) -> str:
         cost, student = measures[name], students.get(name, {})
         times = [f"{cost[key]:.2f}" if key in cost else "" for key in ("cpu_ms", "cuda_ms")]
         steps = f"{student['steps']:,}" if "steps" in student else ""
-        losses = ", ".join(f"{key} {value:.3f}" for key, value in student.get("valid", {}).items())
-        costs.append([NAMES[name], f"{cost['parameters']:,}", f"{cost['megabytes']:.1f}", *times, steps, losses])
+        size = [f"{cost['parameters']:,}", f"{cost['megabytes']:.1f}"]
+        costs.append([NAMES[name], *size, *times, steps, held_out_loss(students, name)])
     columns = ["model", *(f"{task} ({metrics[task]})" for task in tasks), "mean"]
     sizes = f"The teacher has {measures['teacher']['parameters']:,} parameters."
     introduction = INTRODUCTION.format(
         sizes=sizes, budget=settings["budget"] or "half of the teacher's steps", seeds=settings["seeds"]
     )
     limit = f" Only {settings['max_train']} rows of each split were used." if settings["max_train"] else ""
-    measured = ["model", "parameters", "MB", "ms, CPU", "ms, GPU", "steps", "held-out text"]
+    measured = ["model", "parameters", "MB", "ms, CPU", "ms, GPU", "steps", "held-out loss"]
     about = results["about"].replace("\n", ", ")
     sections = [f"{about}.{limit}", table(columns, scores), table(measured, costs)]
-    notes = "Milliseconds are the median of single texts of 9 to 20 words, on the CPU with one thread."
+    notes = "Milliseconds are the median of single texts of 9 to 20 words, on the CPU with one thread. "
+    notes += "The held-out loss is the mean over the masked tokens of held-out text."
     return "\n\n".join([introduction.rstrip(), *sections, notes]) + "\n"
+
+
+def held_out_loss(students: dict[str, Any], name: str) -> str:
+    """Return the loss of a model on the held-out text of the corpus; the teacher was measured with a student."""
+    pairs = next((v for s in students.values() for k, v in s["teacher_and_student"].items() if "valid" in k), None)
+    if name == "teacher":
+        return f"{pairs[0]:.3f}" if pairs else ""
+    return f"{next(iter(students[name]['valid'].values())):.3f}" if students.get(name, {}).get("valid") else ""
 
 
 def parse_arguments() -> argparse.Namespace:

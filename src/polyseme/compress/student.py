@@ -149,7 +149,7 @@ def _published_settings(teacher: ModelConfig, num_corpus_tokens: int) -> Recipe:
     largest = max(min(tokens // MIN_STEPS, MAX_BATCH_TOKENS), MIN_BATCH_SEQUENCES * max_len)
     num_sequences = 1 << (largest // max_len).bit_length() - 1  # a power of two, so that micro-batches divide it
     micro_sequences = min(1 << max(MAX_MICRO_BATCH_TOKENS // max_len, 1).bit_length() - 1, num_sequences)
-    objective: Objective = MaskedLM()
+    objective = base_objective(recipe.objective)
     if trunk.has_source:
         objective = SpanCorruption()
     elif trunk.has_query_stream:
