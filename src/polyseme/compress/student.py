@@ -30,7 +30,6 @@ DIRECTIONS: dict[str, Literal["forward", "backward"]] = {"next": "forward", "pre
 LAYER_ARGUMENTS = ("num_layers", "num_decoder_layers")
 NUM_EPOCHS = 3  # of the corpus, as in DistilBERT, for a teacher that was trained elsewhere
 MIN_STEPS = 1000  # that the batches of such a run are made small enough for
-MAX_LOGITS = 1 << 28  # of a micro-batch: 1 GiB in float32, of which training holds several
 MIN_BATCH_SEQUENCES, MAX_BATCH_TOKENS, MAX_MICRO_BATCH_TOKENS = 32, 4096 * 512, 32768
 
 
@@ -79,7 +78,6 @@ def build_student_recipe(teacher: ModelConfig, settings: Recipe, size: str = "")
         model=model if not size else _length_argument(family, teacher),
         objective=base_objective(settings.objective),
         max_len=max_len,
-        micro_batch_tokens=_limit_micro_batch(settings, max_len, teacher.trunk.embeddings.vocab_size),
         batch_warmup_steps=0,
         derivation=(f"the student has {layers}", *settings.derivation),
     )
@@ -166,14 +164,6 @@ def _published_settings(teacher: ModelConfig, num_corpus_tokens: int) -> Recipe:
         compile=torch.cuda.is_available() and trunk.supports_static_shape,
         derivation=(reason,),
     )
-
-
-def _limit_micro_batch(settings: Recipe, max_len: int, vocab_size: int) -> int:
-    """Return the size of micro-batches, halved until the predictions of all tokens fit into memory."""
-    size = settings.micro_batch_tokens
-    while size * vocab_size > MAX_LOGITS and size % 2 == 0 and size // 2 >= max_len:
-        size //= 2
-    return size
 
 
 def _describe_layers(model: dict[str, Any]) -> str:
