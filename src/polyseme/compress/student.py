@@ -39,14 +39,36 @@ def choose_recipe(teacher_path: Path, student: str, num_corpus_tokens: int) -> R
     `student` is the recipe, or a size of the student's family; empty for half of the teacher's layers.
     """
     config, _ = read_model_config(teacher_path)
-    sizes = FAMILIES[student_family(config)].sizes
-    if student in sizes or not student:
+    if not student or student in FAMILIES[student_family(config)].sizes:
         return derive_recipe(teacher_path, num_corpus_tokens, student)
+    return _named_recipe(config, student)
+
+
+def _named_recipe(teacher: ModelConfig, student: str) -> Recipe:
+    """Return a named recipe or that of a `recipe.json`."""
     if student in RECIPES or student.endswith(".json"):
         return get_training_recipe(student)
-    family = student_family(config)
+    family = student_family(teacher)
+    sizes = FAMILIES[family].sizes
     problem = f"`student` is {student!r}, which is neither a size of {family} ({', '.join(sizes)}) nor a recipe"
     raise ConfigError(f"{problem}; {suggest(student, [*sizes, *RECIPES])}")
+
+
+def student_model_config(teacher: ModelConfig, student: str) -> ModelConfig:
+    """Return the model of a student of a size of its family, or of a recipe, with the vocabulary of the teacher.
+
+    It reads as many tokens as the teacher, and has no heads.
+    """
+    family, size, vocab_size = student_family(teacher), student, teacher.trunk.embeddings.vocab_size
+    arguments: dict[str, Any] = {}
+    if student not in FAMILIES[family].sizes:
+        recipe = _named_recipe(teacher, student)
+        recipe.check().model_config(vocab_size)  # raises if it is wrong
+        family, size, arguments = recipe.family, recipe.size, dict(recipe.model)
+    if FAMILIES[family].is_text_to_text != FAMILIES[teacher.family].is_text_to_text:
+        raise ConfigError(f"`student` is {student!r}: {family} does not answer in the form of {teacher.family}")
+    arguments |= {"vocab_size": vocab_size, **_length_argument(family, teacher)}
+    return FAMILIES[family].model_config(size or None, with_heads=False, **arguments)
 
 
 def student_family(teacher: ModelConfig) -> str:

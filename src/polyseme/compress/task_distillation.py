@@ -1,5 +1,6 @@
 """Distillation of a fine-tuned model into a smaller one, on labeled examples and on unlabeled texts."""
 
+import logging
 import tempfile
 from dataclasses import fields
 from pathlib import Path
@@ -7,27 +8,29 @@ from typing import Any
 
 from polyseme.compress.distillation import compare_folders
 from polyseme.compress.result import CompressionResult, CompressionRow
-from polyseme.compress.student import halve_layers, init_from_teacher, trunk_arguments
+from polyseme.compress.student import halve_layers, init_from_teacher, student_model_config, trunk_arguments
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, ModelError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.api import ReadOptions, find_task_type, finetune
 from polyseme.finetuning.distillation import TaskDistillation, TaskTeacher, check_task_type
 from polyseme.finetuning.finetune import finetuning_history
 from polyseme.io.json import read_json
-from polyseme.nn.model import Model
-from polyseme.weights.folder import load_model, save_model
+from polyseme.tasks import task_from_json
+from polyseme.tasks.base import TaskConfig
+from polyseme.weights.folder import load_model, read_model_config, save_model
 
+logger = logging.getLogger(__name__)
 HELD_OUT_EVERY = 10  # one labeled example of so many is held out if there are no dev examples
 
 
 def distill_task(teacher: Path, task: str, out: Path, student: str, options: dict[str, Any]) -> CompressionResult:
     """Distill a model that was fine-tuned for a task, in a run folder as that of `finetune`, and compare the two.
 
-    The student has half of the teacher's layers, with their weights, unless `student` is the folder of a smaller
-    pre-trained model with the same vocabulary. `options` are those of `polyseme.finetune`, the fields of
-    `TaskDistillation`, and `text`: a file of unlabeled texts, or a list, for which only the teacher's scores are
-    learned. For a task that is not a data set, `data` are labeled examples, of which one in ten is held out unless
+    The student has half of the teacher's layers, with their weights. `student` is a size of its family, a recipe, or
+    the folder of a smaller pre-trained model with the same vocabulary. `options` are those of `polyseme.finetune`, the
+    fields of `TaskDistillation`, and `text`: a file of unlabeled texts, or a list, for which only the teacher's scores
+    are learned. For a task that is not a data set, `data` are labeled examples, of which one in ten is held out unless
     there are `dev` examples. The same call resumes a run.
     """
     distillation = TaskDistillation(
@@ -41,12 +44,13 @@ def distill_task(teacher: Path, task: str, out: Path, student: str, options: dic
     unlabeled = [] if text is None else reading.read(task_type, text, reading.columns, needs_labels=False)
     if task not in DATASETS:
         files = _read_labeled(task_type, files, reading)
+    for name, value in inherited_settings(teacher, task_type).items():
+        options.setdefault(name, value)
     with tempfile.TemporaryDirectory(prefix="polyseme-student-") as scratch:
-        if student:
-            path, name = Path(student), student
-        else:
-            path, name = Path(scratch) / "student", f"half of the layers of {teacher}"
-            save_half(teacher, path)
+        path, name = Path(student), student
+        if not student or not path.is_dir():
+            path = Path(scratch) / "student"
+            name = save_student(teacher, student, path)
         options["teacher"] = TaskTeacher(teacher, distillation, unlabeled, name)
         run = finetune(path, task, out, files, seeds, (), options)
     results = read_json(out / "results.json")
@@ -73,12 +77,42 @@ def _read_labeled(task_type: Any, files: dict[str, Any], reading: ReadOptions) -
     return {"train": train, "dev": dev, "data": None}
 
 
-def save_half(teacher: Path, out: Path) -> None:
-    """Write a model with half of the layers of a teacher, evenly spaced, and its heads."""
+def inherited_settings(teacher: Path, task_type: type[TaskConfig]) -> dict[str, Any]:
+    """Return the settings of the teacher's task that differ from the defaults, such as the decoder of tags.
+
+    What belongs to the training examples, such as labels, is fitted again.
+    """
+    metadata = read_model_config(teacher)[1]
+    if "task" not in metadata:
+        return {}
+    task, default = task_from_json(metadata["task"], (task_type,)), task_type()
+    if not isinstance(task, task_type):
+        return {}
+    names = [f.name for f in fields(task_type) if f.name not in ("labels", "name", "text_template")]
+    return {name: getattr(task, name) for name in names if getattr(task, name) != getattr(default, name)}
+
+
+def save_student(teacher: Path, student: str, out: Path) -> str:
+    """Write the initial student of a teacher, and return what results call it.
+
+    It has half of the layers of the teacher, or the size of a `student`: a size of its family, or a recipe. It starts
+    with layers of the teacher, or with random weights where the shapes differ.
+    """
     folder = load_model(teacher)
-    config = folder.model.config
-    arguments = halve_layers(trunk_arguments(config, config.family))
-    trunk = FAMILIES[config.family].trunk_config(**arguments, vocab_size=config.trunk.embeddings.vocab_size)
-    student: Model = config.replace(trunk=trunk).build(0)
-    init_from_teacher(student, folder.model)
-    save_model(out, student, folder.tokenizer, finetuning_history(folder.metadata))
+    config, heads = folder.model.config, dict(folder.model.config.heads)
+    if student:
+        trunk_config = student_model_config(config, student)
+        is_alike = (trunk_config.family, trunk_config.trunk.dim) == (config.family, config.trunk.dim)
+        student_config = trunk_config.replace(heads=heads if is_alike else {})
+        name = f"{student}, from {teacher}"
+    else:
+        arguments = halve_layers(trunk_arguments(config, config.family))
+        trunk = FAMILIES[config.family].trunk_config(**arguments, vocab_size=config.trunk.embeddings.vocab_size)
+        student_config, name = config.replace(trunk=trunk), f"half of the layers of {teacher}"
+    model = student_config.build(0)
+    try:
+        init_from_teacher(model, folder.model)
+    except ModelError as error:
+        logger.warning("%s; it starts from random weights: pass the folder of a pre-trained `student` instead", error)
+    save_model(out, model, folder.tokenizer, finetuning_history(folder.metadata))
+    return name

@@ -6,7 +6,7 @@ is one file: a frozen dataclass that derives from `TaskConfig`, with an `Example
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
@@ -265,9 +265,13 @@ class TaskConfig(Config, Codec):
         by_length = np.argsort(sizes, kind="stable")
         ranks = np.argsort(by_length, kind="stable")  # the position of each sequence in the batch
         layout = PackedLayout.from_lengths(sizes[by_length])
-        rows, labels = self.batch_targets(ordered, ranks, layout.cu_seqlens.numpy()[ranks])
+        starts = layout.cu_seqlens.numpy()[ranks]
+        rows, labels = self.batch_targets(ordered, ranks, starts)
+        groups = self.row_groups(ordered, starts)
         count = sum(self.num_targets(e) for e in ordered if e.target is not None)
         targets = Targets(torch.from_numpy(rows), torch.from_numpy(labels), count)
+        if groups is not None:
+            targets = replace(targets, groups=torch.from_numpy(groups))
 
         def pack(parts: list[np.ndarray]) -> torch.Tensor:
             sequences = np.split(np.concatenate(parts), np.cumsum(sizes)[:-1])
@@ -283,6 +287,10 @@ class TaskConfig(Config, Codec):
 
         `ranks` has the position of each sequence of the batch, `starts` its first token, in the order of `encoded`.
         """
+
+    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> np.ndarray | None:
+        """Return the number of the softmax that each row is part of, -1 if of none; None if each row has its own."""
+        return None
 
     def num_targets(self, encoded: EncodedExample) -> int:
         """Return how many predictions of a labeled example the loss averages over."""

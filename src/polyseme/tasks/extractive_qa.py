@@ -203,6 +203,13 @@ class ExtractiveQATask(TaskConfig):
                 labels[start + e.candidate_positions] = start + e.target
         return np.arange(total), labels
 
+    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> np.ndarray:
+        """Number the windows; start and end are chosen among the candidate positions of each."""
+        groups = np.full(sum(len(e.ids) for e in encoded), -1)
+        for number, (start, e) in enumerate(zip(starts.tolist(), encoded)):
+            groups[start + e.candidate_positions] = number
+        return groups
+
     def num_rows(self, encoded: EncodedExample) -> int:
         return len(encoded.ids)
 

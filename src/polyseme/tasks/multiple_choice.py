@@ -103,6 +103,10 @@ class MultipleChoiceTask(SequenceTask):
         correct = [first + e.target if e.target is not None else IGNORE_INDEX for first, e in zip(firsts, encoded)]
         return ranks, np.repeat(correct, sizes)
 
+    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> np.ndarray:
+        """Number the examples; one choice of each is right."""
+        return np.repeat(np.arange(len(encoded)), [len(e.sequence_lengths) for e in encoded])
+
     def num_rows(self, encoded: EncodedExample) -> int:
         return len(encoded.sequence_lengths)
 
