@@ -7,11 +7,12 @@ if TYPE_CHECKING:
     from polyseme.compress.distillation import distill
     from polyseme.compress.exporting.api import export
     from polyseme.compress.pruning.api import prune
-    from polyseme.compress.result import CompressionResult, CompressionRow
+    from polyseme.compress.result import CompressionResult, CompressionRow, CurvePoint
 
 _MODULES = {
     "CompressionResult": "result",
     "CompressionRow": "result",
+    "CurvePoint": "result",
     "distill": "distillation",
     "export": "exporting.api",
     "prune": "pruning.api",
@@ -19,6 +20,7 @@ _MODULES = {
 __all__ = [
     "CompressionResult",
     "CompressionRow",
+    "CurvePoint",
     "distill",
     "export",
     "prune",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyseme.compress.result import CompressionResult, CompressionRow, describe_device, latency_row, size_rows
+from polyseme.compress.result import CompressionResult, CompressionRow, describe_devices, latency_rows, size_rows
 from polyseme.compress.student import choose_recipe, init_from_teacher, read_as_documents
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
@@ -173,7 +173,7 @@ def compare_folders(teacher: Path, student: Path) -> tuple[list[CompressionRow],
     """Compare the sizes and the speed of two model folders; also return the device that they were timed on."""
     before, after = load(teacher), load(student)
     assert isinstance(before, NeuralLM) and isinstance(after, NeuralLM)
-    return [*size_rows(before, after), latency_row(before, after, ())], describe_device(after.device)
+    return [*size_rows(before, after), *latency_rows(before, after, ())], describe_devices()
 
 
 def evaluate_teacher(recipe: Recipe, teacher: ModelFolder, corpus: Path) -> dict[str, float]:

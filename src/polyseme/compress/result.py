@@ -1,23 +1,30 @@
 """`CompressionResult`: what a smaller model costs and saves, and the measurements that all compress commands share."""
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from polyseme.compress.page import compression_page
 from polyseme.inference.neural_lm import NeuralLM
+from polyseme.io.atomic import write_text
+from polyseme.io.hashes import HASHES_FILE, write_hashes
+from polyseme.io.json import write_json
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.report.notebook import NotebookResult
 from polyseme.train.loop import count_parameters
 
+RESULT_FILE, PAGE_FILE = "compression.json", "compression.html"
 NUM_TIMED_TEXTS = 16
 NUM_REPEATS = 5
+LATENCY_MEASURES = {"cpu": "ms per text", "cuda": "ms per text on the GPU"}
 # read if there is no data to time a model on; 9 to 20 words each
 SAMPLE_TEXTS = (
     "The committee will meet again next week to discuss the results.",
@@ -28,26 +35,67 @@ SAMPLE_TEXTS = (
 
 
 class CompressionRow(NamedTuple):
-    """One measure of a model before and after compression; `ratio` is after / before (None if before is 0)."""
+    """One measure of a model before and after compression; `ratio` is after / before (None if before is 0).
+
+    Values over several seeds are means, with their standard deviations.
+    """
 
     measure: str
     before: float
     after: float
     ratio: float | None
+    before_std: float | None = None
+    after_std: float | None = None
 
     @classmethod
     def compare(cls, measure: str, before: float, after: float) -> "CompressionRow":
         """Return a row with its ratio."""
         return cls(measure, before, after, after / before if before else None)
 
+    @classmethod
+    def compare_seeds(cls, measure: str, before: Sequence[float], after: Sequence[float]) -> "CompressionRow":
+        """Return a row of the means over seeds, with standard deviations where there are several."""
+        row = cls.compare(measure, statistics.fmean(before), statistics.fmean(after))
+        stds = [statistics.stdev(scores) if len(scores) > 1 else None for scores in (before, after)]
+        return row._replace(before_std=stds[0], after_std=stds[1])
+
+    @property
+    def cells(self) -> list[str]:
+        """The row as texts: measure, before, after, ratio."""
+        values = ((self.before, self.before_std), (self.after, self.after_std))
+        texts = [format_value(value) + ("" if std is None else f" ± {std:.2g}") for value, std in values]
+        return [self.measure, *texts, "–" if self.ratio is None else f"{self.ratio:.3f}"]
+
+
+class CurvePoint(NamedTuple):
+    """A model of some size and its score; points of one `series` are connected.
+
+    `std` is the standard deviation of a mean over seeds, `chosen` marks the model that was written.
+    """
+
+    label: str
+    size: float
+    score: float
+    chosen: bool = False
+    series: str = ""
+    std: float | None = None
+
 
 @dataclass(frozen=True)
 class CompressionResult(NotebookResult):
-    """A compressed model in the folder `out`: a row per measure, and the settings and choices as plain values."""
+    """A compressed model in the folder `out`: a row per measure, and the settings and choices as plain values.
+
+    `curve` shows where the model breaks: the score (`curve_metric`) at several sizes (`curve_unit`), the original
+    first. `notes` are sentences for the reader of the page; the first says what was done.
+    """
 
     rows: tuple[CompressionRow, ...]
     out: Path
     record: dict[str, Any] = field(repr=False)
+    curve: tuple[CurvePoint, ...] = field(default=(), repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    curve_unit: str = field(default="megabytes", repr=False)
+    curve_metric: str = field(default="score", repr=False)
 
     def row(self, measure: str) -> CompressionRow:
         """Return the row of a measure, such as `parameters`."""
@@ -55,16 +103,26 @@ class CompressionResult(NotebookResult):
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        return {"out": str(self.out), "rows": [row._asdict() for row in self.rows], **self.record}
+        values = {"out": str(self.out), "rows": [row._asdict() for row in self.rows], **self.record}
+        if self.curve:
+            points = [point._asdict() for point in self.curve]
+            values["curve"] = {"unit": self.curve_unit, "metric": self.curve_metric, "points": points}
+        return values | ({"notes": list(self.notes)} if self.notes else {})
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The header and the rows to print."""
-        rows = [
-            [row.measure, format_value(row.before), format_value(row.after), f"{row.ratio:.3f}" if row.ratio else "–"]
-            for row in self.rows
-        ]
-        return ["measure", "before", "after", "ratio"], rows
+        return ["measure", "before", "after", "ratio"], [row.cells for row in self.rows]
+
+    def save(self, folder: Path) -> None:
+        """Write `compression.json` and the page `compression.html` to a folder, and update its hashes if it has any.
+
+        Call this before the folder is moved to its place, so that none is ever without its page.
+        """
+        write_json(folder / RESULT_FILE, self.to_json())
+        write_text(folder / PAGE_FILE, compression_page(self))
+        if (folder / HASHES_FILE).is_file():
+            write_hashes(folder)
 
 
 def format_value(value: float) -> str:
@@ -85,18 +143,32 @@ def size_rows(before: NeuralLM, after: NeuralLM) -> list[CompressionRow]:
     ]
 
 
-def latency_row(before: NeuralLM, after: NeuralLM, texts: Sequence[str]) -> CompressionRow:
-    """Compare the time that the trunks of two models take to read one text, in turns."""
-    readers = [lambda text, network=network: read_text(network, text) for network in (before, after)]
-    return CompressionRow.compare("ms per text", *median_ms(readers, texts or SAMPLE_TEXTS))
+def latency_rows(before: NeuralLM, after: NeuralLM, texts: Sequence[str]) -> list[CompressionRow]:
+    """Compare the time that the trunks of two models take to read one text: on the CPU and, if there is one, on a GPU.
+
+    The models read the texts in turns; a few sentences if there are no `texts`.
+    """
+    rows: list[CompressionRow] = []
+    for device, measure in LATENCY_MEASURES.items():
+        if device == "cpu" or torch.cuda.is_available():
+            networks = [_on_device(network, device) for network in (before, after)]
+            readers = [lambda text, network=network: read_text(network, text) for network in networks]
+            rows.append(CompressionRow.compare(measure, *median_ms(readers, texts or SAMPLE_TEXTS)))
+    return rows
 
 
-def describe_device(device: torch.device) -> str:
-    """Name the device that a latency was measured on, and the number of threads on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+def _on_device(network: NeuralLM, device: str) -> NeuralLM:
+    """Return a network, or a copy of it on another device."""
+    if network.device.type == device:
+        return network
+    return NeuralLM(replace(network.folder, model=copy.deepcopy(network.model)), device, tasks=network.tasks)
+
+
+def describe_devices() -> str:
+    """Name the devices that latencies are measured on, and the number of threads of the CPU."""
     num_threads = torch.get_num_threads()
-    return f"CPU, {num_threads} thread{'s' * (num_threads > 1)}"
+    gpu = f"; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"CPU, {num_threads} thread{'s' * (num_threads > 1)}{gpu}"
 
 
 def median_ms(readers: Sequence[Callable[[str], object]], texts: Sequence[str]) -> Iterator[float]:

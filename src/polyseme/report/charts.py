@@ -37,7 +37,8 @@ _MAX_DIRECT_LABEL = 14  # characters of a label at the end of a line; longer lab
 class Series:
     """A line of a chart; one without a label has no legend.
 
-    `band` holds (x, low, high) of an area around it, for instance of a standard deviation.
+    `band` holds (x, low, high) of an area around it, for instance of a standard deviation. `point_labels` are written
+    above the points, except for those that would overlap.
     """
 
     label: str
@@ -47,6 +48,8 @@ class Series:
     show_points: bool = False
     band: Sequence[tuple[float, float, float]] = ()
     is_faint: bool = False
+    point_labels: Sequence[str] = ()
+    radius: float = 3.2  # of points
 
 
 @dataclass(frozen=True)
@@ -169,10 +172,22 @@ def _draw_line(line: Series, x_scale: Scale, y_scale: Scale) -> str:
         prefix = f"{line.label}: " if line.label else ""
         for (x, y), (px, py) in zip(line.points, pixels):
             label = f"{prefix}{format_number(y, 4)} at {format_number(x, 4)}"
-            parts.append(
-                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.2" style="fill:{line.color}"><title>{escape(label)}</title>'
-                "</circle>"
-            )
+            position = f'cx="{px:.1f}" cy="{py:.1f}" r="{line.radius:g}"'
+            parts.append(f'<circle {position} style="fill:{line.color}"><title>{escape(label)}</title></circle>')
+    return "".join(parts) + _draw_point_labels(line, pixels, x_scale)
+
+
+def _draw_point_labels(line: Series, pixels: Points, x_scale: Scale) -> str:
+    """Write labels above the points of a line, from right to left; one that would overlap is left out."""
+    parts: list[str] = []
+    left, height = math.inf, 0.0
+    for (x, y), label in reversed(list(zip(pixels, line.point_labels))):
+        half = text_width(label, _LABEL_SIZE) / 2
+        x = max(min(x, x_scale.end + 18 - half), x_scale.start + half)
+        if x + half > left and abs(y - height) < _LABEL_SIZE:
+            continue
+        left, height = x - half, y
+        parts.append(svg_text(x, y - 9, label, "middle", f' style="fill:{line.color}"'))
     return "".join(parts)
 
 

@@ -64,19 +64,23 @@ def write_graph_folder(network: NeuralLM, path: Path, graph_format: GraphFormat,
             ) from error
         lengths = {"min_length": graph_format.min_length, "max_length": max_len}
         write_description(folder, network, module, graph_format.settings | lengths)
-    rows = (
-        CompressionRow.compare("megabytes", count_megabytes(network.path), count_megabytes(path)),
-        CompressionRow.compare("parameters", count_parameters(network.model), num_parameters),
-        CompressionRow.compare("ms per text", *median_ms(timed_readers(network, outputs, run), SAMPLE_TEXTS)),
-    )
-    record = graph_format.settings | {
-        "inputs": module.input_names,
-        "outputs": [output.name for output in outputs],
-        "max_difference": difference,
-        "num_shapes": len(shapes),
-        "num_threads": torch.get_num_threads(),
-    }
-    return CompressionResult(rows, path, record)
+        times = median_ms(timed_readers(network, outputs, run), SAMPLE_TEXTS)
+        rows = (
+            CompressionRow.compare("megabytes", count_megabytes(network.path), count_megabytes(folder)),
+            CompressionRow.compare("parameters", count_parameters(network.model), num_parameters),
+            CompressionRow.compare("ms per text", *times),
+        )
+        record = graph_format.settings | {
+            "inputs": module.input_names,
+            "outputs": [output.name for output in outputs],
+            "max_difference": difference,
+            "num_shapes": len(shapes),
+            "num_threads": torch.get_num_threads(),
+        }
+        notes = (f"Exported {network.path.name} as a graph: {graph_format.settings['format']}.",)
+        exported = CompressionResult(rows, path, record, notes=notes)
+        exported.save(folder)
+    return exported
 
 
 def graph_length(network: NeuralLM, outputs: Sequence[GraphOutput]) -> int:

@@ -17,6 +17,7 @@ from polyseme.families import FAMILIES
 from polyseme.inference.load import load
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.packed_model import mean_pool, packed_batches
+from polyseme.io.hashes import hashed_directory
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.train.loop import count_parameters
 from polyseme.weights.folder import save_model
@@ -41,17 +42,20 @@ def write_static_vectors(network: NeuralLM, path: Path, dim: int | None = None) 
     table = model.trunk.token_embeddings.data.zero_()
     table[token_ids] = torch.from_numpy(vectors.astype(np.float32))
     source = {"static_vectors_of": network.path.name, "sif_coefficient": SIF_COEFFICIENT}
-    save_model(path, model, network.tokenizer, source)
-    static = load(path)
-    rows = (
-        CompressionRow.compare("megabytes", count_megabytes(network.path), count_megabytes(path)),
-        CompressionRow.compare("parameters", count_parameters(network.model), count_parameters(model)),
-        CompressionRow.compare(
-            "ms per text", *median_ms([partial(each.embed, truncate=True) for each in (network, static)], SAMPLE_TEXTS)
-        ),
-    )
-    record = {"format": "static", "num_tokens": len(token_ids), "num_threads": torch.get_num_threads(), **settings}
-    return CompressionResult(rows, path, record)
+    with hashed_directory(path) as folder:
+        save_model(folder, model, network.tokenizer, source)
+        static = load(folder)
+        times = median_ms([partial(each.embed, truncate=True) for each in (network, static)], SAMPLE_TEXTS)
+        rows = (
+            CompressionRow.compare("megabytes", count_megabytes(network.path), count_megabytes(folder)),
+            CompressionRow.compare("parameters", count_parameters(network.model), count_parameters(model)),
+            CompressionRow.compare("ms per text", *times),
+        )
+        record = {"format": "static", "num_tokens": len(token_ids), "num_threads": torch.get_num_threads(), **settings}
+        notes = (f"Static vectors of {len(token_ids):,} tokens, computed by {network.path.name}.",)
+        exported = CompressionResult(rows, path, record, notes=notes)
+        exported.save(folder)
+    return exported
 
 
 @torch.inference_mode()

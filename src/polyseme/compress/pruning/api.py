@@ -8,13 +8,14 @@ from typing import Any
 from polyseme.compress.pruning.config import PruningConfig
 from polyseme.compress.pruning.examples import PruningExamples, read_examples
 from polyseme.compress.pruning.select import prune_model
-from polyseme.compress.result import CompressionResult, CompressionRow, describe_device, latency_row, size_rows
+from polyseme.compress.result import CompressionResult, CompressionRow, describe_devices, latency_rows, size_rows
 from polyseme.errors import ConfigError
 from polyseme.families import get_family
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load_neural
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.atomic import ensure_new_directory
+from polyseme.io.hashes import hashed_directory
 from polyseme.io.json import read_json_object
 from polyseme.io.lock import locks_folder
 from polyseme.nn.model import Model
@@ -57,16 +58,22 @@ def prune(
     record = {"part": config.part, "amount": config.amount, "strategy": config.strategy, **choice}
     metadata = network.folder.metadata
     metadata = metadata | {"pruning": [*metadata.get("pruning", ()), record]}
-    _with_model(network, pruned, metadata).save(path, _storage_dtype(network.path))
-    smaller = load_neural(path, str(network.device))
-    rows = [*size_rows(network, smaller), latency_row(network, smaller, examples.texts if examples else ())]
-    if config.part == "weights":
-        rows.append(CompressionRow.compare("nonzero weights", choice["total"], choice["total"] - choice["removed"]))
-    if examples is not None:
-        rows += _metric_rows(network, smaller, examples, config if random else None)
-        record = record | {"metric": examples.metric, "examples": examples.num_examples}
-    _log_limits(smaller, config)
-    return CompressionResult(tuple(rows), path, record | {"device": describe_device(network.device)})
+    with hashed_directory(path) as folder:
+        _with_model(network, pruned, metadata).save(folder, _storage_dtype(network.path))
+        smaller = load_neural(folder, str(network.device))
+        rows = [*size_rows(network, smaller), *latency_rows(network, smaller, examples.texts if examples else ())]
+        if config.part == "weights":
+            rows.append(CompressionRow.compare("nonzero weights", choice["total"], choice["total"] - choice["removed"]))
+        if examples is not None:
+            rows += _metric_rows(network, smaller, examples, config if random else None)
+            record = record | {"metric": examples.metric, "examples": examples.num_examples}
+        done = f"Removed {choice['removed']:,} of {choice['total']:,} {config.part} of {network.path.name}"
+        notes = (f"{done} by {config.strategy}.", *_limits(path, smaller, config))
+        pruned_result = CompressionResult(tuple(rows), path, record | {"device": describe_devices()}, notes=notes)
+        pruned_result.save(folder)
+    for limit in notes[1:]:
+        logger.warning(limit)
+    return pruned_result
 
 
 def _metric_rows(
@@ -95,13 +102,13 @@ def _storage_dtype(path: Path) -> str:
     return "bf16" if read_json_object(path / "config.json").get("dtype") == "bfloat16" else "float32"
 
 
-def _log_limits(smaller: NeuralLM, config: PruningConfig) -> None:
-    """Log what the folder is not: smaller, or one that `transformers` opens."""
-    model_config = smaller.model.config
+def _limits(path: Path, smaller: NeuralLM, config: PruningConfig) -> list[str]:
+    """Return what the folder is not: smaller, or one that `transformers` opens."""
+    model_config, limits = smaller.model.config, []
     if config.part == "weights" or config.pad:
         what = "weights" if config.part == "weights" else "heads"
-        logger.warning(f"removed {what} are stored as zeros: the folder is as large and as slow as before")
+        limits.append(f"removed {what} are stored as zeros: the folder is as large and as slow as before")
     if not get_family(model_config.family).represents(model_config.trunk):
         reason = f"it derives the size of the heads of {model_config.family} from their number"
-        advice = "the option pad writes zeros instead"
-        logger.warning(f"`transformers` cannot open {smaller.path} ({reason}): {advice}")
+        limits.append(f"`transformers` cannot open {path} ({reason}): the option pad writes zeros instead")
+    return limits
