@@ -1,6 +1,7 @@
 """Students: their recipe, derived from the teacher, and their initial weights, taken from it (Sanh et al. 2019, §3)."""
 
 import inspect
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +23,11 @@ from polyseme.objectives.span_corruption import SpanCorruption
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES, get_training_recipe
 from polyseme.recipes.encoders import distilbert_base
+from polyseme.train.loop import count_parameters
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.weights.folder import read_model_config
 
+logger = logging.getLogger(__name__)
 STUDENT_FAMILIES = {"bert": "distilbert"}  # other students are of the teacher's family
 DIRECTIONS: dict[str, Literal["forward", "backward"]] = {"next": "forward", "previous": "backward"}  # of heads
 LAYER_ARGUMENTS = ("num_layers", "num_decoder_layers")
@@ -50,23 +53,24 @@ def _named_recipe(teacher: ModelConfig, student: str) -> Recipe:
         return get_training_recipe(student)
     family = student_family(teacher)
     sizes = FAMILIES[family].sizes
-    problem = f"`student` is {student!r}, which is neither a size of {family} ({', '.join(sizes)}) nor a recipe"
+    folder = ", or of a task the folder of a model"
+    problem = f"`student` is {student!r}: expected a size of {family} ({', '.join(sizes)}), a recipe{folder}"
     raise ConfigError(f"{problem}; {suggest(student, [*sizes, *RECIPES])}")
 
 
-def student_model_config(teacher: ModelConfig, student: str) -> ModelConfig:
+def student_model_config(teacher: ModelConfig, student: str | Recipe) -> ModelConfig:
     """Return the model of a student of a size of its family, or of a recipe, with the vocabulary of the teacher.
 
     It reads as many tokens as the teacher, and has no heads.
     """
-    family, size, vocab_size = student_family(teacher), student, teacher.trunk.embeddings.vocab_size
-    arguments: dict[str, Any] = {}
-    if student not in FAMILIES[family].sizes:
-        recipe = _named_recipe(teacher, student)
+    family, vocab_size = student_family(teacher), teacher.trunk.embeddings.vocab_size
+    size, arguments = str(student), dict[str, Any]()
+    if isinstance(student, Recipe) or student not in FAMILIES[family].sizes:
+        recipe = student if isinstance(student, Recipe) else _named_recipe(teacher, student)
         recipe.check().model_config(vocab_size)  # raises if it is wrong
         family, size, arguments = recipe.family, recipe.size, dict(recipe.model)
     if FAMILIES[family].is_text_to_text != FAMILIES[teacher.family].is_text_to_text:
-        raise ConfigError(f"`student` is {student!r}: {family} does not answer in the form of {teacher.family}")
+        raise ConfigError(f"`student` is of the family {family}: it does not answer in the form of {teacher.family}")
     arguments |= {"vocab_size": vocab_size, **_length_argument(family, teacher)}
     return FAMILIES[family].model_config(size or None, with_heads=False, **arguments)
 
@@ -210,6 +214,14 @@ def teacher_layer_map(num_layers: int, num_teacher_layers: int) -> list[int]:
     if num_layers > num_teacher_layers:
         raise ModelError(f"a student of {num_layers} layers cannot start from a teacher of {num_teacher_layers}")
     return [round(i * (num_teacher_layers - 1) / max(num_layers - 1, 1)) for i in range(num_layers)]
+
+
+def warn_if_larger(student: Model, teacher: Model) -> None:
+    """Log a warning if a student has more parameters than its teacher; heads do not count, since they may be new."""
+    sizes = [count_parameters(model.trunk) for model in (student, teacher)]
+    if sizes[0] > sizes[1]:
+        counts = f"{sizes[0]:,} parameters, more than the {sizes[1]:,} of its teacher"
+        logger.warning("the student has %s: choose a smaller `student`", counts)
 
 
 def init_from_teacher(student: Model, teacher: Model) -> None:

@@ -6,7 +6,7 @@ is one file: a frozen dataclass that derives from `TaskConfig`, with an `Example
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
@@ -267,11 +267,11 @@ class TaskConfig(Config, Codec):
         layout = PackedLayout.from_lengths(sizes[by_length])
         starts = layout.cu_seqlens.numpy()[ranks]
         rows, labels = self.batch_targets(ordered, ranks, starts)
-        groups = self.row_groups(ordered, starts)
-        count = sum(self.num_targets(e) for e in ordered if e.target is not None)
-        targets = Targets(torch.from_numpy(rows), torch.from_numpy(labels), count)
-        if groups is not None:
-            targets = replace(targets, groups=torch.from_numpy(groups))
+        count, groups = (
+            sum(self.num_targets(e) for e in ordered if e.target is not None),
+            self.row_groups(ordered, starts),
+        )
+        targets = Targets(torch.from_numpy(rows), torch.from_numpy(labels), count, groups=groups)
 
         def pack(parts: list[np.ndarray]) -> torch.Tensor:
             sequences = np.split(np.concatenate(parts), np.cumsum(sizes)[:-1])
@@ -288,7 +288,7 @@ class TaskConfig(Config, Codec):
         `ranks` has the position of each sequence of the batch, `starts` its first token, in the order of `encoded`.
         """
 
-    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> np.ndarray | None:
+    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> torch.Tensor | None:
         """Return the number of the softmax that each row is part of, -1 if of none; None if each row has its own."""
         return None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from polyseme.errors import DataError
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -103,9 +104,10 @@ class MultipleChoiceTask(SequenceTask):
         correct = [first + e.target if e.target is not None else IGNORE_INDEX for first, e in zip(firsts, encoded)]
         return ranks, np.repeat(correct, sizes)
 
-    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> np.ndarray:
+    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> torch.Tensor:
         """Number the examples; one choice of each is right."""
-        return np.repeat(np.arange(len(encoded)), [len(e.sequence_lengths) for e in encoded])
+        sizes = [len(e.sequence_lengths) for e in encoded]
+        return torch.from_numpy(np.repeat(np.arange(len(encoded)), sizes))
 
     def num_rows(self, encoded: EncodedExample) -> int:
         return len(encoded.sequence_lengths)
