@@ -267,11 +267,8 @@ class TaskConfig(Config, Codec):
         layout = PackedLayout.from_lengths(sizes[by_length])
         starts = layout.cu_seqlens.numpy()[ranks]
         rows, labels = self.batch_targets(ordered, ranks, starts)
-        count, groups = (
-            sum(self.num_targets(e) for e in ordered if e.target is not None),
-            self.row_groups(ordered, starts),
-        )
-        targets = Targets(torch.from_numpy(rows), torch.from_numpy(labels), count, groups=groups)
+        count = sum(self.num_targets(e) for e in ordered if e.target is not None)
+        targets = Targets(*map(torch.from_numpy, (rows, labels)), count, groups=self.row_groups(ordered, starts))
 
         def pack(parts: list[np.ndarray]) -> torch.Tensor:
             sequences = np.split(np.concatenate(parts), np.cumsum(sizes)[:-1])
@@ -287,10 +284,6 @@ class TaskConfig(Config, Codec):
 
         `ranks` has the position of each sequence of the batch, `starts` its first token, in the order of `encoded`.
         """
-
-    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> torch.Tensor | None:
-        """Return the number of the softmax that each row is part of, -1 if of none; None if each row has its own."""
-        return None
 
     def num_targets(self, encoded: EncodedExample) -> int:
         """Return how many predictions of a labeled example the loss averages over."""
