@@ -29,6 +29,7 @@ from polyseme.nn.attention.terms import AttentionTerms, split_heads
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import Inputs, PackedLayout
+from polyseme.nn.padding import PaddedLayout
 
 MEMORY_RANK = torch.iinfo(torch.int64).min  # rank of tokens in memory: before all others
 
@@ -73,7 +74,7 @@ class RelativePositionContext:
     @property
     def largest_distance(self) -> int:
         """The first distance."""
-        return max(self.key_layout.lengths, default=0)
+        return self.key_layout.longest
 
     def get_runs(self, causal: bool, window: int, is_query_stream: bool = False) -> list[EqualLengthRun]:
         """Return the runs of the tokens or of the query stream, computed by the first layer and then cached."""
@@ -84,6 +85,8 @@ class RelativePositionContext:
 
     def _compute_runs(self, causal: bool, window: int, is_query_stream: bool) -> list[EqualLengthRun]:
         layout, segments, stream = self.inputs.layout, self.inputs.segments, self.inputs.query_stream
+        if isinstance(layout, PaddedLayout):
+            return [self._padded_run(layout, causal, window)]
         query_layout, positions, ranks = layout, None, None if stream is None else stream.rank
         if is_query_stream and stream is not None:
             query_layout, targets = stream.layout, stream.target_positions
@@ -110,6 +113,15 @@ class RelativePositionContext:
                 distance_start = self.largest_distance - positions[queries].view(n, num_queries)
             runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
         return runs
+
+    def _padded_run(self, layout: PaddedLayout, causal: bool, window: int) -> EqualLengthRun:
+        """Return a padded batch as one run, without a query stream and memory."""
+        distance = layout.distances_to(layout)  # [1, L, L]
+        visible = layout.mask[:, None] & (distance <= 0 if causal else distance <= (window or layout.max_seqlen))
+        visible = visible & (distance >= -window) if window else visible
+        segments = None if self.inputs.segments is None else layout.unflatten(self.inputs.segments)
+        different_segment = None if segments is None else segments[:, :, None] != segments[:, None]
+        return EqualLengthRun(*layout.mask.shape, layout.max_seqlen, ~visible, different_segment, None)
 
 
 # what a stack passes to each attention layer: relative positions, a score bias by relative position, or nothing
@@ -147,8 +159,8 @@ class RelativePositionLayer(nn.Module):
         """Return x followed by the rows of the query stream, and the context for the attention layers."""
         layout, segments, query_stream = inputs.layout, inputs.segments, inputs.query_stream
         key_layout = layout if cache is None else cache.full_layout
-        largest_distance, smallest_distance = max(key_layout.lengths, default=0), 1 - max(layout.lengths, default=1)
-        distances = torch.arange(largest_distance, smallest_distance - 1, -1, device=x.device)
+        smallest_distance = 1 - (layout.longest if layout.is_padded else max(layout.longest, 1))
+        distances = torch.arange(key_layout.longest, smallest_distance - 1, -1, device=x.device)
         if self.config.max_distance:
             distances = distances.clamp(-self.config.max_distance, self.config.max_distance)
 
