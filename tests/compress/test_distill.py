@@ -369,6 +369,11 @@ def test_command(project, run_cli, cli, tmp_path):
         *common, *options, "--set", "max_len=32", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256"
     )
     assert "valid masked" in output and "parameters" in output and f"{tmp_path}/run/model" in output
+    page = (tmp_path / "run/compression.html").read_text()
+    assert (
+        "distilbert with 1 layer, distilled from" in page and "The student started with layers of the teacher." in page
+    )
+    assert "5 × the teacher&#x27;s predictions" in page or "5 × the teacher's predictions" in page
     saved = json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]
     assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["mask_prob"] == 0.2
     assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
