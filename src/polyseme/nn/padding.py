@@ -90,17 +90,19 @@ class PaddedLayout(PackedLayout):
 
 @dataclass(eq=False)
 class PaddedKVCache:
-    """Keys and values of the tokens before a padded chunk, rows [B · P, heads, head_dim] of each layer; P may be 0.
+    """States of the tokens before a padded chunk, keys and values or others, rows [B · P, …] of each layer; P may be 0.
 
     Positions are counted over the tokens of `mask` [B, P + L], which ends in that of the chunk: padding may be before
-    the tokens of a sequence, between its chunks, or after them. `cross_kv` and `source` are those of encoder states.
+    the tokens of a sequence, between its chunks, or after them. With a `max_len`, only as many of the last tokens
+    before the chunk are seen. `cross_kv` and `source` are those of encoder states.
     """
 
-    states: Sequence[KeyValue]
+    states: Sequence[tuple[Tensor, ...]]
     mask: Tensor
     past_mask: Tensor  # [B, P], the beginning of `mask`
     cross_kv: Sequence[KeyValue] = ()
     source: PaddedLayout | None = None
+    max_len: int = 0
 
     def chunk_layout(self, mask: Tensor) -> PaddedLayout:
         """Return the layout of the chunk, whose mask is [B, L]."""
@@ -116,10 +118,10 @@ class PaddedKVCache:
 
     def create_caches(self, layout: PaddedLayout, num_layers: int) -> list[PaddedLayerCache]:
         """Create the cache of each layer."""
-        past_layout, key_layout = (
-            PaddedLayout.from_mask(self.past_mask),
-            PaddedLayout.from_mask(self.mask, self._positions),
-        )
+        positions, mask = self._positions, self.mask
+        if self.max_len:
+            mask = mask & (positions >= self.past_mask.long().sum(1, keepdim=True) - self.max_len)
+        past_layout, key_layout = PaddedLayout.from_mask(self.past_mask), PaddedLayout.from_mask(mask, positions)
         cross: list[Any] = [(k, v, layout, self.source) for k, v in self.cross_kv] or [None] * num_layers
         return [
             PaddedLayerCache(pair, key_layout, None, cross_kv, past_layout=past_layout, chunk_layout=layout)
@@ -129,6 +131,10 @@ class PaddedKVCache:
     def update(self, caches: Sequence[LayerCache], layout: PackedLayout) -> PaddedKVCache:
         """Return the keys and values of all tokens; the mask of the next chunk is not known yet."""
         return replace(self, states=[cache.updated for cache in caches], past_mask=self.mask)
+
+    def truncate(self, max_len: int) -> PaddedKVCache:
+        """Return this memory: what is older than `max_len` tokens is masked, not removed."""
+        return self
 
 
 @dataclass(eq=False)

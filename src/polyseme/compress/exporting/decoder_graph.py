@@ -1,8 +1,8 @@
 """Graphs that generate text: a chunk of tokens and the memory of those before it to logits and the next memory.
 
-The memory is the keys and values of each attention layer, [batch, heads, past, head_dim], where `past` is 0 for the first
-chunk, or the states of each recurrent layer, [batch, dim], zeros at first. The graph of an encoder returns the memory
-that its decoder starts with. Names are those of other exporters (`past_key_values.0.key`, `present.0.key`).
+The memory is the keys and values of each attention layer, [batch, heads, past, head_dim], where `past` is 0 for the
+first chunk, or the states of each recurrent layer, [batch, dim], zeros at first. The graph of an encoder returns the
+memory that its decoder starts with. Names are those of other exporters (`past_key_values.0.key`, `present.0.key`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polyseme.generation.session import generation_head
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.layers.rnn import NUM_STATES
 from polyseme.nn.memory import Memory
-from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
+from polyseme.nn.packing import EncoderInput, Inputs
 from polyseme.nn.padding import PaddedKVCache, PaddedLayout
 from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig, RecurrentTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
@@ -41,8 +41,15 @@ class CacheTensor:
 
 
 def cache_tensors(config: Any, prefix: str = "") -> list[CacheTensor]:
-    """Return the memory of a causal Transformer, or of a recurrent one; a decoder's names have a prefix."""
+    """Return the memory of a causal Transformer or of a recurrent model; names of a decoder have a prefix.
+
+    With relative positions (Transformer-XL) it is the hidden states.
+    """
     if isinstance(config, TransformerConfig):
+        if config.has_relative_positions:
+            shape = "batch", "past", config.dim
+            names = [f"hidden_states.{i}" for i in range(config.num_layers)]
+            return [CacheTensor(f"past_{name}", f"present_{name}", shape) for name in names]
         attentions = [config.block_configs[i].attention for i in config.block_index_per_layer]
         return _key_value_tensors([(a.num_heads, a.inner_dim(config.dim) // a.num_heads) for a in attentions], prefix)
     stack: RecurrentTrunkConfig = config.stack if isinstance(config, RecurrentDecoderConfig) else config
@@ -76,18 +83,15 @@ def source_tensors(config: Any) -> list[CacheTensor]:
     return [CacheTensor("encoder_hidden_states", HIDDEN_OUTPUT, ("batch", "source", config.source_dim + key_dim))]
 
 
-def _split_heads(rows: Tensor, layout: PaddedLayout) -> Tensor:
+def _split_heads(layout: PaddedLayout, rows: Tensor) -> Tensor:
     """Convert rows [B · L, heads, head_dim] to [B, heads, L, head_dim]."""
     return layout.unflatten(rows).transpose(1, 2)
 
 
-def _merge_heads(tensor: Tensor) -> Tensor:
-    """Invert `_split_heads`."""
-    return tensor.transpose(1, 2).flatten(0, 1)
-
-
 def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(tensors[::2], tensors[1::2]))
+    """Return the rows of keys and values, which invert `_split_heads`."""
+    rows = [tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors]
+    return list(zip(rows[::2], rows[1::2]))
 
 
 class StepModel(GraphModule):
@@ -105,6 +109,7 @@ class StepModel(GraphModule):
         self.has_source = network.is_seq2seq
         config = trunk.decoder if self.has_source else trunk
         self.is_recurrent = not isinstance(config, TransformerConfig)
+        self.memory_len = 0 if self.is_recurrent else config.memory_len
         self.cache = cache_tensors(config, "decoder." * self.has_source)
         self.source_cache = source_tensors(config) if self.has_source else []
         self.num_states = NUM_STATES[getattr(config, "stack", config).cell] if self.is_recurrent else 2
@@ -122,7 +127,7 @@ class StepModel(GraphModule):
     def _read_attention(
         self, input_ids: Tensor, mask: Tensor, past: Sequence[Tensor], sources: Sequence[Tensor]
     ) -> tuple[Tensor, PaddedLayout, list[Tensor]]:
-        past_len = past[0].shape[2]
+        past_len, is_relative = past[0].shape[-2], past[0].ndim == 3
         source_layout = PaddedLayout.from_mask(mask) if self.has_source else None
         if self.has_source:
             past_mask, chunk_mask = (
@@ -133,12 +138,13 @@ class StepModel(GraphModule):
         else:
             torch._check(mask.shape[1] == past_len + input_ids.shape[1])
             past_mask, chunk_mask = mask[:, :past_len], mask[:, past_len:]
-        states, cross_kv = (_pairs([_merge_heads(each) for each in tensors]) for tensors in (past, sources))
-        cache = PaddedKVCache(states, mask, past_mask, cross_kv, source_layout)
+        states: Any = [(each.flatten(0, 1),) for each in past] if is_relative else _pairs(past)
+        cache = PaddedKVCache(states, mask, past_mask, _pairs(sources), source_layout, self.memory_len)
         layout = cache.chunk_layout(chunk_mask)
         output = self.model.trunk(Inputs(input_ids.reshape(-1), layout), memory=cache, return_memory=True)
         key_layout = PaddedLayout.from_mask(mask)
-        present = [_split_heads(rows, key_layout) for pair in output.memory.states for rows in pair]
+        convert = PaddedLayout.unflatten if is_relative else _split_heads
+        present = [convert(key_layout, rows) for parts in output.memory.states for rows in parts]
         return output.hidden, layout, present
 
     def _read_recurrent(
@@ -198,7 +204,7 @@ class EncoderModel(GraphModule):
             starts = [each for layer_states in memory.states for each in layer_states]
         else:
             pairs = trunk.source_kv(Memory(layout, (), (), source))
-            starts = [_split_heads(rows, layout) for pair in pairs for rows in pair]
+            starts = [_split_heads(layout, rows) for pair in pairs for rows in pair]
         return layout.unflatten(source.values), *starts
 
     @property

@@ -20,6 +20,7 @@ from polyseme.generation.session import generation_head, pack_inputs
 from polyseme.generation.text import TextGenerator
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
+from polyseme.nn.trunks.transformer import TransformerConfig
 
 ENCODER, DECODER, MODEL = "encoder_model", "decoder_model", "model"
 NUM_CHECKED_TOKENS, NUM_TIMED_TOKENS = 12, 8
@@ -50,7 +51,7 @@ def generates_text(network: NeuralLM, head: str, cache: bool, supports_cache: bo
         reason = f"head {head!r} does not generate text" if head else f"{network.path} is {network.description}"
         raise ConfigError(f"`cache` is for a model that continues texts, but {reason}")
     trunk = network.model.config.trunk
-    if not trunk.supports_static_cache and not isinstance(trunk, RecurrentTrunkConfig):
+    if trunk.has_query_stream or not isinstance(trunk, TransformerConfig | RecurrentTrunkConfig):
         raise UnsupportedError(f"the memory of {where} cannot be exported: export it without `cache`")
     return True
 
@@ -125,7 +126,7 @@ class DecodingGraphs:
         """Return what a program has to know to generate text."""
         generator = self.generator
         names = {name: {"inputs": m.input_names, "outputs": m.output_names} for name, m in self.modules.items()}
-        description = names[MODEL] if MODEL in names else {"graphs": names}
+        description = names.get(MODEL, {"graphs": names})
         return description | {
             "start_ids": list(generator.start_ids),
             "eos_ids": sorted(generator.eos_token_ids),

@@ -107,13 +107,16 @@ def graph_metric_row(examples: PruningExamples, network: NeuralLM, exported: Neu
     return row
 
 
-def static_metric_row(examples: PruningExamples, network: NeuralLM, static: LanguageModel) -> CompressionRow:
-    """Compare Spearman's correlation of cosines and scores, before and after."""
-    if not isinstance(examples, ScoredPairExamples):
-        raise ConfigError(
-            "`data` of static vectors are scored pairs: pass `task` 'regression', or one such as glue/sts-b"
-        )
+def check_static_examples(examples: PruningExamples | None) -> None:
+    """Raise if static vectors have no metric on these examples."""
+    if examples is not None and not isinstance(examples, ScoredPairExamples):
+        remedy = "pass `task` 'regression', or one such as glue/sts-b"
+        raise ConfigError(f"`data` of static vectors are scored pairs: {remedy}")
+
+
+def static_spearman(examples: PruningExamples, static: LanguageModel) -> float:
+    """Return Spearman's correlation of the scores of pairs and the cosines of their static vectors."""
+    assert isinstance(examples, ScoredPairExamples), "`check_static_examples` comes first"
     sides = [np.asarray(static.embed(texts, truncate=True)) for texts in (examples.texts, examples.pairs)]
     first, second = (vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12) for vectors in sides)
-    after = regression_metrics(examples.gold, (first * second).sum(1).tolist())["spearman"]
-    return CompressionRow.compare(examples.metric, examples.evaluate(network), after)
+    return regression_metrics(examples.gold, (first * second).sum(1).tolist())["spearman"]

@@ -88,9 +88,6 @@ def _head_outputs(name: str, head: HeadConfig, prefix: str, where: str) -> list[
     if not isinstance(head, ClassificationHeadConfig):
         reason = f"a {type(head).__name__.removesuffix('Config')} is not one graph"
         raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
-    if head.bilstm_dim:
-        reason = "its BiLSTM reads each text in its own order, which is not one graph"
-        raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
     if per_token and head.labels == FIXED_LABELS.get(name):  # the start and the end of an answer
         return [GraphOutput(f"{prefix}{label}_logits", name, True, i) for i, label in enumerate(head.labels)]
     return [GraphOutput(f"{prefix}logits", name, per_token, labels=head.labels)]
@@ -174,6 +171,8 @@ class PaddedModel(GraphModule):
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Return the outputs of ids [batch, length]; the mask is 1 at tokens and 0 at the padding after them."""
+        for i in range(2):
+            torch._check(input_ids.shape[i] == attention_mask.shape[i])
         layout = PaddedLayout.from_mask(attention_mask.bool())
         segments = None if token_type_ids is None else token_type_ids.reshape(-1)
         inputs = Inputs(input_ids.reshape(-1), layout, segments)

@@ -78,7 +78,7 @@ class ExportedGraphs(Protocol):
         """Return a model that predicts with the graphs."""
 
 
-class PaddedGraph:
+class PaddedGraph(ExportedGraphs):
     """One graph that reads whole texts: the outputs of heads, or states and text vectors."""
 
     time_measure = "ms per text"
@@ -125,9 +125,7 @@ def write_graph_folder(
             raise
         except Exception as error:  # of torch's exporters and onnxruntime, which have no common class
             kind, family = graph_format.settings["format"], network.model.config.family
-            raise ModelError(
-                f"{network.path} ({family}) has no {kind} graph: {type(error).__name__}: {error}"
-            ) from error
+            raise ModelError(f"{network.path} ({family}) has no {kind} graph: {root_cause(error)}") from error
         lengths = {"min_length": graph_format.min_length, "max_length": graphs.max_len}
         write_description(folder, network, graph_format.settings | lengths | graphs.describe())
         times = median_ms(graphs.timed_readers(runners), SAMPLE_TEXTS)
@@ -151,6 +149,13 @@ def write_graph_folder(
         exported = CompressionResult(tuple(rows), path, record, notes=notes)
         exported.save(folder)
     return exported
+
+
+def root_cause(error: BaseException) -> str:
+    """Return the type and the first line of the exception that an exporter's long report goes back to."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else 'no message'}"
 
 
 def graph_length(network: NeuralLM, outputs: Sequence[GraphOutput]) -> int:

@@ -57,8 +57,8 @@ class OnnxFormat(GraphFormat):
             if (written := program.model.opset_imports.get("")) != self.opset:
                 raise ConfigError(f"`opset` is {self.opset}, but torch can only write {written} for this model")
             program.save(folder / f"{name}.onnx", external_data=num_bytes > MAX_SINGLE_FILE_BYTES)
-        weights = [value for name, value in program.model.graph.initializers.items() if name.startswith("model.")]
-        return sum(int(np.prod(value.shape)) for value in weights)
+        weights = [value for value in program.model.graph.initializers.values() if value.dtype.is_floating_point()]
+        return sum(size for value in weights if (size := int(np.prod(value.shape))) > 1)
 
     def open(self, folder: Path, name: str = "model") -> GraphRunner:
         """Start a session of onnxruntime on the CPU, with as many threads as torch uses."""

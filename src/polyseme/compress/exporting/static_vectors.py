@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyseme.compress.exporting.evaluation import static_metric_row
+from polyseme.compress.exporting.evaluation import check_static_examples, static_spearman
 from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
 from polyseme.errors import ConfigError, UnsupportedError
@@ -33,6 +33,7 @@ def write_static_vectors(
 ) -> CompressionResult:
     """Write a model folder of word vectors; compare size, time and, with examples, the metric with the encoder's."""
     trunk = network.model.config.trunk
+    check_static_examples(examples)
     if isinstance(trunk, StaticEmbeddingTrunkConfig):
         raise UnsupportedError(f"{network.path} is a table of static vectors already")
     dim = min(DEFAULT_DIM, trunk.dim) if dim is None else dim
@@ -56,7 +57,8 @@ def write_static_vectors(
             CompressionRow.compare("ms per text", *times),
         ]
         if examples is not None:
-            rows.append(static_metric_row(examples, network, static))
+            scores = examples.evaluate(network), static_spearman(examples, static)
+            rows.append(CompressionRow.compare(examples.metric, *scores))
         record = {"format": "static", "num_tokens": len(token_ids), "num_threads": torch.get_num_threads(), **settings}
         notes = (f"Static vectors of {len(token_ids):,} tokens, computed by {network.path.name}.",)
         exported = CompressionResult(tuple(rows), path, record, notes=notes)

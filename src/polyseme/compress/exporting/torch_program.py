@@ -28,7 +28,8 @@ class TorchFormat(GraphFormat):
         with quiet_exporter():
             program = torch.export.export(module.eval(), arguments, dynamic_shapes=shapes, strict=False)
             torch.export.save(program, folder / f"{name}.pt2")
-        return sum(tensor.numel() for tensor in {id(t): t for t in program.state_dict.values()}.values())
+        weights = {id(tensor): tensor for tensor in program.state_dict.values() if tensor.is_floating_point()}
+        return sum(tensor.numel() for tensor in weights.values())
 
     def open(self, folder: Path, name: str = "model") -> GraphRunner:
         with quiet_exporter():

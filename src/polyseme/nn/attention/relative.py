@@ -56,6 +56,7 @@ class EqualLengthRun:
     masked_out: Tensor | None  # bool [queries, keys] or [sequences, queries, keys]: pairs that are not attended
     different_segment: Tensor | None  # bool [sequences, queries, keys]
     distance_start: Tensor | None  # int64 [sequences, queries], query stream only: table index of the first distance
+    distance_index: Tensor | None = None  # int64 [sequences or 1, queries, keys], padded batch only: that of each key
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,13 +116,17 @@ class RelativePositionContext:
         return runs
 
     def _padded_run(self, layout: PaddedLayout, causal: bool, window: int) -> EqualLengthRun:
-        """Return a padded batch as one run, without a query stream and memory."""
-        distance = layout.distances_to(layout)  # [1, L, L]
-        visible = layout.mask[:, None] & (distance <= 0 if causal else distance <= (window or layout.max_seqlen))
+        """Return a padded batch as one run, without a query stream."""
+        keys: Any = self.key_layout
+        distance = layout.distances_to(keys)  # [B or 1, queries, keys], of the key from the query
+        visible = keys.mask[:, None]
+        if causal or window:
+            visible = visible & (distance <= (0 if causal else window))
         visible = visible & (distance >= -window) if window else visible
         segments = None if self.inputs.segments is None else layout.unflatten(self.inputs.segments)
         different_segment = None if segments is None else segments[:, :, None] != segments[:, None]
-        return EqualLengthRun(*layout.mask.shape, layout.max_seqlen, ~visible, different_segment, None)
+        index = distance.clamp(max=layout.max_seqlen - 1) + self.largest_distance
+        return EqualLengthRun(*layout.mask.shape, keys.max_seqlen, ~visible, different_segment, None, index)
 
 
 # what a stack passes to each attention layer: relative positions, a score bias by relative position, or nothing
@@ -243,7 +248,7 @@ class RelativeAttention(BaseAttention):
             distance_inputs = distances + num_future
         elif distance_inputs is None:
             raise ConfigError("either max_learned_distance or has_sinusoids has to provide distance embeddings")
-        return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
+        return self.distance(distance_inputs).view(distance_inputs.shape[0], self.config.num_heads, self.head_dim)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativePositionContext, is_query_stream: bool
@@ -258,7 +263,7 @@ class RelativeAttention(BaseAttention):
             if run.num_queries:
                 weights = F.dropout(self._run_weights(run, qs, ks, r, context), dropout)
                 values = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
-                attended = torch.bmm(weights, values).view(heads, len(qs), -1)  # [heads, sequences · queries, head_dim]
+                attended = torch.bmm(weights, values).view(heads, qs.shape[0], -1)  # [heads, rows, head_dim]
                 outputs.append(attended.transpose(0, 1).flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
@@ -267,7 +272,7 @@ class RelativeAttention(BaseAttention):
     ) -> Tensor:
         """Return the probabilities of one run, [heads · sequences, queries, keys]."""
         u, v = (self.u, self.v) if self.u is not None else context.uv_biases or (None, None)
-        if run.distance_start is None:  # select the distances that occur in this run
+        if run.distance_start is None and run.distance_index is None:  # select the distances that occur in this run
             largest, smallest = context.largest_distance, 0 if self.config.causal else 1 - run.num_queries
             r = r[largest - run.num_keys : largest - smallest + 1]
         n, num_queries, num_keys = run.num_sequences, run.num_queries, run.num_keys
@@ -289,7 +294,10 @@ class RelativeAttention(BaseAttention):
         if kernels.supports(q):
             scores, masks = torch.bmm(content, keys), (run.masked_out, run.different_segment)
             return kernels.relative_softmax(scores, distance_scores, n, start, *masks, segment_scores)
-        if start is None:
+        if run.distance_index is not None:
+            index = run.distance_index.expand(heads, n, -1, -1)
+            distance_bias = distance_scores.view(heads, n, num_queries, -1).gather(-1, index).flatten(0, 1)
+        elif start is None:
             distance_bias = _relative_shift(distance_scores, num_keys)
         else:
             distance_bias = _GatherByDistance.apply(distance_scores, start, num_keys)

@@ -94,6 +94,20 @@ class PaddedTimeMajor(TimeMajor):
         self.num_sequences, self.max_seqlen = layout.mask.shape
         self.mask = layout.mask.t()[:, :, None]
 
+    # copies, because a batch of one sequence would have another memory layout
+
+    def to_time_major(self, x: Tensor) -> Tensor:
+        return self.layout.unflatten(x).transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+    def from_time_major(self, x: Tensor) -> Tensor:
+        copy = x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        return copy.view(self.layout.num_tokens, x.shape[-1])
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return a linear layer of all steps, [L, B, …]."""
+        rows = x.clone(memory_format=torch.contiguous_format).view(self.layout.num_tokens, x.shape[-1])
+        return F.linear(rows, weight, bias).view(*x.shape[:2], weight.shape[0])
+
     def reverse(self, x: Tensor) -> Tensor:
         """Reverse the tokens of each sequence, and its padding."""
         steps = torch.arange(self.max_seqlen, device=x.device)[:, None]
@@ -214,7 +228,7 @@ class RNNCellLayer(nn.Module):
             outputs.append(new_states[0].clone())  # a scan may not return a tensor twice
             return [torch.where(is_token, new, old) for new, old in zip(new_states, states)], outputs
 
-        from_input = F.linear(x, weights[0], weights[2])  # [L, B, gates]
+        from_input = order.project(x, weights[0], weights[2])  # [L, B, gates]
         if torch.compiler.is_exporting():
             from torch._higher_order_ops.scan import scan
 
