@@ -11,6 +11,12 @@ import numpy as np
 CONTRIB_DOMAIN = "com.microsoft"  # operators of onnxruntime
 
 
+def read_names(node: Any) -> set[str]:
+    """Return the values that a node reads, also those that the graphs in it (of a loop) take from outside."""
+    bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return set(node.input).union(*(read_names(inner) for body in bodies for inner in body.node))
+
+
 class GraphEditor:
     """The graph of an ONNX model, by the names of its values; `finish` writes the changes back."""
 
@@ -25,7 +31,7 @@ class GraphEditor:
         self.producers = {name: node for node in self.node_list for name in node.output}
         self.consumers: dict[str, list[Any]] = defaultdict(list)
         for node in self.node_list:
-            for name in node.input:
+            for name in read_names(node):
                 self.consumers[name].append(node)
 
     def nodes(self, *op_types: str) -> list[Any]:
@@ -104,7 +110,7 @@ class GraphEditor:
         for node in reversed(self.node_list):
             if needed.intersection(node.output):
                 used_nodes.append(node)
-                needed.update(node.input)
+                needed.update(read_names(node))
         nodes = [type(node).FromString(node.SerializeToString()) for node in reversed(used_nodes)]
         constants = [tensor for name, tensor in self.constants.items() if name in needed]
         copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in constants]

@@ -27,7 +27,7 @@ class IntegerFolder:
 
     def __init__(self, network: NeuralLM, graph_format: OnnxFormat, head: str):
         if network.model.config.trunk.has_source:
-            raise UnsupportedError(f"{network.path} has an encoder and a decoder: only its weights can be in int8")
+            raise UnsupportedError(f"{network.path} has an encoder and a decoder: choose the `mode` weights")
         self.network, self.graph_format = network, graph_format
         outputs = select_outputs(network, head)
         if all(output.name != HIDDEN_OUTPUT for output in outputs):
