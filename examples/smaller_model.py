@@ -29,8 +29,9 @@ def main() -> None:
     args = parser.parse_args()
     distilled, pruned, int8, onnx = (args.out / name for name in ("distilled", "pruned", "int8", "onnx"))
 
-    # 1. Half of the layers, trained on the labels and on the scores of the teacher. The same call resumes it.
-    distill(args.teacher, task=args.task, data=args.train, dev=args.dev, epochs=args.epochs, out=distilled)
+    # 1. Half of the layers, trained on the labels and on the scores of the teacher. The same call resumes a stopped run.
+    if not (distilled / "results.json").exists():
+        distill(args.teacher, task=args.task, data=args.train, dev=args.dev, epochs=args.epochs, out=distilled)
 
     # 2. The heads that matter least to the loss of the training examples are removed.
     if not pruned.exists():
