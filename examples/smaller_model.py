@@ -29,7 +29,7 @@ def main() -> None:
     args = parser.parse_args()
     distilled, pruned, int8, onnx = (args.out / name for name in ("distilled", "pruned", "int8", "onnx"))
 
-    # 1. Half of the layers, trained on the labels and on the scores of the teacher. The same call resumes a stopped run.
+    # 1. Half of the layers, trained on the labels and on the scores of the teacher. The same call resumes it.
     if not (distilled / "results.json").exists():
         distill(args.teacher, task=args.task, data=args.train, dev=args.dev, epochs=args.epochs, out=distilled)
 
