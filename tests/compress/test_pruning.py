@@ -168,7 +168,10 @@ def test_least_important_heads_are_removed(tiny_folders):
     with torch.no_grad():
         network.model.trunk.blocks[1].attention.out.weight[:, 8:16] *= 1e-9
     examples = read_examples(network, documents(3))
-    pruned, record = prune_model(network.model, PruningConfig(heads=1.0).resolve(True), examples)
+    _, record = prune_model(network.model, PruningConfig(heads=1.0).resolve(True), examples)
+    assert record["by_sublayer"] == {f"trunk.blocks.{i}.attention": [1] * (i == 1) for i in range(3)}
+    config = PruningConfig(heads=1.0, uniform=True).resolve(True)
+    pruned, record = prune_model(network.model, config, examples)
     assert record["by_sublayer"]["trunk.blocks.1.attention"] == [1] and record["removed"] == 3
     assert pruned.config.trunk.block.attention.num_heads == 2 and pruned.config.trunk.block.attention.head_dim == 8
     kept = {f"trunk.blocks.{i}.attention": [0, 1, 2] for i in range(3)}
@@ -225,7 +228,8 @@ def test_rejected_commands(rejects, project, tiny_folders, tmp_path):
     check(bert, match="choose one of --layers, --heads, --ffn and --weights")
     check(bert, "--heads", 1, "--ffn", 2, match="--heads and --ffn")
     check(bert, "--heads", 1, match="needs --data")
-    check(bert, "--heads", 3, "--data", texts, match="removes 3 of 3 heads of a layer")
+    check(bert, "--heads", 3, "--uniform", "--data", texts, match="removes 3 of 3 heads of a layer")
+    check(bert, "--heads", 7, "--data", texts, match="removes 7 of 9 heads: keep one in each of 3 layers")
     check(bert, "--layers", 1.5, match="--layers is 1.5")
     check(bert, "--layers", -1, match="--layers is -1")
     check(bert, "--layers", 1, "--strategy", "norm", match="layers are pruned by loss, alternate, top, random")
