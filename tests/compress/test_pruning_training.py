@@ -11,7 +11,7 @@ from polyseme.compress import prune
 from polyseme.compress.pruning.config import PruningConfig
 from polyseme.compress.pruning.gates import HeadGates
 from polyseme.compress.pruning.masks import GradualMasks, WeightMasks
-from polyseme.compress.pruning.retraining import Retraining
+from polyseme.compress.pruning.task_retraining import TaskRetraining
 from polyseme.errors import UnsupportedError
 from polyseme.finetuning.training import SeedTraining
 from polyseme.inference.load import load_neural
@@ -24,13 +24,13 @@ DEV = TRAIN[:4]
 
 
 @pytest.fixture(scope="module")
-def retraining(tiny_folders) -> Retraining:
+def retraining(tiny_folders) -> TaskRetraining:
     return build_retraining(tiny_folders["bert"])
 
 
-def build_retraining(folder, **options) -> Retraining:
+def build_retraining(folder, **options) -> TaskRetraining:
     options = {"steps": 6, "batch_size": 4, "lr": 0.01, **options}
-    return Retraining.read(load_neural(folder), {"data": TRAIN, "dev": DEV}, "classification", 1, options)
+    return TaskRetraining.read(load_neural(folder), {"data": TRAIN, "dev": DEV}, "classification", 1, options)
 
 
 def hidden_weights(model) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_removed_weights_stay_zero_and_the_others_are_trained_as_usual(retrainin
     assert not weights[zeros].any() and weights[~zeros].all()
 
     # the same steps in a loop of their own
-    training = SeedTraining(retraining._start(expected, 0).experiment, 0)
+    training = SeedTraining(retraining.start(expected, 0).experiment, 0)
     state, config = training.state, retraining.experiment.config
     expected.train()
     for step, ((batch,), _) in zip(range(6), retraining.experiment.batches(0, 6, 0, expected.config.trunk)):
@@ -100,14 +100,14 @@ def test_iterative_pruning_rewinds_to_a_step_of_the_first_training(retraining):
     pruned, record = retraining.prune(config, 0)
     assert [row["removed"] for row in record["rounds"]] == [0, record["removed"]]
 
-    first = retraining._start(retraining.build(0), 0)
+    first = retraining.start(retraining.build(0), 0)
     steps = first.steps()
     next(steps), next(steps)
     early = copy.deepcopy(first.checkpoint())
     assert len(list(steps)) == 4
     masks = WeightMasks(first.model)
     masks.prune(record["removed"])  # the smallest of the weights at the end
-    second = retraining._start(first.model, 0, lambda model, step: masks.apply())
+    second = retraining.start(first.model, 0, lambda model, step: masks.apply())
     second.restore(early)
     masks.apply()
     assert torch.equal(hidden_weights(first.model) == 0, torch.cat([mask.flatten() for mask in masks.is_removed]))
@@ -180,7 +180,7 @@ def test_prune_command_with_training(run_cli, project, tmp_path):
     names = ["accuracy", "accuracy, random weights", "accuracy, from scratch"]
     assert list(rows)[-4:] == ["nonzero weights", *names]
     assert all(rows[name]["after_std"] is not None for name in names)
-    assert record["steps"] == 3 and record["seeds"] == [0, 1] and len(record["scores"]["scratch"]) == 2
+    assert record["steps"] == 3 and record["seeds"] == [0, 1] and len(record["scores"]["from scratch"]) == 2
     points = record["curve"]["points"]
     assert points[0]["label"] == "original" and sum(point["chosen"] for point in points) == 1 and len(points) > 5
     tensors = load_file(out / "model.safetensors")
@@ -190,6 +190,24 @@ def test_prune_command_with_training(run_cli, project, tmp_path):
     assert "million nonzero parameters" in (out / "compression.html").read_text()
 
 
+def test_a_language_model_is_trained_further(run_cli, project, tmp_path):
+    """With all schedules; the weights that stay return to those of the folder if they are rewound to step 0."""
+    files = ["--corpus", project / "corpus-bert", "--budget", "4steps", "--json"]
+    options = ["--weights", 0.5, "--schedule", "iterative", "--rounds", 2, "--random", "--no-curve"]
+    record = json.loads(run_cli("prune", project / "run-bert/model", *options, *files, "--out", tmp_path / "lm"))
+    assert [row["measure"] for row in record["rows"]][-2:] == ["valid masked", "valid masked, random weights"]
+    assert record["steps"] == 4 and len(record["rounds"]) == 3
+    assert record["rounds"][0]["score"] == record["scores"]["dense"][0]
+    zeros = hidden_weights(load_neural(tmp_path / "lm").model) == 0
+    assert int(zeros.sum()) == record["removed"]
+    options = ["--set", "optimizer.lr=1e-12", "--set", "optimizer.weight_decay=0", "--out", tmp_path / "rewound"]
+    run_cli("prune", project / "run-bert/model", "--weights", 0.5, "--schedule", "iterative", *files, *options)
+    before, after = (
+        hidden_weights(load_neural(path).model) for path in (project / "run-bert/model", tmp_path / "rewound")
+    )
+    assert torch.allclose(before[after != 0], after[after != 0], atol=1e-6)
+
+
 def test_rejected_training(rejects, project, tiny_folders, tmp_path):
     train, dev = project / "classification-train.tsv", project / "classification-dev.tsv"
     model, files = project / "run-classification/model", ["--data", train, "--dev", dev]
@@ -197,8 +215,8 @@ def test_rejected_training(rejects, project, tiny_folders, tmp_path):
     def check(*options, match, model=model):
         rejects("prune", model, *options, "--out", tmp_path / "out", match=match)
 
-    check("--weights", 0.5, "--schedule", "gradual", match="the --schedule gradual trains the model: it needs --data")
-    check("--heads", 1, "--strategy", "gates", match="needs --data")
+    check("--weights", 0.5, "--schedule", "gradual", match="the --schedule gradual trains the model: pass --data")
+    check("--heads", 1, "--strategy", "gates", match="by gates needs --data")
     check("--heads", 1, "--schedule", "gradual", *files, match="heads are removed at once")
     check("--weights", 0.5, "--rounds", 2, *files, match="--rounds and --rewind-step are for the --schedule iterative")
     check("--weights", 0.5, "--data", dev, "--epochs", 1, match="--epochs has no effect without training")
@@ -207,5 +225,10 @@ def test_rejected_training(rejects, project, tiny_folders, tmp_path):
     check("--layers", 1, "--uniform", match="--uniform has no effect on layers")
     check("--weights", 0.5, *files, "--set", "patience=2", match="patience")
     check("--weights", 0.5, *files, model=tiny_folders["bert"], match="pass the --task that it is fine-tuned for")
+    check("--weights", 0.5, "--corpus", project / "corpus-bert", "--dev", dev, match="pass one of them")
+    language_model, corpus = project / "run-bert/model", ["--corpus", project / "corpus-bert"]
+    check("--weights", 0.5, *corpus, "--budget", "1m", model=language_model, match="--budget is 60s.*500steps")
+    check("--weights", 0.5, "--corpus", project / "corpus-gpt2", model=language_model, match="another vocabulary")
+    check("--weights", 0.5, "--budget", "5steps", model=language_model, match="--budget has no effect without training")
     late = ["--schedule", "iterative", "--rewind-step", 9, "--set", "steps=3"]
     check("--weights", 0.5, *late, *files, match="--rewind-step is 9, but there are 3 training steps")

@@ -7,7 +7,7 @@ from typer import Option
 
 from polyseme.cli import options
 from polyseme.cli.completion import complete
-from polyseme.cli.output import parse_overrides, parse_seeds, print_json, print_table
+from polyseme.cli.output import parse_seeds, parse_settings, print_json, print_table
 
 STRATEGIES = ("top", "alternate", "loss", "importance", "gates", "norm", "magnitude", "random")
 SCHEDULES = ("one-shot", "gradual", "iterative")
@@ -62,29 +62,30 @@ def prune(
         bool,
         Option("--from-scratch", help="Also train the pruned shape from random weights."),
     ] = False,
-    epochs: Annotated[float | None, Option(help="Epochs of each training.")] = None,
+    epochs: Annotated[float | None, Option(help="Epochs of each training on --data.")] = None,
+    corpus: Annotated[
+        Path | None, Option(help="Prepared corpus on which a language model is trained further, instead of --dev.")
+    ] = None,
+    budget: Annotated[str, Option(help="Length of each training on --corpus: 500steps or 1e7tokens.")] = "",
     overrides: options.SetOption = [],
     as_json: options.JsonOption = False,
 ) -> None:
     """Remove layers, attention heads, feed-forward units or single weights of a model.
 
     Layers, heads and units are removed physically: the folder is smaller and the model faster. The table compares
-    size, speed and, with --data, quality. With --dev, what stays is fine-tuned on --data.
+    size, speed and, with --data, quality. With --dev, what stays is fine-tuned on --data; with --corpus, a
+    language model is trained further.
     """
     from polyseme.compress import prune as run
 
-    pruned = run(
-        model,
-        out=out,
-        data=data,
-        dev=dev,
-        task=task,
-        **{"layers": layers, "heads": heads, "ffn": ffn, "weights": weights},
-        **{"strategy": strategy, "pad": pad, "uniform": uniform, "seed": seed, "max_examples": max_examples},
-        **{"schedule": schedule, "rounds": rounds, "rewind_step": rewind_step, "epochs": epochs},
-        **{"random": random, "from_scratch": from_scratch, "seeds": parse_seeds(seeds), "curve": curve},
-        **parse_overrides(overrides),
+    settings = parse_settings(
+        overrides,
+        **{"layers": layers, "heads": heads, "ffn": ffn, "weights": weights, "strategy": strategy, "pad": pad},
+        **{"uniform": uniform, "seed": seed, "max_examples": max_examples, "schedule": schedule, "rounds": rounds},
+        **{"rewind_step": rewind_step, "epochs": epochs, "budget": budget, "random": random, "curve": curve},
+        **{"from_scratch": from_scratch, "seeds": parse_seeds(seeds)},
     )
+    pruned = run(model, out=out, data=data, dev=dev, task=task, corpus=corpus, **settings)
     if as_json:
         print_json(pruned.to_json())
         return

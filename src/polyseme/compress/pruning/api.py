@@ -13,7 +13,8 @@ from polyseme.compress.pruning.comparison import (
 )
 from polyseme.compress.pruning.config import PruningConfig
 from polyseme.compress.pruning.examples import read_examples
-from polyseme.compress.pruning.retraining import Retraining
+from polyseme.compress.pruning.lm_retraining import LanguageModelRetraining
+from polyseme.compress.pruning.task_retraining import TaskRetraining
 from polyseme.compress.result import CompressionResult, CompressionRow, describe_devices, latency_rows, size_rows
 from polyseme.errors import ConfigError
 from polyseme.families import get_family
@@ -40,6 +41,7 @@ def prune(
     data: Any = None,
     dev: Any = None,
     task: str = "",
+    corpus: Any = None,
     **options: Any,
 ) -> CompressionResult:
     """Remove layers, attention heads, feed-forward units or single weights of a model, and write what stays to `out`.
@@ -54,6 +56,10 @@ def prune(
     is that of the `dev` examples; the model before is fine-tuned in the same way. Other options are those of
     `polyseme.finetune`, such as `epochs` and `lr`. The folder of a data set, named by `task`, has all examples.
 
+    With a `corpus`, which was prepared with its tokenizer, a language model is trained further, for a tenth of its
+    steps of pre-training or a `budget` such as 500steps; other options are those of `polyseme.pretrain`. The metric is
+    the loss on held-out text of the corpus, and `data` are texts on which parts are chosen.
+
     >>> result = polyseme.compress.prune("run/model", layers=1, out="smaller")
     >>> result.row("parameters").ratio < 1
     True
@@ -63,37 +69,53 @@ def prune(
     names = {field.name for field in fields(PruningConfig)}
     training_options = {name: options.pop(name) for name in list(options) if name not in names}
     config = PruningConfig.from_json(options).resolve(data is not None)
-    is_trained = dev is not None or config.needs_training or comparison.from_scratch or comparison.seeds != 1
-    _check_options(config, comparison, data, task, training_options if not is_trained else {})
+    has_examples = dev is not None or corpus is not None
+    is_trained = has_examples or config.needs_training or comparison.from_scratch or comparison.seeds != 1
+    if is_trained:
+        _check_training(config, comparison, data, dev, corpus)
+    else:
+        _check_options(config, comparison, data, task, training_options)
     ensure_new_directory(path)
     network = load_neural(model)
-    if is_trained:
+    if corpus is not None:
+        corpus_path = Path(getattr(corpus, "path", corpus))
+        examples = None if data is None else read_examples(network, data, task)
+        lm = LanguageModelRetraining.read(network, corpus_path, comparison.seeds, training_options, examples)
+        outcome = prune_and_train(config, lm, comparison)
+    elif is_trained:
         files = {"data": data, "dev": dev}
-        retraining = Retraining.read(network, files, task, comparison.seeds, training_options)
-        outcome = prune_and_train(config, retraining, comparison)
+        fine_tuning = TaskRetraining.read(network, files, task, comparison.seeds, training_options)
+        outcome = prune_and_train(config, fine_tuning, comparison)
     else:
         examples = None if data is None else read_examples(network, data, task)
         outcome = prune_once(network, config, examples, comparison)
     return _write(network, outcome, config, path)
 
 
+def _check_training(config: PruningConfig, comparison: ComparisonOptions, data: Any, dev: Any, corpus: Any) -> None:
+    """Raise if what a training needs is missing, or if there is too much of it."""
+    if corpus is not None and dev is not None:
+        raise ConfigError("`dev` examples are for `data`, and a `corpus` has its own held-out text: pass one of them")
+    if corpus is None and data is None:
+        reason = "training examples are missing"
+        if config.needs_training:
+            name = "strategy" if config.strategy == "gates" else "schedule"
+            reason = f"the `{name}` {getattr(config, name)} trains the model"
+        elif comparison.from_scratch or comparison.seeds != 1:
+            reason = f"`{'from_scratch' if comparison.from_scratch else 'seeds'}` has no effect without training"
+        raise ConfigError(f"{reason}: pass `data` for training and `dev`, or for a language model a `corpus`")
+
+
 def _check_options(
     config: PruningConfig, comparison: ComparisonOptions, data: Any, task: str, unused: dict[str, Any]
 ) -> None:
-    """Raise for options that have no effect, or that need examples."""
-    if data is None and config.needs_training:
-        name = "strategy" if config.strategy == "gates" else "schedule"
-        value = getattr(config, name)
-        raise ConfigError(f"the `{name}` {value} trains the model: it needs `data` for training, and `dev` examples")
-    if data is None and (comparison.from_scratch or comparison.seeds != 1):
-        name = "from_scratch" if comparison.from_scratch else "seeds"
-        raise ConfigError(f"`{name}` has no effect without training: pass `data` and `dev` examples")
+    """Raise for options that have no effect without data, or without training."""
     if data is None and (task or comparison.random):
         raise ConfigError(f"`{'task' if task else 'random'}` has no effect without `data`")
     for name in unused:
-        if not FinetuneConfig().find_paths(name):
+        if name != "budget" and not FinetuneConfig().find_paths(name):
             PruningConfig.from_json({config.part: config.amount, name: unused[name]})  # raises, with a suggestion
-        raise ConfigError(f"`{name}` has no effect without training: pass `dev` examples")
+        raise ConfigError(f"`{name}` has no effect without training: pass `dev` examples, or a `corpus`")
 
 
 def _write(network: NeuralLM, outcome: Outcome, config: PruningConfig, path: Path) -> CompressionResult:

@@ -2,14 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from polyseme.compress.pruning.config import PruningConfig
 from polyseme.compress.pruning.curve import CURVE_SECONDS, NO_CURVE, Curve, measure_curve, model_size, size_unit
 from polyseme.compress.pruning.examples import PruningExamples
-from polyseme.compress.pruning.retraining import Retraining, TrainingExamples
+from polyseme.compress.pruning.retraining import Retraining
 from polyseme.compress.pruning.select import prune_model, rank_parts
 from polyseme.compress.result import CompressionRow, CurvePoint
 from polyseme.inference.neural_lm import NeuralLM
@@ -80,48 +80,43 @@ def prune_once(
 
 
 def prune_and_train(config: PruningConfig, retraining: Retraining, options: ComparisonOptions) -> Outcome:
-    """Prune and fine-tune a model once per seed; the best seed is kept, and the rows are means over seeds."""
-    examples = TrainingExamples(retraining.experiment)
-    names = {"random": f"random {config.part}", "scratch": "from scratch"}
+    """Prune and train a model once per seed; the best seed is kept, and the rows are means over seeds."""
     scores: dict[str, list[float]] = {"dense": [], "pruned": []}
-    best: tuple[float, Model, dict[str, Any]] | None = None
-    for number, seed in enumerate(retraining.seeds):
+    models: list[tuple[Model, dict[str, Any]]] = []
+    for seed in retraining.seeds:
         pruned, record = retraining.prune(config, seed)
-        dense = retraining.train(retraining.build(seed), seed)
-        models: dict[str, Callable[[], Model]] = {"dense": lambda dense=dense: dense, "pruned": lambda p=pruned: p}
+        models.append((pruned, record))
+        scores["pruned"].append(retraining.score(pruned))
         if options.random:
-            models["random"] = lambda seed=seed: retraining.prune_at_random(config, seed)
+            random_model = retraining.prune_at_random(config, seed)
+            scores.setdefault(f"random {config.part}", []).append(retraining.score(random_model))
         if options.from_scratch:
-            models["scratch"] = lambda p=pruned, seed=seed: retraining.train_from_scratch(p, seed)
-        for name, build in models.items():
-            scores.setdefault(name, []).append(examples.score(build()))
-        if best is None or scores["pruned"][-1] > best[0]:
-            best = scores["pruned"][-1], pruned, record
-        first_dense = dense if not number else first_dense
-    assert best is not None
-    _, pruned, record = best
-    metric, before = examples.metric, scores["dense"]
-    rows = [CompressionRow.compare_seeds(metric, before, scores["pruned"])]
-    rows += [
-        CompressionRow.compare_seeds(f"{metric}, {names[name]}", before, scores[name])
-        for name in names
-        if name in scores
-    ]
+            scratch_model = retraining.train_from_scratch(pruned, seed)
+            scores.setdefault("from scratch", []).append(retraining.score(scratch_model))
+        dense = retraining.train(retraining.build(seed), seed)
+        scores["dense"].append(retraining.score(dense))
+    metric, before, after = retraining.metric, scores["dense"], scores["pruned"]
+    best = (min if retraining.is_lower_better else max)(range(len(after)), key=after.__getitem__)
+    pruned, record = models[best]
+    names = {"pruned": metric} | {name: f"{metric}, {name}" for name in scores if name not in ("dense", "pruned")}
+    rows = [CompressionRow.compare_seeds(label, before, scores[name]) for name, label in names.items()]
     curve = NO_CURVE
     if options.curve:
-        means = statistics.fmean(before), statistics.fmean(scores["pruned"])
-        points = _end_points(first_dense, pruned, config, record, *means)
-        untrained = config.replace(schedule="one-shot", rounds=0, rewind_step=0)
-        if config.strategy == "gates":
-            untrained = untrained.replace(strategy="importance")
-        curve = measure_curve(
-            first_dense, untrained, rank_parts(first_dense, untrained, examples), examples.score, points
-        )
-        curve = _name_series(curve)
-    settings = retraining.experiment.config
-    record |= {"metric": metric, "dev_examples": len(examples.run.dev.examples), "scores": scores}
-    record |= {"seeds": list(retraining.seeds), "steps": retraining.total_steps, "lr": settings.optimizer.lr}
-    return Outcome(retraining.network_of(pruned), record, rows, curve, metric, examples.texts)
+        points = _end_points(dense, pruned, config, record, statistics.fmean(before), statistics.fmean(after))
+        curve = _untrained_curve(dense, config, retraining, points)
+    record |= {"metric": metric, "scores": scores, "seeds": list(retraining.seeds), **retraining.describe()}
+    return Outcome(retraining.network_of(pruned), record, rows, curve, metric, retraining.texts)
+
+
+def _untrained_curve(dense: Model, config: PruningConfig, retraining: Retraining, points: list[CurvePoint]) -> Curve:
+    """Measure other amounts of a trained model without training after pruning, beside the one that was trained."""
+    config = config.replace(schedule="one-shot", rounds=0, rewind_step=0)
+    if config.strategy == "gates":
+        config = config.replace(strategy="importance")
+    prune = rank_parts(dense, config, retraining.examples)
+    curve = measure_curve(dense, config, prune, retraining.score, points)
+    names = ["trained" if point.chosen else "not trained after pruning" for point in curve.points]
+    return curve._replace(points=tuple(point._replace(series=name) for point, name in zip(curve.points, names)))
 
 
 def _end_points(
@@ -131,11 +126,3 @@ def _end_points(
     size = model_size(pruned, config, record["removed"])
     label = f"{record['removed'] / record['total']:.0%}"
     return [CurvePoint("original", model_size(model, config, 0), before), CurvePoint(label, size, after, chosen=True)]
-
-
-def _name_series(curve: Curve) -> Curve:
-    """Name the points that were pruned without training, so that they are no line with the one that was trained."""
-    points = [
-        point._replace(series="trained" if point.chosen else "not trained after pruning") for point in curve.points
-    ]
-    return curve._replace(points=tuple(points))

@@ -1,117 +1,83 @@
-"""Training that goes with pruning: a task model is fine-tuned while, or after, a part of it is removed."""
+"""Training that goes with pruning: a model is trained while, or after, a part of it is removed."""
 
-import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyseme.compress.pruning.config import PruningConfig
-from polyseme.compress.pruning.examples import TaskExamples
-from polyseme.compress.pruning.gates import HeadGates, gate_targets
+from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.pruning.masks import GradualMasks, WeightMasks
-from polyseme.compress.pruning.select import Pruned, list_parts, prune_by_importance, prune_model
-from polyseme.compress.pruning.structure import check_heads
-from polyseme.datasets.catalog import DATASETS
+from polyseme.compress.pruning.select import Pruned, prune_model
 from polyseme.errors import ConfigError
-from polyseme.finetuning.api import ReadOptions, create_task, read_task_data
-from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.defaults import choose_settings
-from polyseme.finetuning.experiment import Experiment, RunOptions, TaskData
-from polyseme.finetuning.finetune import build_experiment, finetuning_history, reinitialize
-from polyseme.finetuning.grid import override
-from polyseme.finetuning.training import SeedTraining
+from polyseme.finetuning.finetune import reinitialize
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.model import Model
 from polyseme.train.loop import setup_device
-from polyseme.weights.folder import ModelFolder
 
 logger = logging.getLogger(__name__)
-StepHook = Callable[[Model, int], None]
+StepHook = Callable[[Model, int], None]  # the model, and the number of steps done
 
 
-class TrainingExamples(TaskExamples):
-    """The training examples of an experiment, on which parts are chosen; the metric is that of its dev examples."""
+class Retraining(ABC):
+    """Training of a model, once per seed, of which parts are removed before or meanwhile.
 
-    def __init__(self, experiment: Experiment):
-        (self.run,) = experiment.runs
-        self.task, self.metric = self.run.task, self.run.primary_metric
-        self.encoded = list(self.run.train.encoded)
-        self.num_examples = len(self.encoded)
-        self.texts = self.input_texts(self.run.dev.examples)
+    `examples` are what parts are chosen on. `metric` names what `score` returns.
+    """
 
+    seeds: Sequence[int]
+    examples: PruningExamples | None
+    metric: str
+    is_lower_better: bool
+    total_steps: int  # of one training
+    texts: Sequence[str]
+
+    @abstractmethod
+    def build(self, seed: int) -> Model:
+        """Return the model of a seed before training, on the device of training."""
+
+    @abstractmethod
+    def run(
+        self, model: Model, seed: int, after_step: StepHook | None, start: Any = None, snapshot_step: int | None = None
+    ) -> Any:
+        """Train a model, from the start or from the snapshot `start`; return a snapshot after a step, if asked."""
+
+    @abstractmethod
     def score(self, model: Model) -> float:
         """Return the metric of a model."""
-        return float(self.run.evaluate(self.run.predict(model)).metrics[self.metric])
 
-    def evaluate(self, network: NeuralLM) -> float:
-        return self.score(network.model)
-
-
-@dataclass(frozen=True, eq=False)
-class Retraining:
-    """Fine-tuning for a task with labeled training and dev examples, once per seed, of models that are pruned."""
-
-    experiment: Experiment
-    folder: ModelFolder  # with the tokenizer that training needs
-    seeds: Sequence[int]
-
-    @classmethod
-    def read(
-        cls, network: NeuralLM, files: Mapping[str, Any], task: str, seeds: int | Sequence[int], options: dict[str, Any]
-    ) -> "Retraining":
-        """Read the examples of a task: that of the model, or another one that it is fine-tuned for."""
-        source = task or _saved_task(network)
-        tasks = [TaskData(create_task(source), (), ())]
-        config = FinetuneConfig(**tasks[0].task.finetune_settings)
-        for path, value in options.items():
-            config, tasks = override(config, tasks, path, value)
-        if isinstance(source, str) and source in DATASETS:
-            files = {"train": None, "dev": None, **files} if files["dev"] is None else files
-        else:
-            files = {"train": files["data"], "dev": files["dev"], "data": None}
-        examples = read_task_data(tasks[0], source, {"train": None, **files}, ReadOptions())
-        config, _ = choose_settings(config.validate(), network.model.config.trunk, network.folder.metadata)
-        if config.patience or config.unfreeze_every:
-            name = "patience" if config.patience else "unfreeze_every"
-            raise ConfigError(f"`{name}` is not supported while a model is pruned: leave it out")
-        run_options = RunOptions(seeds)
-        experiment, folder = build_experiment(network.path, [examples], config, run_options)
-        return cls(experiment, folder, run_options.seed_list)
-
-    @property
-    def total_steps(self) -> int:
-        """The number of steps of one training."""
-        return self.experiment.config.total_steps(self.experiment.num_examples)
-
+    @abstractmethod
     def network_of(self, model: Model) -> NeuralLM:
-        """Return a trained model with its tokenizer, and with the task as calibrated on the dev examples."""
-        (run,) = self.experiment.runs
-        metadata = self.experiment.metadata([run.evaluate(run.predict(model)).task], data=run.data.label)
-        metadata |= finetuning_history(self.folder.metadata)
-        metadata |= {name: self.folder.metadata[name] for name in ("pruning",) if name in self.folder.metadata}
-        return NeuralLM(replace(self.folder, model=model, metadata=metadata))
+        """Return a trained model with its tokenizer and metadata."""
 
-    def build(self, seed: int) -> Model:
-        """Return the model of a seed before training."""
-        return copy.deepcopy(self.experiment.build(seed)).to(setup_device())
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the settings of the training as plain values."""
+
+    def prune_by_gates(self, config: PruningConfig, seed: int) -> Pruned:
+        """Train a model with gates on its heads, and remove those that close."""
+        raise ConfigError("the `strategy` gates needs labeled examples: pass `data` and `dev`, and no `corpus`")
 
     def train(self, model: Model, seed: int, after_step: StepHook | None = None) -> Model:
         """Train a model to the end and return it."""
-        for _ in self._start(model, seed, after_step).steps():
-            pass
+        self.run(model, seed, after_step)
         return model.eval()
 
     def train_masked(self, masks: WeightMasks, seed: int) -> Model:
         """Train a model whose removed weights stay zero."""
         return self.train(masks.model, seed, lambda model, step: masks.apply())
 
-    def _start(self, model: Model, seed: int, after_step: StepHook | None = None, **changes: Any) -> SeedTraining:
-        experiment = replace(self.experiment, build=lambda _: model, after_step=after_step, **changes)
-        return SeedTraining(experiment, seed)
+    def prune(self, config: PruningConfig, seed: int) -> Pruned:
+        """Remove a part of the model of a seed and train what stays."""
+        if config.part == "weights":
+            return self._prune_weights(config, seed)
+        if config.strategy == "gates":
+            return self.prune_by_gates(config, seed)
+        pruned, record = prune_model(self.build(seed).eval(), config, self.examples)
+        return self.train(pruned, seed), record
 
-    def prune_weights(self, config: PruningConfig, seed: int) -> tuple[WeightMasks, dict[str, Any]]:
-        """Train a model whose weights are removed at once, gradually, or iteratively; also return the record."""
+    def _prune_weights(self, config: PruningConfig, seed: int) -> Pruned:
+        """Train a model whose weights are removed at once, gradually, or iteratively."""
         masks = WeightMasks(self.build(seed))
         count = config.num_removed(masks.total)
         record: dict[str, Any] = {"removed": count, "total": masks.total}
@@ -123,57 +89,21 @@ class Retraining:
         else:
             masks.prune(count, seed if config.strategy == "random" else None)
             self.train_masked(masks, seed)
-        return masks, record
+        return masks.model, record
 
     def _prune_iteratively(self, masks: WeightMasks, config: PruningConfig, seed: int) -> list[dict[str, Any]]:
         """Train, remove the smallest weights, return the others to an early step, and train again, in rounds."""
         if config.rewind_step >= self.total_steps:
             raise ConfigError(f"`rewind_step` is {config.rewind_step}, but there are {self.total_steps} training steps")
-        training, score = self._start(masks.model, seed), TrainingExamples(self.experiment).score
-        start = copy.deepcopy(training.checkpoint())
-        for _ in training.steps():
-            if training.step == config.rewind_step:
-                start = copy.deepcopy(training.checkpoint())
-        rounds = [{"removed": 0, "score": score(masks.model)}]
+        start = self.run(masks.model, seed, None, snapshot_step=config.rewind_step)
+        rounds = [{"removed": 0, "score": self.score(masks.model)}]
         for count in config.iterative_counts(masks.total):
             masks.prune(count)
-            training = self._start(masks.model, seed, lambda model, step: masks.apply())
-            training.restore(copy.deepcopy(start))
-            masks.apply()
-            for _ in training.steps():
-                pass
-            rounds.append({"removed": count, "score": score(masks.model)})
+            self.run(masks.model, seed, lambda model, step: masks.apply(), start)
+            rounds.append({"removed": count, "score": self.score(masks.model)})
             logger.info("seed %d: %s", seed, f"{count:,} of {masks.total:,} weights removed, {rounds[-1]['score']:.4f}")
         masks.model.eval()
         return rounds
-
-    def prune_by_gates(self, config: PruningConfig, seed: int) -> Pruned:
-        """Train a model with gates on its heads, and remove those whose gates closed first."""
-        model = self.build(seed)
-        check_heads(model.config)
-        groups, sizes = list_parts(model, config)
-        total = sum(sizes.values())
-        gates = HeadGates(sizes, total - config.num_removed(total, len(sizes)))
-        targets = gate_targets(config.gate_penalty)
-        training = self._start(model, seed, loss_fn=gates.losses, extra_targets=targets)
-        gates.add_to(training.state)
-        with gates.attached(model):
-            for _ in training.steps():
-                pass
-        gates.fold(model)
-        importance = {name: logits.detach().double().cpu() for name, logits in zip(gates.names, gates.logits)}
-        pruned, record = prune_by_importance(model, config, groups, importance)
-        return pruned.eval(), record
-
-    def prune(self, config: PruningConfig, seed: int) -> Pruned:
-        """Remove a part of the model of a seed and train what stays."""
-        if config.part == "weights":
-            masks, record = self.prune_weights(config, seed)
-            return masks.model, record
-        if config.strategy == "gates":
-            return self.prune_by_gates(config, seed)
-        pruned, record = prune_model(self.build(seed).eval(), config, TrainingExamples(self.experiment))
-        return self.train(pruned, seed), record
 
     def prune_at_random(self, config: PruningConfig, seed: int) -> Model:
         """Remove parts at random, as many, and train what stays for as long."""
@@ -182,18 +112,7 @@ class Retraining:
 
     def train_from_scratch(self, pruned: Model, seed: int) -> Model:
         """Train a model of the same shape, with the same zeros among its weights, from random weights."""
-        model = reinitialize(pruned, seed).to(setup_device())
-        masks = WeightMasks(model)
+        masks = WeightMasks(reinitialize(pruned, seed).to(setup_device()))
         masks.is_removed = [weight == 0 for weight in WeightMasks(pruned).weights]
         masks.apply()
         return self.train_masked(masks, seed)
-
-
-def _saved_task(network: NeuralLM) -> Any:
-    """Return the type of the task that a model was fine-tuned for."""
-    if "tasks" in network.folder.metadata:
-        raise ConfigError(f"{network.path} answers several tasks: prune it before fine-tuning")
-    if "predict" not in network.capabilities:
-        description = f"{network.path} is {network.description}"
-        raise ConfigError(f"{description}: pass the `task` that it is fine-tuned for, such as classification")
-    return type(network._load_task())
