@@ -43,7 +43,7 @@ def supports(name: str, part: str) -> bool:
         list_stacks(cases.tiny_spec(name))
     except UnsupportedError:
         return part == "weights"
-    has_shared_bias = name in ("t5", "xlnet", "transformer_xl", "music")
+    has_shared_bias = name in ("xlnet", "transformer_xl", "music")
     return not (part == "heads" and has_shared_bias)
 
 
@@ -238,6 +238,6 @@ def test_rejected_commands(rejects, project, tiny_folders, tmp_path):
     check(bert, "--layers", 1, "--data", empty, match="empty")
     check(bert, "--layers", 1, "--data", texts, "--task", "glue/sts-b", match="--task has no effect")
     check(tiny_folders["rnn_lm"], "--layers", 1, match="no Transformer layers")
-    check(tiny_folders["t5"], "--heads", 1, "--strategy", "random", match="share one relative position bias")
+    check(tiny_folders["xlnet"], "--heads", 1, "--strategy", "random", match="relative positions have weights for all")
     check(tiny_folders["t5"], "--layers", 1, "--data", texts, match="leave --data out")
     rejects("prune", bert, "--layers", 1, "--out", project.path, match="already exists")

@@ -11,6 +11,7 @@ from polyseme.compress import prune
 from polyseme.compress.pruning.config import PruningConfig
 from polyseme.compress.pruning.gates import HeadGates
 from polyseme.compress.pruning.masks import GradualMasks, WeightMasks
+from polyseme.compress.pruning.structure import list_heads
 from polyseme.compress.pruning.task_retraining import TaskRetraining
 from polyseme.errors import UnsupportedError
 from polyseme.finetuning.training import SeedTraining
@@ -119,7 +120,7 @@ def test_iterative_pruning_rewinds_to_a_step_of_the_first_training(retraining):
 def test_gates_have_the_effect_of_scaled_output_columns():
     model = cases.tiny_model("bert").eval()
     batch = cases.training_batch(model, cases.sequences((5, 9)))
-    gates = HeadGates({f"trunk.blocks.{i}.attention": 3 for i in range(3)}, num_open=4)
+    gates = HeadGates(list_heads(model), num_removed=5)
     with torch.no_grad():
         for i, logits in enumerate(gates.logits):
             logits.copy_(torch.tensor([-5.0, 0.3 * i, 5.0]))

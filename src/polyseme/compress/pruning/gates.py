@@ -1,7 +1,7 @@
 """Gates on attention heads that are trained to close: hard concrete gates with an L0 penalty (Voita et al. 2019)."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyseme.compress.pruning.structure import Parts
 from polyseme.nn.model import Model
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
@@ -21,17 +22,26 @@ GATES_TERM = "gates"
 
 
 class HeadGates(nn.Module):
-    """A gate for each head of some attention sublayers.
+    """A gate for each head of attention sublayers; sublayers of a group, which keep the same heads, share them.
 
     In training a gate is a random number from a distribution with mass at exactly 0 and 1; in evaluation, its
     deterministic counterpart. The penalty is the expected number of open gates above `num_open`, so that it ends when
     as many heads are left as are to be kept; that of Voita et al. goes on, and leaves their number to its weight.
     """
 
-    def __init__(self, sizes: Mapping[str, int], num_open: int):
+    def __init__(self, parts: Parts, num_removed: int):
         super().__init__()
-        self.names, self.num_open = list(sizes), num_open
-        self.logits = nn.ParameterList(torch.full((size,), INITIAL_LOGIT) for size in sizes.values())
+        self.groups, sizes = parts.groups, parts.group_sizes.values()
+        self.num_open = sum(sizes) - num_removed
+        self.logits = nn.ParameterList(torch.full((size,), INITIAL_LOGIT) for size in sizes)
+
+    @property
+    def importance(self) -> dict[str, Tensor]:
+        """The logits of each group of sublayers: the heads of the lowest ones are removed."""
+        return {name: logits.detach().double().cpu() for name, logits in zip(self.groups, self.logits)}
+
+    def _sublayers(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, logits) for group, logits in zip(self.groups.values(), self.logits) for name in group)
 
     @staticmethod
     def values(logits: Tensor, is_random: bool) -> Tensor:
@@ -51,7 +61,7 @@ class HeadGates(nn.Module):
     def attached(self, model: Model) -> Iterator[None]:
         """Multiply the outputs of the heads of a model by their gates."""
         with ExitStack() as stack:
-            for name, logits in zip(self.names, self.logits):
+            for name, logits in self._sublayers():
                 hook = self._hook(logits)
                 stack.callback(model.get_submodule(f"{name}.out").register_forward_pre_hook(hook).remove)
             yield
@@ -67,7 +77,7 @@ class HeadGates(nn.Module):
     @torch.no_grad()
     def fold(self, model: Model) -> None:
         """Multiply the columns of the output layers by the gates of evaluation, which then have no effect."""
-        for name, logits in zip(self.names, self.logits):
+        for name, logits in self._sublayers():
             weight = model.get_submodule(f"{name}.out").weight
             assert isinstance(weight, Tensor)
             weight.view(len(weight), len(logits), -1).mul_(self.values(logits, is_random=False)[:, None])

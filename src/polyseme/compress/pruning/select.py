@@ -17,14 +17,14 @@ from polyseme.compress.pruning.importance import (
 )
 from polyseme.compress.pruning.masks import WeightMasks
 from polyseme.compress.pruning.structure import (
-    ATTENTION_SUBLAYERS,
     Choice,
-    check_heads,
+    Parts,
+    list_heads,
     list_stacks,
+    list_units,
     select_heads,
     select_layers,
     select_units,
-    sublayer_names,
     zero_heads,
 )
 from polyseme.nn.model import Model
@@ -44,34 +44,22 @@ def rank_parts(model: Model, config: PruningConfig, examples: PruningExamples | 
         return LayerRanking(model, config, examples).prune
     if config.part == "weights":
         return lambda each: _prune_weights(model, each)
-    if config.part == "heads":
-        check_heads(model.config)
-    groups, sizes = list_parts(model, config)
-    importance = _measure(model, config, examples, sizes)
-    return lambda each: prune_by_importance(model, each, groups, importance)
+    parts = list_heads(model) if config.part == "heads" else list_units(model)
+    importance = _measure(model, config, examples, parts)
+    return lambda each: prune_by_importance(model, each, parts, importance)
 
 
-def list_parts(model: Model, config: PruningConfig) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Return the sublayers that have heads or units, each with all its names, and how many it has."""
-    sublayers = ATTENTION_SUBLAYERS if config.part == "heads" else ("ffn",)
-    groups = sublayer_names(model.config, sublayers)
-    size_field = "num_heads" if config.part == "heads" else "ffn_dim"
-    return groups, {name: getattr(model.get_submodule(name).config, size_field) for name in groups}
-
-
-def prune_by_importance(
-    model: Model, config: PruningConfig, groups: dict[str, list[str]], importance: Importance
-) -> Pruned:
-    """Remove the least important heads or units."""
-    sizes = {name: len(scores) for name, scores in importance.items()}
-    if config.part == "heads" and not config.uniform:
-        count = config.num_removed(sum(sizes.values()), len(sizes))
-        chosen = keep_most_important_of_all(importance, count)
-    else:
+def prune_by_importance(model: Model, config: PruningConfig, parts: Parts, importance: Importance) -> Pruned:
+    """Remove the least important heads or units; `importance` is that of each group of sublayers."""
+    if parts.is_uniform or config.uniform:
         chosen = keep_most_important(importance, config.num_removed)
-    choice = {name: parts for first, parts in chosen.items() for name in groups[first]}
-    removed = {name: sorted(set(range(sizes[name])) - set(choice[name])) for name in groups}
-    record: dict[str, Any] = {"removed": sum(map(len, removed.values())), "total": sum(sizes.values())}
+    else:
+        count = config.num_removed(sum(parts.sizes.values()), len(parts.sizes))
+        chosen = keep_most_important_of_all(importance, count)
+    stays = {sublayer: chosen[group] for group, sublayers in parts.groups.items() for sublayer in sublayers}
+    choice = {name: stays[sublayer] for sublayer, names in parts.names.items() for name in names}
+    removed = {name: sorted(set(range(size)) - set(stays[name])) for name, size in parts.sizes.items()}
+    record: dict[str, Any] = {"removed": sum(map(len, removed.values())), "total": sum(parts.sizes.values())}
     if config.part == "ffn":
         return select_units(model, choice), record
     record["by_sublayer"] = removed
@@ -79,16 +67,18 @@ def prune_by_importance(
     return (zero_heads if config.pad else select_heads)(model, choice), record
 
 
-def _measure(
-    model: Model, config: PruningConfig, examples: PruningExamples | None, sizes: dict[str, int]
-) -> Importance:
+def _measure(model: Model, config: PruningConfig, examples: PruningExamples | None, parts: Parts) -> Importance:
+    """Return the importance of the parts of each group, summed over its sublayers."""
     if config.strategy == "random":
-        return random_importance(sizes, config.seed)
+        return random_importance(parts.group_sizes, config.seed)
     if config.strategy == "norm":
-        return norm_importance(model, sizes)
-    assert examples is not None, "importance needs examples"
-    output = "out" if config.part == "heads" else "down"
-    return gradient_importance(model, sizes, output, examples.loss, spread(examples.num_examples, config.max_examples))
+        importance = norm_importance(model, parts.sizes)
+    else:
+        assert examples is not None, "importance needs examples"
+        output = "out" if config.part == "heads" else "down"
+        indices = spread(examples.num_examples, config.max_examples)
+        importance = gradient_importance(model, parts.sizes, output, examples.loss, indices)
+    return {name: torch.stack([importance[each] for each in group]).sum(0) for name, group in parts.groups.items()}
 
 
 def spread(total: int, max_count: int) -> list[int]:

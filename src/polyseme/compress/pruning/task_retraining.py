@@ -9,8 +9,8 @@ from polyseme.compress.pruning.config import PruningConfig
 from polyseme.compress.pruning.examples import TaskExamples
 from polyseme.compress.pruning.gates import HeadGates, gate_targets
 from polyseme.compress.pruning.retraining import Retraining, StepHook
-from polyseme.compress.pruning.select import Pruned, list_parts, prune_by_importance
-from polyseme.compress.pruning.structure import check_heads
+from polyseme.compress.pruning.select import Pruned, prune_by_importance
+from polyseme.compress.pruning.structure import list_heads
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError
 from polyseme.finetuning.api import ReadOptions, create_task, read_task_data
@@ -108,10 +108,12 @@ class TaskRetraining(Retraining):
 
     def prune_by_gates(self, config: PruningConfig, seed: int) -> Pruned:
         model = self.build(seed)
-        check_heads(model.config)
-        groups, sizes = list_parts(model, config)
-        total = sum(sizes.values())
-        gates = HeadGates(sizes, total - config.num_removed(total, len(sizes)))
+        parts = list_heads(model)
+        if parts.is_uniform or config.uniform:
+            num_removed = sum(config.num_removed(size) for size in parts.group_sizes.values())
+        else:
+            num_removed = config.num_removed(sum(parts.sizes.values()), len(parts.sizes))
+        gates = HeadGates(parts, num_removed)
         targets = gate_targets(config.gate_penalty)
         training = self.start(model, seed, loss_fn=gates.losses, extra_targets=targets)
         gates.add_to(training.state)
@@ -119,8 +121,7 @@ class TaskRetraining(Retraining):
             for _ in training.steps():
                 pass
         gates.fold(model)
-        importance = {name: logits.detach().double().cpu() for name, logits in zip(gates.names, gates.logits)}
-        pruned, record = prune_by_importance(model, config, groups, importance)
+        pruned, record = prune_by_importance(model, config, parts, gates.importance)
         return pruned.eval(), record
 
     def network_of(self, model: Model) -> NeuralLM:
