@@ -11,7 +11,6 @@ from polyseme.cli.output import parse_seeds, parse_settings, print_json, print_t
 
 STRATEGIES = ("top", "alternate", "loss", "importance", "gates", "norm", "magnitude", "random")
 SCHEDULES = ("one-shot", "gradual", "iterative")
-PARTS = {"ffn": "feed-forward units"}
 DATA_HELP = (
     "Labeled examples of a task model, texts of a language model or an encoder, or scored pairs of an encoder (with "
     f"--task); with --dev, training examples: {options.INPUT_HELP}"
@@ -30,43 +29,54 @@ TASK_HELP = (
 )
 
 
+LayersOption = Annotated[float | None, Option(help="Layers to remove: a share such as 0.5, or a count.")]
+HeadsOption = Annotated[float | None, Option(help="Attention heads to remove: a share, or a count.")]
+UnitsOption = Annotated[float | None, Option(help="Feed-forward units to remove: a share, or a count per layer.")]
+WeightsOption = Annotated[float | None, Option(help="Weights to set to zero: a share, or a count.")]
+StrategyOption = Annotated[str, Option(help=STRATEGY_HELP, autocompletion=complete(STRATEGIES))]
+ScheduleOption = Annotated[str, Option(help=SCHEDULE_HELP, autocompletion=complete(SCHEDULES))]
+RandomOption = Annotated[bool, Option("--random", help="Also measure a random choice of the same size.")]
+UniformOption = Annotated[bool, Option("--uniform", help="Remove as many heads from each layer; a count is per layer.")]
+PadOption = Annotated[
+    bool, Option("--pad", help="Write removed heads as zeros: not smaller, but transformers opens the folder.")
+]
+CurveOption = Annotated[bool, Option(help="Measure other amounts too, for the chart of quality against size.")]
+MaxExamplesOption = Annotated[int, Option(help="Largest number of examples to measure loss or importance on.")]
+DevOption = Annotated[str | None, Option(help="Dev examples: what stays is fine-tuned on --data.")]
+RoundsOption = Annotated[int, Option(help="Rounds of the iterative schedule; 0: each removes 20 % of the rest.")]
+RewindOption = Annotated[int, Option(help="Step to which the iterative schedule rewinds weights.")]
+ScratchOption = Annotated[bool, Option("--from-scratch", help="Also train the pruned shape from random weights.")]
+CorpusOption = Annotated[
+    Path | None, Option(help="Prepared corpus on which a language model is trained further, instead of --dev.")
+]
+BudgetOption = Annotated[str, Option(help="Length of each training on --corpus: 500steps or 1e7tokens.")]
+
+
 def prune(
     model: options.ModelArgument,
     out: Annotated[Path, Option(help="Model folder to write.")],
-    layers: Annotated[float | None, Option(help="Layers to remove: a share such as 0.5, or a count.")] = None,
-    heads: Annotated[float | None, Option(help="Attention heads to remove: a share, or a count.")] = None,
-    ffn: Annotated[float | None, Option(help="Feed-forward units to remove: a share, or a count per layer.")] = None,
-    weights: Annotated[float | None, Option(help="Weights to set to zero: a share, or a count.")] = None,
+    layers: LayersOption = None,
+    heads: HeadsOption = None,
+    ffn: UnitsOption = None,
+    weights: WeightsOption = None,
     data: Annotated[str | None, Option(help=DATA_HELP)] = None,
     task: Annotated[str, Option(help=TASK_HELP)] = "",
-    strategy: Annotated[str, Option(help=STRATEGY_HELP, autocompletion=complete(STRATEGIES))] = "auto",
-    random: Annotated[bool, Option("--random", help="Also measure a random choice of the same size.")] = False,
-    uniform: Annotated[
-        bool, Option("--uniform", help="Remove as many heads from each layer; a count is then one per layer.")
-    ] = False,
-    pad: Annotated[
-        bool, Option("--pad", help="Write removed heads as zeros: not smaller, but transformers opens the folder.")
-    ] = False,
-    curve: Annotated[bool, Option(help="Measure other amounts too, for the chart of quality against size.")] = True,
+    strategy: StrategyOption = "auto",
+    random: RandomOption = False,
+    uniform: UniformOption = False,
+    pad: PadOption = False,
+    curve: CurveOption = True,
     seed: Annotated[int, Option(help="Seed of random choices.")] = 0,
-    max_examples: Annotated[int, Option(help="Largest number of examples to measure loss or importance on.")] = 256,
-    dev: Annotated[str | None, Option(help="Dev examples: what stays is fine-tuned on --data.")] = None,
-    schedule: Annotated[str, Option(help=SCHEDULE_HELP, autocompletion=complete(SCHEDULES))] = "one-shot",
-    rounds: Annotated[
-        int,
-        Option(help="Rounds of the iterative schedule; 0: each removes 20 % of the rest."),
-    ] = 0,
-    rewind_step: Annotated[int, Option(help="Step to which the iterative schedule rewinds weights.")] = 0,
+    max_examples: MaxExamplesOption = 256,
+    dev: DevOption = None,
+    schedule: ScheduleOption = "one-shot",
+    rounds: RoundsOption = 0,
+    rewind_step: RewindOption = 0,
     seeds: options.SeedsOption = "1",
-    from_scratch: Annotated[
-        bool,
-        Option("--from-scratch", help="Also train the pruned shape from random weights."),
-    ] = False,
+    from_scratch: ScratchOption = False,
     epochs: Annotated[float | None, Option(help="Epochs of each training on --data.")] = None,
-    corpus: Annotated[
-        Path | None, Option(help="Prepared corpus on which a language model is trained further, instead of --dev.")
-    ] = None,
-    budget: Annotated[str, Option(help="Length of each training on --corpus: 500steps or 1e7tokens.")] = "",
+    corpus: CorpusOption = None,
+    budget: BudgetOption = "",
     overrides: options.SetOption = [],
     as_json: options.JsonOption = False,
 ) -> None:
@@ -90,8 +100,5 @@ def prune(
         print_json(pruned.to_json())
         return
     print_table(*pruned.table)
-    record = pruned.record
-    part = PARTS.get(record["part"], record["part"])
-    print(f"removed {record['removed']:,} of {record['total']:,} {part} by {record['strategy']}; ", end="")
-    print(f"time: median of single texts, {record['device']}")
+    print(f"{pruned.notes[0]} Time: median of single texts, {pruned.record['device']}.")
     print(pruned.out)

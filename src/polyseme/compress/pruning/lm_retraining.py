@@ -41,12 +41,15 @@ class LanguageModelRetraining(Retraining):
         self.network, self.recipe, self.corpus, self.seeds, self.examples = network, recipe, corpus, seeds, examples
         self.total_steps, self.texts = recipe.budget.steps, examples.texts if examples else ()
         self.metric = f"valid {recipe.objective.terms[0]}"
-        _, valid_corpus = Corpus.open(corpus).split(recipe.valid_fraction)
-        if valid_corpus is None:
-            problem = f"{corpus} has {Corpus.open(corpus).num_documents} documents, too few to hold some out"
-            raise DataError(f"{problem} for the metric: prepare more text, or set `valid_fraction`")
         special_ids = SpecialIds.from_tokenizer(network.tokenizer, network.folder.target_tokenizer)
-        self.valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
+        _, valid_corpus = Corpus.open(corpus).split(recipe.valid_fraction)
+        try:
+            if valid_corpus is None:
+                raise DataError("no document is held out")
+            self.valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
+        except DataError as error:
+            advice = f"prepare more text, or raise `valid_fraction` ({recipe.valid_fraction:g})"
+            raise DataError(f"{corpus} has too little held-out text for the metric ({error}): {advice}") from None
 
     @classmethod
     def read(
