@@ -77,7 +77,7 @@ def test_undecided_void_and_missing_say_why(tmp_path):
     assert "The published difference of +1.5 is smaller." in text
     assert "c never left the word-frequency plateau (all seeds)" in text and "0 of 3 seeds of d are done." in text
     assert "c (3 of 3 void)" in page and "9 of 12 runs are done" in page
-    assert "- **a (2 of 3 seeds):** blimp: 12 are too long" in text and "**c is void (3 of 3 seeds):**" in text
+    assert "- **a (2 of 3 runs):** blimp: 12 are too long" in text and "**c is void (3 of 3 seeds):**" in text
     assert "4 arms with 3 seeds, 90 s of training each on a GPU." in text
 
 
@@ -117,6 +117,7 @@ def test_export_and_index(study, tmp_path):
     export_page(study, docs / "mine.md")  # again
     assert "![Scores of all arms](mine.svg)" in (docs / "mine.md").read_text()
     ElementTree.parse(docs / "mine.svg")
+    assert json.loads((docs / "mine.json").read_text())["kind"] == "study-results"
     index = (docs / "README.md").read_text()
     assert index.count("[mine.md](mine.md) | A made-up study (made-up)") == 1 and index.endswith("The end.\n")
     assert "other.md" not in index

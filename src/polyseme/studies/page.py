@@ -45,7 +45,7 @@ def write_pages(out: str | Path) -> Path:
 
 
 def export_page(out: str | Path, path: str | Path) -> Path:
-    """Write the page of a study as Markdown to `path`, its figure next to it, and the index of the folder.
+    """Write the page of a study as Markdown to `path`, its figure and results next to it, and the index of the folder.
 
     The index is the table of studies in `README.md`, if that has a place for it.
     """
@@ -55,10 +55,11 @@ def export_page(out: str | Path, path: str | Path) -> Path:
     if path.is_file() and MARKER not in path.read_text(encoding="utf-8"):
         raise ConfigError(f"{path} exists and is no page of a study: choose another file")
     results = read_results(Path(out))
-    figure_path = path.with_suffix(".svg")
+    figure_path, verdicts = path.with_suffix(".svg"), _decide(results)
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path.with_suffix(".json"), results_json(results, verdicts))
     write_text(figure_path, _figure_file(results, study_panels(results)))
-    write_text(path, _markdown(results, study_sections(results, _decide(results)), figure_path.name))
+    write_text(path, _markdown(results, study_sections(results, verdicts), figure_path.name))
     update_index(path.parent)
     return path
 

@@ -26,7 +26,7 @@ from polyseme.studies.metrics import drop_new_labels, sample_evenly, split_evenl
 from polyseme.weights.folder import read_model_config
 
 FINETUNE_FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the default learning rate
-MAX_SEARCH_EXAMPLES = 2000  # of the training set, nine tenths of which train
+MAX_SEARCH_EXAMPLES = 2000  # of the training set, three quarters of which train
 BATCH_SIZE = 32
 MAX_FEATURE_EPOCHS = 5.0
 
@@ -44,7 +44,7 @@ class TaskTransfer:
     @property
     def num_search_dev(self) -> int:
         """The number of examples that the learning rate is chosen on."""
-        return max(min(len(self.data.train), MAX_SEARCH_EXAMPLES) // 10, 1)
+        return max(min(len(self.data.train), MAX_SEARCH_EXAMPLES) // 4, 1)
 
     def run(self, data: TaskData, lr: float, seed: int, work: Path) -> SeedResult:
         """Train once on the examples of `data`, and evaluate on its dev examples."""
@@ -58,7 +58,7 @@ class TaskTransfer:
         return results[0]
 
     def search_lr(self, work: Path) -> dict[str, Any]:
-        """Try each learning rate on nine tenths of a part of the training set; return the scores on the last tenth."""
+        """Try each learning rate on three quarters of a part of the training set; return the scores on the rest."""
         examples = sample_evenly(self.data.train, MAX_SEARCH_EXAMPLES)
         train, dev = split_evenly(examples, self.num_search_dev)
         data, scores = drop_new_labels(replace(self.data, train=train, dev=dev)), {}

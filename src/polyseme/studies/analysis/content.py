@@ -162,7 +162,8 @@ RATE_NOTE = (
 def _cost_note(results: StudyResults) -> str:
     seconds = sum(float(row.get("train_seconds") or 0.0) for row in results.rows if _trains(results, row))
     scoring = sum(m.get("seconds", 0.0) for row in results.rows for m in row.get("metrics", {}).values())
-    return f"Means over seeds. In total {seconds / 60:,.0f} minutes of training and {scoring / 60:,.0f} of scoring."
+    total = f"{seconds / 60:,.0f} minutes of training and {scoring / 60:,.0f} of scoring"
+    return f"Means over seeds, in total {total}. Runs that share a device take longer than they would alone."
 
 
 def _trains(results: StudyResults, row: Any) -> bool:
@@ -200,8 +201,8 @@ def _limits(results: StudyResults, verdicts: Sequence[Verdict]) -> list[tuple[st
 
 
 def _warnings(results: StudyResults) -> list[tuple[str, str]]:
-    """Return the void arms and the warnings of runs, once for the seeds of an arm where only numbers differ."""
-    entries, texts = [], dict[tuple[str, str], list[str]]()
+    """Return the void arms and the warnings of runs, once for all runs where only numbers differ."""
+    entries, warned_arms = [], dict[str, list[tuple[str, str]]]()
     for arm in results.study.arms:
         rows = results.arm_rows(arm.name)
         if void := [row for row in rows if row.get("is_void")]:
@@ -209,9 +210,11 @@ def _warnings(results: StudyResults) -> list[tuple[str, str]]:
             entries.append((f"{arm.name} is void ({len(void)} of {len(rows)} seeds)", text))
         for row in rows:
             for text in row.get("warnings", []):
-                texts.setdefault((arm.name, re.sub(r"\d+", "0", text)), []).append(text)
-    for (name, _), similar in texts.items():
-        entries.append((f"{name} ({len(similar)} of {results.num_seeds} seeds)", similar[0]))
+                warned_arms.setdefault(re.sub(r"\d+", "0", text), []).append((arm.name, text))
+    for warned in warned_arms.values():
+        names = list(dict.fromkeys(name for name, _ in warned))
+        runs = f"{len(warned)} of {results.num_seeds * len(names)} runs"
+        entries.append((f"{', '.join(names)} ({runs})", warned[0][1]))
     return entries
 
 

@@ -59,13 +59,11 @@ FEATURE_ARMS = (
     Arm(
         "elmo",
         "elmo-small",
-        {**RECURRENT, **train_with(CausalLM(direction="both"))}
-        | {"model.dim": 512, "model.ffn_dim": 1368, "batch_tokens": 32_768, "micro_batch_tokens": 32_768},
+        {**RECURRENT, **train_with(CausalLM(direction="both"))} | {"model.dim": 512, "model.ffn_dim": 1368},
         "features",
         {"layers": "scalar_mix"},
         tokenizer=WORDS,
-        note="LSTMs of 1,368 units projected to 256 in both directions; a quarter of the tokens per step, because it "
-        f"reads words, and slowly. {FEATURES}",
+        note=f"LSTMs of 1,368 units projected to 256 in both directions; a step has words, not subwords. {FEATURES}",
     ),
     Arm(
         "flair",

@@ -110,7 +110,7 @@ FIGURE_2 = f"{CHARPENTIER}, figure 2"
 
 def _hybrid(name: str, causal_fraction: float, note: str = "") -> Arm:
     objective = HybridLM(causal_fraction=causal_fraction)
-    overrides = {**SMALL_TRANSFORMER, **train_with(objective), "micro_batch_tokens": 16_384}
+    overrides = {**SMALL_TRANSFORMER, **train_with(objective), "micro_batch_tokens": 4_096}
     return Arm(name, "gpt-bert-small", overrides, note=note)
 
 
@@ -122,7 +122,7 @@ HYBRID = Study(
         Arm(
             "masked",
             "modernbert-small",
-            {**SMALL_TRANSFORMER, **train_with(MaskedLM()), "micro_batch_tokens": 16_384},
+            {**SMALL_TRANSFORMER, **train_with(MaskedLM()), "micro_batch_tokens": 4_096},
             note="The same layout with ordinary masked LM. Its minimal pairs are scored by pseudo-log-likelihoods, the "
             "others' from left to right.",
         ),

@@ -1,7 +1,7 @@
 """Settings that the arms of all studies share, so that they differ only in what a study is about.
 
 They are those that train a small model in a minute or two on one GPU (docs/results/modern.md, speedrun.md): no dropout,
-Muon, 131,072 tokens per step, short sequences. Arms say in their `note` where they differ.
+Muon, 32,768 tokens per step, short sequences. Arms say in their `note` where they differ.
 """
 
 from typing import Any
@@ -10,12 +10,12 @@ from polyseme.objectives.base import Objective
 
 SHORT_RUN: dict[str, Any] = {
     "max_len": 128,
-    "batch_tokens": 131_072,
-    "micro_batch_tokens": 65_536,
+    "batch_tokens": 32_768,
+    "micro_batch_tokens": 32_768,
     "compile": True,
     "optimizer": {
         "name": "muon",
-        "lr": 2e-3,
+        "lr": 1e-3,
         "beta1": 0.9,
         "beta2": 0.98,
         "eps": 1e-6,
