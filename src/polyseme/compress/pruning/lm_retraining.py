@@ -74,7 +74,9 @@ class LanguageModelRetraining(Retraining):
             recipe = recipe.replace(budget=BudgetConfig(steps=steps), batch_warmup_steps=0, num_averaged=0)
         else:
             recipe = derive_recipe(network.path, Corpus.open(corpus).num_tokens)
-        recipe = resolve_arguments(recipe, corpus, Path(), options).recipe
+        overridden = resolve_arguments(recipe, corpus, Path(), options).recipe
+        assert isinstance(overridden, Recipe), "only n-grams have a recipe of another type"
+        recipe = overridden
         if recipe.budget.tokens:
             steps = max(recipe.budget.tokens // recipe.batch_tokens, 1)
             recipe = recipe.replace(budget=BudgetConfig(steps=steps))

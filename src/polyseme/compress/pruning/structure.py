@@ -72,14 +72,14 @@ def list_heads(model: Model) -> Parts:
             has_shared_bias = True
             first, *others = [name for name in names if name.startswith(prefix) and name.endswith(".attention")]
             groups[first] += [name for other in others for name in groups.pop(other)]
-    sizes = {name: model.get_submodule(name).config.num_heads for name in names}  # type: ignore[union-attr]
+    sizes = {name: _config(model, name).num_heads for name in names}
     return Parts(names, groups, sizes, has_shared_bias)
 
 
 def list_units(model: Model) -> Parts:
     """Return the feed-forward units of a model."""
     names = sublayer_names(model.config, ("ffn",))
-    sizes = {name: model.get_submodule(name).config.ffn_dim for name in names}  # type: ignore[union-attr]
+    sizes = {name: _config(model, name).ffn_dim for name in names}
     return Parts(names, {name: [name] for name in names}, sizes, is_uniform=True)
 
 
@@ -181,8 +181,8 @@ def _select_parts(
         configs[prefix] = _with_blocks(stack, blocks)
         heads = choice.get(f"{prefix}blocks.0.attention")
         if isinstance(stack.position_bias, BucketedRelativeBiasConfig) and heads is not None:
-            key, columns = f"{prefix}position_bias.positions.weight", torch.tensor(heads, device=_device(model))
-            state[key] = state[key].index_select(1, columns)
+            key = f"{prefix}position_bias.positions.weight"
+            state[key] = state[key].index_select(1, torch.tensor(heads, device=_device(model)))
             configs[prefix] = configs[prefix].replace(position_bias=stack.position_bias.replace(num_heads=len(heads)))
     return _build(model, _with_stacks(model.config, configs), state)
 
@@ -214,6 +214,12 @@ def _build(model: Model, config: ModelConfig, state: Mapping[str, Tensor]) -> Mo
     pruned = build_meta(config).to(next(model.parameters()).dtype).to_empty(device=_device(model))
     pruned.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()})
     return pruned.train(model.training)
+
+
+def _config(model: Model, name: str) -> Any:
+    """Return the config of a sublayer."""
+    module: Any = model.get_submodule(name)
+    return module.config
 
 
 def _device(model: Model) -> torch.device:
