@@ -65,8 +65,9 @@ class StepReport:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters."""
-    return sum(p.numel() for p in model.parameters())
+    """Return the number of parameters, and of those in graphs that another program runs."""
+    num_graph_parameters = sum(getattr(module, "num_graph_parameters", 0) for module in model.modules())
+    return sum(p.numel() for p in model.parameters()) + num_graph_parameters
 
 
 def count_training_flops(model: Model, batch: AnyBatch) -> int:
@@ -109,6 +110,7 @@ class TrainState:
     is_compiled: bool = False  # whether `loss_fn` is
     use_cuda_graphs: bool = False  # on a GPU, capture the kernels of a step; micro-batches must have one shape
     flops_fn: Callable[[Model, Any], int] = count_training_flops
+    after_step: Callable[[Model, int], None] | None = None  # called with the number of steps done; may change weights
 
     def autocast(self) -> AbstractContextManager:
         """Return the context of a forward pass in `precision`."""
@@ -161,6 +163,8 @@ def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) 
             if not is_cuda or step % SYNC_EVERY == SYNC_EVERY - 1:
                 report.metrics  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
             executor.optimizer_step()
+            if state.after_step is not None:
+                state.after_step(state.model, step + 1)
             yield report
 
 

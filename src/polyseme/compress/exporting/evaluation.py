@@ -30,6 +30,8 @@ class GraphTrunk(nn.Module):
     An output of a text is repeated at each of its tokens, so that any pooling returns it.
     """
 
+    is_differentiable = False
+
     def __init__(self, config: TrunkConfig, outputs: Sequence[GraphOutput], run: GraphRunner, min_len: int):
         super().__init__()
         self.config, self.outputs, self.run, self.min_len = config, outputs, run, min_len
