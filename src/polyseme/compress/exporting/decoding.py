@@ -26,7 +26,7 @@ ENCODER, DECODER, MODEL = "encoder_model", "decoder_model", "model"
 NUM_CHECKED_TOKENS, NUM_TIMED_TOKENS = 12, 8
 
 
-def pad_ids(sequences: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+def pad_ids(sequences: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return ids [B, L] padded with 0, and the mask."""
     lengths = np.array([len(ids) for ids in sequences])
     mask = np.arange(lengths.max()) < lengths[:, None]

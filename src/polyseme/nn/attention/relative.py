@@ -126,7 +126,8 @@ class RelativePositionContext:
         segments = None if self.inputs.segments is None else layout.unflatten(self.inputs.segments)
         different_segment = None if segments is None else segments[:, :, None] != segments[:, None]
         index = distance.clamp(max=layout.max_seqlen - 1) + self.largest_distance
-        return EqualLengthRun(*layout.mask.shape, keys.max_seqlen, ~visible, different_segment, None, index)
+        n, num_queries = layout.mask.shape
+        return EqualLengthRun(n, num_queries, keys.max_seqlen, ~visible, different_segment, None, index)
 
 
 # what a stack passes to each attention layer: relative positions, a score bias by relative position, or nothing
