@@ -140,9 +140,9 @@ def quantize(
             network.save(folder, "int8" if config.to == "int8" else "bf16")
             quantized = load_neural(folder, "cpu")
             rows = [*size_rows(network, quantized), *latency_rows(network, quantized, _texts(examples))]
-        result = _evaluate(network, quantized, examples, config, rows, path)
-        result.save(folder)
-    return result
+        compressed = _evaluate(network, quantized, examples, config, rows, path)
+        compressed.save(folder)
+    return compressed
 
 
 def _check_source(network: NeuralLM, config: QuantizationConfig) -> None:
