@@ -120,6 +120,7 @@ def test_another_text_is_an_error(tiny_folders, monkeypatch):
         ("xlnet", {"cache": True, "head": "vectors"}, ConfigError, "head 'vectors' does not generate text"),
         ("nnlm", {"cache": True}, UnsupportedError, r"the memory of .*nnlm\) cannot be exported"),
         ("t5", {"to": "torch"}, UnsupportedError, r"the decoder of .* onnx only; `head` 'vectors' is the encoder"),
+        ("t5", {"data": ["a text"]}, UnsupportedError, "an encoder and a decoder, whose metric is not measured"),
         ("bert", {"heads": "labels"}, ConfigError, "heads"),
     ],
 )

@@ -1,5 +1,7 @@
 """`polyseme export`: write a model in the format of another program."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +20,11 @@ DATA_HELP = (
     f"of an encoder (with --task): {options.INPUT_HELP}"
 )
 HEAD_HELP = "Head in the graph, or `vectors` (states and text vectors); default: all, and without any the vectors."
+
+
+def list_names(names: Sequence[str]) -> str:
+    """List names, those of all layers once."""
+    return ", ".join(dict.fromkeys(re.sub(r"\.\d+", ".N", name) for name in names))
 
 
 @locks_folder("export")
@@ -50,7 +57,7 @@ def export(
     record = exported.record
     if "outputs" in record:
         for name, (inputs, outputs) in record["graphs"].items():
-            print(f"{out / name}: inputs {', '.join(inputs)}; outputs {', '.join(outputs)}")
+            print(f"{out / name}: inputs {list_names(inputs)}; outputs {list_names(outputs)}")
         difference = f"{record['max_difference']:.1e} at {record['num_shapes']} shapes"
         print(f"largest difference from the outputs of the model: {difference}")
     else:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from polyseme.compress.exporting.graph import VECTORS
 from polyseme.compress.exporting.graph_folder import write_graph_folder
 from polyseme.compress.exporting.onnx_graph import DEFAULT_OPSET, OnnxFormat
 from polyseme.compress.exporting.static_vectors import write_static_vectors
@@ -11,7 +12,8 @@ from polyseme.compress.exporting.torch_program import TorchFormat
 from polyseme.compress.pruning.examples import read_examples
 from polyseme.compress.result import CompressionResult
 from polyseme.config import Config
-from polyseme.errors import ConfigError, suggest
+from polyseme.errors import ConfigError, UnsupportedError, suggest
+from polyseme.generation.session import generation_head
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load_neural
 from polyseme.io.atomic import ensure_new_directory
@@ -76,6 +78,10 @@ def export(
     graph_format.check()
     network = load_neural(model, device="cpu" if not isinstance(model, LanguageModel) else None)
     network = network if network.device.type == "cpu" else load_neural(network.path, "cpu")
+    if data is not None and network.is_seq2seq and config.head != VECTORS and generation_head(network.model):
+        raise UnsupportedError(
+            f"{network.path} has an encoder and a decoder, whose metric is not measured: omit `data`"
+        )
     examples = None if data is None else read_examples(network, data, task)
     if to == "static":
         return write_static_vectors(network, path, config.dim, examples)

@@ -207,8 +207,6 @@ class DecodingGraphs:
 
     def as_network(self, runners: Mapping[str, GraphRunner], min_len: int) -> NeuralLM:
         """Return a model whose predictions are those of the graph after an empty past."""
-        if self.network.is_seq2seq:
-            raise UnsupportedError(f"{self.network.path}: the metric of an encoder and a decoder is not measured here")
 
         def run(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
             decoder = GraphDecoder(self.modules, runners, (), len(feeds["input_ids"]))
