@@ -17,7 +17,6 @@ from polyseme.report.html import (
     html_page,
     html_table,
     key_figures,
-    next_steps,
     note,
     paragraph,
 )
@@ -38,7 +37,6 @@ def compression_page(compressed: CompressionResult) -> str:
         (f"Quality against {compressed.curve_unit}", _curve_section(compressed)),
         ("Notes", "".join(map(paragraph, notes))),
         ("Settings", _settings(compressed.record)),
-        ("Next steps", next_steps(_steps(compressed))),
     ]
     return html_page(
         f"Compression: {compressed.out.name}", escape(summary), sections, key_figures(_figures(compressed))
@@ -113,8 +111,6 @@ def _settings(record: Mapping[str, Any]) -> str:
 
 
 def _format(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return "yes" if value is True else "no" if value is False else "–" if value in (None, "") else f"{value}"
-
-
-def _steps(compressed: CompressionResult) -> list[tuple[str, str]]:
-    return [("Evaluate it on other data:", f"polyseme evaluate {compressed.out} --data test.tsv")]
