@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 folder, text, num_tokens = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 20
 about = json.loads((folder / "export.json").read_text())
+has_source = "encoder_model" in about["graphs"]
 tokenizer = target_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 if (folder / "target").is_dir():
     target_tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
@@ -28,9 +29,9 @@ def open_graph(name):
 ids = tokenizer.encode(text, add_special_tokens=False).ids
 sizes = {"batch": 1, "past": 0}
 memory = {c["input"]: np.zeros([sizes.get(n, n) for n in c["shape"]], np.float32) for c in about["cache"]}
-decoder, tokens = open_graph("decoder_model" if "graphs" in about else "model"), about["start_ids"]
+decoder, tokens = open_graph("decoder_model" if has_source else "model"), about["start_ids"]
 source_mask = np.ones((1, len(ids) + len(about["source_suffix_ids"])), np.int64)
-if "graphs" in about:
+if has_source:
     encoder = open_graph("encoder_model")
     states = encoder.run(
         None, {"input_ids": np.array([ids + about["source_suffix_ids"]]), "attention_mask": source_mask}
@@ -47,7 +48,7 @@ has_past = any("past" in c["shape"] for c in about["cache"])  # a recurrent mode
 for _ in range(num_tokens):
     num_read += len(tokens)
     mask = np.ones((1, num_read if has_past else len(tokens)), np.int64)
-    masks = {"encoder_attention_mask": source_mask} if "graphs" in about else {"attention_mask": mask}
+    masks = {"encoder_attention_mask": source_mask} if has_source else {"attention_mask": mask}
     logits, *present = decoder.run(None, {"input_ids": np.array([tokens], np.int64), **masks, **memory})
     memory |= {c["input"]: values for c, values in zip(about["cache"], present)}
     scores = logits[0, -1]
@@ -56,4 +57,4 @@ for _ in range(num_tokens):
     if tokens[0] in about["eos_ids"]:
         break
     generated += tokens
-print(target_tokenizer.decode(generated if "graphs" in about else ids + generated))
+print(target_tokenizer.decode(generated if has_source else ids + generated))

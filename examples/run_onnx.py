@@ -2,7 +2,8 @@
 
     python examples/run_onnx.py FOLDER "a text" "another text"
 
-It prints the label of each text, the tag of each word, the tokens for its masks, or its similarity to the first text.
+It prints the label or the number of each text, the tag of each word, the tokens for its masks, or its similarity to the
+first text. A folder that continues or translates texts is run by generate_onnx.py.
 """
 
 import json
@@ -19,8 +20,8 @@ tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 tokenizer.enable_padding(pad_id=about["pad_id"])
 tokenizer.enable_truncation(about["max_length"])
 session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-labels = about["outputs"][0]["labels"]
-has_tags = bool(labels) and "length" in about["outputs"][0]["axes"]
+labels, axes = about["outputs"][0]["labels"], about["outputs"][0]["axes"]
+has_tags = bool(labels) and "length" in axes
 
 prepared = [text.lower() if about["lowercase"] else text for text in texts]
 encodings = tokenizer.encode_batch([text.split() for text in prepared] if has_tags else prepared, has_tags)
@@ -46,8 +47,8 @@ elif has_tags:
     starts = [[e.word_ids.index(i) for i in sorted({*e.word_ids} - {None})] for e in encodings]  # first tokens of words
     crf = {name: np.array(scores) for name, scores in about["crf"].get("logits", {}).items()}
     answers = [" ".join(labels[t] for t in best_tags(rows[s], **crf)) for rows, s in zip(outputs["logits"], starts)]
-elif labels:
-    answers = [labels[logits.argmax()] for logits in outputs["logits"]]
+elif "length" not in axes:
+    answers = [labels[row.argmax()] if labels else f"{row.item():.4f}" for row in outputs["logits"]]
 else:
     is_mask, best = inputs["input_ids"] == about["mask_id"], outputs["logits"].argmax(-1)
     answers = [tokenizer.decode(best[row, is_mask[row]]) for row in range(len(texts))]

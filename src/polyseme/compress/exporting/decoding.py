@@ -125,9 +125,8 @@ class DecodingGraphs:
     def describe(self) -> dict[str, Any]:
         """Return what a program has to know to generate text."""
         generator = self.generator
-        names = {name: {"inputs": m.input_names, "outputs": m.output_names} for name, m in self.modules.items()}
-        description = names.get(MODEL, {"graphs": names})
-        return description | {
+        return {
+            "graphs": {n: {"inputs": m.input_names, "outputs": m.output_names} for n, m in self.modules.items()},
             "start_ids": list(generator.start_ids),
             "eos_ids": sorted(generator.eos_token_ids),
             "suppressed_ids": sorted(generator.suppress_tokens),
