@@ -35,11 +35,15 @@ def test_transformers_opens_fewer_layers_units_and_padded_heads(family, tiny_fol
         transformers.AutoModel.from_pretrained(tmp_path / "fewer")
 
 
-def test_transformers_opens_fewer_layers_of_both_stacks(tiny_folders, tmp_path):
-    for name, options in {"layers": {"layers": 1}, "ffn": {"ffn": 0.3}}.items():
-        prune(tiny_folders["t5"] if name == "layers" else tmp_path / "layers", out=tmp_path / name, **options)
-    network = load_neural(tmp_path / "ffn")
-    hf_model, problems = load_hf_model(transformers.T5ForConditionalGeneration, tmp_path / "ffn")
+def test_transformers_opens_fewer_layers_units_and_heads_of_both_stacks(tiny_folders, tmp_path):
+    """The config of T5 has the size of a head, so that heads are removed physically."""
+    folder = tiny_folders["t5"]
+    for part, amount in {"layers": 1, "ffn": 0.3, "heads": 1}.items():
+        strategy = {"strategy": "random"} if part == "heads" else {}
+        folder = prune(folder, out=tmp_path / part, **{part: amount}, **strategy).out
+    network = load_neural(folder)
+    hf_model, problems = load_hf_model(transformers.T5ForConditionalGeneration, folder)
+    assert hf_model.config.num_heads == 2 and hf_model.config.d_kv == 8
     assert not problems and hf_model.config.num_layers == hf_model.config.num_decoder_layers == 2
     ids = torch.tensor([network.encode("the cat sat").input_ids])
     expected = hf_model.encoder(ids).last_hidden_state[0].mean(0).detach().numpy()

@@ -109,7 +109,7 @@ def finetune(
     if is_multitask:
         _check_multitask(model, run_options, baselines)
     sources = task if isinstance(task, Mapping) else {name: name for name in task} if is_multitask else {"": task}
-    tasks = [TaskData(_create_task(source), (), (), name) for name, source in sources.items()]
+    tasks = [TaskData(create_task(source), (), (), name) for name, source in sources.items()]
     config = FinetuneConfig(**tasks[0].task.finetune_settings if len(tasks) == 1 else {})
     if model is None:
         config, tasks = FEATURE_DEFAULTS, [replace(each, task=each.task.for_features()) for each in tasks]
@@ -118,7 +118,7 @@ def finetune(
         if value is not None:
             config, tasks = override(config, tasks, path, value)
     baseline_names = [_baseline_names(each.task, baselines) for each in tasks]
-    tasks = [_read(each, sources[each.name], files, reading) for each in tasks]
+    tasks = [read_task_data(each, sources[each.name], files, reading) for each in tasks]
     tasks = [replace(each, baselines=_lazy_baselines(each, names)) for each, names in zip(tasks, baseline_names)]
 
     def run_point(config: FinetuneConfig, tasks: Sequence[TaskData], folder: Path) -> dict[str, Any]:
@@ -150,7 +150,8 @@ def find_task_type(name: str) -> type[TaskConfig]:
     return TASKS[name]
 
 
-def _create_task(source: str | NamedDataset | TaskConfig | type[TaskConfig]) -> TaskConfig:
+def create_task(source: str | NamedDataset | TaskConfig | type[TaskConfig]) -> TaskConfig:
+    """Return the task of a name, a data set or a type, with its default settings."""
     if isinstance(source, TaskConfig):
         return source
     if isinstance(source, str):
@@ -220,7 +221,7 @@ def _baseline_names(task: TaskConfig, names: Sequence[str]) -> list[str]:
     return chosen
 
 
-def _read(data: TaskData, source: Any, files: Mapping[str, Any], options: ReadOptions) -> TaskData:
+def read_task_data(data: TaskData, source: Any, files: Mapping[str, Any], options: ReadOptions) -> TaskData:
     """Read the examples of a task: the folder of a named data set, or train and dev examples."""
     if data.name:
         files = {key: _of_task(key, value, data.name) for key, value in files.items()}

@@ -179,7 +179,8 @@ class Experiment:
 
     Each step trains one task; an epoch has the steps of all tasks. Models are selected by the mean of the primary
     metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual losses,
-    `extra_targets` add terms to them, and so may `prepare_batch`. `describe_model` adds facts about the best model.
+    `extra_targets` add terms to them, and so may `prepare_batch`. `after_step` may change the weights after each step,
+    as pruning does. `describe_model` adds facts about the best model.
     `measures_latency` is off for networks over features, whose latency would omit the extraction of the features.
     `encode` encodes more examples, which attributions need; None where that would cost too much.
     """
@@ -192,6 +193,7 @@ class Experiment:
     loss_fn: Callable[[Model, Batch], dict[str, Tensor]] | None = None
     extra_targets: Mapping[str, Targets] = field(default_factory=dict)
     prepare_batch: Callable[[Batch], Batch] | None = None
+    after_step: Callable[[Model, int], None] | None = None
     describe_model: Callable[[Model], dict[str, Any]] = lambda model: {}
     measures_latency: bool = True
     encode: EncodeFn | None = None

@@ -50,6 +50,20 @@ def finetune(
         check_folder(out)  # before anything is read
     settings = describe_run(path, data, config, options) | (teacher.describe() if teacher else {})
     run = UnfinishedRun(out, settings, options.on_start)
+    experiment, loaded = build_experiment(path, data, config, options)
+    experiment = dataclasses.replace(experiment, run_info={**experiment.run_info, "chosen": chosen})
+    if teacher is not None:
+        return run_experiment(teacher.teach(experiment, loaded.tokenizer), run, options)
+    if not run.is_complete:
+        runs = tuple(_evaluate_before(each, loaded.model) for each in experiment.runs)
+        experiment = dataclasses.replace(experiment, runs=runs)
+    return run_experiment(experiment, run, options)
+
+
+def build_experiment(
+    path: Path, data: Sequence[TaskData], config: FinetuneConfig, options: RunOptions
+) -> tuple[Experiment, ModelFolder]:
+    """Return the experiment of fine-tuning a model, and the loaded model of its first seed."""
     tasks = [fit_task(path, each) for each in data]
     loaded = load_for_tasks(path, tasks, config, options.seed_list[0], options.from_scratch)
 
@@ -79,13 +93,8 @@ def finetune(
         for task, each in zip(tasks, data)
     )
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
-    run_info |= {"model": str(model_folder), "from_scratch": options.from_scratch, "chosen": chosen}
-    experiment = Experiment(runs, config, build, save, run_info, encode=encode)
-    if teacher is not None:
-        return run_experiment(teacher.teach(experiment, loaded.tokenizer), run, options)
-    if not run.is_complete:
-        runs = tuple(_evaluate_before(each, loaded.model) for each in runs)
-    return run_experiment(dataclasses.replace(experiment, runs=runs), run, options)
+    run_info |= {"model": str(path), "from_scratch": options.from_scratch}
+    return Experiment(runs, config, build, save, run_info, encode=encode), loaded
 
 
 def _evaluate_before(run: TaskRun, model: Model) -> TaskRun:
@@ -160,7 +169,7 @@ def load_for_tasks(
         tokenizer = folder.tokenizer.with_template(*family.finetune_template)
         vocab_size = max(tokenizer.vocab_size, model_config.trunk.embeddings.vocab_size)
         folder = dataclasses.replace(folder, tokenizer=tokenizer, model=folder.model.resize_vocab(vocab_size, seed))
-    return dataclasses.replace(folder, model=_reinitialize(folder.model, seed)) if from_scratch else folder
+    return dataclasses.replace(folder, model=reinitialize(folder.model, seed)) if from_scratch else folder
 
 
 def add_bilstm(head: HeadConfig, trunk: TrunkConfig, task: TaskConfig) -> HeadConfig:
@@ -184,7 +193,7 @@ def _encode_labeled(task: TaskConfig, examples: Examples, folder: ModelFolder, c
     return encoded
 
 
-def _reinitialize(model: Model, seed: int) -> Model:
+def reinitialize(model: Model, seed: int) -> Model:
     """Return the same model with random weights; buffers are kept."""
     fresh = model.config.build(seed)
     for name, buffer in model.named_buffers():

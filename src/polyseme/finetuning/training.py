@@ -153,7 +153,7 @@ class EarlyStopping:
 def build_train_state(experiment: Experiment, seed: int) -> TrainState:
     """Build the model of a seed and its training state."""
     state = train_state(experiment.build(seed), experiment.config, experiment.num_examples, seed)
-    state.loss_fn = experiment.loss_fn or state.loss_fn
+    state.loss_fn, state.after_step = experiment.loss_fn or state.loss_fn, experiment.after_step
     if experiment.is_multitask:
         state.use_cuda_graphs = False  # a graph gives unused heads zero gradients instead of none
     return state

@@ -110,6 +110,7 @@ class TrainState:
     is_compiled: bool = False  # whether `loss_fn` is
     use_cuda_graphs: bool = False  # on a GPU, capture the kernels of a step; micro-batches must have one shape
     flops_fn: Callable[[Model, Any], int] = count_training_flops
+    after_step: Callable[[Model, int], None] | None = None  # called with the number of steps done; may change weights
 
     def autocast(self) -> AbstractContextManager:
         """Return the context of a forward pass in `precision`."""
@@ -162,6 +163,8 @@ def train(state: TrainState, batches: Iterable[tuple[Sequence[AnyBatch], Any]]) 
             if not is_cuda or step % SYNC_EVERY == SYNC_EVERY - 1:
                 report.metrics  # noqa: B018  # raises, and keeps the host from running far ahead of a GPU
             executor.optimizer_step()
+            if state.after_step is not None:
+                state.after_step(state.model, step + 1)
             yield report
 
 

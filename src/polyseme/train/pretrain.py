@@ -62,10 +62,14 @@ LossFn = Callable[[Model, Batch], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class InitialModel:
-    """The model that a run starts from, and its provenance for `recipe.json`: path and hash of its folder."""
+    """The model that a run starts from, and its provenance for `recipe.json`: path and hash of its folder.
+
+    `after_step` may change the weights after each step, as pruning does.
+    """
 
     model: Model
     provenance: dict[str, str]
+    after_step: Callable[[Model, int], None] | None = None
 
 
 def pretrain(
@@ -385,6 +389,7 @@ def build_train_state(
     state = TrainState(model, optimizer, recipe.optimizer, recipe.schedule, 0, device, precision, recipe.seed, rank)
     state.loss_fn, state.is_compiled, state.flops_fn = loss_fn, loss_fn is not loss.fn, count_flops
     state.use_cuda_graphs = can_capture(model, recipe.objective.has_static_shapes, recipe.compile)
+    state.after_step = initial_model.after_step if initial_model else None
     return state
 
 

@@ -70,8 +70,12 @@ class TaskExamples(PruningExamples):
         self.metric = DATASETS[task].metric if task in DATASETS else self.task.default_metric
         self.encoded = list(encode_examples(network.folder, self.task, self.examples, truncate=True, use_labels=True))
         self.num_examples = len(self.encoded)
-        inputs = (self.task.codec.input_texts(example) for example in self.examples[:256])
-        self.texts = [text if isinstance(text, str) else " ".join(text) for texts in inputs for text in texts[:1]]
+        self.texts = self.input_texts(self.examples)
+
+    def input_texts(self, examples: Sequence[Any]) -> list[str]:
+        """Return the first texts of up to 256 examples."""
+        inputs = (self.task.codec.input_texts(example) for example in examples[:256])
+        return [text if isinstance(text, str) else " ".join(text) for texts in inputs for text in texts[:1]]
 
     def loss(self, model: Model, indices: Sequence[int]) -> Tensor:
         batch, _ = self.task.codec.collate([self.encoded[i] for i in indices])

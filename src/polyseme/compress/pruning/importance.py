@@ -76,3 +76,19 @@ def keep_most_important(importance: Importance, num_removed: Callable[[int], int
         order = torch.argsort(scores, descending=True, stable=True).tolist()
         choice[name] = sorted(order[: len(order) - num_removed(len(order))])
     return choice
+
+
+def keep_most_important_of_all(importance: Importance, num_removed: int) -> dict[str, list[int]]:
+    """Return the parts of each sublayer that stay if those of all sublayers are ranked together.
+
+    Each sublayer keeps its most important part. Of equally important parts, the first ones stay.
+    """
+    choice = {name: set(range(len(scores))) for name, scores in importance.items()}
+    scored = [(score, name, i) for name, scores in importance.items() for i, score in enumerate(scores.tolist())]
+    for _, name, i in sorted(reversed(scored), key=lambda row: row[0]):
+        if not num_removed:
+            break
+        if len(choice[name]) > 1:
+            choice[name].remove(i)
+            num_removed -= 1
+    return {name: sorted(parts) for name, parts in choice.items()}

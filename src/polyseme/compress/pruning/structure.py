@@ -5,13 +5,13 @@ A stack is a Transformer trunk, or the encoder or decoder of one; it is named by
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polyseme.errors import UnsupportedError
-from polyseme.nn.attention.multihead import AttentionConfig, NoPositionBiasConfig
+from polyseme.nn.attention.multihead import AttentionConfig, BucketedRelativeBiasConfig, NoPositionBiasConfig
 from polyseme.nn.layers.block import FeedForwardConfig, TransformerBlockConfig
 from polyseme.nn.model import Model, ModelConfig, build_meta
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
@@ -37,14 +37,50 @@ def list_stacks(config: ModelConfig) -> dict[str, TransformerConfig]:
     return parts
 
 
-def check_heads(config: ModelConfig) -> None:
-    """Raise if the attention heads of a model cannot be removed one by one."""
-    for stack in list_stacks(config).values():
-        if not isinstance(stack.position_bias, NoPositionBiasConfig) or not all(
-            isinstance(block.attention, AttentionConfig) for block in stack.block_configs
-        ):
-            reason = "all layers share one relative position bias per head, so no layer can lose a head alone"
+class Parts(NamedTuple):
+    """The heads or units of a model: sublayers with all their names, and groups of sublayers that keep the same parts.
+
+    With `is_uniform`, each group keeps the same number of them.
+    """
+
+    names: dict[str, list[str]]  # the first name of a sublayer's module -> all its names: blocks may share it (ALBERT)
+    groups: dict[str, list[str]]  # the first sublayer of a group -> all its sublayers
+    sizes: dict[str, int]  # the number of parts of each sublayer
+    is_uniform: bool
+
+    @property
+    def group_sizes(self) -> dict[str, int]:
+        """The number of parts of each group."""
+        return {name: self.sizes[name] for name in self.groups}
+
+
+def list_heads(model: Model) -> Parts:
+    """Return the attention heads of a model; raise if they cannot be removed.
+
+    The layers of a T5 stack share one table of relative positions with a column per head, so they keep the same heads.
+    """
+    config = model.config
+    names = sublayer_names(config, ATTENTION_SUBLAYERS)
+    groups = {name: [name] for name in names}
+    has_shared_bias = False
+    for prefix, stack in list_stacks(config).items():
+        is_plain = all(isinstance(block.attention, AttentionConfig) for block in stack.block_configs)
+        if not is_plain or not isinstance(stack.position_bias, NoPositionBiasConfig | BucketedRelativeBiasConfig):
+            reason = "their relative positions have weights for all heads together"
             raise UnsupportedError(f"heads of {config.family} models cannot be pruned: {reason}; prune layers or ffn")
+        if isinstance(stack.position_bias, BucketedRelativeBiasConfig):
+            has_shared_bias = True
+            first, *others = [name for name in names if name.startswith(prefix) and name.endswith(".attention")]
+            groups[first] += [name for other in others for name in groups.pop(other)]
+    sizes = {name: _config(model, name).num_heads for name in names}
+    return Parts(names, groups, sizes, has_shared_bias)
+
+
+def list_units(model: Model) -> Parts:
+    """Return the feed-forward units of a model."""
+    names = sublayer_names(model.config, ("ffn",))
+    sizes = {name: _config(model, name).ffn_dim for name in names}
+    return Parts(names, {name: [name] for name in names}, sizes, is_uniform=True)
 
 
 def sublayer_names(config: ModelConfig, sublayers: Sequence[Sublayer]) -> dict[str, list[str]]:
@@ -90,7 +126,7 @@ def _select_layers(stack: TransformerConfig, layers: Sequence[int]) -> tuple[Tra
 
 def select_heads(model: Model, choice: Choice) -> Model:
     """Return a model with some heads of each attention sublayer, given by the name of its module."""
-    check_heads(model.config)
+    list_heads(model)  # raises if they cannot be removed
 
     def shrink(config: AttentionConfig, count: int, dim: int) -> AttentionConfig:
         return config.replace(num_heads=count, head_dim=config.inner_dim(dim) // config.num_heads)
@@ -100,7 +136,7 @@ def select_heads(model: Model, choice: Choice) -> Model:
 
 def zero_heads(model: Model, choice: Choice) -> Model:
     """Return a model of the same shape in which the other heads add nothing: their columns of `out` are zero."""
-    check_heads(model.config)
+    list_heads(model)  # raises if they cannot be removed
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for name, heads in choice.items():
         module: Any = model.get_submodule(name)
@@ -143,6 +179,11 @@ def _select_parts(
             state[f"{columns}.weight"] = _select_rows(state[f"{columns}.weight"].t(), parts, 1, size).t()
             blocks[index] = blocks[index].replace(**{sublayer: shrink(config, len(parts), stack.dim)})
         configs[prefix] = _with_blocks(stack, blocks)
+        heads = choice.get(f"{prefix}blocks.0.attention")
+        if isinstance(stack.position_bias, BucketedRelativeBiasConfig) and heads is not None:
+            key = f"{prefix}position_bias.positions.weight"
+            state[key] = state[key].index_select(1, torch.tensor(heads, device=_device(model)))
+            configs[prefix] = configs[prefix].replace(position_bias=stack.position_bias.replace(num_heads=len(heads)))
     return _build(model, _with_stacks(model.config, configs), state)
 
 
@@ -173,6 +214,12 @@ def _build(model: Model, config: ModelConfig, state: Mapping[str, Tensor]) -> Mo
     pruned = build_meta(config).to(next(model.parameters()).dtype).to_empty(device=_device(model))
     pruned.load_state_dict({name: tensor.detach().clone() for name, tensor in state.items()})
     return pruned.train(model.training)
+
+
+def _config(model: Model, name: str) -> Any:
+    """Return the config of a sublayer."""
+    module: Any = model.get_submodule(name)
+    return module.config
 
 
 def _device(model: Model) -> torch.device:

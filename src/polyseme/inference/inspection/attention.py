@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.session import max_positions, pack_inputs
 from polyseme.generation.text import TextGenerator
@@ -240,6 +240,11 @@ class AttentionInspector:
         weights: dict[str, list[np.ndarray]] = {}
         for name, terms in self.terms(text):
             weights.setdefault(name, []).append(_to_numpy(terms.weights))
+        for name, layers in weights.items():
+            if len(numbers := {len(layer) for layer in layers}) > 1:
+                counts = f"from {min(numbers)} to {max(numbers)} heads in a layer"
+                reason = "maps need the same number in all: prune heads with `uniform`, or with `pad`"
+                raise UnsupportedError(f"the {name} attention of this pruned model has {counts}, and {reason}")
         order = [name for name in ("self", "encoder", "decoder", "cross") if name in weights]
         return Attention(tuple(_build_map(name, np.stack(weights[name]), *text.labels(name)) for name in order))
 
