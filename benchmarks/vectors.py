@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polyseme.corpus.sampling import build_samples
+from polyseme.corpus.sampling import build_samples, count_tokens
 from polyseme.corpus.store import Corpus
 from polyseme.inference.word_vectors import WordVectors
-from polyseme.objectives.word2vec import Word2Vec, count_tokens
+from polyseme.objectives.word2vec import Word2Vec
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.pretrain import pretrain

@@ -2,7 +2,7 @@
 
     python examples/run_onnx.py FOLDER "a text" "another text"
 
-It prints the label of each text, the tokens for its masks, or its similarity to the first text.
+It prints the label of each text, the tag of each word, the tokens for its masks, or its similarity to the first text.
 """
 
 import json
@@ -19,23 +19,37 @@ tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 tokenizer.enable_padding(pad_id=about["pad_id"])
 tokenizer.enable_truncation(about["max_length"])
 session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+labels = about["outputs"][0]["labels"]
+has_tags = bool(labels) and "length" in about["outputs"][0]["axes"]
 
-encodings = tokenizer.encode_batch([text.lower() for text in texts] if about["lowercase"] else texts)
+prepared = [text.lower() if about["lowercase"] else text for text in texts]
+encodings = tokenizer.encode_batch([text.split() for text in prepared] if has_tags else prepared, has_tags)
 columns = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 inputs = {name: np.array([getattr(e, columns[name]) for e in encodings], np.int64) for name in about["inputs"]}
-names = [output["name"] for output in about["outputs"]]
-outputs = dict(zip(names, session.run(names, inputs)))
+outputs = dict(zip([each["name"] for each in about["outputs"]], session.run(None, inputs)))
+
+
+def best_tags(rows, transitions=0.0, start=0.0, end=0.0):
+    """Return the best sequence of labels, under the transitions of a CRF if there are any (Viterbi)."""
+    scores, paths = rows[0] + start, [[tag] for tag in range(len(labels))]
+    for row in rows[1:]:
+        candidates = scores[:, None] + np.zeros_like(row) + transitions
+        paths = [[*paths[previous], tag] for tag, previous in enumerate(candidates.argmax(0))]
+        scores = candidates.max(0) + row
+    return paths[np.argmax(scores + end)]
+
 
 if "sentence_embedding" in outputs:
-    vectors = outputs["sentence_embedding"]
-    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    for text, cosine in zip(texts, vectors @ vectors[0]):
-        print(f"{cosine:.4f}  {text}")
-elif labels := about["outputs"][0]["labels"]:
-    for text, logits in zip(texts, outputs["logits"]):
-        print(f"{labels[logits.argmax()] if logits.ndim == 1 else [labels[i] for i in logits.argmax(-1)]}  {text}")
-elif "logits" in outputs and about["mask_id"] is not None:
-    for row, column in np.argwhere(inputs["input_ids"] == about["mask_id"]):
-        print(f"{tokenizer.id_to_token(int(outputs['logits'][row, column].argmax()))}  {texts[row]}")
+    vectors = outputs["sentence_embedding"] / np.linalg.norm(outputs["sentence_embedding"], axis=1, keepdims=True)
+    answers = [f"{cosine:.4f}" for cosine in vectors @ vectors[0]]
+elif has_tags:
+    starts = [[e.word_ids.index(i) for i in sorted({*e.word_ids} - {None})] for e in encodings]  # first tokens of words
+    crf = {name: np.array(scores) for name, scores in about["crf"].get("logits", {}).items()}
+    answers = [" ".join(labels[t] for t in best_tags(rows[s], **crf)) for rows, s in zip(outputs["logits"], starts)]
+elif labels:
+    answers = [labels[logits.argmax()] for logits in outputs["logits"]]
 else:
-    print({name: values.shape for name, values in outputs.items()})
+    is_mask, best = inputs["input_ids"] == about["mask_id"], outputs["logits"].argmax(-1)
+    answers = [tokenizer.decode(best[row, is_mask[row]]) for row in range(len(texts))]
+for text, answer in zip(texts, answers):
+    print(f"{answer}\t{text}")

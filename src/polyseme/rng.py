@@ -112,9 +112,9 @@ def random_bits(keys: np.ndarray, positions: np.ndarray | int, stream: RandomStr
     return splitmix64(state + keys)
 
 
-def bernoulli(bits: np.ndarray, prob: float) -> np.ndarray:
-    """Return True with probability `prob`, to the precision of a double."""
-    return (bits >> np.uint64(11)) < np.uint64(round(prob * 2**53))
+def bernoulli(bits: np.ndarray, prob: float | np.ndarray) -> np.ndarray:
+    """Return True with probability `prob`, one for all draws or one for each, to the precision of a double."""
+    return (bits >> np.uint64(11)) < np.rint(np.multiply(prob, 2.0**53)).astype(np.uint64)
 
 
 def uniform(bits: np.ndarray) -> np.ndarray:

@@ -162,12 +162,14 @@ def test_micro_batches_do_not_change_the_gradient(teacher, student, dtype, toler
 def test_weights_scale_the_gradient_and_not_the_report():
     above, below = pair("bert", "distilbert")
     terms, rows = DistillationLoss(Distillation(), above).compute, cases.sequences((5, 9))
-    parts = {}
+    parts, losses = {}, {}
     for name in ("hard", "soft", "cosine"):
         weights = dict.fromkeys(("hard_weight", "soft_weight", "cosine_weight"), 0.0) | {f"{name}_weight": 1.0}
         report, parts[name] = gradients(below, terms, [batch_of(below, rows, **weights)])
+        losses |= report.loss
+        assert set(report.loss) == {"masked", *{name} - {"hard"}}, "terms with the weight 0 are left out"
     full_report, full_gradients = gradients(below, terms, [batch_of(below, rows)])
-    assert full_report.loss == report.loss
+    assert full_report.loss == losses
     for name, gradient in full_gradients.items():
         expected = 2 * parts["hard"][name] + 5 * parts["soft"][name] + parts["cosine"][name]
         torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-6)
@@ -367,6 +369,11 @@ def test_command(project, run_cli, cli, tmp_path):
         *common, *options, "--set", "max_len=32", "--set", "batch_tokens=256", "--set", "micro_batch_tokens=256"
     )
     assert "valid masked" in output and "parameters" in output and f"{tmp_path}/run/model" in output
+    page = (tmp_path / "run/compression.html").read_text()
+    assert (
+        "distilbert with 1 layer, distilled from" in page and "The student started with layers of the teacher." in page
+    )
+    assert "5 × the teacher&#x27;s predictions" in page or "5 × the teacher's predictions" in page
     saved = json.loads((tmp_path / "run/recipe.json").read_text())["recipe"]
     assert saved["objective"]["temperature"] == 1.5 and saved["objective"]["base"]["mask_prob"] == 0.2
     assert saved["family"] == "distilbert" and saved["model"]["num_layers"] == 1
@@ -398,7 +405,5 @@ def test_derived_recipe_follows_the_teacher(teacher_run, tmp_path):
         derived = derive_recipe(tmp_path / name, 10_000_000)
         assert derived.batch_tokens == batch_tokens and derived.max_len == 32 and derived.model["num_layers"] == 2
         assert derived.budget == (BudgetConfig(steps=500) if metadata else BudgetConfig(tokens=30_000_000))
-    wide = config.replace(trunk=config.trunk.replace(embeddings=config.trunk.embeddings.replace(vocab_size=1 << 20)))
-    assert build_student_recipe(wide, small.replace(micro_batch_tokens=384)).micro_batch_tokens == 192
     with pytest.raises(PolysemeError, match="no model folder"):
         derive_recipe(tmp_path / "nowhere", 1000)

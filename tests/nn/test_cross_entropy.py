@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from polyseme.nn import losses as module
-from polyseme.nn.losses import chunked_cross_entropy
+from polyseme.nn.losses import chunked_cross_entropy, chunked_soft_divergence
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
@@ -44,3 +44,38 @@ def test_ignored_rows_have_zero_loss():
     assert loss.item() == 0
     assert not torch.autograd.grad(loss, hidden)[0].any()
     assert chunked_cross_entropy(hidden[:0], weight, None, torch.zeros(0, dtype=torch.long), -100).item() == 0
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_soft_divergence_equals_its_definition(dtype, tolerance, has_bias, monkeypatch):
+    """Σ p log(p / q) · T² with the probabilities of all rows at once, and its gradients; student and teacher differ in
+    size, some rows are filler, and the last chunk is shorter."""
+    monkeypatch.setattr(module, "MAX_SOFT_LOGITS", {"cpu": 31 * 16})
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    student, teacher = (draw(37, 6), draw(31, 6), draw(31)), (draw(37, 9), draw(31, 9), draw(31))
+    student, teacher = (inputs if has_bias else (*inputs[:2], None) for inputs in (student, teacher))
+    student = tuple(t if t is None else t.requires_grad_() for t in student)
+    is_valid, temperature = torch.arange(37) % 5 != 0, 2.0
+    loss = chunked_soft_divergence(student, teacher, is_valid, temperature)
+    gradients = torch.autograd.grad(3 * loss, [t for t in student if t is not None])
+    reference = [t if t is None else t.detach().double().requires_grad_() for t in student]
+    logits, teacher_logits = (
+        h @ w.T + (0 if b is None else b)
+        for h, w, b in (reference, [None if t is None else t.double() for t in teacher])
+    )
+    probs, teacher_probs = ((z / temperature).exp() for z in (logits, teacher_logits))
+    probs, teacher_probs = (p / p.sum(1, keepdim=True) for p in (probs, teacher_probs))
+    rows = (teacher_probs * (teacher_probs / probs).log()).sum(1) * temperature**2
+    expected_loss = (rows * is_valid).sum()
+    expected = torch.autograd.grad(3 * expected_loss, [t for t in reference if t is not None])
+    torch.testing.assert_close(loss.double(), expected_loss, atol=0, rtol=tolerance)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert gradient.dtype == dtype
+        torch.testing.assert_close(
+            gradient.double(), wanted, atol=tolerance * wanted.abs().max().item(), rtol=tolerance
+        )

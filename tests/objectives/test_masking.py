@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from polyseme.objectives.masked_lm import MaskedLM, mask_tokens
+from polyseme.errors import ConfigError
+from polyseme.objectives.masked_lm import MaskedLM, mask_tokens, smoothed_mask_probs
 from polyseme.objectives.packing import SpecialIds
 from polyseme.rng import derive_sample_keys
 
@@ -120,3 +121,31 @@ def test_nothing_to_mask(unit):
     tokens = np.full((3, 4), 2)
     damaged, rows, values = run(tokens, np.ones((3, 4), dtype=bool), mask_prob=1.0, mask_unit=unit)
     assert np.array_equal(damaged, tokens.ravel()) and not len(rows) and not len(values)
+
+
+def test_smoothing_masks_rare_tokens_like_a_draw_without_replacement():
+    """XLM and DistilBERT draw 15 % of the tokens of a batch without replacement, with weights count^-0.7."""
+    counts = np.array([0, 8000, 1500, 400, 80, 15, 5])
+    is_text = np.arange(len(counts)) > 0
+    probs = smoothed_mask_probs(counts, is_text, MaskedLM(mask_smoothing=0.7))
+    assert probs[0] == 0 and np.isclose((counts * probs).sum(), 0.15 * counts.sum(), rtol=1e-12)
+    tokens, rng = np.repeat(np.arange(len(counts)), counts), np.random.default_rng(0)
+    weights = np.maximum(counts, 1)[tokens] ** -0.7
+    chosen = np.zeros(len(counts))
+    for _ in range(40):
+        sample = rng.choice(len(tokens), round(0.15 * len(tokens)), replace=False, p=weights / weights.sum())
+        chosen += np.bincount(tokens[sample], minlength=len(counts)) / 40
+    assert np.allclose(chosen[1:] / counts[1:], probs[1:], atol=0.02) and (np.diff(probs) > 0).all()
+    text = np.arange(len(counts))[tokens] + SPECIALS
+    special_ids = SpecialIds(VOCAB, frozenset(range(SPECIALS)), mask=MASK)
+    table = np.zeros(VOCAB)
+    table[SPECIALS : SPECIALS + len(counts)] = probs
+    keys, positions = np.zeros(len(text), np.uint64), np.arange(len(text))
+    _, _, labels = mask_tokens(MaskedLM(mask_smoothing=0.7), text, keys, positions, None, special_ids, table)
+    shares = np.bincount(labels - SPECIALS, minlength=len(counts))[1:] / counts[1:]
+    assert all(close(share, p, n) for share, p, n in zip(shares, probs[1:], counts[1:]))
+
+
+def test_smoothing_is_for_single_tokens():
+    with pytest.raises(ConfigError, match="mask_smoothing is for single tokens, but mask_unit is 'word'"):
+        MaskedLM(mask_unit="word", mask_smoothing=0.7)

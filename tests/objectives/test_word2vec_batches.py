@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from polyseme.corpus.sampling import count_tokens
 from polyseme.errors import PolysemeError
-from polyseme.objectives.word2vec import Word2Vec, count_tokens
+from polyseme.objectives.word2vec import Word2Vec
 from tests.support.corpora import NUM_WORDS, WORD_IDS, MemoryCorpus, zipf_corpus
 
 

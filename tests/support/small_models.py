@@ -15,13 +15,17 @@ from tests.support.text import documents
 
 
 def save_small_model(
-    path: Path, family_name: str, task: TaskConfig | None = None, metadata: Mapping[str, Any] | None = None
+    path: Path,
+    family_name: str,
+    task: TaskConfig | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    **arguments: Any,
 ) -> Path:
-    """Write a model folder of one layer, with the head of a task if there is one."""
+    """Write a model folder of one layer, with the head of a task if there is one; `arguments` are for its trunk."""
     family = FAMILIES[family_name]
     tokenizer = Tokenizer.train(family.tokenizer, iter(documents(20, seed=5)), 300)
     sizes = supported_args(family, num_layers=1, dim=8, num_heads=2, vocab_size=tokenizer.vocab_size, max_len=32)
-    config = family.model_config(**sizes)
+    config = family.model_config(**sizes | arguments)
     if task:
         config = config.replace(heads=task.heads(family, config.trunk))
     model = config.build(seed=1)

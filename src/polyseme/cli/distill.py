@@ -13,10 +13,10 @@ from polyseme.errors import ConfigError
 if TYPE_CHECKING:
     from polyseme.compress.result import CompressionResult
 
-TASK_HELP = "Distill a model that was fine-tuned for this task: classification, regression, tagging, or a data set."
+TASK_HELP = "Distill a model that was fine-tuned for this task: classification, tagging, extractive_qa, a data set, …"
 STUDENT_HELP = (
     "The student: a recipe, a recipe.json, or a size of its family; default: half of the teacher's layers and, if the "
-    "teacher was trained here, half of its steps. With --task: the folder of a smaller pre-trained model."
+    "teacher was trained here, half of its steps. With --task also the folder of a smaller pre-trained model."
 )
 
 
@@ -66,4 +66,5 @@ def print_compression(compressed: "CompressionResult", as_json: bool) -> None:
         print_json(compressed.to_json())
         return
     print_table(*compressed.table)
-    print(f"measured on {compressed.record['device']}; {compressed.out}/model; see {compressed.out}/report.html")
+    pages = f"see {compressed.out}/compression.html and {compressed.out}/report.html"
+    print(f"measured on {compressed.record['device']}; {compressed.out}/model; {pages}")

@@ -12,6 +12,11 @@ from polyseme.io.lock import locks_folder
 
 FORMATS = ("onnx", "torch", "static")
 TO_HELP = "onnx (a graph for onnxruntime), torch (a torch.export program), or static (one vector per token)."
+CACHE_HELP = "ONNX graph that continues texts: keys and values, or recurrent states, are inputs and outputs."
+DATA_HELP = (
+    "Measure the metric before and after: labeled examples of a task model, texts of a language model, or scored pairs "
+    f"of an encoder (with --task): {options.INPUT_HELP}"
+)
 HEAD_HELP = "Head in the graph, or `vectors` (states and text vectors); default: all, and without any the vectors."
 
 
@@ -21,6 +26,9 @@ def export(
     to: Annotated[str, Option(help=TO_HELP, autocompletion=complete(FORMATS))],
     out: Annotated[Path, Option(help="Folder to write.")],
     head: Annotated[str, Option(help=HEAD_HELP)] = "",
+    cache: Annotated[bool, Option("--cache", help=CACHE_HELP)] = False,
+    data: Annotated[str | None, Option(help=DATA_HELP)] = None,
+    task: Annotated[str, Option(help="Data set of --data, such as glue/sts-b; regression for scored pairs.")] = "",
     opset: Annotated[int | None, Option(help="Operator set of ONNX; default: 18.")] = None,
     dim: Annotated[
         int | None, Option(help="Dimensions of static vectors; 0: all; default: 256 at most.", min=0)
@@ -29,18 +37,20 @@ def export(
 ) -> None:
     """Write a model, its tokenizer and its heads in a format that runs without Polyseme.
 
-    The outputs are compared with those of the model. Prints sizes and times before and after.
+    The outputs are compared with those of the model. Prints sizes, times and, with --data, quality before and after.
     """
     from polyseme.compress import export as run
 
-    exported = run(model, to, out, head, opset, dim)  # type: ignore[arg-type]
+    settings = {"head": head, "cache": cache, "opset": opset, "dim": dim}
+    exported = run(model, to, out, data=data, task=task, **settings)  # type: ignore[arg-type]
     if as_json:
         print_json(exported.to_json())
         return
     print_table(*exported.table)
     record = exported.record
     if "outputs" in record:
-        print(f"{out}: inputs {', '.join(record['inputs'])}; outputs {', '.join(record['outputs'])}")
+        for name, (inputs, outputs) in record["graphs"].items():
+            print(f"{out / name}: inputs {', '.join(inputs)}; outputs {', '.join(outputs)}")
         difference = f"{record['max_difference']:.1e} at {record['num_shapes']} shapes"
         print(f"largest difference from the outputs of the model: {difference}")
     else:

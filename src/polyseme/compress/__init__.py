@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from polyseme.compress.distillation import distill
     from polyseme.compress.exporting.api import export
     from polyseme.compress.pruning.api import prune
+    from polyseme.compress.quantization.api import quantize
     from polyseme.compress.result import CompressionResult, CompressionRow, CurvePoint
 
 _MODULES = {
@@ -16,6 +17,7 @@ _MODULES = {
     "distill": "distillation",
     "export": "exporting.api",
     "prune": "pruning.api",
+    "quantize": "quantization.api",
 }
 __all__ = [
     "CompressionResult",
@@ -24,6 +26,7 @@ __all__ = [
     "distill",
     "export",
     "prune",
+    "quantize",
 ]
 
 

@@ -1,12 +1,19 @@
 """Distillation of a language model into a smaller one."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyseme.compress.result import CompressionResult, CompressionRow, describe_devices, latency_rows, size_rows
-from polyseme.compress.student import choose_recipe, init_from_teacher, read_as_documents
+from polyseme.compress.result import (
+    CompressionResult,
+    CompressionRow,
+    CurvePoint,
+    describe_devices,
+    latency_rows,
+    size_rows,
+)
+from polyseme.compress.student import choose_recipe, init_from_teacher, read_as_documents, warn_if_larger
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
 from polyseme.families import FAMILIES
@@ -18,11 +25,11 @@ from polyseme.objectives.packing import SpecialIds
 from polyseme.recipes.launch import resolve_arguments
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train import distributed
-from polyseme.train.loop import TrainState, count_parameters, setup_device
+from polyseme.train.loop import TrainState, setup_device
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.pretrain import InitialModel, evaluate, pretrain
 from polyseme.train.recipe import Recipe
-from polyseme.weights.folder import ModelFolder, hash_weights, load_model
+from polyseme.weights.folder import ModelFolder, hash_weights, load_model, read_model_config
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +60,17 @@ def distill(
     True
     """
     path = None if teacher is None else Path(teacher)
+    student = student if isinstance(student, Recipe) else str(student)
     if task is not None:
         if path is None:
             raise ConfigError("the teacher is missing: pass the folder of a fine-tuned model")
         if corpus is not None or resume:
             extra = "`corpus`" if corpus is not None else "`resume`"
             raise ConfigError(f"{extra} is for language models: a task has `data`, and the same call resumes its run")
-        if isinstance(student, Recipe):
-            raise ConfigError("`student` is a recipe, but the student of a task is the folder of a pre-trained model")
         from polyseme.compress.task_distillation import distill_task
 
-        return distill_task(path, task, Path(out), str(student), options)
+        return distill_task(path, task, Path(out), student, options)
     corpus_path = None if corpus is None else Path(getattr(corpus, "path", corpus))
-    if student and not isinstance(student, Recipe):
-        student = str(student)
     return distill_lm(path, corpus_path, Path(out), student, resume, options)
 
 
@@ -111,7 +115,7 @@ def with_distillation(recipe: Recipe, teacher: Path) -> Recipe:
 
 
 def build_student(recipe: Recipe, teacher: ModelFolder, corpus: Path) -> tuple[Recipe, Model]:
-    """Return the initial student, and its recipe, without the cosine term if the hidden sizes differ.
+    """Return the initial student, and its recipe, without what is impossible: the cosine term, or the teacher's layers.
 
     Raise if the corpus has another vocabulary than the teacher, or the teacher cannot predict what the student learns.
     """
@@ -134,14 +138,13 @@ def build_student(recipe: Recipe, teacher: ModelFolder, corpus: Path) -> tuple[R
         logger.info("no cosine term: the hidden states of the student have %s dimensions", sizes)
         recipe = recipe.replace(objective=objective.replace(cosine_weight=0.0))
     model = config.build(recipe.seed)
-    if (num_parameters := count_parameters(model)) > (teacher_parameters := count_parameters(teacher.model)):
-        sizes = f"{num_parameters:,} parameters, more than the {teacher_parameters:,} of its teacher"
-        logger.warning("the student has %s: choose a smaller `student`", sizes)
+    warn_if_larger(model, teacher.model)
     if objective.init_from_teacher:
         try:
             init_from_teacher(model, teacher.model)
         except ModelError as error:
             logger.info("%s; it starts from random weights", error)
+            recipe = recipe.replace(objective=recipe.objective.replace(init_from_teacher=False))
     return recipe, model
 
 
@@ -166,7 +169,46 @@ def compare_models(
     for name, value in results["valid"].items():
         if name in teacher_losses:
             rows.append(CompressionRow.compare(f"valid {name}", teacher_losses[name], value))
-    return CompressionResult(tuple(rows), out, {"teacher": str(teacher.path), "device": device, "results": results})
+    record = {"teacher": str(teacher.path), "device": device, "results": results}
+    done = f"{recipe.family} with {format_layers(out / 'model')}, distilled from {teacher.path} on {corpus}"
+    return save_result(rows, out, record, (f"{done} in {results['steps']:,} steps.", *describe_loss(recipe)))
+
+
+def save_result(
+    rows: Sequence[CompressionRow], out: Path, record: dict[str, Any], notes: tuple[str, ...]
+) -> CompressionResult:
+    """Write the page of a distillation to its run folder, with a chart of the first measure of quality."""
+    sizes = next(row for row in rows if row.measure == "megabytes")
+    quality = next((row for row in rows if row.measure.startswith(("valid ", "dev "))), None)
+    curve: tuple[CurvePoint, ...] = ()
+    if quality is not None:
+        student = CurvePoint("student", sizes.after, quality.after, chosen=True, std=quality.after_std)
+        curve = CurvePoint("teacher", sizes.before, quality.before), student
+    metric = quality.measure if quality else "score"
+    compressed = CompressionResult(tuple(rows), out, record, curve, notes, curve_metric=metric)
+    compressed.save(out)
+    return compressed
+
+
+def format_layers(student: Path) -> str:
+    """Return the number of layers of a model."""
+    num_layers = read_model_config(student)[0].trunk.num_layers
+    return f"{num_layers} layer{'s' * (num_layers > 1)}"
+
+
+def describe_loss(recipe: Recipe) -> Iterator[str]:
+    """Yield sentences about what a student started from and learned."""
+    objective = recipe.objective
+    assert isinstance(objective, Distillation)
+    start = "layers of the teacher" if objective.init_from_teacher else "random weights"
+    yield f"The student started with {start}."
+    rows = "all" if objective.soft_tokens == "all" else "the predicted"
+    terms = {
+        f"the teacher's predictions of {rows} tokens at temperature {objective.temperature:g}": objective.soft_weight,
+        f"the true tokens ({type(objective.base).__name__})": objective.hard_weight,
+        "the cosine of the hidden states": objective.cosine_weight,
+    }
+    yield f"Its loss: {', '.join(f'{weight:g} × {name}' for name, weight in terms.items() if weight)}."
 
 
 def compare_folders(teacher: Path, student: Path) -> tuple[list[CompressionRow], str]:

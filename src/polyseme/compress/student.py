@@ -1,6 +1,7 @@
 """Students: their recipe, derived from the teacher, and their initial weights, taken from it (Sanh et al. 2019, §3)."""
 
 import inspect
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -22,15 +23,16 @@ from polyseme.objectives.span_corruption import SpanCorruption
 from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES, get_training_recipe
 from polyseme.recipes.encoders import distilbert_base
+from polyseme.train.loop import count_parameters
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.weights.folder import read_model_config
 
+logger = logging.getLogger(__name__)
 STUDENT_FAMILIES = {"bert": "distilbert"}  # other students are of the teacher's family
 DIRECTIONS: dict[str, Literal["forward", "backward"]] = {"next": "forward", "previous": "backward"}  # of heads
 LAYER_ARGUMENTS = ("num_layers", "num_decoder_layers")
 NUM_EPOCHS = 3  # of the corpus, as in DistilBERT, for a teacher that was trained elsewhere
 MIN_STEPS = 1000  # that the batches of such a run are made small enough for
-MAX_LOGITS = 1 << 28  # of a micro-batch: 1 GiB in float32, of which training holds several
 MIN_BATCH_SEQUENCES, MAX_BATCH_TOKENS, MAX_MICRO_BATCH_TOKENS = 32, 4096 * 512, 32768
 
 
@@ -40,14 +42,37 @@ def choose_recipe(teacher_path: Path, student: str, num_corpus_tokens: int) -> R
     `student` is the recipe, or a size of the student's family; empty for half of the teacher's layers.
     """
     config, _ = read_model_config(teacher_path)
-    sizes = FAMILIES[student_family(config)].sizes
-    if student in sizes or not student:
+    if not student or student in FAMILIES[student_family(config)].sizes:
         return derive_recipe(teacher_path, num_corpus_tokens, student)
+    return _named_recipe(config, student)
+
+
+def _named_recipe(teacher: ModelConfig, student: str) -> Recipe:
+    """Return a named recipe or that of a `recipe.json`."""
     if student in RECIPES or student.endswith(".json"):
         return get_training_recipe(student)
-    family = student_family(config)
-    problem = f"`student` is {student!r}, which is neither a size of {family} ({', '.join(sizes)}) nor a recipe"
+    family = student_family(teacher)
+    sizes = FAMILIES[family].sizes
+    folder = ", or of a task the folder of a model"
+    problem = f"`student` is {student!r}: expected a size of {family} ({', '.join(sizes)}), a recipe{folder}"
     raise ConfigError(f"{problem}; {suggest(student, [*sizes, *RECIPES])}")
+
+
+def student_model_config(teacher: ModelConfig, student: str | Recipe) -> ModelConfig:
+    """Return the model of a student of a size of its family, or of a recipe, with the vocabulary of the teacher.
+
+    It reads as many tokens as the teacher, and has no heads.
+    """
+    family, vocab_size = student_family(teacher), teacher.trunk.embeddings.vocab_size
+    size, arguments = str(student), dict[str, Any]()
+    if isinstance(student, Recipe) or student not in FAMILIES[family].sizes:
+        recipe = student if isinstance(student, Recipe) else _named_recipe(teacher, student)
+        recipe.check().model_config(vocab_size)  # raises if it is wrong
+        family, size, arguments = recipe.family, recipe.size, dict(recipe.model)
+    if FAMILIES[family].is_text_to_text != FAMILIES[teacher.family].is_text_to_text:
+        raise ConfigError(f"`student` is of the family {family}: it does not answer in the form of {teacher.family}")
+    arguments |= {"vocab_size": vocab_size, **_length_argument(family, teacher)}
+    return FAMILIES[family].model_config(size or None, with_heads=False, **arguments)
 
 
 def student_family(teacher: ModelConfig) -> str:
@@ -79,7 +104,6 @@ def build_student_recipe(teacher: ModelConfig, settings: Recipe, size: str = "")
         model=model if not size else _length_argument(family, teacher),
         objective=base_objective(settings.objective),
         max_len=max_len,
-        micro_batch_tokens=_limit_micro_batch(settings, max_len, teacher.trunk.embeddings.vocab_size),
         batch_warmup_steps=0,
         derivation=(f"the student has {layers}", *settings.derivation),
     )
@@ -149,7 +173,7 @@ def _published_settings(teacher: ModelConfig, num_corpus_tokens: int) -> Recipe:
     largest = max(min(tokens // MIN_STEPS, MAX_BATCH_TOKENS), MIN_BATCH_SEQUENCES * max_len)
     num_sequences = 1 << (largest // max_len).bit_length() - 1  # a power of two, so that micro-batches divide it
     micro_sequences = min(1 << max(MAX_MICRO_BATCH_TOKENS // max_len, 1).bit_length() - 1, num_sequences)
-    objective: Objective = MaskedLM()
+    objective = base_objective(recipe.objective)
     if trunk.has_source:
         objective = SpanCorruption()
     elif trunk.has_query_stream:
@@ -166,14 +190,6 @@ def _published_settings(teacher: ModelConfig, num_corpus_tokens: int) -> Recipe:
         compile=torch.cuda.is_available() and trunk.supports_static_shape,
         derivation=(reason,),
     )
-
-
-def _limit_micro_batch(settings: Recipe, max_len: int, vocab_size: int) -> int:
-    """Return the size of micro-batches, halved until the predictions of all tokens fit into memory."""
-    size = settings.micro_batch_tokens
-    while size * vocab_size > MAX_LOGITS and size % 2 == 0 and size // 2 >= max_len:
-        size //= 2
-    return size
 
 
 def _describe_layers(model: dict[str, Any]) -> str:
@@ -198,6 +214,14 @@ def teacher_layer_map(num_layers: int, num_teacher_layers: int) -> list[int]:
     if num_layers > num_teacher_layers:
         raise ModelError(f"a student of {num_layers} layers cannot start from a teacher of {num_teacher_layers}")
     return [round(i * (num_teacher_layers - 1) / max(num_layers - 1, 1)) for i in range(num_layers)]
+
+
+def warn_if_larger(student: Model, teacher: Model) -> None:
+    """Log a warning if a student has more parameters than its teacher; heads do not count, since they may be new."""
+    sizes = [count_parameters(model.trunk) for model in (student, teacher)]
+    if sizes[0] > sizes[1]:
+        counts = f"{sizes[0]:,} parameters, more than the {sizes[1]:,} of its teacher"
+        logger.warning("the student has %s: choose a smaller `student`", counts)
 
 
 def init_from_teacher(student: Model, teacher: Model) -> None:

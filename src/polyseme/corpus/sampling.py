@@ -18,6 +18,7 @@ from polyseme.errors import ConfigError, DataError
 from polyseme.rng import feistel_permutation, hash_combine
 
 WINDOW_SAMPLES = 8192
+TOKENS_PER_CHUNK = 1 << 22  # counted at once
 _ORDER_KEY = 0x6F72646572  # separates the keys of the order from other random streams
 
 
@@ -300,3 +301,15 @@ class StreamSampler(_Sampler):
         """Return the share of the capacity of its bins that a step uses."""
         num_tokens = self.num_streams * self.stream_length / (len(self.segment_offsets(0)) - 1)
         return num_tokens / (self.micro_batches_per_step * self.micro_batch_tokens)
+
+
+def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
+    """Return the number of occurrences of each id, int64 [vocab_size]."""
+    counts = np.zeros(vocab_size, np.int64)
+    borders = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
+    groups = np.unique(np.searchsorted(borders, np.arange(0, borders[-1] + TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)))
+    for low, high in pairwise(groups.tolist()):
+        lengths = np.diff(borders[low : high + 1])
+        tokens = corpus.gather_tokens(borders[low:high][: len(lengths)], lengths)
+        counts += np.bincount(tokens, minlength=vocab_size)
+    return counts

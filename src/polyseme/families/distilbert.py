@@ -82,8 +82,8 @@ DISTILBERT = Family(
     tied_weights={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored_weights=("embeddings.position_ids",),
     departures=(
-        "Each token is masked with probability 15 %, instead of exactly 15 % of each sequence.",
+        "Each token is masked independently, 15 % on average, instead of exactly 15 % of each batch.",
         "The teacher's first segment embedding is added to the initial position embeddings of the student.",
-        "Frequent and rare tokens are masked alike; the released code masks rare ones more often.",
+        "The position embeddings are trained; the released command freezes them at the teacher's.",
     ),
 )

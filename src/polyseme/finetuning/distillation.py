@@ -16,15 +16,17 @@ from polyseme.errors import DataError, ModelError, UnsupportedError
 from polyseme.finetuning.experiment import Experiment
 from polyseme.finetuning.resume import hash_examples
 from polyseme.nn.heads.classification import ClassificationHeadConfig
+from polyseme.nn.heads.crf import CRF, ChainLayout
 from polyseme.nn.model import Model
+from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, NO_EXTRA, Batch, BatchExtra, Targets
-from polyseme.objectives.distillation import soft_divergence
+from polyseme.tasks import task_from_json
 from polyseme.tasks.base import TaskConfig
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import setup_device
 from polyseme.weights.folder import ModelFolder, hash_weights, load_model
 
-SOFT_HEADS = ("classify", "tag")  # types of heads whose rows have scores of their own, and not a softmax over rows
+SOFT_HEADS = ("classify", "tag", "choice", "span")  # types of heads whose scores are probabilities or numbers
 
 
 @dataclass(frozen=True)
@@ -98,26 +100,29 @@ class TaskTeacher:
 
     def _check(self, task: TaskConfig, tokenizer: Tokenizer) -> None:
         """Raise if the teacher cannot teach the task, with its labels, to a student with this vocabulary."""
-        head = self.folder.model.config.heads.get(task.head_name)
-        if task.text_template:
-            raise UnsupportedError(
-                f"{self.path} answers in text, and only models with a score for each label can teach"
-            )
-        if not isinstance(head, ClassificationHeadConfig):
+        head, labels = self.folder.model.config.heads.get(task.codec.head_name), task.output_labels
+        if task.text_template is not None:
+            saved = self.folder.metadata.get("task")
+            teacher_task = task_from_json(saved, (type(task),)) if saved else None
+            if teacher_task is None or teacher_task.text_template != task.text_template:
+                words = f"to {task.text_template.template!r}"
+                raise ModelError(f"{self.path} does not answer in text {words}: fine-tune the teacher first")
+            teacher_labels = teacher_task.output_labels
+        elif not isinstance(head, ClassificationHeadConfig):
             raise ModelError(f"{self.path} is not fine-tuned for {task.task_type}: fine-tune the teacher first")
-        if head.crf is not None:
-            raise UnsupportedError(f"{self.path} decodes tags with a CRF, which has no scores for each: use softmax")
-        if head.labels != task.output_labels:
-            theirs, ours = ", ".join(head.labels) or "a number", ", ".join(task.output_labels) or "a number"
+        else:
+            teacher_labels = head.labels
+        if teacher_labels != labels:
+            theirs, ours = ", ".join(teacher_labels) or "a number", ", ".join(labels) or "a number"
             raise DataError(f"{self.path} predicts {theirs}, but the training examples have {ours}")
         if tokenizer.hash != self.folder.tokenizer.hash:
             raise ModelError(f"the student {self.student} has another vocabulary than its teacher {self.path}")
 
 
 def check_task_type(task: type[TaskConfig]) -> None:
-    """Raise if a task has no scores of labels for a student to learn."""
+    """Raise if a task has no scores for a student to learn."""
     if task.head_type not in SOFT_HEADS:
-        supported = "classification, regression and tagging, which have scores of labels"
+        supported = "classification, regression, tagging, multiple choice and questions"
         raise UnsupportedError(f"{task.task_type} cannot be distilled: only {supported}")
 
 
@@ -126,7 +131,10 @@ def add_soft_targets(batch: Batch, config: TaskDistillation) -> Batch:
     if batch.extra is not NO_EXTRA:
         raise UnsupportedError("distillation reads each batch as a whole: set chunk_size to 0")
     ((name, hard),) = batch.targets.items()
-    soft = Targets(hard.rows, torch.zeros(len(hard.rows), dtype=torch.int64), len(hard.rows), config.soft_weight)
+    labels, count = torch.zeros(len(hard.rows), dtype=torch.int64), len(hard.rows)
+    if hard.groups is not None:
+        labels, count = labels.masked_fill(hard.groups < 0, IGNORE_INDEX), int(hard.groups.max()) + 1
+    soft = Targets(hard.rows, labels, count, config.soft_weight, groups=hard.groups)
     targets = {name: replace(hard, weight=config.hard_weight), "soft": soft}
     return replace(batch, targets=targets, extra=TeacherExtra(batch.inputs.segments))
 
@@ -139,20 +147,38 @@ class TaskDistillationLoss:
 
     def compute(self, model: Model, batch: Batch) -> dict[str, Tensor]:
         """Return the summed loss of the labels, and that of the teacher's scores."""
-        inputs, hard, soft = batch.inputs, batch.targets[self.head], batch.targets["soft"]
-        layout, hidden = inputs.layout, batch.forward(model).hidden
+        hard, soft, layout = batch.targets[self.head], batch.targets["soft"], batch.inputs.layout
+        hidden = batch.forward(model).hidden
         with torch.no_grad():
             teacher_hidden = self.teacher.trunk(self._teacher_inputs(batch)).hidden
-            teacher_scores = self.teacher.predict(self.head, teacher_hidden, layout, soft.rows).float()
-        scores = model.predict(self.head, hidden, layout, soft.rows).float()
-        if scores.shape[-1] == 1:
+            teacher_scores = self._scores(self.teacher, teacher_hidden, layout, soft)
+        scores = self._scores(model, hidden, layout, soft)
+        if scores.shape[-1] == 1 and soft.groups is None:  # a number
             loss = (scores - teacher_scores).square().squeeze(-1)
         else:
-            loss = soft_divergence(scores, teacher_scores, self.config.temperature)
+            divergence = (
+                F.kl_div(scores, teacher_scores, log_target=True, reduction="none") * self.config.temperature**2
+            )
+            loss = divergence.sum(-1) if soft.groups is None else divergence.mean(-1)  # of start and end
         return {
             self.head: model.loss(self.head, hidden, layout, hard.rows, hard.labels),
             "soft": (loss * (soft.labels != IGNORE_INDEX)).sum(),
         }
+
+    def _scores(self, model: Model, hidden: Tensor, layout: PackedLayout, soft: Targets) -> Tensor:
+        """Return numbers, or log-probabilities at the temperature: of labels, of the rows of a group, or marginal ones.
+
+        With a CRF they are those of each word given its sentence (Wang et al. 2020, §3.3, posterior distillation).
+        """
+        scores, temperature = model.predict(self.head, hidden, layout, soft.rows), self.config.temperature
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        crf = model.heads[self.head].crf
+        if isinstance(crf, CRF):
+            chains = ChainLayout.from_lengths(layout.count_per_sequence(soft.rows), scores.device)
+            return crf.log_marginals(scores, chains, temperature)
+        if soft.groups is not None:
+            return grouped_log_softmax(scores / temperature, soft.groups)
+        return scores if scores.shape[-1] == 1 else (scores / temperature).log_softmax(-1)
 
     def _teacher_inputs(self, batch: Batch) -> Any:
         """Return the inputs of the student with the segments that it may lack."""
@@ -161,3 +187,13 @@ class TaskDistillationLoss:
         if segments is not None:
             segments = F.pad(segments, (0, len(tokens) - len(segments)))  # filler
         return self.teacher.config.trunk.omit_unsupported(replace(batch.inputs, segments=segments))
+
+
+def grouped_log_softmax(scores: Tensor, groups: Tensor) -> Tensor:
+    """Return the log-softmax of each column [rows, columns] over the rows of each group; rows of group -1 are one."""
+    index, shape = groups + 1, (len(scores) + 1, scores.shape[1])  # there are no more groups than rows, beside -1
+    no_scores, spread_index = scores.new_full(shape, -math.inf), index[:, None].expand_as(scores)
+    group_max = no_scores.scatter_reduce(0, spread_index, scores.detach(), "amax")
+    shifted = scores - group_max.index_select(0, index)
+    sums = scores.new_zeros(shape).index_add(0, index, shifted.exp())
+    return shifted - sums.index_select(0, index).log()

@@ -20,6 +20,7 @@ from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.tasks.base import TaskConfig
 from polyseme.weights.elmo_format import find_elmo_files
 from polyseme.weights.folder import load_model
+from polyseme.weights.onnx_folder import GRAPH_BATCH_TOKENS, is_onnx_folder, load_onnx_model
 
 PRECISIONS = ("float32", "bf16")
 
@@ -78,10 +79,15 @@ def load_neural(model: str | Path | LanguageModel, device: str | None = None) ->
 def _load_neural(
     path: Path, device: str | None, precision: str, task: str, tasks: Sequence[type[TaskConfig]], verify: bool
 ) -> LanguageModel:
-    folder = load_model(path, verify=verify)
+    if is_onnx_folder(path):
+        if device not in (None, "cpu") or precision != "float32":
+            raise ConfigError(f"{path} is a graph that runs on the CPU: leave device and precision out")
+        folder, device = load_onnx_model(path, verify), "cpu"
+    else:
+        folder = load_model(path, verify=verify)
     if task:
         folder = select_task(folder, task, tasks)
-    network = NeuralLM(folder, device, tasks=tasks)
+    network = NeuralLM(folder, device, GRAPH_BATCH_TOKENS if is_onnx_folder(path) else 0, tasks)
     if precision == "bf16":
         if network.device.type != "cuda":
             raise ConfigError("bf16 needs a GPU: leave the precision at float32")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.errors import DataError
+from polyseme.errors import DataError, UnsupportedError
 from polyseme.families import FAMILIES
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
@@ -107,7 +107,8 @@ class NeuralLM(LanguageModel):
     def description(self) -> str:
         heads = list(self.model.heads)
         named = f"the head{'s' * (len(heads) > 1)} {', '.join(heads)}" if heads else "no head"
-        return f"a {self.model.config.family} model with {named}"
+        kind = "model" if self.model.trunk.is_differentiable else "graph for inference"
+        return f"a {self.model.config.family} {kind} with {named}"
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -127,15 +128,18 @@ class NeuralLM(LanguageModel):
             "generate": bool(generation_head(self.model)),
             "translate": bool(generation_head(self.model)) and self.is_seq2seq,
             "embed": True,
-            "attention": self.model.config.trunk.has_attention,
+            "attention": self.model.config.trunk.has_attention and self.model.trunk.is_differentiable,
             "predict": has_task,
             "answer": task is not None and task.answers_questions,
             "attribute": predicts_tokens or (task is not None and task.codec.supports_attribution),
         }
+        supported["attribute"] = supported["attribute"] and self.model.trunk.is_differentiable
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 
     def save(self, out: str | Path, dtype: str = "float32") -> Path:
         path, folder = Path(out), self.folder
+        if not self.model.trunk.is_differentiable:
+            raise UnsupportedError(f"{self.path} is {self.description}: copy the folder")
         ensure_new_directory(path)
         folder.pooling.check()
         pooling = None if folder.pooling == TextPooling() else folder.pooling

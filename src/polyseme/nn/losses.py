@@ -1,7 +1,8 @@
-"""Cross entropy over a large vocabulary: in chunks, or sampled.
+"""Cross entropy over a large vocabulary: in chunks, with the targets of a teacher, or sampled.
 
 Chunked cross entropy is the CPU counterpart of the kernel `linear_cross_entropy`: the logits of a chunk of rows are
-turned into gradients in place, so the logits of all rows, by far the largest tensor, never exist at once.
+turned into gradients in place, so the logits of all rows, by far the largest tensor, never exist at once. So are those
+of student and teacher in distillation.
 """
 
 import math
@@ -12,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MAX_CHUNK_LOGITS = 1 << 25  # with smaller chunks, accumulating the gradient of the table costs more than is saved
+# of student and teacher, by device: 3 times as fast as all at once on a CPU (4,096 rows of 128 over 16,000 tokens)
+MAX_SOFT_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 26}
 
 
 @torch.library.custom_op("polyseme::chunked_cross_entropy", mutates_args=())
@@ -80,6 +83,100 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Return the summed cross entropy of `hidden @ weight.T + bias` and `targets`, except where `ignore_index`."""
     return _chunked_cross_entropy(hidden, weight, bias, targets, ignore_index, label_smoothing)[0]
+
+
+@torch.library.custom_op("polyseme::chunked_soft_divergence", mutates_args=())
+def _chunked_soft_divergence(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    teacher_bias: Tensor | None,
+    is_valid: Tensor,
+    temperature: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the summed divergence and its gradients with respect to the student's states, weight and bias."""
+    vocab_size, dtype = len(weight), torch.promote_types(hidden.dtype, torch.float32)
+    weight, teacher_weight = weight.to(hidden.dtype), teacher_weight.to(teacher_hidden.dtype)
+    loss = hidden.new_zeros((), dtype=dtype)
+    grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=dtype)
+    grad_bias = weight.new_zeros(vocab_size, dtype=dtype)
+    chunk_rows = soft_chunk_rows(vocab_size, hidden.device)
+    for start in range(0, len(hidden), chunk_rows):
+        rows = slice(start, start + chunk_rows)
+        log_probs, teacher_log_probs = (
+            _scaled_log_probs(F.linear(states[rows], table).to(dtype), vector, temperature)
+            for states, table, vector in (
+                (hidden, weight, bias),
+                (teacher_hidden, teacher_weight, teacher_bias),
+            )
+        )
+        difference = teacher_log_probs - log_probs
+        teacher_probs = teacher_log_probs.exp_()
+        valid = is_valid[rows].to(dtype)
+        loss += (difference.mul_(teacher_probs).sum(1) * valid).sum() * temperature**2
+        grad_logits = log_probs.exp_().sub_(teacher_probs).mul_(temperature * valid[:, None])
+        grad_bias += grad_logits.sum(0)
+        grad_logits = grad_logits.to(hidden.dtype)
+        grad_hidden[rows] = grad_logits @ weight
+        if grad_weight.dtype == hidden.dtype:
+            grad_weight.addmm_(grad_logits.T, hidden[rows])
+        else:
+            grad_weight += grad_logits.T @ hidden[rows]
+    return loss, grad_hidden, grad_weight, grad_bias
+
+
+def soft_chunk_rows(vocab_size: int, device: torch.device) -> int:
+    """Return the number of rows whose logits of student and teacher are in memory at once."""
+    return max(MAX_SOFT_LOGITS.get(device.type, MAX_SOFT_LOGITS["cpu"]) // vocab_size, 16)
+
+
+def _scaled_log_probs(logits: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """Return log-probabilities at a temperature, in place."""
+    if bias is not None:
+        logits += bias
+    logits /= temperature
+    logits -= logits.logsumexp(1, keepdim=True)
+    return logits
+
+
+@_chunked_soft_divergence.register_fake
+def _(hidden: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    gradients = (
+        torch.empty_like(hidden),
+        torch.empty_like(weight, dtype=dtype),
+        weight.new_empty(len(weight), dtype=dtype),
+    )
+    return hidden.new_empty((), dtype=dtype), *gradients
+
+
+def _soft_setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.dtypes = inputs[0].dtype, inputs[1].dtype, inputs[2].dtype if inputs[2] is not None else None
+
+
+def _soft_backward(ctx: Any, grad_output: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = [
+        (grad_output * gradient).to(dtype) if dtype is not None else None
+        for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes)
+    ]
+    return *gradients, None, None, None, None, None
+
+
+_chunked_soft_divergence.register_autograd(_soft_backward, setup_context=_soft_setup_context)
+LinearInputs = tuple[Tensor, Tensor, Tensor | None]  # states, output matrix, bias
+
+
+def chunked_soft_divergence(
+    student: LinearInputs, teacher: LinearInputs, is_valid: Tensor, temperature: float
+) -> Tensor:
+    """Return the summed KL divergence of the student's predictions from the teacher's, over valid rows.
+
+    Both are at a temperature, and the sum is multiplied by its square (Hinton et al. 2015, §2).
+    """
+    return _chunked_soft_divergence(*student, *teacher, is_valid, temperature)[0]
 
 
 def sampled_softmax_loss(

@@ -18,7 +18,7 @@ from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
-from polyseme.nn.heads.lm import LMHeadConfig, ShiftedLMHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.heads.lm import LMHeadConfig, ShiftedLMHeadConfig, SpanBoundaryHeadConfig, VocabHead
 from polyseme.nn.heads.word_vectors import (
     CooccurrenceBatch,
     GloVeHeadConfig,
@@ -29,6 +29,7 @@ from polyseme.nn.heads.word_vectors import (
 )
 from polyseme.nn.layers.adaptive import AdaptiveSoftmaxHeadConfig
 from polyseme.nn.layers.embeddings import SparseRowGrad
+from polyseme.nn.losses import LinearInputs
 from polyseme.nn.packing import PackedLayout
 from polyseme.nn.sizes import check_memory, check_sizes
 from polyseme.nn.trunks.base import TrunkConfig
@@ -115,6 +116,13 @@ class Model(nn.Module):
     def predict(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor | None = None) -> Tensor:
         """Return a head's scores from the trunk's hidden states, for every token or sequence or for `rows`."""
         return self.heads[head](*self._head_inputs(head, hidden, layout, rows))
+
+    def linear_inputs(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor) -> LinearInputs | None:
+        """Return the states, the output matrix and the bias of a head over the vocabulary; None for other heads."""
+        module = self.heads[head]
+        if not isinstance(module, VocabHead):
+            return None
+        return module.linear_inputs(*self._head_inputs(head, hidden, layout, rows))
 
     def predict_labels(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of `rows` and the best labels, which a CRF decodes together."""

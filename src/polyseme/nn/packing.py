@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -59,6 +59,7 @@ class PackedLayout:
     way, that tokens see only those before them.
     """
 
+    is_padded: ClassVar[bool] = False  # whether it stands for a padded batch, see `nn.padding`
     lengths: tuple[int, ...]
     max_seqlen: int
     cu_seqlens: Tensor = field(repr=False)  # int32 [slots + 1]
@@ -93,6 +94,11 @@ class PackedLayout:
     def num_tokens(self) -> int:
         """T, the number of tokens of all sequences."""
         return self.positions.shape[0]
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest sequence, 0 if there is none."""
+        return max(self.lengths, default=0)
 
     @property
     def first_indices(self) -> Tensor:
@@ -144,6 +150,10 @@ class PackedLayout:
     def _padded_index(self) -> Tensor:
         """Index of each token in the flattened padded batch."""
         return self.sequence_ids * max(self.lengths, default=0) + self.positions
+
+    def single_rows(self) -> PackedLayout:
+        """Return the layout of one row for each sequence."""
+        return PackedLayout.cached((1,) * len(self.lengths), self.cu_seqlens.device)
 
     def attention_mask(self) -> Tensor:
         """Mask of the padded batch, bool [B, longest length]: True at tokens."""

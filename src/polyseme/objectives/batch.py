@@ -20,7 +20,7 @@ class Targets:
 
     `rows` index tokens, or sequences for a term about whole sequences; the head defines what several columns mean.
     `count` is the number of labels that count, known before the forward pass. `weight` is the factor of the term in
-    the loss.
+    the loss. Where a softmax is over rows and not over labels, `groups` number the rows of each, -1 in filler.
     """
 
     rows: Tensor  # int64 [n] or [n, columns]
@@ -28,6 +28,7 @@ class Targets:
     count: int
     weight: float = 1.0
     label_smoothing: float = 0.0  # in training
+    groups: Tensor | None = None  # int64 [n]
 
 
 class BatchExtra:

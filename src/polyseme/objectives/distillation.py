@@ -6,15 +6,17 @@ Student and teacher get the same batches, masked at the same positions, and have
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
+from polyseme.nn.losses import chunked_soft_divergence, soft_chunk_rows
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.base import Objective, ObjectiveLoss
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
@@ -31,10 +33,10 @@ class Distillation(Objective):
     `soft` is the KL divergence of the student's token predictions from the teacher's, both at `temperature`, times the
     temperature squared, which keeps the size of its gradient (Hinton et al., §2). With `soft_tokens` "all" it is the
     mean over all tokens, as in DistilBERT's released code; with "masked", over those that `base` predicts. `cosine` is
-    one minus the cosine of the hidden states of every token; with the weight 0 there is no such term, so that the
-    hidden sizes may differ. The weights are those of the released code. With `init_from_teacher` the student starts
-    with layers of the teacher, where it has the same sizes. `teacher` is the path of a model folder, `teacher_hash` the
-    hash of its weights, which a resumed run must find unchanged.
+    one minus the cosine of the hidden states of every token. A term with the weight 0 is left out; without `cosine` the
+    hidden sizes may differ, and without both the teacher is not run. The weights are those of the released code. With
+    `init_from_teacher` the student starts with layers of the teacher, where it has the same sizes. `teacher` is the
+    path of a model folder, `teacher_hash` the hash of its weights, which a resumed run must find unchanged.
     """
 
     base: Objective = field(default_factory=MaskedLM)
@@ -97,7 +99,8 @@ class Distillation(Objective):
         all_tokens = Targets(rows, torch.where(rows < count, 0, IGNORE_INDEX), count)
         targets = {name: replace(t, weight=self.hard_weight * t.weight) for name, t in batch.targets.items()}
         soft_targets = all_tokens if self.has_soft_rows else token_targets
-        targets["soft"] = replace(soft_targets, weight=self.soft_weight)
+        if self.soft_weight:
+            targets["soft"] = replace(soft_targets, weight=self.soft_weight)
         if self.cosine_weight:
             targets["cosine"] = replace(all_tokens, weight=self.cosine_weight)
         return replace(batch, targets=targets)
@@ -111,34 +114,42 @@ class DistillationLoss:
 
     def compute(self, model: Model, batch: Batch) -> dict[str, Tensor]:
         """Return the summed loss of each term."""
-        head, targets, layout = self.config.token_head, batch.targets, batch.inputs.layout
+        targets = batch.targets
         if model.training:
             batch = batch.extra.prepare(model, batch)
         output = run_trunk(model, batch)
-        rows = targets["soft"].rows
-        with torch.no_grad():
-            teacher_hidden = batch.for_trunk(self.teacher.config.trunk).forward(self.teacher).hidden
-            teacher_logits = self.teacher.predict(head, teacher_hidden, layout, rows).float()
-        logits = model.predict(head, output.hidden, layout, rows).float()
-        divergence = soft_divergence(logits, teacher_logits, self.config.temperature)
-        # the predicted tokens are among those of the soft targets
-        token_logits = logits.index_select(0, targets[head].rows) if self.config.has_soft_rows else logits
-        smoothing = targets[head].label_smoothing
-        loss_sums = {
-            head: F.cross_entropy(
-                token_logits,
-                targets[head].labels,
-                ignore_index=IGNORE_INDEX,
-                reduction="sum",
-                label_smoothing=smoothing,
-            ),
-            "soft": (divergence * (targets["soft"].labels != IGNORE_INDEX)).sum(),
-        }
+        loss_sums = {}
+        if "soft" in targets or "cosine" in targets:
+            with torch.no_grad():
+                teacher_hidden = batch.for_trunk(self.teacher.config.trunk).forward(self.teacher).hidden
+        if "soft" in targets:
+            loss_sums["soft"] = self._soft_loss(model, batch, output.hidden, teacher_hidden)
         if "cosine" in targets:
             labels = targets["cosine"].labels
             hidden, shown = (h[: len(labels)].float() for h in (output.hidden, teacher_hidden))  # no query stream
             loss_sums["cosine"] = ((1 - F.cosine_similarity(hidden, shown, dim=-1)) * (labels != IGNORE_INDEX)).sum()
         return {n: loss_sums[n] if n in loss_sums else compute_term(model, batch, output, n) for n in targets}
+
+    def _soft_loss(self, model: Model, batch: Batch, hidden: Tensor, teacher_hidden: Tensor) -> Tensor:
+        """Return the summed divergence of the predictions; the logits of all rows never exist at once."""
+        head, layout, soft = self.config.token_head, batch.inputs.layout, batch.targets["soft"]
+        temperature, is_valid = self.config.temperature, soft.labels != IGNORE_INDEX
+        student_inputs = model.linear_inputs(head, hidden, layout, soft.rows)
+        with torch.no_grad():
+            teacher_inputs = self.teacher.linear_inputs(head, teacher_hidden, layout, soft.rows)
+        if student_inputs is not None and teacher_inputs is not None:
+            return chunked_soft_divergence(student_inputs, teacher_inputs, is_valid, temperature)
+
+        def chunk_loss(hidden: Tensor, rows: Tensor, is_valid: Tensor) -> Tensor:
+            with torch.no_grad():
+                teacher_logits = self.teacher.predict(head, teacher_hidden, layout, rows).float()
+            logits = model.predict(head, hidden, layout, rows).float()
+            return (soft_divergence(logits, teacher_logits, temperature) * is_valid).sum()
+
+        chunk_rows = soft_chunk_rows(model.config.trunk.embeddings.vocab_size, hidden.device)
+        chunks = zip(soft.rows.split(chunk_rows), is_valid.split(chunk_rows))
+        settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # heads have no dropout
+        return torch.stack([checkpoint(chunk_loss, hidden, *chunk, **settings) for chunk in chunks]).sum()
 
 
 def soft_divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:

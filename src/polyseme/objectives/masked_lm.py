@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from polyseme.corpus.sampling import SampleTable, build_samples
+from polyseme.corpus.sampling import SampleTable, build_samples, count_tokens
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.nn.model import ModelConfig
@@ -69,11 +69,21 @@ class MaskedLM(MaskingConfig):
     Sequences are RoBERTa's "doc-sentences" (Liu et al. 2019, §4.2), which do not cross document borders; with
     `cross_documents` its "full-sentences", which continue into the next document after an extra separator. Departures
     from BERT: each token is chosen with probability 15 % instead of exactly 15 % of each sequence, so a short sequence
-    may have nothing to predict; [UNK], being special, is never masked.
+    may have nothing to predict; [UNK], being special, is never masked. With `mask_smoothing` s > 0, rare tokens are
+    chosen more often, with weights count^-s and the same share overall (Lample and Conneau 2019, XLM, §3.2).
     """
 
     terms: ClassVar[tuple[str, ...]] = ("masked",)
     cross_documents: bool = False
+    mask_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_range(0, math.inf, "mask_smoothing")
+        if self.mask_smoothing and self.mask_unit != "token":
+            raise ConfigError(
+                f"mask_smoothing is for single tokens, but mask_unit is {self.mask_unit!r}: set one of them"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,10 +127,17 @@ class MaskingBatchBuilder(BatchBuilder):
         name = type(config).__name__
         self.special_ids = special_ids
         self.cls, self.sep, _ = (special_ids.require(token, name) for token in ("cls", "sep", "mask"))
+        self.token_probs: np.ndarray | None = None
+        if isinstance(config, MaskedLM) and config.mask_smoothing:
+            self.token_probs = smoothed_mask_probs(
+                count_tokens(corpus, special_ids.vocab_size), special_ids.non_special_mask, config
+            )
 
     def max_predictions(self, num_tokens: int) -> int:
         expected = num_tokens * self.config.mask_prob
         tokens_per_draw = {"token": 1, "word": 4, "ngram": 8, "span": 16}[self.config.mask_unit]
+        if self.token_probs is not None:
+            tokens_per_draw = 16  # some texts have many rare tokens
         return min(math.ceil(expected + 6 * math.sqrt(expected * tokens_per_draw)), num_tokens)
 
     def sample_keys(self, ids: np.ndarray, epoch: int) -> np.ndarray:
@@ -150,7 +167,9 @@ class MaskingBatchBuilder(BatchBuilder):
             word_starts[is_text] = self.corpus.gather_word_starts(starts, lengths)
             word_starts[first] = True
         keys, positions = np.repeat(sample_keys, sizes), local_positions(sizes)
-        corrupted, rows, labels = mask_tokens(self.config, tokens, keys, positions, word_starts, self.special_ids)
+        corrupted, rows, labels = mask_tokens(
+            self.config, tokens, keys, positions, word_starts, self.special_ids, self.token_probs
+        )
         return corrupted, self.config.build_labels((rows, labels))
 
 
@@ -186,6 +205,27 @@ class MaskedLMBatchBuilder(MaskingBatchBuilder):
         return pack(tokens, sizes, shape, labels)
 
 
+def smoothed_mask_probs(counts: np.ndarray, is_text: np.ndarray, config: MaskedLM) -> np.ndarray:
+    """Return the probability that a token of each id is masked, so that a share `mask_prob` of the text is.
+
+    XLM and DistilBERT draw a fixed number of tokens of a batch without replacement, with weights count^-s. The tokens
+    with the smallest of independent exponential draws, divided by their weights, are such a sample; those below a fixed
+    threshold t are one that depends on nothing around a token: 1 - exp(-t · weight) (Efraimidis and Spirakis 2006).
+    """
+    weights = np.where(is_text, np.maximum(counts, 1.0) ** -config.mask_smoothing, 0.0)
+    text_counts = np.where(is_text, counts, 0)
+    expected = config.mask_prob * text_counts.sum()
+    low, high = 0.0, 1.0
+    while (text_counts * -np.expm1(-high * weights)).sum() < expected and high < 2.0**64:
+        high *= 2
+    for _ in range(64):  # bisection, to the precision of a double
+        threshold = (low + high) / 2
+        is_low = (text_counts * -np.expm1(-threshold * weights)).sum() < expected
+        low, high = (threshold, high) if is_low else (low, threshold)
+    probs: np.ndarray = -np.expm1(-high * weights)
+    return probs
+
+
 def mask_tokens(
     config: MaskingConfig,
     tokens: np.ndarray,
@@ -193,17 +233,20 @@ def mask_tokens(
     positions: np.ndarray,
     word_starts: np.ndarray | None,
     special_ids: SpecialIds,
+    token_probs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the corrupted tokens, the rows to predict, and the true ids there.
 
     `keys` and `positions` belong to tokens: the key of the token's sample and its position there. Each unit is drawn
     independently, instead of exactly 15 % of a sequence, so that a draw depends on nothing around it. A whole word is
     chosen by the draw at its first piece (`word_starts`, true at the first token of every sample too). What becomes of
-    a chosen piece is drawn for each piece, as in BERT's later release, or once for a span.
+    a chosen piece is drawn for each piece, as in BERT's later release, or once for a span. `token_probs` replace
+    `mask_prob` by a probability for each id.
     """
     maskable, mask_prob = special_ids.non_special_mask[tokens], config.mask_prob
     if config.mask_unit == "token":
-        is_chosen = bernoulli(random_bits(keys, positions, RandomStream.MASK_CHOICE), mask_prob)
+        probs = mask_prob if token_probs is None else token_probs[tokens]
+        is_chosen = bernoulli(random_bits(keys, positions, RandomStream.MASK_CHOICE), probs)
         rows = draw_rows = np.flatnonzero(is_chosen & maskable)
     else:
         assert word_starts is not None, "mask units other than tokens need word starts"

@@ -323,7 +323,8 @@ def _pad_targets(targets: Targets, num_added: int) -> Targets:
         F.pad(t, (0, 0) * (t.ndim - 1) + (0, num_added), value=value)
         for t, value in ((targets.rows, 0), (targets.labels, fill_value))
     )
-    return replace(targets, rows=rows, labels=labels)
+    groups = None if targets.groups is None else F.pad(targets.groups, (0, num_added), value=-1)
+    return replace(targets, rows=rows, labels=labels, groups=groups)
 
 
 def _build_targets(labels: Labels, max_rows: int) -> Targets:

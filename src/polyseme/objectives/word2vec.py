@@ -6,13 +6,12 @@ is drawn for each word. Every draw is a hash of the sample and the position in i
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
-from polyseme.corpus.sampling import build_samples
+from polyseme.corpus.sampling import build_samples, count_tokens
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError
 from polyseme.nn.heads.word_vectors import WindowBatch
@@ -20,8 +19,6 @@ from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import SparseUpdateBatch
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, local_positions
 from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits, uniform
-
-TOKENS_PER_CHUNK = 1 << 22  # counted at once
 
 
 @dataclass(frozen=True)
@@ -59,18 +56,6 @@ class Word2Vec(Objective):
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _Word2VecBatchBuilder(self, corpus, special_ids, max_len, seed)
-
-
-def count_tokens(corpus: Corpus, vocab_size: int) -> np.ndarray:
-    """Return the number of occurrences of each id, int64 [vocab_size]."""
-    counts = np.zeros(vocab_size, np.int64)
-    borders = np.asarray(corpus.sentence_offsets)[np.asarray(corpus.document_offsets)]
-    groups = np.unique(np.searchsorted(borders, np.arange(0, borders[-1] + TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)))
-    for low, high in pairwise(groups.tolist()):
-        lengths = np.diff(borders[low : high + 1])
-        tokens = corpus.gather_tokens(borders[low:high][: len(lengths)], lengths)
-        counts += np.bincount(tokens, minlength=vocab_size)
-    return counts
 
 
 class _Word2VecBatchBuilder(BatchBuilder):

@@ -127,13 +127,13 @@ def distilbert_base() -> Recipe:
 
     Sanh et al. 2019, §3: large batches, no next-sentence prediction. The rest is from the released code: Adam with
     learning rate 5e-4, β₂ 0.98 and ε 1e-6, no weight decay, 5 % warm-up, clipping at 5, three epochs of BERT's
-    3.3 billion words.
+    3.3 billion words, and masks that prefer rare tokens.
     """
     optimizer = OptimizerConfig(lr=5e-4, beta2=0.98, weight_decay=0.0, max_grad_norm=5.0)
     schedule = ScheduleConfig("linear", warmup=0.05)
     recipe = define(
         "distilbert-base",
-        Distillation(MaskedLM()),
+        Distillation(MaskedLM(mask_smoothing=0.7)),
         optimizer,
         schedule,
         batch_tokens=4096 * 512,

@@ -265,9 +265,10 @@ class TaskConfig(Config, Codec):
         by_length = np.argsort(sizes, kind="stable")
         ranks = np.argsort(by_length, kind="stable")  # the position of each sequence in the batch
         layout = PackedLayout.from_lengths(sizes[by_length])
-        rows, labels = self.batch_targets(ordered, ranks, layout.cu_seqlens.numpy()[ranks])
+        starts = layout.cu_seqlens.numpy()[ranks]
+        rows, labels = map(torch.from_numpy, self.batch_targets(ordered, ranks, starts))
         count = sum(self.num_targets(e) for e in ordered if e.target is not None)
-        targets = Targets(torch.from_numpy(rows), torch.from_numpy(labels), count)
+        targets = Targets(rows, labels, count, groups=self.row_groups(ordered, starts))
 
         def pack(parts: list[np.ndarray]) -> torch.Tensor:
             sequences = np.split(np.concatenate(parts), np.cumsum(sizes)[:-1])

@@ -169,6 +169,10 @@ class Codec(ABC):
     def collate(self, encoded: Encoded) -> tuple[Batch, list[int]]:
         """Pack encoded examples, sorted by length; also return which of them stands at each position."""
 
+    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> Tensor | None:
+        """Return the number of the softmax that each row is part of, -1 if of none; None if each row has its own."""
+        return None
+
     def collate_step(self, encoded: Encoded, max_tokens: int) -> list[Batch]:
         """Return the micro-batches of a training step, each of at most `max_tokens` tokens."""
         parts = token_budget_batches([len(e.ids) for e in encoded], max_tokens)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from polyseme.errors import ConfigError, DataError
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -202,6 +203,13 @@ class ExtractiveQATask(TaskConfig):
             if e.target is not None:
                 labels[start + e.candidate_positions] = start + e.target
         return np.arange(total), labels
+
+    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> torch.Tensor:
+        """Number the windows; start and end are chosen among the candidate positions of each."""
+        groups = np.full(sum(len(e.ids) for e in encoded), -1)
+        for number, (start, e) in enumerate(zip(starts.tolist(), encoded)):
+            groups[start + e.candidate_positions] = number
+        return torch.from_numpy(groups)
 
     def num_rows(self, encoded: EncodedExample) -> int:
         return len(encoded.ids)

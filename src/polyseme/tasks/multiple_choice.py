@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 
 from polyseme.errors import DataError
 from polyseme.nn.heads.classification import ClassificationHeadConfig
@@ -102,6 +103,11 @@ class MultipleChoiceTask(SequenceTask):
         firsts = np.cumsum([0, *sizes])
         correct = [first + e.target if e.target is not None else IGNORE_INDEX for first, e in zip(firsts, encoded)]
         return ranks, np.repeat(correct, sizes)
+
+    def row_groups(self, encoded: Encoded, starts: np.ndarray) -> torch.Tensor:
+        """Number the examples; one choice of each is right."""
+        sizes = [len(e.sequence_lengths) for e in encoded]
+        return torch.from_numpy(np.repeat(np.arange(len(encoded)), sizes))
 
     def num_rows(self, encoded: EncodedExample) -> int:
         return len(encoded.sequence_lengths)

@@ -65,8 +65,9 @@ class StepReport:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters."""
-    return sum(p.numel() for p in model.parameters())
+    """Return the number of parameters, and of those in graphs that another program runs."""
+    num_graph_parameters = sum(getattr(module, "num_graph_parameters", 0) for module in model.modules())
+    return sum(p.numel() for p in model.parameters()) + num_graph_parameters
 
 
 def count_training_flops(model: Model, batch: AnyBatch) -> int:

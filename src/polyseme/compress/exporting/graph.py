@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,16 +18,18 @@ from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig, ShiftedLMHeadConfig, SpanBoundaryHeadConfig
+from polyseme.nn.layers.adaptive import AdaptiveSoftmaxHeadConfig
 from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs
 from polyseme.nn.padding import PaddedLayout
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
-from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
+from polyseme.nn.trunks.shallow import FeedForwardLMConfig, StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 from polyseme.weights.pooling import TextPooling
 
+EXPORTED_TRUNKS = TransformerConfig | RecurrentTrunkConfig | FeedForwardLMConfig | StaticEmbeddingTrunkConfig
 VECTORS = "vectors"  # in place of a head: states of tokens and vectors of texts
 HIDDEN_OUTPUT, VECTOR_OUTPUT = "last_hidden_state", "sentence_embedding"
 _MAIN_HEADS = ("masked", "next")  # whose output is called `logits` if there are several heads
@@ -60,8 +63,8 @@ def select_outputs(network: NeuralLM, head: str = "") -> list[GraphOutput]:
     for name in names or [VECTORS]:
         prefix = f"{name}_" if outputs else ""
         if name != VECTORS:
-            if config.trunk.has_source and isinstance(exportable[name], LMHeadConfig):
-                reason = f"its decoder has no graph so far; `head` {VECTORS!r} exports the encoder"
+            if config.trunk.has_query_stream and isinstance(exportable[name], LMHeadConfig):
+                reason = f"it reads a second stream of states, which the graph lacks; use `head` {VECTORS!r}"
                 raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
             outputs += _head_outputs(name, exportable[name], prefix, where)
             continue
@@ -71,14 +74,8 @@ def select_outputs(network: NeuralLM, head: str = "") -> list[GraphOutput]:
 
 
 def _check_trunk(trunk: TrunkConfig, where: str) -> None:
-    reason = ""
-    if isinstance(trunk, RecurrentTrunkConfig):
-        reason = "torch unrolls its recurrent layers to the steps of one length"
-    elif not isinstance(trunk, TransformerConfig | StaticEmbeddingTrunkConfig):
-        reason = f"its trunk, a {type(trunk).__name__.removesuffix('Config')}, has no graph so far"
-    elif isinstance(trunk, TransformerConfig) and trunk.has_relative_positions:
-        reason = "its attention has relative positions and a memory of earlier segments, which is not one graph"
-    if reason:
+    if not isinstance(trunk, EXPORTED_TRUNKS):
+        reason = f"its trunk, a {type(trunk).__name__.removesuffix('Config')}, has no graph"
         raise UnsupportedError(f"{where} cannot be exported: {reason}")
 
 
@@ -86,13 +83,10 @@ def _head_outputs(name: str, head: HeadConfig, prefix: str, where: str) -> list[
     per_token = head.pooling == "tokens"
     if isinstance(head, EmbeddingHeadConfig):
         return [GraphOutput(prefix + VECTOR_OUTPUT, name, False)]
-    if isinstance(head, LMHeadConfig | ShiftedLMHeadConfig):
+    if isinstance(head, LMHeadConfig | ShiftedLMHeadConfig | AdaptiveSoftmaxHeadConfig):
         return [GraphOutput(f"{prefix}logits", name, True)]
     if not isinstance(head, ClassificationHeadConfig):
         reason = f"a {type(head).__name__.removesuffix('Config')} is not one graph"
-        raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
-    if head.bilstm_dim:
-        reason = "its BiLSTM reads each text in its own order, which is not one graph"
         raise UnsupportedError(f"head {name!r} of {where} cannot be exported: {reason}")
     if per_token and head.labels == FIXED_LABELS.get(name):  # the start and the end of an answer
         return [GraphOutput(f"{prefix}{label}_logits", name, True, i) for i, label in enumerate(head.labels)]
@@ -133,19 +127,52 @@ def _pool(hidden: Tensor, layout: Any, pooling: TextPooling) -> Tensor:
     return F.normalize(vectors, dim=-1) if pooling.normalize else vectors
 
 
-class PaddedModel(nn.Module):
+def used_part(model: Model, heads: Collection[str]) -> Model:
+    """Return the encoder or the whole trunk of a model and some of its heads, with the same weights."""
+    part = Model.__new__(Model)
+    nn.Module.__init__(part)
+    trunk: Any = model.trunk
+    part.trunk = trunk.encoder if isinstance(model.config.trunk, EncoderDecoderConfig) else trunk
+    part.heads = nn.ModuleDict({name: head for name, head in model.heads.items() if name in heads})
+    part.config = model.config.replace(
+        trunk=part.trunk.config, heads={name: head for name, head in model.config.heads.items() if name in heads}
+    )
+    return part.eval()
+
+
+class GraphModule(nn.Module, ABC):
+    """A module that an exporter traces: its inputs and outputs are tensors with names."""
+
+    model: Model
+    input_names: list[str]
+    output_names: list[str]
+
+    @abstractmethod
+    def example_inputs(self, max_len: int) -> tuple[Any, ...]:
+        """Return a small batch to trace."""
+
+    @abstractmethod
+    def dynamic_shapes(self, min_len: int, max_len: int) -> tuple[Any, ...]:
+        """Return the dynamic dimensions of each input, for torch's exporters."""
+
+
+class PaddedModel(GraphModule):
     """A model that takes padded batches, as other programs expect; its outputs are those of `compute_outputs`."""
 
     def __init__(self, network: NeuralLM, outputs: Sequence[GraphOutput]):
         super().__init__()
-        self.model, self.outputs, self.pooling = network.model, tuple(outputs), network.folder.pooling
+        self.outputs, self.pooling = tuple(outputs), network.folder.pooling
+        self.model = used_part(network.model, {output.head for output in outputs})
         self.input_names = ["input_ids", "attention_mask"]
         self.input_names += ["token_type_ids"] if network.model.config.trunk.num_segments else []
+        self.output_names = [output.name for output in outputs]
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Return the outputs of ids [batch, length]; the mask is 1 at tokens and 0 at the padding after them."""
+        for i in range(2):
+            torch._check(input_ids.shape[i] == attention_mask.shape[i])
         layout = PaddedLayout.from_mask(attention_mask.bool())
         segments = None if token_type_ids is None else token_type_ids.reshape(-1)
         inputs = Inputs(input_ids.reshape(-1), layout, segments)

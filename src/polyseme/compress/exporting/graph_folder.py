@@ -1,16 +1,26 @@
-"""A folder with an exported graph, the tokenizer, and what a program has to know to run it."""
+"""A folder with exported graphs, the tokenizer, and what a program has to know to run them."""
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from polyseme.compress.exporting.graph import VECTORS, GraphOutput, PaddedModel, compute_outputs, select_outputs
-from polyseme.compress.exporting.verification import GraphRunner, check_difference, checked_shapes
+from polyseme.compress.exporting.decoding import MODEL, DecodingGraphs, generates_text
+from polyseme.compress.exporting.evaluation import graph_metric_row, graph_network
+from polyseme.compress.exporting.graph import (
+    VECTORS,
+    GraphModule,
+    GraphOutput,
+    PaddedModel,
+    compute_outputs,
+    select_outputs,
+)
+from polyseme.compress.exporting.verification import GraphRunner, check_difference, checked_shapes, measure_difference
+from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
 from polyseme.errors import ModelError, PolysemeError
 from polyseme.inference.neural_lm import NeuralLM
@@ -19,6 +29,7 @@ from polyseme.io.json import write_json
 from polyseme.nn.heads.crf import CRF
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.train.loop import count_parameters
+from polyseme.weights.folder import TARGET_TOKENIZER_DIR
 
 DESCRIPTION_FILE = "export.json"
 
@@ -27,6 +38,8 @@ class GraphFormat(ABC):
     """A format of graphs: how one is written and run."""
 
     min_length = 1  # of a batch that the graph reads; shorter texts are padded
+    suffix = ""  # of its files
+    supports_cache = False  # whether a graph may have a memory of earlier tokens
 
     @property
     @abstractmethod
@@ -37,50 +50,112 @@ class GraphFormat(ABC):
         """Raise if a package is missing or a setting is invalid."""
 
     @abstractmethod
-    def write(self, folder: Path, module: PaddedModel, max_len: int) -> int:
+    def write(self, folder: Path, module: GraphModule, max_len: int, name: str = MODEL) -> int:
         """Write the graph with dynamic batch and length; return its number of parameters."""
 
     @abstractmethod
-    def open(self, folder: Path) -> GraphRunner:
+    def open(self, folder: Path, name: str = MODEL) -> GraphRunner:
         """Return a function that runs the written graph."""
 
 
-def write_graph_folder(network: NeuralLM, path: Path, graph_format: GraphFormat, head: str) -> CompressionResult:
-    """Export a model to a new folder, check its outputs, and compare sizes and times."""
-    outputs = select_outputs(network, head)
-    module, max_len = PaddedModel(network, outputs), graph_length(network, outputs)
+class ExportedGraphs(Protocol):
+    """The graphs of a folder by file name, and how they are checked, described and timed."""
+
+    modules: dict[str, Any]
+    max_len: int
+    time_measure: str
+
+    def measure_difference(self, runners: Mapping[str, GraphRunner], shapes: Sequence[tuple[int, int]]) -> float:
+        """Return the largest difference from the outputs of the model."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a program has to know to run the graphs."""
+
+    def timed_readers(self, runners: Mapping[str, GraphRunner]) -> list[Callable[[str], object]]:
+        """Return functions of a text to time: with the model, and with the graphs."""
+
+    def as_network(self, runners: Mapping[str, GraphRunner], min_len: int) -> NeuralLM:
+        """Return a model that predicts with the graphs."""
+
+
+class PaddedGraph(ExportedGraphs):
+    """One graph that reads whole texts: the outputs of heads, or states and text vectors."""
+
+    time_measure = "ms per text"
+
+    def __init__(self, network: NeuralLM, head: str):
+        self.network, self.outputs = network, select_outputs(network, head)
+        self.modules = {MODEL: PaddedModel(network, self.outputs)}
+        self.max_len = graph_length(network, self.outputs)
+
+    def measure_difference(self, runners: Mapping[str, GraphRunner], shapes: Sequence[tuple[int, int]]) -> float:
+        return measure_difference(self.network, self.outputs, runners[MODEL], shapes)
+
+    def describe(self) -> dict[str, Any]:
+        return describe_outputs(self.network, self.modules[MODEL])
+
+    def timed_readers(self, runners: Mapping[str, GraphRunner]) -> list[Callable[[str], object]]:
+        return timed_readers(self.network, self.outputs, runners[MODEL])
+
+    def as_network(self, runners: Mapping[str, GraphRunner], min_len: int) -> NeuralLM:
+        return graph_network(self.network, self.outputs, runners[MODEL], min_len)
+
+
+def write_graph_folder(
+    network: NeuralLM,
+    path: Path,
+    graph_format: GraphFormat,
+    head: str,
+    cache: bool = False,
+    examples: PruningExamples | None = None,
+) -> CompressionResult:
+    """Export a model to a new folder, check its outputs, and compare sizes, times and, with examples, the metric.
+
+    With `cache`, or if the model has an encoder and a decoder, the graphs generate text.
+    """
+    is_decoding = generates_text(network, head, cache, graph_format.supports_cache)
+    graphs: ExportedGraphs = DecodingGraphs(network) if is_decoding else PaddedGraph(network, head)
+    shapes, modules = checked_shapes(graph_format.min_length, graphs.max_len), graphs.modules
     with hashed_directory(path) as folder:
-        shapes = checked_shapes(graph_format.min_length, max_len)
         try:
-            num_parameters = graph_format.write(folder, module, max_len)
-            run = graph_format.open(folder)
-            difference = check_difference(network, outputs, run, shapes)
+            sizes = [graph_format.write(folder, m, graphs.max_len, name) for name, m in modules.items()]
+            runners = {name: graph_format.open(folder, name) for name in modules}
+            difference = check_difference(network, graphs.measure_difference(runners, shapes))
         except (PolysemeError, OSError, MemoryError):
             raise
         except Exception as error:  # of torch's exporters and onnxruntime, which have no common class
             kind, family = graph_format.settings["format"], network.model.config.family
-            raise ModelError(
-                f"{network.path} ({family}) has no {kind} graph: {type(error).__name__}: {error}"
-            ) from error
-        lengths = {"min_length": graph_format.min_length, "max_length": max_len}
-        write_description(folder, network, module, graph_format.settings | lengths)
-        times = median_ms(timed_readers(network, outputs, run), SAMPLE_TEXTS)
-        rows = (
+            raise ModelError(f"{network.path} ({family}) has no {kind} graph: {root_cause(error)}") from error
+        lengths = {"min_length": graph_format.min_length, "max_length": graphs.max_len}
+        write_description(folder, network, graph_format.settings | lengths | graphs.describe())
+        times = median_ms(graphs.timed_readers(runners), SAMPLE_TEXTS)
+        rows = [
             CompressionRow.compare("megabytes", count_megabytes(network.path), count_megabytes(folder)),
-            CompressionRow.compare("parameters", count_parameters(network.model), num_parameters),
-            CompressionRow.compare("ms per text", *times),
-        )
+            CompressionRow.compare("parameters", count_parameters(network.model), sum(sizes)),
+            CompressionRow.compare(graphs.time_measure, *times),
+        ]
+        if examples is not None:
+            exported_network = graphs.as_network(runners, graph_format.min_length)
+            rows.append(graph_metric_row(examples, network, exported_network))
         record = graph_format.settings | {
-            "inputs": module.input_names,
-            "outputs": [output.name for output in outputs],
+            "graphs": {f"{name}.{graph_format.suffix}": [m.input_names, m.output_names] for name, m in modules.items()},
+            "inputs": [name for module in modules.values() for name in module.input_names],
+            "outputs": [name for module in modules.values() for name in module.output_names],
             "max_difference": difference,
             "num_shapes": len(shapes),
             "num_threads": torch.get_num_threads(),
         }
         notes = (f"Exported {network.path.name} as a graph: {graph_format.settings['format']}.",)
-        exported = CompressionResult(rows, path, record, notes=notes)
+        exported = CompressionResult(tuple(rows), path, record, notes=notes)
         exported.save(folder)
     return exported
+
+
+def root_cause(error: BaseException) -> str:
+    """Return the type and the first line of the exception that an exporter's long report goes back to."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else 'no message'}"
 
 
 def graph_length(network: NeuralLM, outputs: Sequence[GraphOutput]) -> int:
@@ -89,28 +164,34 @@ def graph_length(network: NeuralLM, outputs: Sequence[GraphOutput]) -> int:
     return min(pooled_len or network.max_len, network.max_len)
 
 
-def write_description(folder: Path, network: NeuralLM, module: PaddedModel, settings: dict[str, Any]) -> None:
-    """Write the tokenizer, the config of the model, and what a program has to know to run the graph."""
+def write_description(folder: Path, network: NeuralLM, description: dict[str, Any]) -> None:
+    """Write the tokenizer, the config of the model, and what a program has to know to run the graphs."""
     special_ids = network.tokenizer.special_token_ids
     network.tokenizer.save_files(folder)
+    if network.folder.target_tokenizer is not None:
+        (folder / TARGET_TOKENIZER_DIR).mkdir()
+        network.folder.target_tokenizer.save_files(folder / TARGET_TOKENIZER_DIR)
     if (network.path / "config.json").is_file():
         shutil.copyfile(network.path / "config.json", folder / "config.json")
+    tokens = {"pad_id": special_ids.pad or 0, "mask_id": special_ids.mask}
+    write_json(folder / DESCRIPTION_FILE, tokens | description)
+
+
+def describe_outputs(network: NeuralLM, module: PaddedModel) -> dict[str, Any]:
+    """Return the inputs and outputs of a graph that reads whole texts, and how texts are prepared for it."""
     outputs = [
         {"name": each.name, "axes": ["batch", "length"] if each.per_token else ["batch"], "labels": list(each.labels)}
         for each in module.outputs
     ]
     heads: dict[str, Any] = dict(network.model.heads.items())
     crfs = {output.name: heads[output.head].crf for output in module.outputs if output.head in heads}
-    description = settings | {
+    return {
         "inputs": module.input_names,
         "outputs": outputs,
-        "pad_id": special_ids.pad or 0,
-        "mask_id": special_ids.mask,
         "start_ids": network.bos_ids if network.model.config.trunk.causal else [],
         "lowercase": network.folder.pooling.lowercase,
         "crf": {name: describe_crf(crf) for name, crf in crfs.items() if isinstance(crf, CRF)},
     }
-    write_json(folder / DESCRIPTION_FILE, description)
 
 
 def describe_crf(crf: CRF) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.compress.exporting.graph import PaddedModel
+from polyseme.compress.exporting.graph import GraphModule
 from polyseme.compress.exporting.graph_folder import GraphFormat
 from polyseme.compress.exporting.verification import GraphRunner
 from polyseme.errors import ConfigError, require_packages
@@ -26,6 +26,8 @@ class OnnxFormat(GraphFormat):
     """A graph of ONNX operators."""
 
     opset: int = DEFAULT_OPSET
+    supports_cache = True
+    suffix = "onnx"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -39,7 +41,7 @@ class OnnxFormat(GraphFormat):
             supported = f"{MIN_OPSET} to {onnx_opset_version()}"
             raise ConfigError(f"`opset` is {self.opset}, but torch and onnx write opsets {supported}")
 
-    def write(self, folder: Path, module: PaddedModel, max_len: int) -> int:
+    def write(self, folder: Path, module: GraphModule, max_len: int, name: str = "model") -> int:
         num_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
         with quiet_exporter():
             program: Any = torch.onnx.export(
@@ -48,24 +50,24 @@ class OnnxFormat(GraphFormat):
                 dynamo=True,
                 dynamic_shapes=module.dynamic_shapes(self.min_length, max_len),
                 input_names=module.input_names,
-                output_names=[output.name for output in module.outputs],
+                output_names=module.output_names,
                 opset_version=self.opset,
                 verbose=False,
             )
             if (written := program.model.opset_imports.get("")) != self.opset:
                 raise ConfigError(f"`opset` is {self.opset}, but torch can only write {written} for this model")
-            program.save(folder / ONNX_FILE, external_data=num_bytes > MAX_SINGLE_FILE_BYTES)
-        weights = [value for name, value in program.model.graph.initializers.items() if name.startswith("model.")]
-        return sum(int(np.prod(value.shape)) for value in weights)
+            program.save(folder / f"{name}.onnx", external_data=num_bytes > MAX_SINGLE_FILE_BYTES)
+        weights = [value for value in program.model.graph.initializers.values() if value.dtype.is_floating_point()]
+        return sum(size for value in weights if (size := int(np.prod(value.shape))) > 1)
 
-    def open(self, folder: Path) -> GraphRunner:
+    def open(self, folder: Path, name: str = "model") -> GraphRunner:
         """Start a session of onnxruntime on the CPU, with as many threads as torch uses."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(folder / ONNX_FILE, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(folder / f"{name}.onnx", options, providers=["CPUExecutionProvider"])
 
         def run(feeds: dict[str, np.ndarray]) -> Sequence[np.ndarray]:
             return session.run(None, feeds)
@@ -75,12 +77,12 @@ class OnnxFormat(GraphFormat):
 
 @contextmanager
 def quiet_exporter() -> Iterator[None]:
-    """Hide what torch reports about its own internals during an export."""
+    """Trace without gradients, and hide what torch reports about its own internals during an export."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     finally:

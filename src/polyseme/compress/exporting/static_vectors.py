@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from polyseme.compress.exporting.evaluation import check_static_examples, static_spearman
+from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.families import FAMILIES
@@ -26,9 +28,12 @@ DEFAULT_DIM = 256
 SIF_COEFFICIENT = 1e-4
 
 
-def write_static_vectors(network: NeuralLM, path: Path, dim: int | None = None) -> CompressionResult:
-    """Write a model folder of word vectors and compare sizes and times with those of the encoder."""
+def write_static_vectors(
+    network: NeuralLM, path: Path, dim: int | None = None, examples: PruningExamples | None = None
+) -> CompressionResult:
+    """Write a model folder of word vectors; compare size, time and, with examples, the metric with the encoder's."""
     trunk = network.model.config.trunk
+    check_static_examples(examples)
     if isinstance(trunk, StaticEmbeddingTrunkConfig):
         raise UnsupportedError(f"{network.path} is a table of static vectors already")
     dim = min(DEFAULT_DIM, trunk.dim) if dim is None else dim
@@ -46,14 +51,17 @@ def write_static_vectors(network: NeuralLM, path: Path, dim: int | None = None) 
         save_model(folder, model, network.tokenizer, source)
         static = load(folder)
         times = median_ms([partial(each.embed, truncate=True) for each in (network, static)], SAMPLE_TEXTS)
-        rows = (
+        rows = [
             CompressionRow.compare("megabytes", count_megabytes(network.path), count_megabytes(folder)),
             CompressionRow.compare("parameters", count_parameters(network.model), count_parameters(model)),
             CompressionRow.compare("ms per text", *times),
-        )
+        ]
+        if examples is not None:
+            scores = examples.evaluate(network), static_spearman(examples, static)
+            rows.append(CompressionRow.compare(examples.metric, *scores))
         record = {"format": "static", "num_tokens": len(token_ids), "num_threads": torch.get_num_threads(), **settings}
         notes = (f"Static vectors of {len(token_ids):,} tokens, computed by {network.path.name}.",)
-        exported = CompressionResult(rows, path, record, notes=notes)
+        exported = CompressionResult(tuple(rows), path, record, notes=notes)
         exported.save(folder)
     return exported
 

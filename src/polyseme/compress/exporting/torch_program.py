@@ -7,33 +7,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyseme.compress.exporting.graph import PaddedModel
+from polyseme.compress.exporting.graph import GraphModule
 from polyseme.compress.exporting.graph_folder import GraphFormat
 from polyseme.compress.exporting.onnx_graph import quiet_exporter
 from polyseme.compress.exporting.verification import GraphRunner
-
-PROGRAM_FILE = "model.pt2"
 
 
 class TorchFormat(GraphFormat):
     """A graph of torch operators."""
 
+    suffix = "pt2"
     min_length = 2  # torch assumes that the length and the number of all tokens differ
 
     @property
     def settings(self) -> dict[str, Any]:
         return {"format": "torch", "torch": torch.__version__}
 
-    def write(self, folder: Path, module: PaddedModel, max_len: int) -> int:
+    def write(self, folder: Path, module: GraphModule, max_len: int, name: str = "model") -> int:
         arguments, shapes = module.example_inputs(max_len), module.dynamic_shapes(self.min_length, max_len)
         with quiet_exporter():
             program = torch.export.export(module.eval(), arguments, dynamic_shapes=shapes, strict=False)
-            torch.export.save(program, folder / PROGRAM_FILE)
-        return sum(tensor.numel() for tensor in {id(t): t for t in program.state_dict.values()}.values())
+            torch.export.save(program, folder / f"{name}.pt2")
+        weights = {id(tensor): tensor for tensor in program.state_dict.values() if tensor.is_floating_point()}
+        return sum(tensor.numel() for tensor in weights.values())
 
-    def open(self, folder: Path) -> GraphRunner:
+    def open(self, folder: Path, name: str = "model") -> GraphRunner:
         with quiet_exporter():
-            module: Any = torch.export.load(folder / PROGRAM_FILE).module()
+            module: Any = torch.export.load(folder / f"{name}.pt2").module()
 
         @torch.inference_mode()
         def run(feeds: dict[str, np.ndarray]) -> Sequence[np.ndarray]:

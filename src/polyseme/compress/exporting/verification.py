@@ -44,17 +44,18 @@ def measure_difference(
         inputs = Inputs(flat["input_ids"], layout, flat.get("token_type_ids"))
         expected = compute_outputs(network.model, outputs, inputs, network.folder.pooling)
         for output, tensor, actual in zip(outputs, expected, run(feeds), strict=True):
-            reference = tensor.float().cpu().numpy()
-            difference = np.abs((actual[mask] if output.per_token else actual) - reference).max()
-            differences.append(float(difference) / max(1.0, float(np.abs(reference).max())))
+            differences.append(relative_difference(actual[mask] if output.per_token else actual, tensor))
     return float(np.max(differences))  # NaN if one is
 
 
-def check_difference(
-    network: NeuralLM, outputs: Sequence[GraphOutput], run: GraphRunner, shapes: Sequence[tuple[int, int]]
-) -> float:
-    """Return `measure_difference`; raise `ModelError` if it is larger than the tolerance."""
-    difference = measure_difference(network, outputs, run, shapes)
+def relative_difference(actual: np.ndarray, expected: torch.Tensor) -> float:
+    """Return the largest difference, relative to the largest expected number if that is over 1."""
+    reference = expected.float().cpu().numpy()
+    return float(np.abs(actual - reference).max()) / max(1.0, float(np.abs(reference).max()))
+
+
+def check_difference(network: NeuralLM, difference: float) -> float:
+    """Return the difference of a graph from the model; raise `ModelError` if it is larger than the tolerance."""
     if not difference <= TOLERANCE:  # also NaN
         raise ModelError(
             f"the exported graph of {network.path} differs from the model by {difference:.2g}, more than "

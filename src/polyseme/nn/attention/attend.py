@@ -158,17 +158,16 @@ def attend_padded(
     """
     queries = q_layout.unflatten(q).transpose(1, 2)  # [B, heads, Lq, head_dim]
     keys, values = (k_layout.unflatten(x).transpose(1, 2) for x in (k, v))  # [B, heads, Lk, head_dim]
-    key_positions = torch.arange(k_layout.max_seqlen, device=q.device)
-    distance = key_positions - torch.arange(q_layout.max_seqlen, device=q.device)[:, None]  # [Lq, Lk]
+    distance = q_layout.distances_to(k_layout)  # [B or 1, Lq, Lk]
     mask = k_layout.mask[:, None, None]  # [B, 1, 1, Lk]
     if options.causal:
-        mask = mask & (distance <= 0)
+        mask = mask & (distance <= 0)[:, None]
     if options.window:
-        mask = mask & (distance.abs() <= options.window)
+        mask = mask & (distance.abs() <= options.window)[:, None]
     scores_bias = q.new_zeros(1)
     if options.bias is not None:
         index = (distance + k_layout.max_seqlen - 1).flatten()
-        scores_bias = options.bias.index_select(1, index).view(1, -1, *distance.shape).to(q.dtype)
+        scores_bias = options.bias.index_select(1, index).view(-1, *distance.shape).transpose(0, 1).to(q.dtype)
     scores_bias = torch.where(mask, scores_bias, torch.finfo(q.dtype).min)  # [B, 1 or heads, 1 or Lq, Lk]
     output = F.scaled_dot_product_attention(queries, keys, values, scores_bias, scale=options.scale)
     # a copy, because the memory layout differs between the kernel that is traced and those that run it

@@ -29,6 +29,7 @@ from polyseme.nn.attention.terms import AttentionTerms, split_heads
 from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import Inputs, PackedLayout
+from polyseme.nn.padding import PaddedLayout
 
 MEMORY_RANK = torch.iinfo(torch.int64).min  # rank of tokens in memory: before all others
 
@@ -55,6 +56,7 @@ class EqualLengthRun:
     masked_out: Tensor | None  # bool [queries, keys] or [sequences, queries, keys]: pairs that are not attended
     different_segment: Tensor | None  # bool [sequences, queries, keys]
     distance_start: Tensor | None  # int64 [sequences, queries], query stream only: table index of the first distance
+    distance_index: Tensor | None = None  # int64 [sequences or 1, queries, keys], padded batch only: that of each key
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +75,7 @@ class RelativePositionContext:
     @property
     def largest_distance(self) -> int:
         """The first distance."""
-        return max(self.key_layout.lengths, default=0)
+        return self.key_layout.longest
 
     def get_runs(self, causal: bool, window: int, is_query_stream: bool = False) -> list[EqualLengthRun]:
         """Return the runs of the tokens or of the query stream, computed by the first layer and then cached."""
@@ -84,6 +86,8 @@ class RelativePositionContext:
 
     def _compute_runs(self, causal: bool, window: int, is_query_stream: bool) -> list[EqualLengthRun]:
         layout, segments, stream = self.inputs.layout, self.inputs.segments, self.inputs.query_stream
+        if isinstance(layout, PaddedLayout):
+            return [self._padded_run(layout, causal, window)]
         query_layout, positions, ranks = layout, None, None if stream is None else stream.rank
         if is_query_stream and stream is not None:
             query_layout, targets = stream.layout, stream.target_positions
@@ -110,6 +114,19 @@ class RelativePositionContext:
                 distance_start = self.largest_distance - positions[queries].view(n, num_queries)
             runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
         return runs
+
+    def _padded_run(self, layout: PaddedLayout, causal: bool, window: int) -> EqualLengthRun:
+        """Return a padded batch as one run, without a query stream."""
+        keys: Any = self.key_layout
+        distance = layout.distances_to(keys)  # [B or 1, queries, keys], of the key from the query
+        visible = keys.mask[:, None]
+        if causal or window:
+            visible = visible & (distance <= (0 if causal else window))
+        visible = visible & (distance >= -window) if window else visible
+        segments = None if self.inputs.segments is None else layout.unflatten(self.inputs.segments)
+        different_segment = None if segments is None else segments[:, :, None] != segments[:, None]
+        index = distance.clamp(max=layout.max_seqlen - 1) + self.largest_distance
+        return EqualLengthRun(*layout.mask.shape, keys.max_seqlen, ~visible, different_segment, None, index)
 
 
 # what a stack passes to each attention layer: relative positions, a score bias by relative position, or nothing
@@ -147,8 +164,8 @@ class RelativePositionLayer(nn.Module):
         """Return x followed by the rows of the query stream, and the context for the attention layers."""
         layout, segments, query_stream = inputs.layout, inputs.segments, inputs.query_stream
         key_layout = layout if cache is None else cache.full_layout
-        largest_distance, smallest_distance = max(key_layout.lengths, default=0), 1 - max(layout.lengths, default=1)
-        distances = torch.arange(largest_distance, smallest_distance - 1, -1, device=x.device)
+        smallest_distance = 1 - (layout.longest if layout.is_padded else max(layout.longest, 1))
+        distances = torch.arange(key_layout.longest, smallest_distance - 1, -1, device=x.device)
         if self.config.max_distance:
             distances = distances.clamp(-self.config.max_distance, self.config.max_distance)
 
@@ -231,7 +248,7 @@ class RelativeAttention(BaseAttention):
             distance_inputs = distances + num_future
         elif distance_inputs is None:
             raise ConfigError("either max_learned_distance or has_sinusoids has to provide distance embeddings")
-        return self.distance(distance_inputs).view(len(distance_inputs), self.config.num_heads, self.head_dim)
+        return self.distance(distance_inputs).view(distance_inputs.shape[0], self.config.num_heads, self.head_dim)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativePositionContext, is_query_stream: bool
@@ -246,7 +263,7 @@ class RelativeAttention(BaseAttention):
             if run.num_queries:
                 weights = F.dropout(self._run_weights(run, qs, ks, r, context), dropout)
                 values = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
-                attended = torch.bmm(weights, values).view(heads, len(qs), -1)  # [heads, sequences · queries, head_dim]
+                attended = torch.bmm(weights, values).view(heads, qs.shape[0], -1)  # [heads, rows, head_dim]
                 outputs.append(attended.transpose(0, 1).flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
@@ -255,7 +272,7 @@ class RelativeAttention(BaseAttention):
     ) -> Tensor:
         """Return the probabilities of one run, [heads · sequences, queries, keys]."""
         u, v = (self.u, self.v) if self.u is not None else context.uv_biases or (None, None)
-        if run.distance_start is None:  # select the distances that occur in this run
+        if run.distance_start is None and run.distance_index is None:  # select the distances that occur in this run
             largest, smallest = context.largest_distance, 0 if self.config.causal else 1 - run.num_queries
             r = r[largest - run.num_keys : largest - smallest + 1]
         n, num_queries, num_keys = run.num_sequences, run.num_queries, run.num_keys
@@ -277,7 +294,10 @@ class RelativeAttention(BaseAttention):
         if kernels.supports(q):
             scores, masks = torch.bmm(content, keys), (run.masked_out, run.different_segment)
             return kernels.relative_softmax(scores, distance_scores, n, start, *masks, segment_scores)
-        if start is None:
+        if run.distance_index is not None:
+            index = run.distance_index.expand(heads, n, -1, -1)
+            distance_bias = distance_scores.view(heads, n, num_queries, -1).gather(-1, index).flatten(0, 1)
+        elif start is None:
             distance_bias = _relative_shift(distance_scores, num_keys)
         else:
             distance_bias = _GatherByDistance.apply(distance_scores, start, num_keys)

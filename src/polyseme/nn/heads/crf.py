@@ -86,10 +86,10 @@ class CRF(nn.Module):
         num_ignored = torch.zeros_like(end_scores).index_add(0, layout.sequence_index, is_ignored.to(end_scores.dtype))
         return torch.where(num_ignored == 0, self.log_partition(emissions, layout) - path_scores, 0.0).sum()
 
-    def log_marginals(self, emissions: Tensor, layout: ChainLayout) -> Tensor:
-        """Return the log marginal probability of each tag of each word, [n, tags]."""
-        transitions, start, end = self.constrained_transitions(emissions)
-        scan_emissions = emissions.index_select(0, layout.order)
+    def log_marginals(self, emissions: Tensor, layout: ChainLayout, temperature: float = 1.0) -> Tensor:
+        """Return the log marginal probability of each tag of each word, [n, tags], with scores at a temperature."""
+        transitions, start, end = (t / temperature for t in self.constrained_transitions(emissions))
+        scan_emissions = emissions.index_select(0, layout.order) / temperature
         reversed_emissions = scan_emissions.index_select(0, layout.reversed_order)
         forward_scores = self._forward_algorithm(scan_emissions, layout, transitions, start)
         backward_scores = self._forward_algorithm(reversed_emissions, layout, transitions.t(), end)

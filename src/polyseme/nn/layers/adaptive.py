@@ -88,7 +88,7 @@ class AdaptiveEmbeddings(nn.Module):
     def forward(self, inputs: Inputs, positions: Tensor | None = None, max_seqlen: int | None = None) -> Tensor:
         """Return the embeddings of packed tokens, [T, dim]."""
         check_max_seqlen(inputs, max_seqlen, self.config.max_len)
-        x = self._look_up(inputs.tokens, is_masked=inputs.tokens.is_cuda)
+        x = self._look_up(inputs.tokens, is_masked=inputs.tokens.is_cuda or inputs.layout.is_padded)
         return self.dropout(x * self.config.dim**0.5)
 
     def _look_up(self, tokens: Tensor, is_masked: bool) -> Tensor:

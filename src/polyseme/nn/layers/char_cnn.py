@@ -109,6 +109,8 @@ class CharCNN(nn.Module):
         """Return the embeddings [T, dim] of word ids [T] or of character ids [T, max_chars_per_word]."""
         check_max_seqlen(inputs, max_seqlen, self.config.max_len)
         tokens = inputs.tokens
+        if inputs.layout.is_padded:  # no shape may depend on the tokens
+            return self.dropout(self._project(self._convolve(self.spellings.index_select(0, tokens).long())))
         if tokens.ndim == 1:
             unique_words, inverse = tokens.unique(return_inverse=True)
             unique_words = self.spellings.index_select(0, unique_words)
@@ -124,7 +126,6 @@ class CharCNN(nn.Module):
         """
         if not len(char_ids):
             return self.projection.weight.new_zeros(0, self.config.dim)
-        activation = ACTIVATIONS[self.config.activation]
         max_kernel_size = max(kernel_size for kernel_size, _ in self.config.filters)
         num_words, is_cuda = len(char_ids), char_ids.device.type == "cuda"
         words_per_conv, length_multiple = (16 * MAX_WORDS_PER_CONV, 8) if is_cuda else (MAX_WORDS_PER_CONV, 1)
@@ -135,10 +136,16 @@ class CharCNN(nn.Module):
         max_lengths = [*lengths[words_per_conv - 1 :: words_per_conv].tolist(), int(lengths[-1])]
         for indices, max_length in zip(order.split(words_per_conv), max_lengths):
             width = -(-(max_length + max_kernel_size) // length_multiple) * length_multiple
-            chunk = char_ids.index_select(0, indices)[:, :width]
-            x = F.embedding(chunk, self.char_embeddings.weight).transpose(1, 2)
-            conv_outputs.append(torch.cat([activation(conv(x).amax(-1)) for conv in self.convolutions], dim=-1))
-        x = torch.cat(conv_outputs).index_select(0, order.argsort()[:num_words])
+            conv_outputs.append(self._convolve(char_ids.index_select(0, indices)[:, :width]))
+        return self._project(torch.cat(conv_outputs).index_select(0, order.argsort()[:num_words]))
+
+    def _convolve(self, char_ids: Tensor) -> Tensor:
+        """Return the largest value of each filter over a word, [n, embedding_dim]."""
+        activation = ACTIVATIONS[self.config.activation]
+        x = F.embedding(char_ids, self.char_embeddings.weight).transpose(1, 2)
+        return torch.cat([activation(conv(x).amax(-1)) for conv in self.convolutions], dim=-1)
+
+    def _project(self, x: Tensor) -> Tensor:
         for highway in self.highways:
             x = highway(x)
         return self.projection(x)

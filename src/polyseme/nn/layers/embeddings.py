@@ -108,7 +108,7 @@ class Embeddings(nn.Module):
         if self.positions is not None:
             x = x + self.positions(positions + config.position_offset)
         elif config.position_embedding_type == "sinusoidal":
-            is_decoding_step = positions.shape[0] < max_seqlen
+            is_decoding_step = inputs.layout.is_padded or positions.shape[0] < max_seqlen
             unique_positions = positions if is_decoding_step else torch.arange(max_seqlen, device=x.device)
             sinusoids = sinusoidal_embedding(unique_positions, x.shape[-1], x.dtype)
             x = x + (sinusoids if is_decoding_step else sinusoids.index_select(0, positions))

@@ -22,6 +22,7 @@ from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.packing import EncoderInput, PackedLayout, time_major_order
+from polyseme.nn.padding import PaddedLayout
 
 if TYPE_CHECKING:
     from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
@@ -85,6 +86,41 @@ class TimeMajor:
         return [old.to(new.dtype).index_copy(0, self.sequence_order, new) for old, new in zip(previous, states)]
 
 
+class PaddedTimeMajor(TimeMajor):
+    """Time-major order of a padded batch, [L, B, …]; its shape may be symbolic. `mask` [L, B, 1] is True at tokens."""
+
+    def __init__(self, layout: PaddedLayout):
+        self.layout, self.is_uniform, self.sequence_order = layout, True, None
+        self.num_sequences, self.max_seqlen = layout.mask.shape
+        self.mask = layout.mask.t()[:, :, None]
+
+    # copies, because a batch of one sequence would have another memory layout
+
+    def to_time_major(self, x: Tensor) -> Tensor:
+        return self.layout.unflatten(x).transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+    def from_time_major(self, x: Tensor) -> Tensor:
+        copy = x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        return copy.view(self.layout.num_tokens, x.shape[-1])
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return a linear layer of all steps, [L, B, …]."""
+        rows = x.clone(memory_format=torch.contiguous_format).view(self.layout.num_tokens, x.shape[-1])
+        return F.linear(rows, weight, bias).view(*x.shape[:2], weight.shape[0])
+
+    def reverse(self, x: Tensor) -> Tensor:
+        """Reverse the tokens of each sequence, and its padding."""
+        steps = torch.arange(self.max_seqlen, device=x.device)[:, None]
+        index = self.mask[:, :, 0].long().sum(0) - 1 - steps  # [L, B], negative at padding
+        index = torch.where(index < 0, index + self.max_seqlen, index)
+        return x.gather(0, index[:, :, None].expand_as(x))
+
+
+def time_major_of(layout: PackedLayout) -> TimeMajor:
+    """Return the conversion of a packed layout, or of a padded one, to time-major order."""
+    return PaddedTimeMajor(layout) if isinstance(layout, PaddedLayout) else TimeMajor(layout)
+
+
 class RNNCellLayer(nn.Module):
     """One cell run over sequences in one direction; its weights have the layout of torch's modules."""
 
@@ -123,6 +159,8 @@ class RNNCellLayer(nn.Module):
         weights = [self.weight_ih, hidden_weight, self.bias_ih, self._hidden_bias()]
         if self.weight_hr is not None:
             weights.append(self.weight_hr)
+        if isinstance(order, PaddedTimeMajor):
+            return self._forward_padded(x, order, weights, states, context)
         if not order.max_seqlen:
             return x.new_zeros(*x.shape[:-1], self.output_dim), states
         is_fused = not config.cell_clip and not config.projection_clip and self.weight_ch is None
@@ -173,6 +211,37 @@ class RNNCellLayer(nn.Module):
         if context_fn is not None and context is not None:
             context.finalize(lambda rows: order.from_time_major(rows.view(*x.shape[:-1], -1)))
         return torch.cat(outputs).view(*x.shape[:-1], self.output_dim), states
+
+    def _forward_padded(
+        self, x: Tensor, order: PaddedTimeMajor, weights: list[Tensor], states: list[Tensor], context: Any
+    ) -> tuple[Tensor, list]:
+        """Run a padded batch step by step, without a step at padding; in a graph, whose length varies, as a scan."""
+        has_context = context is not None and self.weight_ch is not None
+
+        def step(states: list[Tensor], inputs: tuple[Tensor, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            gates, is_token = inputs
+            outputs: list[Tensor] = []
+            if has_context:
+                outputs = [context.compute_contexts(states[0])]
+                gates = gates + F.linear(outputs[0], self.weight_ch)  # type: ignore[arg-type]
+            new_states = self._cell_step(gates, weights, *states)
+            outputs.append(new_states[0].clone())  # a scan may not return a tensor twice
+            return [torch.where(is_token, new, old) for new, old in zip(new_states, states)], outputs
+
+        from_input = order.project(x, weights[0], weights[2])  # [L, B, gates]
+        if torch.compiler.is_exporting():
+            from torch._higher_order_ops.scan import scan
+
+            states, outputs = scan(step, states, (from_input, order.mask))
+        else:
+            steps = []
+            for inputs in zip(from_input, order.mask):
+                states, step_outputs = step(states, inputs)
+                steps.append(step_outputs)
+            outputs = [torch.stack(tensors) for tensors in zip(*steps)]
+        if has_context:
+            context.contexts = order.from_time_major(outputs[0])
+        return outputs[-1], states
 
     def _cell_step(self, input_gates: Tensor, weights: list[Tensor], hidden: Tensor, *cell: Tensor) -> list[Tensor]:
         """Return the next states, from the products with the input and the current states."""
@@ -316,6 +385,13 @@ class SourceAttention:
 
     def _attention_weights(self, states: Tensor, keys: Tensor, padding_mask: Tensor) -> Tensor:
         self.states.append(states)
+        return self._compute_weights(states, keys, padding_mask)
+
+    def compute_contexts(self, states: Tensor) -> Tensor:
+        """Return the contexts of states [B, dim]; nothing is stored."""
+        return (self._compute_weights(states[:, None], self.keys, self.padding_mask) @ self.values)[:, 0]
+
+    def _compute_weights(self, states: Tensor, keys: Tensor, padding_mask: Tensor) -> Tensor:
         scores = self.attention.scores(states, keys).masked_fill(padding_mask[:, None], -math.inf)
         return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 

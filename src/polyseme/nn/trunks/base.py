@@ -135,6 +135,8 @@ class Trunk(nn.Module, ABC):
 
     embeddings: Any
     pooler: Pooler
+    is_differentiable = True  # whether gradients and attention weights can be computed
+    num_graph_parameters = 0  # of a graph that another program runs
     gradient_checkpointing = False  # whether training stores only the inputs of layers and recomputes the rest
 
     def __init__(self, config: Any):

@@ -10,7 +10,7 @@ from polyseme.errors import ConfigError
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.frozen_features import FrozenFeatures, FrozenFeaturesConfig
-from polyseme.nn.layers.rnn import RecurrentLayer, TimeMajor
+from polyseme.nn.layers.rnn import RecurrentLayer, time_major_of
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
@@ -84,7 +84,7 @@ class BiLSTM(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, layout: PackedLayout, extra_features: Tensor | None = None) -> Tensor:
-        order = TimeMajor(layout)
+        order = time_major_of(layout)
         y = order.to_time_major(x)
         for depth, layer in enumerate(self.layers):
             y = self.dropout(y) if depth else y

@@ -25,6 +25,7 @@ from polyseme.nn.layers.rnn import (
     RNNAttentionConfig,
     RNNCellLayer,
     TimeMajor,
+    time_major_of,
 )
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
@@ -152,7 +153,7 @@ class RecurrentTrunk(Trunk):
     ) -> TrunkOutput:
         """Compute the hidden states; the first layer reads the `SourceAttention` of a `context`, if any."""
         config, layout = self.config, inputs.layout
-        order, x = TimeMajor(layout), self.embeddings(inputs)  # [T, embedding_dim]
+        order, x = time_major_of(layout), self.embeddings(inputs)  # [T, embedding_dim]
         outputs_per_layer = {depth: [] if depth else [x] * len(self.stacks) for depth in layers}  # of each stack
         final_states: list[tuple[Tensor, ...]] = []
         stack_outputs = []
@@ -180,8 +181,7 @@ class RecurrentTrunk(Trunk):
             return TrunkOutput(hidden, layer_outputs)
         memory = memory or Memory.empty(layout)
         num_seen = tuple(a + b for a, b in zip(memory.num_seen, layout.lengths))
-        state_layout = PackedLayout.cached((1,) * len(layout.lengths), layout.cu_seqlens.device)  # one row per sequence
-        return TrunkOutput(hidden, layer_outputs, Memory(state_layout, tuple(final_states), num_seen))
+        return TrunkOutput(hidden, layer_outputs, Memory(layout.single_rows(), tuple(final_states), num_seen))
 
     def _dropout(self, x: Tensor, order: TimeMajor, p: float) -> Tensor:
         if not p or not self.training:
@@ -267,7 +267,7 @@ class RecurrentDecoder(Trunk):
         """Return the output of the trunk and the `SourceAttention`, if any."""
         assert inputs.source is not None, "a decoder needs a source"
         attention_state = self.attention.begin(inputs.source) if self.attention is not None else None
-        memory = self._initial_memory(inputs.source, len(inputs.layout.lengths)) if memory is None else memory
+        memory = self.initial_memory(inputs.source, inputs.layout) if memory is None else memory
         step_context = attention_state if self.config.stack.context_dim else None
         output = self.stack._forward(replace(inputs, source=None), memory, layers, return_memory, step_context)
         hidden = output.hidden  # [T, dim]
@@ -277,13 +277,13 @@ class RecurrentDecoder(Trunk):
             hidden = self.combine(torch.cat([attention_state.contexts, hidden], dim=-1)).tanh()
         return replace(output, hidden=self.dropout(hidden)), attention_state
 
-    def _initial_memory(self, source: EncoderInput, num_sequences: int) -> Memory:
-        """Compute the initial states of the cells from the source."""
-        pooled = self.init_pooler(source.values[:, : self.config.source_dim], source.layout)[:num_sequences]
+    def initial_memory(self, source: EncoderInput, layout: PackedLayout) -> Memory:
+        """Compute the initial states of the cells from the source, for targets of this layout."""
+        pooled = self.init_pooler(source.values[:, : self.config.source_dim], source.layout)
+        pooled = pooled if layout.is_padded else pooled[: len(layout.lengths)]
         per_layer = self.bridge(pooled).tanh().split([sum(dims) for dims in self.state_dims], dim=-1)
         states = tuple(x.split(list(dims), dim=-1) for x, dims in zip(per_layer, self.state_dims))
-        state_layout = PackedLayout.cached((1,) * num_sequences, pooled.device)
-        return Memory(state_layout, states, (0,) * num_sequences)
+        return Memory(layout.single_rows(), states, (0,) * len(layout.lengths))
 
     def prepare_source(self, states: Tensor) -> Tensor:
         """Return encoder states with the keys that attention computes from them."""
