@@ -35,8 +35,8 @@ FINDINGS = """What the tables say; a standard error of accuracy on this dev set 
 - 70 of 72 times are within 20 % of what arithmetic predicts; two with 60 % fewer units are 20.1 and 20.2 % above it.
 - Gates, with 80 steps in which to close, are worse than importance.
 - Weights, one seed: at 50 %, one-shot and iterative pruning are two points below the unpruned model and far above a
-  random mask; at 90 %, no schedule is clearly better than a random mask after 80 steps. Gradual pruning leaves few of so
-  few steps to recover. From scratch, nothing is learned in 80 steps.
+  random mask; at 90 %, no schedule is clearly better than a random mask after 80 steps. Gradual pruning leaves few
+  steps to recover. From scratch, nothing is learned in 80 steps.
 """
 STRUCTURE = """## Without training
 
