@@ -23,6 +23,21 @@ and 1,536 units, a sentence encoder) on STS-B's dev set (1,500 pairs, Spearman's
 accuracy). What is removed is chosen on 256 training examples. The [guide](../guide/compression.md#pruning) says how
 each part is chosen; `benchmarks/pruning.py` wrote this page from [pruning.json](pruning.json).
 """
+FINDINGS = """What the tables say; a standard error of accuracy on this dev set of SST-2 is 1.4 points.
+
+- 40 % of the heads: on STS-B the score stays (it rises by half a point), as published. On SST-2, with 50 heads in all,
+  it falls by five points; with a short fine-tuning after it, it is 0.7 points below the unpruned model that was trained
+  in the same way, and 2.3 below the original.
+- Heads that are ranked over all layers are better than as many from each layer on STS-B; on SST-2 neither is
+  consistently better.
+- Feed-forward units are the cheapest part: without 40 % of them, both scores are unchanged.
+- Removing layers by their measured loss is better than removing the last ones.
+- 70 of 72 times are within 20 % of what arithmetic predicts; two with 60 % fewer units are 20.1 and 20.2 % above it.
+- Gates, with 80 steps in which to close, are worse than importance.
+- Weights, one seed: at 50 %, one-shot and iterative pruning are two points below the unpruned model and far above a
+  random mask; at 90 %, no schedule is clearly better than a random mask after 80 steps. Gradual pruning leaves few
+  steps to recover. From scratch, nothing is learned in 80 steps.
+"""
 STRUCTURE = """## Without training
 
 Operations are those that arithmetic predicts for a text of 20 tokens, and time is measured on single texts, both as
@@ -53,7 +68,7 @@ def write_page(results: dict[str, Any], folder: Path) -> None:
     structure, recovery, schedules = (
         [row for row in rows if row["table"] == name] for name in ("structure", "recovery", "schedules")
     )
-    sections = [INTRODUCTION, f"{results['header']}.\n", *results.get("findings", ()), STRUCTURE]
+    sections = [INTRODUCTION, f"{results['header']}.\n", FINDINGS, STRUCTURE]
     models = list(dict.fromkeys(row["model"] for row in structure))
     for model in models:
         sections.append(structure_section(model, [row for row in structure if row["model"] == model]))

@@ -2,18 +2,28 @@
 
 import json
 import logging
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from polyseme.compress.distillation import distill
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
+from polyseme.corpus.sampling import DataPosition
+from polyseme.corpus.store import Corpus
+from polyseme.nn.memory import Memory
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation, DistillationLoss
 from polyseme.objectives.masked_lm import MaskedLM
+from polyseme.objectives.packing import SpecialIds
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.span_corruption import SpanCorruption
+from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import get_training_recipe
+from polyseme.train import pretrain as pretraining
+from polyseme.train.checkpoint import load_checkpoint
+from polyseme.train.streams import BatchStream
 from polyseme.weights.folder import load_model
 from tests.support import cases
 from tests.support.text import documents
@@ -101,3 +111,56 @@ def test_student_of_another_family(teacher, recipe, model, has_cosine, tiny_fold
     assert "it starts from random weights" in caplog.text and ("no cosine term" in caplog.text) != has_cosine
     rows = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert {"soft"} <= rows[0]["loss"].keys() and ("cosine" in rows[0]["loss"]) == has_cosine
+
+
+@pytest.mark.parametrize("name", ["transformer_xl", "rnn_lm"])
+def test_teacher_and_student_of_a_stream_carry_their_own_memory(name, tiny_folders, corpora):
+    """With the same weights, the predictions agree in the second segment too, which depends on the first."""
+    folder = load_model(tiny_folders[name])
+    student, teacher = (folder.model.config.build(seed=0).double().eval() for _ in range(2))
+    for model in (student, teacher):
+        model.load_state_dict(folder.model.state_dict())
+    objective = Distillation(StreamingCausalLM())
+    builder = objective.bind(Corpus.open(corpora(name)), SpecialIds.from_tokenizer(folder.tokenizer), 12)
+    stream, loss = BatchStream(builder, builder.build_sampler(48)), DistillationLoss(objective, teacher)
+    steps = stream.steps(DataPosition())
+    for number in range(3):
+        (batch,), _ = next(steps)
+        losses = loss.compute(student, batch)
+        assert abs(losses["soft"].item()) < 1e-5 and abs(losses["cosine"].item()) < 1e-5
+        memory = stream.segment_states[0].memory
+        restored = Memory.from_tensors(memory.to_tensors())
+        for mine, theirs in zip(memory.states, restored.teacher.states, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+        if number == 1:
+            stream.segment_states[0].memory = replace(
+                memory, teacher=None
+            )  # a teacher that forgets predicts differently
+            (batch,), _ = next(steps)
+            assert loss.compute(student, batch)["soft"].item() > 1e-3
+            break
+
+
+def test_stopped_run_over_a_stream_is_resumed_exactly(tiny_folders, corpora, tmp_path, monkeypatch):
+    recipe = get_training_recipe("transformer_xl-tiny").replace(
+        size="", model={"num_layers": 1, "dim": 24, "num_heads": 3, "memory_len": 8}, max_len=12, batch_tokens=96,
+        micro_batch_tokens=48, compile=False, save_every=2, log_every=1, valid_fraction=0.0,
+    )  # fmt: skip
+    run = partial(distill, tiny_folders["transformer_xl"], corpora("transformer_xl"), student=recipe, budget="4steps")
+    run(out=tmp_path / "whole")
+    train = pretraining.train
+
+    def stopping(state, batches):
+        for report in train(state, batches):
+            if report.step == 3:
+                raise KeyboardInterrupt
+            yield report
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pretraining, "train", stopping)
+        run(out=tmp_path / "run")
+    distill(out=tmp_path / "run", resume=True)
+    whole, resumed = (load_checkpoint(tmp_path / name / "checkpoints").tensors for name in ("whole", "run"))
+    assert any("teacher/" in name for name in whole["memory"])
+    for file, tensors in whole.items():
+        assert all(torch.equal(tensor, resumed[file][name]) for name, tensor in tensors.items())

@@ -42,6 +42,16 @@ def equal(model, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values()))
 
 
+def test_a_data_set_has_training_and_dev_examples(tiny_folders, glue):
+    network = load_neural(tiny_folders["bert"])
+    retraining = TaskRetraining.read(network, {"data": glue, "dev": None}, "glue/sst-2", [3, 5], {"epochs": 1})
+    assert retraining.metric == "accuracy" and retraining.seeds == [3, 5]
+    settings = retraining.describe()
+    assert (
+        settings["train_examples"] > 1 and settings["dev_examples"] > 1 and settings["steps"] == retraining.total_steps
+    )
+
+
 def test_removed_weights_stay_zero_and_the_others_are_trained_as_usual(retraining):
     masks = WeightMasks(retraining.build(0))
     masks.prune(masks.total // 2)

@@ -11,12 +11,14 @@ import polyseme
 from polyseme.compress import quantize
 from polyseme.compress.exporting.onnx_graph import OnnxFormat
 from polyseme.compress.pruning.examples import read_examples
+from polyseme.compress.quantization import fusion
 from polyseme.compress.quantization.calibration import MAX_CALIBRATION_TEXTS, read_calibration
 from polyseme.compress.quantization.integer_graph import activation_scale, column_scales
 from polyseme.compress.quantization.precision_curve import count_weight_megabytes, round_matrix, round_model
 from polyseme.errors import ModelError, UnsupportedError
 from polyseme.inference.load import load_neural
 from polyseme.tasks.tagging import TaggingTask
+from polyseme.weights.folder import load_model
 from polyseme.weights.onnx_folder import MAX_GRAPH_TOKENS, group_by_length, padded_rows
 from tests.support.small_models import save_small_model
 
@@ -168,6 +170,21 @@ def test_folders_of_weights_and_bfloat16(tagger, tmp_path):
     assert (tmp_path / "int8" / "model.int8.safetensors").exists()
     with pytest.raises(polyseme.ConfigError, match="in int8 already"):
         quantize(tmp_path / "int8", mode="weights", out=tmp_path / "again")
+
+
+def test_a_graph_that_was_fused_wrongly_is_not_written(tagger, tmp_path, monkeypatch):
+    trace = fusion._trace_heads
+    monkeypatch.setattr(fusion, "_trace_heads", lambda *args: (heads := trace(*args)) and heads._replace(num_heads=1))
+    with pytest.raises(ModelError, match="differs from the model"):
+        quantize(tagger, out=tmp_path / "int8")
+    assert not (tmp_path / "int8").exists()
+
+
+def test_what_trains_a_model_rejects_a_graph(tagger, tmp_path):
+    quantize(tagger, out=tmp_path / "int8")
+    assert polyseme.verify(tmp_path / "int8").has_hashes
+    with pytest.raises(ModelError, match="pass the model that it was made of"):
+        load_model(tmp_path / "int8")
 
 
 def test_a_graph_cannot_be_quantized_again(tagger, tmp_path):

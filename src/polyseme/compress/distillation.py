@@ -13,7 +13,7 @@ from polyseme.compress.result import (
     latency_rows,
     size_rows,
 )
-from polyseme.compress.student import choose_recipe, init_from_teacher, read_as_documents, warn_if_larger
+from polyseme.compress.student import choose_recipe, init_from_teacher, warn_if_larger
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError, UnsupportedError
 from polyseme.families import FAMILIES
@@ -110,7 +110,7 @@ def with_distillation(recipe: Recipe, teacher: Path) -> Recipe:
     """Return the recipe with a distillation of this teacher as its objective."""
     objective = recipe.objective
     if not isinstance(objective, Distillation):
-        objective = Distillation(read_as_documents(objective))
+        objective = Distillation(objective)
     return recipe.replace(objective=objective.replace(teacher=str(teacher), teacher_hash=hash_weights(teacher)))
 
 

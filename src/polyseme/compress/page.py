@@ -17,7 +17,6 @@ from polyseme.report.html import (
     html_page,
     html_table,
     key_figures,
-    next_steps,
     note,
     paragraph,
 )
@@ -30,22 +29,23 @@ LOG_RANGE = 4.0  # of sizes from which on their axis is logarithmic
 CAPTION = "Each point is a model. Up is better if the score counts what is right, down if it is a loss."
 
 
-def compression_page(result: CompressionResult) -> str:
-    """Return one self-contained page of a result."""
-    summary, *notes = result.notes or ("A smaller model.",)
+def compression_page(compressed: CompressionResult) -> str:
+    """Return one self-contained page of a compressed."""
+    summary, *notes = compressed.notes or ("A smaller model.",)
     sections = [
-        ("Before and after", _comparison(result)),
-        (f"Quality against {result.curve_unit}", _curve_section(result)),
+        ("Before and after", _comparison(compressed)),
+        (f"Quality against {compressed.curve_unit}", _curve_section(compressed)),
         ("Notes", "".join(map(paragraph, notes))),
-        ("Settings", _settings(result.record)),
-        ("Next steps", next_steps(_steps(result))),
+        ("Settings", _settings(compressed.record)),
     ]
-    return html_page(f"Compression: {result.out.name}", escape(summary), sections, key_figures(_figures(result)))
+    return html_page(
+        f"Compression: {compressed.out.name}", escape(summary), sections, key_figures(_figures(compressed))
+    )
 
 
-def _figures(result: CompressionResult) -> list[tuple[str, str, str]]:
+def _figures(compressed: CompressionResult) -> list[tuple[str, str, str]]:
     """Return cards of the size, the first speed and the quality after compression, each with its ratio or change."""
-    figures = [(row.measure, row.cells[2], _change(row)) for row in result.rows if row.measure != "parameters"]
+    figures = [(row.measure, row.cells[2], _change(row)) for row in compressed.rows if row.measure != "parameters"]
     return figures[:4]
 
 
@@ -54,15 +54,15 @@ def _change(row: CompressionRow) -> str:
     return f"before: {before}" + ("" if row.ratio is None else f" (× {ratio})")
 
 
-def _comparison(result: CompressionResult) -> str:
-    header, rows = result.table
-    device = result.record.get("device")
+def _comparison(compressed: CompressionResult) -> str:
+    header, rows = compressed.table
+    device = compressed.record.get("device")
     return html_table(header, rows) + (note(f"Times: median of single texts, {device}.") if device else "")
 
 
-def _curve_section(result: CompressionResult) -> str:
+def _curve_section(compressed: CompressionResult) -> str:
     """Draw the curve, one line per series, with the original and the model that was written; list its points."""
-    points = [point for point in result.curve if math.isfinite(point.size) and math.isfinite(point.score)]
+    points = [point for point in compressed.curve if math.isfinite(point.size) and math.isfinite(point.score)]
     if not points:
         return ""
     sizes = [point.size for point in points]
@@ -75,8 +75,8 @@ def _curve_section(result: CompressionResult) -> str:
         for (name, chosen), color in zip(marked.items(), ("var(--s8)", "var(--s4)"))
         if chosen
     ]
-    chart = line_chart(series, Axis(result.curve_unit, log=is_log), Axis(result.curve_metric), height=320)
-    return figure(chart, CAPTION) + _curve_table(result, points)
+    chart = line_chart(series, Axis(compressed.curve_unit, log=is_log), Axis(compressed.curve_metric), height=320)
+    return figure(chart, CAPTION) + _curve_table(compressed, points)
 
 
 def _series(name: str, points: Sequence[CurvePoint]) -> Series:
@@ -91,14 +91,14 @@ def _series(name: str, points: Sequence[CurvePoint]) -> Series:
     )
 
 
-def _curve_table(result: CompressionResult, points: Sequence[CurvePoint]) -> str:
+def _curve_table(compressed: CompressionResult, points: Sequence[CurvePoint]) -> str:
     has_series = len({point.series for point in points}) > 1
     rows = []
     for point in points:
         score = f"{point.score:.4g}" + ("" if point.std is None else f" ± {point.std:.2g}")
         cells = [*([point.series or "–"] if has_series else []), point.label, f"{point.size:,.4g}", score]
         rows.append([bold(cell) for cell in cells] if point.chosen else cells)
-    header = [*(["series"] if has_series else []), "model", result.curve_unit, result.curve_metric]
+    header = [*(["series"] if has_series else []), "model", compressed.curve_unit, compressed.curve_metric]
     return html_table(header, rows) + (note("Bold: the model in this folder.") if any(p.chosen for p in points) else "")
 
 
@@ -111,8 +111,6 @@ def _settings(record: Mapping[str, Any]) -> str:
 
 
 def _format(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return "yes" if value is True else "no" if value is False else "–" if value in (None, "") else f"{value}"
-
-
-def _steps(result: CompressionResult) -> list[tuple[str, str]]:
-    return [("Evaluate it on other data:", f"polyseme evaluate {result.out} --data test.tsv")]

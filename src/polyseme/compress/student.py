@@ -20,7 +20,6 @@ from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.objectives.span_corruption import SpanCorruption
-from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.recipes import RECIPES, get_training_recipe
 from polyseme.recipes.encoders import distilbert_base
 from polyseme.train.loop import count_parameters
@@ -142,12 +141,7 @@ def base_objective(objective: Objective) -> Objective:
     if isinstance(objective, MaskedLMWithSentencePairs):
         masking = objective.mask_prob, objective.mask_unit, objective.random_token_prob, objective.keep_token_prob
         return MaskedLM(*masking)
-    return read_as_documents(objective)
-
-
-def read_as_documents(objective: Objective) -> Objective:
-    """Return causal LM on documents instead of on a stream, since a teacher has no memory of what came before."""
-    return CausalLM(direction=objective.direction) if isinstance(objective, StreamingCausalLM) else objective
+    return objective
 
 
 def _teacher_settings(metadata: dict[str, Any]) -> Recipe | None:

@@ -18,6 +18,7 @@ from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.checkpoint import find_damage, list_checkpoints
 from polyseme.weights.elmo_format import find_elmo_files, read_elmo
 from polyseme.weights.folder import load_model
+from polyseme.weights.onnx_folder import is_onnx_folder, load_onnx_model
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def _verify_model(path: Path) -> bool:
         NgramFolder.load(path, verify=True)
     elif FeatureModel.is_folder(path):
         FeatureModel.load(path, verify=True)
+    elif is_onnx_folder(path):
+        load_onnx_model(path, verify=True)
     else:
         load_model(path, verify=True)
     has_hashes = check_hashes(path, ())

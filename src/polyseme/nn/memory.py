@@ -14,6 +14,7 @@ from polyseme.errors import ConfigError
 from polyseme.nn.index_cache import cached_index
 from polyseme.nn.packing import CacheLayout, EncoderInput, PackedLayout, tree_map
 
+TEACHER_PREFIX = "teacher/"  # of the names of its tensors in a checkpoint
 KeyValue = tuple[Tensor, Tensor]  # keys and values
 
 
@@ -22,13 +23,15 @@ class Memory:
     """Packed rows of each layer: keys and values, or the hidden states that they are computed from.
 
     `num_seen` is the number of tokens read of each sequence, which exceeds that in memory if its length is bounded.
-    `source` holds the encoder states for cross attention.
+    `source` holds the encoder states for cross attention. In distillation, `teacher` is the memory of a teacher that
+    reads the same tokens.
     """
 
     layout: PackedLayout
     states: tuple[tuple[Tensor, ...], ...]  # [layer][part], each [T, …]
     num_seen: tuple[int, ...]
     source: EncoderInput | None = None
+    teacher: Memory | None = None
 
     @classmethod
     def empty(cls, layout: PackedLayout) -> Memory:
@@ -84,20 +87,29 @@ class Memory:
         states = tuple(tuple(t.index_select(0, index) for t in parts) for parts in self.states)
         return replace(self, layout=layout, states=states)
 
+    def with_num_seen(self, num_seen: tuple[int, ...]) -> Memory:
+        """Return a copy after so many tokens of each sequence, which a teacher has read as well."""
+        return replace(self, num_seen=num_seen, teacher=self.teacher and self.teacher.with_num_seen(num_seen))
+
     def to_tensors(self) -> dict[str, Tensor]:
         """Convert to named tensors, for a checkpoint."""
         named_tensors = {f"{layer}.{i}": t for layer, parts in enumerate(self.states) for i, t in enumerate(parts)}
+        if self.teacher is not None:
+            named_tensors |= {f"{TEACHER_PREFIX}{name}": t for name, t in self.teacher.to_tensors().items()}
         return named_tensors | {"lengths": torch.tensor(self.layout.lengths), "num_seen": torch.tensor(self.num_seen)}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], device: str | torch.device = "cpu") -> Memory:
         """Invert `to_tensors`."""
+        taught = {n.removeprefix(TEACHER_PREFIX): t for n, t in tensors.items() if n.startswith(TEACHER_PREFIX)}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(TEACHER_PREFIX)}
         keys = [tuple(map(int, name.split("."))) for name in tensors if "." in name]
         states: list[tuple[Tensor, ...]] = [() for _ in range(1 + max((layer for layer, _ in keys), default=-1))]
         for layer, i in sorted(keys):
             states[layer] += (tensors[f"{layer}.{i}"].to(device),)
         layout = PackedLayout.from_lengths(tensors["lengths"].tolist(), device=device)
-        return cls(layout, tuple(states), tuple(tensors["num_seen"].tolist()))
+        teacher = cls.from_tensors(taught, device) if taught else None
+        return cls(layout, tuple(states), tuple(tensors["num_seen"].tolist()), teacher=teacher)
 
 
 def _sequence_rows(layout: PackedLayout, sequence_ids: Sequence[int]) -> tuple[Tensor, PackedLayout]:

@@ -14,15 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from polyseme.corpus.sampling import SampleBin
 from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError
 from polyseme.nn.losses import chunked_soft_divergence, soft_chunk_rows
+from polyseme.nn.memory import Memory
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.base import Objective, ObjectiveLoss
-from polyseme.objectives.batch import IGNORE_INDEX, Batch, Targets
+from polyseme.objectives.batch import IGNORE_INDEX, AnyBatch, Batch, SegmentExtra, SegmentState, Targets
 from polyseme.objectives.losses import compute_term, run_trunk
 from polyseme.objectives.masked_lm import MaskedLM
-from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
+from polyseme.objectives.packing import BatchBuilder, Sampler, SpecialIds, StaticShape
 from polyseme.weights.folder import hash_weights, load_model
 
 
@@ -54,6 +56,11 @@ class Distillation(Objective):
         self.check_range(0, math.inf, "soft_weight", "hard_weight", "cosine_weight")
 
     @property
+    def needs_bounded_memory(self) -> bool:  # type: ignore[override]
+        """Whether the batches of `base` continue those before them."""
+        return self.base.needs_bounded_memory
+
+    @property
     def terms(self) -> tuple[str, ...]:
         return self.base.terms
 
@@ -71,11 +78,10 @@ class Distillation(Objective):
         return self.base.max_input_len(max_len)
 
     def check(self, model: ModelConfig, max_len: int) -> None:
-        base = self.base
-        if base.needs_bounded_memory or base.needs_hybrid or base.is_sparse:
-            problem = "reads a stream with memory" if base.needs_bounded_memory else "has no single token prediction"
-            raise ConfigError(f"Distillation of {type(base).__name__} is not supported: it {problem}")
-        base.check(model, max_len)
+        if self.base.needs_hybrid or self.base.is_sparse:
+            problem = "it has no single token prediction"
+            raise ConfigError(f"Distillation of {type(self.base).__name__} is not supported: {problem}")
+        self.base.check(model, max_len)
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _DistillationBatchBuilder(self, self.base.bind(corpus, special_ids, max_len, seed))
@@ -117,11 +123,11 @@ class DistillationLoss:
         targets = batch.targets
         if model.training:
             batch = batch.extra.prepare(model, batch)
+        memory = batch.extra.memory
         output = run_trunk(model, batch)
         loss_sums = {}
         if "soft" in targets or "cosine" in targets:
-            with torch.no_grad():
-                teacher_hidden = batch.for_trunk(self.teacher.config.trunk).forward(self.teacher).hidden
+            teacher_hidden = self._run_teacher(batch, memory)
         if "soft" in targets:
             loss_sums["soft"] = self._soft_loss(model, batch, output.hidden, teacher_hidden)
         if "cosine" in targets:
@@ -129,6 +135,23 @@ class DistillationLoss:
             hidden, shown = (h[: len(labels)].float() for h in (output.hidden, teacher_hidden))  # no query stream
             loss_sums["cosine"] = ((1 - F.cosine_similarity(hidden, shown, dim=-1)) * (labels != IGNORE_INDEX)).sum()
         return {n: loss_sums[n] if n in loss_sums else compute_term(model, batch, output, n) for n in targets}
+
+    @torch.no_grad()
+    def _run_teacher(self, batch: Batch, memory: Memory | None) -> Tensor:
+        """Return the hidden states of the teacher, after the memory of its own, if it has one of fixed size.
+
+        `memory` is the one before the batch; the student's after it, which has been stored, gets that of the teacher.
+        """
+        trunk = self.teacher.config.trunk
+        inputs = trunk.omit_unsupported(batch.inputs)
+        if not isinstance(batch.extra, SegmentExtra):
+            return batch.extra.forward(self.teacher, inputs).hidden
+        if not trunk.has_bounded_memory:
+            return self.teacher.trunk(inputs).hidden
+        output = self.teacher.trunk(inputs, memory=memory.teacher if memory else None, return_memory=True)
+        assert batch.extra.state.memory is not None
+        batch.extra.store_memory(replace(batch.extra.state.memory, teacher=output.memory.detach()))
+        return output.hidden
 
     def _soft_loss(self, model: Model, batch: Batch, hidden: Tensor, teacher_hidden: Tensor) -> Tensor:
         """Return the summed divergence of the predictions; the logits of all rows never exist at once."""
@@ -174,7 +197,15 @@ class _DistillationBatchBuilder(BatchBuilder):
     def static_shape(self, micro_batch_tokens: int) -> StaticShape:
         return self.base.static_shape(micro_batch_tokens)
 
+    def build_sampler(self, micro_batch_tokens: int, micro_batches_per_step: int = 1, **options: Any) -> Sampler:
+        return self.base.build_sampler(micro_batch_tokens, micro_batches_per_step, **options)
+
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
-        batch = self.base.batch(ids, epoch, shape)
+        return self._add_targets(self.base.batch(ids, epoch, shape))
+
+    def batch_of_bin(self, sample_bin: SampleBin, shape: StaticShape | None, state: SegmentState) -> Batch:
+        return self._add_targets(self.base.batch_of_bin(sample_bin, shape, state))
+
+    def _add_targets(self, batch: AnyBatch) -> Batch:
         assert isinstance(batch, Batch)
         return self.config.add_teacher_targets(batch)

@@ -92,7 +92,7 @@ class StepExecutor:
         new_memory: Memory | None = (call.fn if is_eager else call)(batch, counts, memory)
         if new_memory is not None:
             num_seen = memory.num_seen if memory else (0,) * len(lengths)  # counted here: a replay runs no Python
-            batch.extra.store_memory(replace(new_memory, num_seen=tuple(a + b for a, b in zip(num_seen, lengths))))
+            batch.extra.store_memory(new_memory.with_num_seen(tuple(a + b for a, b in zip(num_seen, lengths))))
 
     def _first_micro_batch(self, batch: Batch, counts: Tensor, memory: Memory | None) -> Memory | None:
         if self.bf16_copy:

@@ -59,6 +59,9 @@ def missing_config_error(folder: Path) -> ModelError:
 
 def missing_weights_error(folder: Path) -> ModelError:
     """Return the error for a folder without safetensors; weights in another format can be converted."""
+    if (folder / "export.json").is_file():
+        advice = "pass the model that it was made of (`polyseme.load` opens one in int8 to embed and predict)"
+        return ModelError(f"{folder} is a graph for inference without weights to train or convert: {advice}")
     for patterns, description, reader in _OTHER_WEIGHTS:
         if file := _find_file(folder, patterns):
             return ModelError(f"{file} is {description}; {_conversion_advice(folder, reader)}")

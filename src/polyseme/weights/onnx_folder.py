@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -159,10 +160,9 @@ def load_onnx_model(path: Path, verify: bool = False) -> ModelFolder:
     config, metadata = read_model_config(path)
     about = read_json_object(path / "export.json")
     model = build_onnx_model(config, path / ONNX_FILE, about.get("num_parameters", 0))
-    tensors = load_file(path / HEADS_FILE) if (path / HEADS_FILE).is_file() else {}
     try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
+        model.load_state_dict(load_file(path / HEADS_FILE) if (path / HEADS_FILE).is_file() else {})
+    except (RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[-1].strip()
         raise ModelError(f"{path / HEADS_FILE} does not match polyseme.json: {reason}") from None
     pooling = TextPooling(**about["pooling"]) if "pooling" in about else TextPooling()

@@ -133,14 +133,16 @@ def _write(network: NeuralLM, outcome: Outcome, config: PruningConfig, path: Pat
         if config.part == "weights":
             rows.append(CompressionRow.compare("nonzero weights", total, total - removed))
         rows += outcome.rows
-        done = f"Removed {removed:,} of {total:,} {PARTS.get(config.part, config.part)} of {network.path.name}"
+        done = f"Removed {removed:,} of {total:,} {PARTS.get(config.part, config.part)} of {network.path}"
+        schedule = f", {config.schedule}" if config.part == "weights" else ""
+        trained = f", and trained for {record['steps']:,} steps" if "steps" in record else ""
         limits = _limits(path, smaller, config)
         pruned_result = CompressionResult(
             tuple(rows),
             path,
             record | {"device": describe_devices()},
             curve=outcome.curve.points,
-            notes=(f"{done} by {config.strategy}.", *outcome.curve.notes, *limits),
+            notes=(f"{done} by {config.strategy}{schedule}{trained}.", *outcome.curve.notes, *limits),
             curve_unit=outcome.curve.unit,
             curve_metric=outcome.metric,
         )

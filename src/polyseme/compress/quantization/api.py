@@ -39,6 +39,10 @@ logger = logging.getLogger(__name__)
 NumberType = Literal["int8", "bfloat16"]
 MODES = ("dynamic", "static", "weights")
 MAX_DROP = 0.5  # points, 100 times the metric
+CURVE_NOTE = (
+    "The point of this model is measured with its folder. The others show where the model breaks: weights rounded to "
+    "the nearest of few values, with a scale per row, computed in float32."
+)
 _DONE = {
     "dynamic": "weights and activations in int8, with a scale of activations for each batch",
     "static": "weights and activations in int8, with scales of activations from calibration texts",
@@ -140,9 +144,9 @@ def quantize(
             network.save(folder, "int8" if config.to == "int8" else "bf16")
             quantized = load_neural(folder, "cpu")
             rows = [*size_rows(network, quantized), *latency_rows(network, quantized, _texts(examples))]
-        result = _evaluate(network, quantized, examples, config, rows, path)
-        result.save(folder)
-    return result
+        compressed = _evaluate(network, quantized, examples, config, rows, path)
+        compressed.save(folder)
+    return compressed
 
 
 def _check_source(network: NeuralLM, config: QuantizationConfig) -> None:
@@ -180,7 +184,7 @@ def _evaluate(
 ) -> CompressionResult:
     """Compare the metric and draw the curve, if there are examples; raise `ModelError` if the metric drops."""
     record = {name: value for name, value in asdict(config).items() if value not in ("", None)}
-    notes = (f"{network.path.name} with {_DONE[config.mode or config.to]}.",)
+    notes: tuple[str, ...] = (f"A copy of {network.path.name} with {_DONE[config.mode or config.to]}.",)
     record |= {"device": describe_devices()}
     if examples is None:
         return CompressionResult(tuple(rows), path, record, notes=notes)
@@ -194,6 +198,7 @@ def _evaluate(
             f"{row.measure} of {network.path} is {row.before:.4g} before and {row.after:.4g} after quantization, "
             f"{drop:.2f} {unit} worse; `max_drop` is {limit:g}: nothing was written"
         )
+    notes += (CURVE_NOTE,)
     curve = tuple(precision_curve(network, examples, row.before, config.to, row.after))
     record |= {"metric": examples.metric, "examples": examples.num_examples, "points": drop}
     return CompressionResult((*rows, row), path, record, curve, notes, curve_metric=examples.metric)

@@ -104,7 +104,8 @@ def _trace_heads(editor: GraphEditor, name: str) -> ProjectedHeads | None:
         elif node.op_type == "Reshape" and (shape := editor.producer(node.input[1], "Concat")) is not None:
             num_heads = int(editor.scalar(shape.input[2]) or 0) if len(shape.input) == 4 else num_heads
         name = node.input[0]
-    if editor.producer(name, "Gemm") is None or part < 0 or not num_heads or math.isnan(factor):
+    gemm = editor.producer(name, "Gemm")
+    if gemm is None or editor.matrix(gemm) is None or part < 0 or not num_heads or math.isnan(factor):
         return None
     return ProjectedHeads(name, part, factor, num_heads)
 
@@ -122,13 +123,11 @@ def _write_attention(editor: GraphEditor, flattened: Any, heads: ProjectedHeads,
         ]
         editor.prepend(nodes)
     output = flattened.output[0]
-    gemm = editor.producer(heads.projection, "Gemm")
-    weight = editor.array(gemm.input[1])
-    assert weight is not None
-    dim = next(size // 3 for size, other in (weight.shape, weight.shape[::-1]) if size == 3 * (size // 3) and other)
+    matrix = editor.matrix(editor.producer(heads.projection, "Gemm"))
+    assert matrix is not None
     parts = [f"{output}_{name}" for name in ("query", "key", "value")]
     split = helper.make_node("Split", [f"{output}_projected"], parts, axis=2, num_outputs=3)
-    flat_shape = editor.add_constant(f"{output}_flat_shape", np.array([-1, dim], np.int64))
+    flat_shape = editor.add_constant(f"{output}_flat_shape", np.array([-1, matrix.shape[1] // 3], np.int64))
     attention = editor.contrib_node(
         "MultiHeadAttention", [*parts, "", KEY_MASK], f"{output}_heads", num_heads=heads.num_heads, scale=scale
     )

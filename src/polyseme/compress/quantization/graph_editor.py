@@ -56,6 +56,16 @@ class GraphEditor:
         tensor = self.constants.get(name)
         return None if tensor is None else numpy_helper.to_array(tensor)
 
+    def matrix(self, node: Any) -> np.ndarray | None:
+        """Return the constant matrix that a node multiplies with, [inputs, outputs]; None if it does something else."""
+        matrix = self.array(node.input[1])
+        if matrix is None or matrix.ndim != 2 or matrix.dtype != np.float32:
+            return None
+        attributes = {each.name: each.f if each.name in ("alpha", "beta") else each.i for each in node.attribute}
+        if attributes.get("transA", 0) or attributes.get("alpha", 1) != 1 or attributes.get("beta", 1) != 1:
+            return None
+        return matrix.T if attributes.get("transB", 0) else matrix
+
     def scalar(self, name: str) -> float | None:
         """Return a constant of one number; None if it is another value."""
         array = self.array(name)

@@ -11,6 +11,7 @@ from polyseme.compress.exporting.evaluation import graph_network
 from polyseme.compress.exporting.graph import HIDDEN_OUTPUT, VECTORS, GraphOutput, PaddedModel, select_outputs
 from polyseme.compress.exporting.graph_folder import describe_outputs, graph_length, write_description
 from polyseme.compress.exporting.onnx_graph import OnnxFormat
+from polyseme.compress.exporting.verification import check_difference, checked_shapes, measure_difference
 from polyseme.compress.quantization.calibration import measure_ranges
 from polyseme.compress.quantization.fusion import fuse
 from polyseme.compress.quantization.graph_editor import GraphEditor
@@ -52,12 +53,16 @@ class IntegerFolder:
         write_onnx_heads(folder, self.network.model, self.network.folder.metadata)
 
     def _quantize(self, folder: Path, texts: Sequence[str]) -> dict[str, int]:
+        """Fuse the graph, compare it with the model while it is float32, and quantize it."""
         import onnx
 
         model: Any = onnx.load(folder / ONNX_FILE)
         editor = GraphEditor(model)
         counts = fuse(editor)
         editor.finish()
+        onnx.save(model, folder / ONNX_FILE)
+        run, shapes = self.graph_format.open(folder), checked_shapes(self.graph_format.min_length, self.max_len)
+        check_difference(self.network, measure_difference(self.network, self.outputs, run, shapes))
         ranges = measure_ranges(model, self.network, texts, self.max_len) if texts else None
         editor = GraphEditor(model)
         quantize_graph(editor, ranges)

@@ -21,8 +21,9 @@ Ranges = Mapping[str, tuple[float, float]]  # the least and the largest activati
 
 
 def product_nodes(editor: GraphEditor) -> list[Any]:
-    """Return the products of activations [rows, columns] with constant matrices."""
-    return [node for node in editor.nodes("Gemm", "MatMul") if _read_matrix(editor, node) is not None]
+    """Return the products of activations with constant matrices, except small ones."""
+    matrices = [(node, editor.matrix(node)) for node in editor.nodes("Gemm", "MatMul")]
+    return [node for node, matrix in matrices if matrix is not None and matrix.shape[1] >= MIN_OUTPUTS]
 
 
 def quantize_graph(editor: GraphEditor, ranges: Ranges | None = None) -> int:
@@ -36,20 +37,8 @@ def quantize_graph(editor: GraphEditor, ranges: Ranges | None = None) -> int:
     return len(products) + len(tables)
 
 
-def _read_matrix(editor: GraphEditor, node: Any) -> np.ndarray | None:
-    """Return the matrix of a product, [inputs, outputs]; None if it is computed or the node does something else."""
-    matrix = editor.array(node.input[1])
-    if matrix is None or matrix.ndim != 2 or matrix.dtype != np.float32:
-        return None
-    attributes = {each.name: each.f if each.name in ("alpha", "beta") else each.i for each in node.attribute}
-    if attributes.get("transA", 0) or attributes.get("alpha", 1) != 1 or attributes.get("beta", 1) != 1:
-        return None
-    matrix = matrix.T if attributes.get("transB", 0) else matrix
-    return matrix if matrix.shape[1] >= MIN_OUTPUTS else None
-
-
 def _quantize_product(editor: GraphEditor, node: Any, bounds: tuple[float, float] | None) -> None:
-    matrix = _read_matrix(editor, node)
+    matrix = editor.matrix(node)
     assert matrix is not None
     name, output = node.input[1], node.output[0]
     scales = column_scales(matrix)
