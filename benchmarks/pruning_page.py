@@ -32,7 +32,9 @@ FINDINGS = """What the tables say; a standard error of accuracy on this dev set 
   consistently better.
 - Feed-forward units are the cheapest part: without 40 % of them, both scores are unchanged.
 - Removing layers by their measured loss is better than removing the last ones.
-- 70 of 72 times are within 20 % of what arithmetic predicts; two with 60 % fewer units are 20.1 and 20.2 % above it.
+- 70 of 72 times are within 20 % of what arithmetic predicts; two with 60 % fewer units are 20.1 and 20.2 % above it. A
+  profile of all-MiniLM-L6-v2 without 60 % of its units, on four sentences, agrees with arithmetic (0.60) if only
+  torch operators count: 8.4 instead of 13.8 ms (0.61). The times also include tokenization and Python.
 - Gates, with 80 steps in which to close, are worse than importance.
 - Weights, one seed: at 50 %, one-shot and iterative pruning are two points below the unpruned model and far above a
   random mask; at 90 %, no schedule is clearly better than a random mask after 80 steps. Gradual pruning leaves few
