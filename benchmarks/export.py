@@ -23,9 +23,9 @@ from report import header, table
 
 import polyseme
 from polyseme.compress import export
+from polyseme.compress.examples import read_examples
 from polyseme.compress.exporting.evaluation import static_spearman
 from polyseme.compress.exporting.onnx_graph import OnnxFormat
-from polyseme.compress.pruning.examples import read_examples
 from polyseme.inference.load import load_neural
 from polyseme.io.json import read_json, write_json
 

@@ -21,9 +21,9 @@ from typing import Any
 from pruning_page import write_page
 from report import header
 
+from polyseme.compress.examples import QualityExamples, read_examples
 from polyseme.compress.pruning.comparison import with_model
 from polyseme.compress.pruning.config import PruningConfig
-from polyseme.compress.pruning.examples import PruningExamples, read_examples
 from polyseme.compress.pruning.select import PruneFn, rank_parts
 from polyseme.compress.pruning.task_retraining import TaskRetraining
 from polyseme.compress.result import median_ms, read_text
@@ -106,7 +106,7 @@ def measure_structure(rows: Rows, name: str, network: NeuralLM, args: argparse.N
                 rows.add(key, row | measure(network, config, prune, evaluate))
 
 
-def measure(network: NeuralLM, config: PruningConfig, prune: PruneFn, evaluate: PruningExamples) -> dict[str, Any]:
+def measure(network: NeuralLM, config: PruningConfig, prune: PruneFn, evaluate: QualityExamples) -> dict[str, Any]:
     """Prune a model in memory and return its quality, size and speed."""
     started = time.perf_counter()
     pruned, record = prune(config)

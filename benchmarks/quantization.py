@@ -106,7 +106,7 @@ def sentence_transformers_rows(folder: Path, quantized: Path) -> dict[str, Embed
 
     models: list[Any] = [SentenceTransformer(str(folder), device="cpu") for _ in range(2)]
     models[1][0].model.forward = forward
-    names = ("sentence-transformers, torch", "sentence-transformers, onnxruntime int8")
+    names = ("sentence-transformers, torch", "sentence-transformers over our graph, onnxruntime int8")
     return dict(zip(names, map(encoder, models)))
 
 

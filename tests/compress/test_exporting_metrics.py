@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from polyseme.compress import export
+from polyseme.compress.examples import read_examples
 from polyseme.compress.exporting.evaluation import METRIC_TOLERANCE, graph_metric_row, graph_network
 from polyseme.compress.exporting.graph import PaddedModel, select_outputs
 from polyseme.compress.exporting.verification import measure_difference
-from polyseme.compress.pruning.examples import read_examples
 from polyseme.errors import ConfigError, ModelError
 from polyseme.inference.load import load_neural
 from polyseme.tasks.classification import ClassificationTask

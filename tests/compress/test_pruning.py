@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from polyseme.compress.examples import LanguageModelExamples, read_examples
 from polyseme.compress.pruning.config import STRATEGIES, PruningConfig
-from polyseme.compress.pruning.examples import LanguageModelExamples, read_examples
 from polyseme.compress.pruning.importance import gradient_importance
 from polyseme.compress.pruning.select import prune_model
 from polyseme.compress.pruning.structure import (

@@ -9,8 +9,8 @@ import torch
 
 import polyseme
 from polyseme.compress import quantize
+from polyseme.compress.examples import read_examples
 from polyseme.compress.exporting.onnx_graph import OnnxFormat
-from polyseme.compress.pruning.examples import read_examples
 from polyseme.compress.quantization import fusion
 from polyseme.compress.quantization.calibration import MAX_CALIBRATION_TEXTS, read_calibration
 from polyseme.compress.quantization.integer_graph import activation_scale, column_scales

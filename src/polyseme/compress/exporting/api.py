@@ -4,12 +4,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from polyseme.compress.examples import read_examples
 from polyseme.compress.exporting.graph import VECTORS
 from polyseme.compress.exporting.graph_folder import write_graph_folder
 from polyseme.compress.exporting.onnx_graph import DEFAULT_OPSET, OnnxFormat
 from polyseme.compress.exporting.static_vectors import write_static_vectors
 from polyseme.compress.exporting.torch_program import TorchFormat
-from polyseme.compress.pruning.examples import read_examples
 from polyseme.compress.result import CompressionResult
 from polyseme.config import Config
 from polyseme.errors import ConfigError, UnsupportedError, suggest

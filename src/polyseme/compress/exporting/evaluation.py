@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyseme.compress.examples import QualityExamples, ScoredPairExamples
 from polyseme.compress.exporting.graph import HIDDEN_OUTPUT, GraphOutput
 from polyseme.compress.exporting.verification import GraphRunner
-from polyseme.compress.pruning.examples import PruningExamples, ScoredPairExamples
 from polyseme.compress.result import CompressionRow
 from polyseme.errors import ConfigError, ModelError, UnsupportedError
 from polyseme.inference.base import LanguageModel
@@ -96,7 +96,7 @@ def graph_network(network: NeuralLM, outputs: Sequence[GraphOutput], run: GraphR
     return NeuralLM(replace(network.folder, model=model), "cpu", network.max_batch_tokens, network.tasks)
 
 
-def graph_metric_row(examples: PruningExamples, network: NeuralLM, exported: NeuralLM) -> CompressionRow:
+def graph_metric_row(examples: QualityExamples, network: NeuralLM, exported: NeuralLM) -> CompressionRow:
     """Compare the metric of a model with that of its graph; raise `ModelError` if it differs by more than rounding."""
     row = CompressionRow.compare(examples.metric, examples.evaluate(network), examples.evaluate(exported))
     if not abs(row.after - row.before) <= METRIC_TOLERANCE * max(1.0, abs(row.before)):
@@ -107,14 +107,14 @@ def graph_metric_row(examples: PruningExamples, network: NeuralLM, exported: Neu
     return row
 
 
-def check_static_examples(examples: PruningExamples | None) -> None:
+def check_static_examples(examples: QualityExamples | None) -> None:
     """Raise if static vectors have no metric on these examples."""
     if examples is not None and not isinstance(examples, ScoredPairExamples):
         remedy = "pass `task` 'regression', or one such as glue/sts-b"
         raise ConfigError(f"`data` of static vectors are scored pairs: {remedy}")
 
 
-def static_spearman(examples: PruningExamples, static: LanguageModel) -> float:
+def static_spearman(examples: QualityExamples, static: LanguageModel) -> float:
     """Return Spearman's correlation of the scores of pairs and the cosines of their static vectors."""
     assert isinstance(examples, ScoredPairExamples), "`check_static_examples` comes first"
     sides = [np.asarray(static.embed(texts, truncate=True)) for texts in (examples.texts, examples.pairs)]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from polyseme.compress.examples import QualityExamples
 from polyseme.compress.exporting.decoding import MODEL, DecodingGraphs, generates_text
 from polyseme.compress.exporting.evaluation import graph_metric_row, graph_network
 from polyseme.compress.exporting.graph import (
@@ -20,7 +21,6 @@ from polyseme.compress.exporting.graph import (
     select_outputs,
 )
 from polyseme.compress.exporting.verification import GraphRunner, check_difference, checked_shapes, measure_difference
-from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
 from polyseme.errors import ModelError, PolysemeError
 from polyseme.inference.neural_lm import NeuralLM
@@ -107,7 +107,7 @@ def write_graph_folder(
     graph_format: GraphFormat,
     head: str,
     cache: bool = False,
-    examples: PruningExamples | None = None,
+    examples: QualityExamples | None = None,
 ) -> CompressionResult:
     """Export a model to a new folder, check its outputs, and compare sizes, times and, with examples, the metric.
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from polyseme.compress.examples import QualityExamples
 from polyseme.compress.exporting.evaluation import check_static_examples, static_spearman
-from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.families import FAMILIES
@@ -29,7 +29,7 @@ SIF_COEFFICIENT = 1e-4
 
 
 def write_static_vectors(
-    network: NeuralLM, path: Path, dim: int | None = None, examples: PruningExamples | None = None
+    network: NeuralLM, path: Path, dim: int | None = None, examples: QualityExamples | None = None
 ) -> CompressionResult:
     """Write a model folder of word vectors; compare size, time and, with examples, the metric with the encoder's."""
     trunk = network.model.config.trunk

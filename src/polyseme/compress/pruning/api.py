@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from polyseme.compress.examples import read_examples
 from polyseme.compress.pruning.comparison import (
     ComparisonOptions,
     Outcome,
@@ -12,7 +13,6 @@ from polyseme.compress.pruning.comparison import (
     prune_once,
 )
 from polyseme.compress.pruning.config import PruningConfig
-from polyseme.compress.pruning.examples import read_examples
 from polyseme.compress.pruning.lm_retraining import LanguageModelRetraining
 from polyseme.compress.pruning.task_retraining import TaskRetraining
 from polyseme.compress.result import CompressionResult, CompressionRow, describe_devices, latency_rows, size_rows

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polyseme.compress.examples import QualityExamples
 from polyseme.compress.pruning.config import PruningConfig
 from polyseme.compress.pruning.curve import CURVE_SECONDS, NO_CURVE, Curve, measure_curve, model_size, size_unit
-from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.pruning.retraining import Retraining
 from polyseme.compress.pruning.select import prune_model, rank_parts
 from polyseme.compress.result import CompressionRow, CurvePoint
@@ -49,7 +49,7 @@ def with_model(network: NeuralLM, model: Model) -> NeuralLM:
 
 
 def prune_once(
-    network: NeuralLM, config: PruningConfig, examples: PruningExamples | None, options: ComparisonOptions
+    network: NeuralLM, config: PruningConfig, examples: QualityExamples | None, options: ComparisonOptions
 ) -> Outcome:
     """Prune a model without training, and compare its metric on examples, if there are any."""
     prune = rank_parts(network.model, config, examples)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polyseme.compress.pruning.examples import PruningExamples
+from polyseme.compress.examples import QualityExamples
 from polyseme.compress.pruning.retraining import Retraining, StepHook
 from polyseme.compress.student import derive_recipe
 from polyseme.corpus.store import Corpus
@@ -36,7 +36,7 @@ class LanguageModelRetraining(Retraining):
     is_lower_better = True
 
     def __init__(
-        self, network: NeuralLM, recipe: Recipe, corpus: Path, seeds: Sequence[int], examples: PruningExamples | None
+        self, network: NeuralLM, recipe: Recipe, corpus: Path, seeds: Sequence[int], examples: QualityExamples | None
     ):
         self.network, self.recipe, self.corpus, self.seeds, self.examples = network, recipe, corpus, seeds, examples
         self.total_steps, self.texts = recipe.budget.steps, examples.texts if examples else ()
@@ -58,7 +58,7 @@ class LanguageModelRetraining(Retraining):
         corpus: Path,
         seeds: int | Sequence[int],
         options: Mapping[str, Any],
-        examples: PruningExamples | None,
+        examples: QualityExamples | None,
     ) -> "LanguageModelRetraining":
         """Choose the recipe: that of the folder for a tenth of its steps, or one derived from the model."""
         cls_position = FAMILIES[network.model.config.family].cls_position

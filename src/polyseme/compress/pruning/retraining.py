@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from polyseme.compress.examples import QualityExamples
 from polyseme.compress.pruning.config import PruningConfig
-from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.pruning.masks import GradualMasks, WeightMasks
 from polyseme.compress.pruning.select import Pruned, prune_model
 from polyseme.errors import ConfigError
@@ -26,7 +26,7 @@ class Retraining(ABC):
     """
 
     seeds: Sequence[int]
-    examples: PruningExamples | None
+    examples: QualityExamples | None
     metric: str
     is_lower_better: bool
     total_steps: int  # of one training

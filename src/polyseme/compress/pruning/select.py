@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from polyseme.compress.examples import QualityExamples
 from polyseme.compress.pruning.config import PruningConfig
-from polyseme.compress.pruning.examples import PruningExamples
 from polyseme.compress.pruning.importance import (
     Importance,
     gradient_importance,
@@ -33,12 +33,12 @@ Pruned = tuple[Model, dict[str, Any]]  # a smaller copy of a model, and what was
 PruneFn = Callable[[PruningConfig], Pruned]  # the config may have another amount than that of the ranking
 
 
-def prune_model(model: Model, config: PruningConfig, examples: PruningExamples | None) -> Pruned:
+def prune_model(model: Model, config: PruningConfig, examples: QualityExamples | None) -> Pruned:
     """Return a smaller copy of a model, and what was removed as plain values."""
     return rank_parts(model, config, examples)(config)
 
 
-def rank_parts(model: Model, config: PruningConfig, examples: PruningExamples | None) -> PruneFn:
+def rank_parts(model: Model, config: PruningConfig, examples: QualityExamples | None) -> PruneFn:
     """Measure once what a part of a model is worth, and return a function that removes any amount of it."""
     if config.part == "layers":
         return LayerRanking(model, config, examples).prune
@@ -67,7 +67,7 @@ def prune_by_importance(model: Model, config: PruningConfig, parts: Parts, impor
     return (zero_heads if config.pad else select_heads)(model, choice), record
 
 
-def _measure(model: Model, config: PruningConfig, examples: PruningExamples | None, parts: Parts) -> Importance:
+def _measure(model: Model, config: PruningConfig, examples: QualityExamples | None, parts: Parts) -> Importance:
     """Return the importance of the parts of each group, summed over its sublayers."""
     if config.strategy == "random":
         return random_importance(parts.group_sizes, config.seed)
@@ -93,7 +93,7 @@ class LayerRanking:
     The first layer stays if it lacks the norm that the others have (ModernBERT).
     """
 
-    def __init__(self, model: Model, config: PruningConfig, examples: PruningExamples | None):
+    def __init__(self, model: Model, config: PruningConfig, examples: QualityExamples | None):
         self.model, self.config, self.examples = model, config, examples
         self.stacks = list_stacks(model.config)
         self._orders: dict[Any, tuple[list[int], list[float]]] = {}  # found by loss, as far as they were needed

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from polyseme.compress.examples import TaskExamples
 from polyseme.compress.pruning.config import PruningConfig
-from polyseme.compress.pruning.examples import TaskExamples
 from polyseme.compress.pruning.gates import HeadGates, gate_targets
 from polyseme.compress.pruning.retraining import Retraining, StepHook
 from polyseme.compress.pruning.select import Pruned, prune_by_importance

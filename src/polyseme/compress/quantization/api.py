@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from polyseme.compress.examples import LanguageModelExamples, QualityExamples, VectorExamples, read_examples
 from polyseme.compress.exporting.onnx_graph import DEFAULT_OPSET, OnnxFormat
-from polyseme.compress.pruning.examples import LanguageModelExamples, PruningExamples, VectorExamples, read_examples
 from polyseme.compress.quantization.calibration import read_calibration
 from polyseme.compress.quantization.integer_folder import IntegerFolder
 from polyseme.compress.quantization.precision_curve import precision_curve
@@ -157,12 +157,12 @@ def _check_source(network: NeuralLM, config: QuantizationConfig) -> None:
         raise ConfigError(f"{network.path} stores its weights in int8 already: choose the `mode` dynamic")
 
 
-def _texts(examples: PruningExamples | None) -> Sequence[str]:
+def _texts(examples: QualityExamples | None) -> Sequence[str]:
     return examples.texts if examples is not None else ()
 
 
 def _graph_rows(
-    network: NeuralLM, quantized: NeuralLM, folder: Path, examples: PruningExamples | None
+    network: NeuralLM, quantized: NeuralLM, folder: Path, examples: QualityExamples | None
 ) -> list[CompressionRow]:
     """Compare the folders, and the time for the vector of one text."""
     readers = [lambda text, each=each: each.embed(text, truncate=True) for each in (network, quantized)]
@@ -177,7 +177,7 @@ def _graph_rows(
 def _evaluate(
     network: NeuralLM,
     quantized: NeuralLM,
-    examples: PruningExamples | None,
+    examples: QualityExamples | None,
     config: QuantizationConfig,
     rows: list[CompressionRow],
     path: Path,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from polyseme.compress.pruning.examples import PruningExamples
+from polyseme.compress.examples import QualityExamples
 from polyseme.compress.result import CurvePoint
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.nn.model import Model
@@ -52,7 +52,7 @@ def count_weight_megabytes(model: Model, num_bits: int) -> float:
 
 
 def precision_curve(
-    network: NeuralLM, examples: PruningExamples, before: float, chosen: str, score: float
+    network: NeuralLM, examples: QualityExamples, before: float, chosen: str, score: float
 ) -> Iterator[CurvePoint]:
     """Yield the metric at 32, 16, 8 and fewer bits per weight, computed in float32, and that of the chosen model."""
     model = network.model

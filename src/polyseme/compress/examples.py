@@ -35,7 +35,7 @@ MASK_PROBABILITY = 0.15
 BATCH_SIZE = 16  # examples per batch in evaluation
 
 
-class PruningExamples(ABC):
+class QualityExamples(ABC):
     """Examples of one model, `texts` to time it on, and the name of its metric."""
 
     metric: str
@@ -58,7 +58,7 @@ class PruningExamples(ABC):
         return sum(losses) / len(indices)
 
 
-class TaskExamples(PruningExamples):
+class TaskExamples(QualityExamples):
     """Labeled examples of a task model."""
 
     def __init__(self, network: NeuralLM, data: Any, task: str):
@@ -88,7 +88,7 @@ class TaskExamples(PruningExamples):
         return float(self.task.metrics(self.examples, predictions, extra)[self.metric])
 
 
-class LanguageModelExamples(PruningExamples):
+class LanguageModelExamples(QualityExamples):
     """Texts of a language model. A masked one predicts 15 % of the tokens, the same ones before and after."""
 
     def __init__(self, network: NeuralLM, texts: Sequence[str]):
@@ -143,7 +143,7 @@ class LanguageModelExamples(PruningExamples):
         return self.mean_loss(network.model, range(self.num_examples)) * self.num_examples / num_labels
 
 
-class VectorExamples(PruningExamples):
+class VectorExamples(QualityExamples):
     """Texts of a model that computes vectors; the metric is the mean cosine to the vectors of the unpruned model."""
 
     metric = "cosine to the original"
@@ -169,7 +169,7 @@ class VectorExamples(PruningExamples):
         return 1 - self.mean_loss(network.model, range(self.num_examples))
 
 
-class ScoredPairExamples(PruningExamples):
+class ScoredPairExamples(QualityExamples):
     """Pairs of texts with scores, of a model that computes vectors; the metric is Spearman's correlation of cosines."""
 
     metric = "spearman"
@@ -212,7 +212,7 @@ def text_vectors(network: NeuralLM, model: Model, texts: Sequence[str]) -> Tenso
     return torch.stack(vectors)
 
 
-def read_examples(network: NeuralLM, data: Any, task: str = "") -> PruningExamples:
+def read_examples(network: NeuralLM, data: Any, task: str = "") -> QualityExamples:
     """Read the examples of a model: labeled ones of its task, scored pairs, or texts."""
     if isinstance(data, list | tuple) and not data:
         raise DataError("`data` has no examples: pass labeled examples of the model's task, or texts")
