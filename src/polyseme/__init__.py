@@ -171,7 +171,8 @@ def finetune(
     every combination and keeps the best on the dev examples. If `out` has an unfinished run, the same call resumes it.
 
     Without a model (None), a small network is trained over frozen features: `features` (folders of models),
-    `word_vectors`, `network`, `layers`, `join_at`, `freeze_word_embeddings`, `cache_dir`. More options: `from_scratch`,
+    `word_vectors`, `network`, `layers`, `join_at`, `freeze_word_embeddings`, `cache_dir`. With `cross_view` (files of
+    unlabeled text, or sentences as lists of words), a tagger also learns from that text. More options: `from_scratch`,
     `keep_seeds`, `keep_checkpoints`; `baselines=True` (compare with simple models; or a list of their names); for files
     `text_column`, `pair_column`, `label_column`, `header`, `skip_bad`, `strict`; `tag_decoder`; and any field of
     `FinetuneConfig` or of the task: `epochs=4, lr=3e-5`. The default learning rate depends on the size of the model.

@@ -109,7 +109,7 @@ def test_bidaf_output():
 def model_of(folder, data, name, window=12):
     task = ExtractiveQATask.from_examples(data, doc_stride=5)
     reader = FeatureReader((FeatureEncoder.load(folder),), ("scalar_mix",), {"so": 1}, None, window)
-    model = build_model_config(task, reader, SMALL.replace(name=name, join_at="both")).build(3).double()
+    model = build_model_config([task], reader, SMALL.replace(name=name, join_at="both")).build(3).double()
     (encoded,) = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 

@@ -189,7 +189,7 @@ def model_of(folders, kind, name, where="input", n=12):
     data = examples(kind, n)
     task = TASKS[kind].from_examples(data)
     reader = FeatureReader((FeatureEncoder.load(folders["elmo"]),), ("scalar_mix",), {"cat": 1}, None)
-    model = build_model_config(task, reader, SMALL.replace(name=name, join_at=where)).build(3)
+    model = build_model_config([task], reader, SMALL.replace(name=name, join_at=where)).build(3)
     (encoded,) = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
 

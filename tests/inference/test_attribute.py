@@ -203,7 +203,7 @@ def test_models_over_features(tiny_folders, task, text, label, where):
     reader = FeatureReader((FeatureEncoder.load(tiny_folders["elmo"]),), ("scalar_mix",), {"cat": 1}, None)
     settings = FeatureNetworkSettings(name="bilstm", lstm_dim=6, word_dim=4, join_at=where)
     model = FeatureModel(
-        tiny_folders["elmo"], build_model_config(task, reader, settings).build(3).eval(), task, reader, {}
+        tiny_folders["elmo"], build_model_config([task], reader, settings).build(3).eval(), task, reader, {}
     )
     attribution = model.attribute(text, label)
     assert attribution.completeness_error <= 0.01 and attribution.words == tuple(text.split())

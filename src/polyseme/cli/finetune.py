@@ -38,6 +38,9 @@ JoinOption = Annotated[str, Option(help="Where features enter the network: input
 VectorsOption = Annotated[Path | None, Option(help="Word vectors that initialize the word embeddings of the network.")]
 NetworkOption = Annotated[str, Option(help="Network over features: auto, linear, bilstm, biattentive, esim or bidaf.")]
 
+CROSS_VIEW_HELP = "Unlabeled text for cross-view training of a BiLSTM over words: files or folders, as in prepare."
+CrossViewOption = Annotated[list[str], Option(help=CROSS_VIEW_HELP)]
+
 
 def finetune(
     model: Annotated[Path | None, Argument(help="Pre-trained model or its run; none with frozen features.")] = None,
@@ -74,6 +77,7 @@ def finetune(
     freeze_word_embeddings: Annotated[bool, Option(help="Do not train the vectors of --word-vectors.")] = False,
     network: NetworkOption = "auto",
     cache_dir: Annotated[Path | None, Option(help="Cache of features; default: features next to --out.")] = None,
+    cross_view: CrossViewOption = [],
 ) -> None:
     """Fine-tune a model on labeled examples, and evaluate it.
 
@@ -90,6 +94,7 @@ def finetune(
         strict=strict, layer_decay=layer_decay, unfreeze_every=unfreeze_every, tag_decoder=tag_decoder,
         features=folders if features else None, layers=layers, join_at=join_at, word_vectors=word_vectors,
         freeze_word_embeddings=freeze_word_embeddings, network=network, cache_dir=cache_dir,
+        cross_view=cross_view or None,
         overrides=parse_overrides(overrides),
     )  # fmt: skip
     if run.grid:

@@ -3,20 +3,21 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError, suggest
-from polyseme.finetuning.config import FinetuneConfig
+from polyseme.finetuning.config import CrossViewSettings, FinetuneConfig
 from polyseme.finetuning.distillation import TaskTeacher
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune as finetune_model
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search, override
-from polyseme.finetuning.resume import UnfinishedRun, describe_run
+from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
+from polyseme.finetuning.unlabeled import UnlabeledText
 from polyseme.io.lock import locks_folder
 from polyseme.report.pages.finetuning_page import truncation_note
 from polyseme.report.results import FinetuneResult
@@ -53,7 +54,10 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """A network over frozen features instead of fine-tuning; empty `features` are a network over words alone."""
+    """A network over frozen features instead of fine-tuning; empty `features` are a network over words alone.
+
+    `cross_view` is unlabeled text, for cross-view training of a BiLSTM over words.
+    """
 
     features: str | Path | Sequence[str | Path] | None = None
     word_vectors: str | Path | None = None
@@ -62,11 +66,18 @@ class FeatureOptions:
     join_at: str = ""
     freeze_word_embeddings: bool = False
     cache_dir: str | Path | None = None
+    cross_view: str | Path | Sequence[Any] | None = None
 
     @property
     def is_used(self) -> bool:
         """Whether there is a network at all."""
-        return self.features is not None or self.word_vectors is not None or self.network != "auto"
+        inputs = (self.features, self.word_vectors, self.cross_view)
+        return any(each is not None for each in inputs) or self.network != "auto"
+
+    @cached_property
+    def unlabeled(self) -> UnlabeledText | None:
+        """The unlabeled text, read once."""
+        return None if self.cross_view is None else UnlabeledText.read(self.cross_view)
 
     @property
     def encoders(self) -> list[Path]:
@@ -76,15 +87,16 @@ class FeatureOptions:
 
     def inputs(self, out: Path) -> FeatureInputs:
         """What the network reads; features are cached next to the run unless `cache_dir` says where."""
+        check_folder(out)  # before anything is read
         vectors = Path(self.word_vectors) if self.word_vectors is not None else None
-        return FeatureInputs(self.encoders, vectors, Path(self.cache_dir or out.parent / "features"))
+        return FeatureInputs(self.encoders, vectors, Path(self.cache_dir or out.parent / "features"), self.unlabeled)
 
     def network_fields(self) -> dict[str, Any]:
         """The fields of the network that the options set."""
         network = {"name": self.network} if isinstance(self.network, str) else dict(self.network)
         layers = self.layers if isinstance(self.layers, str) else ",".join(self.layers)
         chosen = {"layers": layers, "join_at": self.join_at, "freeze_word_embeddings": self.freeze_word_embeddings}
-        num_layers = {"num_layers": 2} if self.join_at == "between" else {}
+        num_layers = {"num_layers": 2} if self.join_at == "between" or self.cross_view is not None else {}
         return num_layers | {name: value for name, value in chosen.items() if value} | network
 
 
@@ -107,12 +119,14 @@ def finetune(
     is_multitask = isinstance(task, Mapping | list | tuple)
     _check_options(model, features, run_options, options)
     if is_multitask:
-        _check_multitask(model, run_options, baselines)
+        _check_multitask(run_options, baselines)
     sources = task if isinstance(task, Mapping) else {name: name for name in task} if is_multitask else {"": task}
     tasks = [TaskData(create_task(source), (), (), name) for name, source in sources.items()]
     config = FinetuneConfig(**tasks[0].task.finetune_settings if len(tasks) == 1 else {})
     if model is None:
         config, tasks = FEATURE_DEFAULTS, [replace(each, task=each.task.for_features()) for each in tasks]
+        if features.cross_view is not None:
+            config = config.replace(cross_view=CrossViewSettings())
         config, tasks = override(config, tasks, "network", features.network_fields())
     for path, value in {**options, **overrides}.items():
         if value is not None:
@@ -123,13 +137,15 @@ def finetune(
 
     def run_point(config: FinetuneConfig, tasks: Sequence[TaskData], folder: Path) -> dict[str, Any]:
         if model is None:
-            return train_on_features(features.inputs(out), tasks[0], folder, config, run_options)
+            data = tasks if is_multitask else tasks[0]
+            return train_on_features(features.inputs(out), data, folder, config, run_options)
         return finetune_model(model, tasks if is_multitask else tasks[0], folder, config, run_options, teacher)
 
     if grid:
         points = expand_grid(config, tasks, grid)
-        paths = features.inputs(out).paths if model is None else model
-        settings = describe_run(paths, tasks, config, run_options) | {"grid": [point.name for point in points]}
+        inputs = features.inputs(out) if model is None else None
+        settings = describe_run(inputs.paths if inputs else model, tasks, config, run_options)  # type: ignore[arg-type]
+        settings |= {"grid": [point.name for point in points], **(inputs.describe() if inputs else {})}
         run = UnfinishedRun(out, settings)
         run_options = replace(run_options, on_start=run.start)
         results = grid_search(run_point, run, points)
@@ -174,6 +190,12 @@ def read_options(options: dict[str, Any]) -> ReadOptions:
 
 
 def _check_options(model: Path | None, features: FeatureOptions, run: RunOptions, overrides: Mapping[str, Any]) -> None:
+    if features.cross_view is not None:
+        views = "cross-view training needs a BiLSTM over words, whose directions see a part of the sentence"
+        if model is not None or features.encoders:
+            raise ConfigError(f"{views}: {model or features.encoders[0]} sees all of it, so leave the model out")
+        if (network := features.network_fields().get("name", "auto")) not in ("auto", "bilstm"):
+            raise ConfigError(f"{views}: `network` is {network!r}, expected bilstm")
     if (model is None) != features.is_used:
         options = "`features`, `word_vectors`, `network`"
         raise ConfigError(f"choose one: a model to fine-tune, or a network over frozen features ({options})")
@@ -187,9 +209,7 @@ def _check_options(model: Path | None, features: FeatureOptions, run: RunOptions
         raise ConfigError(f"{names} apply to fine-tuning, and features are frozen")
 
 
-def _check_multitask(model: Path | None, run: RunOptions, baselines: Sequence[str]) -> None:
-    if model is None:
-        raise ConfigError("several tasks need a model to fine-tune: they cannot share frozen features")
+def _check_multitask(run: RunOptions, baselines: Sequence[str]) -> None:
     if run.keep_seeds or run.keep_checkpoints or set(baselines) - {"default"}:
         raise ConfigError("`baseline`, `keep_seeds` and `keep_checkpoints` are for one task")
 

@@ -37,6 +37,25 @@ class FeatureNetworkSettings(Config):
 
 
 @dataclass(frozen=True)
+class CrossViewSettings(Config):
+    """Cross-view training on unlabeled text (Clark et al. 2018).
+
+    Labeled steps alternate with steps on `unlabeled_batch_size` unlabeled sentences. There, auxiliary heads that see a
+    part of each sentence learn what the task's own head predicts, with `unlabeled_weight` on their loss. They have a
+    hidden layer of `view_dim` units (0: those of a direction of the network).
+    """
+
+    unlabeled_batch_size: int = 64
+    unlabeled_weight: float = 1.0
+    view_dim: int = 0
+
+    def __post_init__(self) -> None:
+        self.check_range(1, 1 << 20, "unlabeled_batch_size")
+        self.check_range(0, 1 << 20, "view_dim")
+        self.check_range(0, math.inf, "unlabeled_weight")
+
+
+@dataclass(frozen=True)
 class FinetuneConfig(Config):
     """One fine-tuning run. The defaults are among the best settings of BERT (§A.3): 5e-5, batches of 16, 3 epochs.
 
@@ -54,7 +73,8 @@ class FinetuneConfig(Config):
     `lm_loss_weight` is the weight of an auxiliary language-model loss on the same texts (Radford et al. 2018, §3.2,
     with 0.5, learning rate 6.25e-5, batches of 32). Several tasks are sampled in proportion to size^`sampling_alpha`.
     With `bilstm`, a new BiLSTM of the size of the trunk is trained between the trunk and the task's head (Devlin et al.
-    2019, §5.1). `network` is the network over frozen features (`finetuning/frozen.py`).
+    2019, §5.1). `network` is the network over frozen features (`finetuning/frozen.py`), and `cross_view` has the
+    settings of cross-view training, whose steps count like those on labeled examples.
     """
 
     epochs: float = 3.0
@@ -73,6 +93,7 @@ class FinetuneConfig(Config):
     chunk_size: int = 0
     grad_tokens: int = 0
     network: FeatureNetworkSettings | None = None
+    cross_view: CrossViewSettings | None = None
     patience: int = 0
     min_steps: int = 0
     sampling_alpha: float = 1.0

@@ -16,7 +16,6 @@ from polyseme.errors import DataError, ModelError, UnsupportedError
 from polyseme.finetuning.experiment import Experiment
 from polyseme.finetuning.resume import hash_examples
 from polyseme.nn.heads.classification import ClassificationHeadConfig
-from polyseme.nn.heads.crf import CRF, ChainLayout
 from polyseme.nn.model import Model
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.batch import IGNORE_INDEX, NO_EXTRA, Batch, BatchExtra, Targets
@@ -168,14 +167,13 @@ class TaskDistillationLoss:
     def _scores(self, model: Model, hidden: Tensor, layout: PackedLayout, soft: Targets) -> Tensor:
         """Return numbers, or log-probabilities at the temperature: of labels, of the rows of a group, or marginal ones.
 
-        With a CRF they are those of each word given its sentence (Wang et al. 2020, §3.3, posterior distillation).
+        With a CRF this is posterior distillation (Wang et al. 2020, §3.3).
         """
-        scores, temperature = model.predict(self.head, hidden, layout, soft.rows), self.config.temperature
+        temperature = self.config.temperature
+        if model.heads[self.head].crf is not None:
+            return model.label_log_probs(self.head, hidden, layout, soft.rows, temperature)
+        scores = model.predict(self.head, hidden, layout, soft.rows)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        crf = model.heads[self.head].crf
-        if isinstance(crf, CRF):
-            chains = ChainLayout.from_lengths(layout.count_per_sequence(soft.rows), scores.device)
-            return crf.log_marginals(scores, chains, temperature)
         if soft.groups is not None:
             return grouped_log_softmax(scores / temperature, soft.groups)
         return scores if scores.shape[-1] == 1 else (scores / temperature).log_softmax(-1)

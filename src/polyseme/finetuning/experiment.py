@@ -4,6 +4,7 @@ Batches depend only on the seed and the number of finished steps, so that a run 
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from polyseme.tasks.encoded import EncodedExample
 
 SaveFn = Callable[[Path, Model, dict[str, Any]], None]  # a folder, a model and its metadata
 EncodeFn = Callable[[TaskConfig, Sequence[Any]], Iterable[EncodedExample]]  # unlabeled examples
+UnlabeledFn = Callable[[int, int], Iterator[list[Batch]]]  # unlabeled batches of a seed, after some steps
 StepBatches = Iterator[tuple[list[Batch], Any]]  # the micro-batches of each step, and its position
 
 
@@ -61,6 +63,18 @@ class TaskData:
     def remembered(self) -> dict[str, Any]:
         """The columns that were chosen, for the metadata of the model folder."""
         return {"columns": dict(self.columns)} if self.columns else {}
+
+
+def check_names(data: Sequence[TaskData]) -> None:
+    """Raise `ConfigError` unless each of several tasks has a name of its own."""
+    names = [each.name for each in data]
+    if not data:
+        raise ConfigError("there is no task to fine-tune for")
+    for name in names:
+        if re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name) is None:
+            raise ConfigError(f"{name!r} is no name for a task: use letters, digits, _ and -")
+        if names.count(name) > 1:
+            raise ConfigError(f"two tasks are called {name!r}: give each another name")
 
 
 @dataclass(frozen=True)
@@ -179,7 +193,8 @@ class Experiment:
 
     Each step trains one task; an epoch has the steps of all tasks. Models are selected by the mean of the primary
     metrics. `build` creates the model of a seed and `save` writes its folder. `loss_fn` replaces the usual losses,
-    `extra_targets` add terms to them, and so may `prepare_batch`. `after_step` may change the weights after each step,
+    `extra_targets` add terms to them, and so may `prepare_batch`. With `unlabeled` batches, every second step is one of
+    them. `after_step` may change the weights after each step,
     as pruning does. `describe_model` adds facts about the best model.
     `measures_latency` is off for networks over features, whose latency would omit the extraction of the features.
     `encode` encodes more examples, which attributions need; None where that would cost too much.
@@ -193,6 +208,7 @@ class Experiment:
     loss_fn: Callable[[Model, Batch], dict[str, Tensor]] | None = None
     extra_targets: Mapping[str, Targets] = field(default_factory=dict)
     prepare_batch: Callable[[Batch], Batch] | None = None
+    unlabeled: UnlabeledFn | None = None
     after_step: Callable[[Model, int], None] | None = None
     describe_model: Callable[[Model], dict[str, Any]] = lambda model: {}
     measures_latency: bool = True
@@ -206,8 +222,9 @@ class Experiment:
 
     @property
     def epoch_steps(self) -> int:
-        """The number of steps in an epoch."""
-        return sum(math.ceil(len(run.train.encoded) / self.config.batch_size) for run in self.runs)
+        """The number of steps in an epoch, labeled and unlabeled."""
+        labeled_steps = sum(math.ceil(len(run.train.encoded) / self.config.batch_size) for run in self.runs)
+        return labeled_steps if self.unlabeled is None else 2 * labeled_steps
 
     @property
     def num_examples(self) -> int:
@@ -215,6 +232,18 @@ class Experiment:
         return self.config.batch_size * self.epoch_steps
 
     def batches(
+        self, seed: int, total_steps: int, num_done: int = 0, trunk: TrunkConfig | None = None, bucket_len: int = 0
+    ) -> StepBatches:
+        """Yield the micro-batches of each step after `num_done`; unlabeled ones follow each step on labels, if any."""
+        if self.unlabeled is None:
+            yield from self.labeled_batches(seed, total_steps, num_done, trunk, bucket_len)
+            return
+        labeled = self.labeled_batches(seed, -(-total_steps // 2), -(-num_done // 2), trunk, bucket_len)
+        unlabeled = self.unlabeled(seed, num_done // 2)
+        for step in range(num_done, total_steps):
+            yield (next(unlabeled), step) if step % 2 else next(labeled)
+
+    def labeled_batches(
         self, seed: int, total_steps: int, num_done: int = 0, trunk: TrunkConfig | None = None, bucket_len: int = 0
     ) -> StepBatches:
         """Yield the micro-batches of each step after `num_done`; of several tasks, one is sampled for each step.

@@ -1,7 +1,6 @@
 """Fine-tune a pre-trained model on labeled examples, and evaluate it."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.defaults import choose_settings
 from polyseme.finetuning.distillation import TaskTeacher
-from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
+from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun, check_names
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
 from polyseme.nn.heads.base import HeadConfig
@@ -45,7 +44,7 @@ def finetune(
     if isinstance(data, TaskData):
         data = [data]
     else:
-        _check_names(data)
+        check_names(data)
     if out is not None:
         check_folder(out)  # before anything is read
     settings = describe_run(path, data, config, options) | (teacher.describe() if teacher else {})
@@ -199,14 +198,3 @@ def reinitialize(model: Model, seed: int) -> Model:
     for name, buffer in model.named_buffers():
         fresh.get_buffer(name).copy_(buffer)
     return fresh
-
-
-def _check_names(data: Sequence[TaskData]) -> None:
-    names = [each.name for each in data]
-    if not data:
-        raise ConfigError("there is no task to fine-tune for")
-    for name in names:
-        if re.fullmatch(r"\w[\w-]*(/\w[\w-]*)*", name) is None:
-            raise ConfigError(f"{name!r} is no name for a task: use letters, digits, _ and -")
-        if names.count(name) > 1:
-            raise ConfigError(f"two tasks are called {name!r}: give each another name")

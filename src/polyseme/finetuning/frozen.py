@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.finetuning.config import FeatureNetworkSettings, FinetuneConfig
-from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun
+from polyseme.finetuning.config import CrossViewSettings, FeatureNetworkSettings, FinetuneConfig
+from polyseme.finetuning.cross_view import CrossView, add_view_heads
+from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun, check_names
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
+from polyseme.finetuning.unlabeled import UnlabeledText
 from polyseme.inference.feature_extraction import FeatureEncoder
 from polyseme.inference.feature_model import FEATURE_FAMILY, MAX_CONTEXT_WORDS, FeatureReader, save_feature_model
 from polyseme.inference.word_vectors import WordVectors
@@ -43,11 +45,15 @@ FEATURE_DEFAULTS = FinetuneConfig(
 
 @dataclass(frozen=True, eq=False)
 class FeatureInputs:
-    """What a network over features reads: frozen encoders, and the initial values of its word embeddings."""
+    """What a network over features reads: frozen encoders, and the initial values of its word embeddings.
+
+    It may learn from unlabeled text, too (cross-view training).
+    """
 
     encoders: Sequence[Path] = ()
     word_vectors: Path | None = None
     cache_dir: Path | None = None
+    unlabeled: UnlabeledText | None = None
 
     @property
     def label(self) -> str:
@@ -59,32 +65,51 @@ class FeatureInputs:
         """The folders and files that are read."""
         return [*self.encoders, *([self.word_vectors] if self.word_vectors else [])]
 
+    def describe(self) -> dict[str, Any]:
+        """Return what determines the results of a run beside those of fine-tuning."""
+        return {"unlabeled": self.unlabeled.hash} if self.unlabeled is not None else {}
+
 
 def train_on_features(
     inputs: FeatureInputs,
-    data: TaskData,
+    data: TaskData | Sequence[TaskData],
     out: Path | None,
     config: FinetuneConfig = FEATURE_DEFAULTS,
     options: RunOptions = RunOptions(),
 ) -> dict[str, Any]:
     """Train a network over frozen features, or over words alone, and evaluate it as `finetune` does.
 
-    The features of several encoders are concatenated. The results include the learned weights of layers.
+    The features of several encoders are concatenated. Several tasks share one network. The results include the learned
+    weights of layers.
     """
     config = config.validate()
     if not config.optimizer.lr:
         raise ConfigError("`lr` is 0, expected more than 0: a network over features has no size to choose it by")
     if config.bilstm:
         raise ConfigError("bilstm is true, which is for fine-tuning: over frozen features, choose `network` bilstm")
-    network = config.network or FeatureNetworkSettings()
+    if isinstance(data, TaskData):
+        data = [data]
+    else:
+        check_names(data)
     if out is not None:
         check_folder(out)  # before anything is read
-    task = data.task.fit(data.train)
-    reader = _build_reader(inputs, task, data.train, network, config.max_len or MAX_CONTEXT_WORDS)
-    run = UnfinishedRun(out, describe_run(inputs.paths, [data], config, options), options.on_start)
-    model_config = build_model_config(task, reader, network)
-    sets = [task.training_examples(data.train), data.dev, *data.extra_eval.values()]
-    train, dev, *extra_splits = map(Split, sets, reader.encode(task, sets, use_labels=True))
+    settings = describe_run(inputs.paths, data, config, options) | inputs.describe()
+    run = UnfinishedRun(out, settings, options.on_start)
+    return run_experiment(build_experiment(inputs, data, config), run, options)
+
+
+def build_experiment(inputs: FeatureInputs, data: Sequence[TaskData], config: FinetuneConfig) -> Experiment:
+    """Return the experiment of training a network over features."""
+    network = config.network or FeatureNetworkSettings()
+    tasks = [each.task.replace(name=each.name).fit(each.train) for each in data]
+    reader = _build_reader(inputs, tasks, data, network, config.max_len or MAX_CONTEXT_WORDS)
+    model_config = build_model_config(tasks, reader, network)
+    cross_view = None
+    if inputs.unlabeled is not None:
+        view_settings = config.cross_view or CrossViewSettings()
+        model_config, view_heads = add_view_heads(model_config, tasks, view_settings.view_dim)
+        store = reader.build_store(inputs.unlabeled.words, inputs.unlabeled.word_ids)
+        cross_view = CrossView(inputs.unlabeled, store, view_heads, config)
 
     def build(seed: int) -> Model:
         model = model_config.build(seed)
@@ -94,36 +119,57 @@ def train_on_features(
         return model
 
     def save(path: Path, model: Model, metadata: dict[str, Any]) -> None:
-        save_feature_model(path, model, reader, metadata)
+        trained = model if cross_view is None else model.without_heads(cross_view.heads.values())
+        save_feature_model(path, trained, reader, metadata)
 
     has_mix_penalty = network.mix_penalty > 0 and any(source.join == "mix" for source in reader.sources)
-    run_info: dict[str, Any] = {"data": data.dataset_name} if data.dataset_name else {}
-    run_info |= {"model": inputs.label, "features": network.to_json(), "from_scratch": False}
-    if reader.pretrained is not None:
-        words = {"vocabulary": len(reader.vocabulary), "frozen": network.freeze_word_embeddings}
-        run_info["words"] = {"vectors": str(inputs.word_vectors), **words}
     no_rows = torch.zeros(0, dtype=torch.long)
-    experiment = Experiment(
-        (TaskRun(task, data, train, dev, dict(zip(data.extra_eval, extra_splits))),),
+    loss_fn = with_mix_penalty(network.mix_penalty) if has_mix_penalty else None
+    return Experiment(
+        tuple(_encode(reader, task, each) for task, each in zip(tasks, data)),
         config,
         build,
         save,
-        run_info,
-        loss_fn=with_mix_penalty(network.mix_penalty) if has_mix_penalty else None,
+        _describe_inputs(inputs, data, network, reader),
+        loss_fn=loss_fn if cross_view is None else cross_view.compute_losses,
         extra_targets={MIX_PENALTY: Targets(no_rows, no_rows, 1)} if has_mix_penalty else {},
+        unlabeled=None if cross_view is None else cross_view.batches,
         describe_model=lambda model: {"mix_weights": weights} if (weights := mix_weights(model)) else {},
         measures_latency=False,
         default_config=FEATURE_DEFAULTS,
     )
-    return run_experiment(experiment, run, options)
 
 
-def build_model_config(task: TaskConfig, reader: FeatureReader, network: FeatureNetworkSettings) -> ModelConfig:
-    """Return the config of a task's model over the features of a reader."""
-    name: Any = task.feature_networks[0] if network.name == "auto" else network.name
-    if name not in task.feature_networks:
-        known = ", ".join(task.feature_networks)
-        raise ConfigError(f"the network {name} does not fit {task.task_type}, which is learned by {known}")
+def _encode(reader: FeatureReader, task: TaskConfig, data: TaskData) -> TaskRun:
+    """Return a fitted task with its encoded examples."""
+    sets = [task.training_examples(data.train), data.dev, *data.extra_eval.values()]
+    train, dev, *extra_splits = map(Split, sets, reader.encode(task, sets, use_labels=True))
+    return TaskRun(task, data, train, dev, dict(zip(data.extra_eval, extra_splits)))
+
+
+def _describe_inputs(
+    inputs: FeatureInputs, data: Sequence[TaskData], network: FeatureNetworkSettings, reader: FeatureReader
+) -> dict[str, Any]:
+    """Return the facts about a run in its results."""
+    run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
+    run_info |= {"model": inputs.label, "features": network.to_json(), "from_scratch": False}
+    if reader.pretrained is not None:
+        words = {"vocabulary": len(reader.vocabulary), "frozen": network.freeze_word_embeddings}
+        run_info["words"] = {"vectors": str(inputs.word_vectors), **words}
+    if (text := inputs.unlabeled) is not None:
+        run_info["unlabeled"] = {"sentences": len(text), "words": len(text.word_ids)}
+    return run_info
+
+
+def build_model_config(
+    tasks: Sequence[TaskConfig], reader: FeatureReader, network: FeatureNetworkSettings
+) -> ModelConfig:
+    """Return the config of a model of one or several tasks over the features of a reader."""
+    known = [name for name in tasks[0].feature_networks if all(name in task.feature_networks for task in tasks)]
+    name: Any = known[0] if network.name == "auto" else network.name
+    if name not in known:
+        labels = ", ".join(dict.fromkeys(task.task_type for task in tasks))
+        raise ConfigError(f"the network {name} does not fit {labels}, which is learned by {', '.join(known)}")
     if name == "linear" and not reader.encoders and reader.pretrained is None:
         raise ConfigError("a linear model needs features to stand on: name a model, or word vectors")
     if network.join_at == "between" and not reader.encoders:
@@ -135,19 +181,24 @@ def build_model_config(task: TaskConfig, reader: FeatureReader, network: Feature
         resolve_word_dim(network, reader.pretrained),
         CHAR_CNN if network.use_char_cnn else None,
         network.dropout if name != "linear" else 0.1,
-        INDICATOR_DIM if task.has_word_marks else 0,
+        INDICATOR_DIM if any(task.has_word_marks for task in tasks) else 0,
     )
     trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout)
-    return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: task.feature_head()})
+    return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: task.feature_head() for task in tasks})
 
 
 def _build_reader(
-    inputs: FeatureInputs, task: TaskConfig, train: Sequence[Any], network: FeatureNetworkSettings, max_words: int
+    inputs: FeatureInputs,
+    tasks: Sequence[TaskConfig],
+    data: Sequence[TaskData],
+    network: FeatureNetworkSettings,
+    max_words: int,
 ) -> FeatureReader:
     pretrained = WordVectors.load(inputs.word_vectors) if inputs.word_vectors is not None else None
     vocabulary: dict[str, int] = {}
     if resolve_word_dim(network, pretrained):
-        words = (word for e in train for texts in task.word_sequences(e) for text in texts for word in text)
+        pairs = ((task, example) for task, each in zip(tasks, data) for example in each.train)
+        words = (word for task, e in pairs for texts in task.word_sequences(e) for text in texts for word in text)
         vocabulary = build_vocabulary(words, pretrained, network.freeze_word_embeddings)
     layers = resolve_layer_selections(network, len(inputs.encoders))
     encoders = tuple(map(FeatureEncoder.load, inputs.encoders))

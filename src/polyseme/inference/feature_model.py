@@ -88,9 +88,15 @@ class FeatureReader:
             encoded_sets.append([window for example_windows in windows for window in example_windows])
         distinct = {word: i for i, word in enumerate(dict.fromkeys(words))}
         word_numbers = np.array([distinct[word] for word in words], dtype=np.int64)
-        vocabulary = resolve_words(distinct, self.vocabulary, self.pretrained)
-        store = FeatureStore(arrays, word_numbers, words_to_char_ids(list(distinct)), *vocabulary)
+        store = self.build_store(list(distinct), word_numbers, arrays)
         return [[replace(e, features=store) for e in encoded] for encoded in encoded_sets]
+
+    def build_store(
+        self, words: Sequence[str], word_ids: np.ndarray, features: Sequence[list[np.ndarray]] = ()
+    ) -> FeatureStore:
+        """Return a store of positions, where each has one of the distinct words, and features of the encoders."""
+        vocabulary = resolve_words(words, self.vocabulary, self.pretrained)
+        return FeatureStore(list(features), word_ids, words_to_char_ids(words), *vocabulary)
 
 
 def resolve_words(

@@ -17,6 +17,7 @@ from polyseme.nn.heads.base import IGNORE_INDEX, HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
+from polyseme.nn.heads.cross_view import CrossViewHeadConfig
 from polyseme.nn.heads.embedding import EmbeddingHeadConfig
 from polyseme.nn.heads.lm import LMHeadConfig, ShiftedLMHeadConfig, SpanBoundaryHeadConfig, VocabHead
 from polyseme.nn.heads.word_vectors import (
@@ -55,7 +56,7 @@ class ModelConfig(Config):
         *(StaticEmbeddingTrunkConfig, FeatureNetworkConfig),
         *(LMHeadConfig, ClassificationHeadConfig, SpanBoundaryHeadConfig, AdaptiveSoftmaxHeadConfig),
         *(NegativeSamplingHeadConfig, HierarchicalSoftmaxHeadConfig, GloVeHeadConfig, CoreferenceHeadConfig),
-        *(EmbeddingHeadConfig, ShiftedLMHeadConfig),
+        *(EmbeddingHeadConfig, ShiftedLMHeadConfig, CrossViewHeadConfig),
     )
 
     @property
@@ -131,6 +132,29 @@ class Model(nn.Module):
             return scores, scores.argmax(-1)
         chains = ChainLayout.from_lengths(layout.count_per_sequence(rows), scores.device)
         return crf.log_marginals(scores, chains), crf.decode(scores, chains)
+
+    def label_log_probs(
+        self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor, temperature: float = 1.0
+    ) -> Tensor:
+        """Return the log-probability of each label at a temperature, [n, labels].
+
+        With a CRF they are those of each word given its sentence (Wang et al. 2020, §3.3).
+        """
+        scores, crf = self.predict(head, hidden, layout, rows), self.heads[head].crf
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if not isinstance(crf, CRF):
+            return (scores / temperature).log_softmax(-1)
+        chains = ChainLayout.from_lengths(layout.count_per_sequence(rows), scores.device)
+        return crf.log_marginals(scores, chains, temperature)
+
+    def without_heads(self, names: Iterable[str]) -> Model:
+        """Return a model with the same trunk and heads, except some; weights are shared."""
+        model, dropped = Model.__new__(Model), set(names)
+        nn.Module.__init__(model)
+        heads = {name: config for name, config in self.config.heads.items() if name not in dropped}
+        model.config = self.config.replace(heads=heads)
+        model.trunk, model.heads = self.trunk, nn.ModuleDict({name: self.heads[name] for name in heads})
+        return model.train(self.training)
 
     def loss(
         self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor, labels: Tensor, label_smoothing: float = 0

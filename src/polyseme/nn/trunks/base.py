@@ -104,7 +104,8 @@ class TrunkConfig(Config, ABC):
     has_source: bool = False  # whether it encodes a source and decodes a target
     has_query_stream: bool = False  # whether it has a second stream, whose queries do not see their own token
     is_hybrid: bool = False  # whether the layout of a batch says if it is read left to right
-    has_features: bool = False  # whether its tokens index a store of precomputed vectors; it returns no layers then
+    has_features: bool = False  # whether its tokens index a store of precomputed vectors
+    has_directions: bool = False  # whether a layer has a forward and a backward half, which saw one side of the text
     has_memory: bool = False  # whether it can process a sequence in chunks, each with memory of the last
     has_bounded_memory: bool = False  # whether its memory has a fixed size
     supports_static_shape: bool = False  # whether batches filled up to one shape compile to one graph
@@ -169,7 +170,7 @@ class Trunk(nn.Module, ABC):
         """Raise if the trunk does not support one of these arguments; no tensor is read."""
         config = self.config
         unsupported = {
-            "layers": bool(layers) and config.has_features,
+            "layers": bool(layers) and config.has_features and not config.has_directions,
             "segments": inputs.segments is not None and not config.num_segments,
             "a source": inputs.source is not None and not config.has_source,
             "a query stream": inputs.query_stream is not None and not config.has_query_stream,

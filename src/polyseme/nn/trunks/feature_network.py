@@ -1,5 +1,6 @@
 """Task networks over frozen features, as used before 2018: linear, BiLSTM, biattentive, ESIM, BiDAF."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -37,6 +38,7 @@ class FeatureNetworkConfig(TrunkConfig):
     causal = False
     has_features = True
     num_segments = 2
+    has_directions = derived(lambda self: self.network == "bilstm" and not self.features.sources)
 
     def __post_init__(self) -> None:
         self.check_range(0, 1, "dropout")
@@ -84,14 +86,23 @@ class BiLSTM(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, layout: PackedLayout, extra_features: Tensor | None = None) -> Tensor:
+        """Return the states of the last layer, [T, 2 hidden_dim], the forward direction first."""
+        return self.layer_states(x, layout, (len(self.layers),), extra_features)[len(self.layers)]
+
+    def layer_states(
+        self, x: Tensor, layout: PackedLayout, layers: Iterable[int], extra_features: Tensor | None = None
+    ) -> dict[int, Tensor]:
+        """Return the states of some layers, counted from 1, before the dropout between layers."""
         order = time_major_of(layout)
-        y = order.to_time_major(x)
-        for depth, layer in enumerate(self.layers):
-            y = self.dropout(y) if depth else y
-            if depth == 1 and extra_features is not None:
+        y, states = order.to_time_major(x), {}
+        for depth, layer in enumerate(self.layers, start=1):
+            y = self.dropout(y) if depth > 1 else y
+            if depth == 2 and extra_features is not None:
                 y = torch.cat([y, order.to_time_major(extra_features)], dim=-1)
             y = layer(y, order, layer.initial_states(order.num_sequences, x))[0]  # type: ignore[operator]
-        return order.from_time_major(y)
+            if depth in layers:
+                states[depth] = order.from_time_major(y)
+        return states
 
 
 def cross_align(a: Tensor, layout_a: PackedLayout, b: Tensor, layout_b: PackedLayout) -> tuple[Tensor, Tensor]:
@@ -208,15 +219,17 @@ class FeatureNetwork(Trunk):
         layout, segments = inputs.layout, inputs.segments
         assert inputs.features is not None, "a network over features needs a feature store"
         x, late_features = self.features(inputs.tokens, inputs.features, segments)
+        layer_states = {0: x}
         if self.encoder is not None and self.pair_network is None:
-            x = self.dropout(
-                self.encoder(x, layout, late_features if self.config.features.join_dim("between") else None)
-            )
+            between = late_features if self.config.features.join_dim("between") else None
+            last = self.config.num_layers
+            layer_states |= self.encoder.layer_states(x, layout, {*layers, last}, between)
+            x = self.dropout(layer_states[last])
         elif self.pair_network is not None:
             x = self._compare(x, layout, segments)
         if late_features is not None and self.config.features.join_dim("output"):
             x = torch.cat([x, late_features], dim=-1)
-        return TrunkOutput(x, {})
+        return TrunkOutput(x, {depth: layer_states[depth] for depth in layers})
 
     def _compare(self, x: Tensor, layout: PackedLayout, segments: Tensor | None) -> Tensor:
         """Compare the two texts of each sequence, or a text with itself.
