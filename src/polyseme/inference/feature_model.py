@@ -14,7 +14,7 @@ from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_extraction import FeatureEncoder, extract_features, hash_model_files
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
 from polyseme.inference.inspection.attribution_targets import TaskTarget
-from polyseme.inference.prediction import predict_encoded
+from polyseme.inference.prediction import predict_encoded, select_head
 from polyseme.inference.results import check_answers
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.io.atomic import write_tensors
@@ -124,11 +124,16 @@ def resolve_words(
 
 
 class FeatureModel(LanguageModel):
-    """A task model over the frozen features of one or several models, or over word vectors."""
+    """A task model over the frozen features of one or several models, or over word vectors.
 
-    def __init__(self, path: Path, model: Model, task: TaskConfig, reader: FeatureReader, metadata: dict[str, Any]):
+    One of several tasks has to be selected before it can predict.
+    """
+
+    def __init__(
+        self, path: Path, model: Model, task: TaskConfig | None, reader: FeatureReader, metadata: dict[str, Any]
+    ):
         super().__init__(path)
-        self.model, self.task, self.reader, self.metadata = model, task, reader, metadata
+        self.model, self._task, self.reader, self.metadata = model, task, reader, metadata
 
     @classmethod
     def load(
@@ -152,7 +157,20 @@ class FeatureModel(LanguageModel):
             reason = str(error).splitlines()[0][:80]
             raise ModelError(f"{path}/model.safetensors does not fit its config ({reason})") from None
         check_finite(state, path / "model.safetensors")
-        return cls(path, model.eval(), load_task(metadata, config, tasks), reader, metadata)
+        task = None if "tasks" in metadata else load_task(metadata, config, tasks)
+        return cls(path, model.eval(), task, reader, metadata)
+
+    def select(self, name: str, kinds: Iterable[type[TaskConfig]] = ()) -> "FeatureModel":
+        """Return the model of one of several tasks, by name; a model of one task has no name and is unchanged."""
+        if not isinstance(tasks := self.metadata.get("tasks"), dict):
+            return self
+        model, metadata = select_head(self.path, self.model, tasks, name, kinds)
+        return FeatureModel(self.path, model, load_task(metadata, model.config, kinds), self.reader, metadata)
+
+    @property
+    def task(self) -> TaskConfig:
+        """The task; raise `ConfigError` if one of several has to be selected first."""
+        return load_task(self.metadata, self.model.config) if self._task is None else self._task
 
     @staticmethod
     def is_folder(path: Path) -> bool:
@@ -169,10 +187,12 @@ class FeatureModel(LanguageModel):
 
     @property
     def description(self) -> str:
-        return f"a {self.task.task_type} model over frozen features"
+        return f"a {self._task.task_type if self._task else 'multitask'} model over frozen features"
 
     @property
     def capabilities(self) -> tuple[str, ...]:
+        if self._task is None:
+            return ()
         supported = {"answer": self.task.answers_questions, "attribute": self.task.supports_attribution}
         return ("predict", *(operation for operation, is_supported in supported.items() if is_supported))
 
@@ -245,14 +265,15 @@ def _describe(name: str, model: Model, reader: FeatureReader, metadata: Mapping[
         "parameters": f"{num_parameters:,}, without the models that it reads",
         "words with a learned vector": f"{len(reader.vocabulary):,}",
     }
-    usage = metadata.get("usage", {})
+    usages = {name: each["usage"] for name, each in metadata.get("tasks", {"": metadata}).items() if "usage" in each}
+    calls = {name: f"{usage.get('method', 'predict')}({usage.get('example', '')})" for name, usage in usages.items()}
     limits = ("It reads the models and vectors that it was trained over, at the paths in polyseme.json.",) * bool(names)
     return ModelFacts(
         FEATURE_FAMILY,
         f"A network with {num_parameters:,} parameters over {', '.join(names) or 'words alone'}.",
         table,
-        format_usage(name, {"": f"{usage.get('method', 'predict')}({usage.get('example', '')})"}),
-        pipeline_tag=usage.get("pipeline_tag", ""),
+        format_usage(name, calls or {"": "predict()"}),
+        pipeline_tag=next(iter(usages.values()), {}).get("pipeline_tag", ""),
         limits=limits,
         num_parameters=num_parameters,
     )

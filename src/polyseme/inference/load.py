@@ -61,6 +61,8 @@ def load(
         loaded = NgramLM(NgramFolder.load(path, verify))
     elif FeatureModel.is_folder(path):
         loaded = FeatureModel.load(path, tasks=tasks, verify=verify)
+        if task and "tasks" in loaded.metadata:
+            loaded, task = loaded.select(task, tasks), ""
     else:
         return _load_neural(path, device, precision, task, tasks, verify)
     if task or precision != "float32":

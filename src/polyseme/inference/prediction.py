@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,17 +149,24 @@ def eval_mode(model: Model) -> Iterator[None]:
 
 def select_task(folder: ModelFolder, name: str = "", kinds: Iterable[type[TaskConfig]] = ()) -> ModelFolder:
     """Return a folder of several tasks as if it had been fine-tuned for one of them; any other folder unchanged."""
-    tasks = folder.metadata.get("tasks")
-    if not isinstance(tasks, dict):
+    if not isinstance(folder.metadata.get("tasks"), dict):
         return folder
+    model, metadata = select_head(folder.path, folder.model, folder.metadata["tasks"], name, kinds)
+    return replace(folder, model=model, metadata=metadata)
+
+
+def select_head(
+    path: Path, model: Model, tasks: dict[str, Any], name: str, kinds: Iterable[type[TaskConfig]]
+) -> tuple[Model, dict[str, Any]]:
+    """Return a model of several tasks with the head of one, under its usual name, and the metadata of that task."""
     if name not in tasks:
         problem = (
             f"no task {name!r}; {suggest(name, tasks)}" if name else f"several tasks, {', '.join(tasks)}: choose one"
         )
-        raise DataError(f"{folder.path} answers {problem}")
+        raise DataError(f"{path} answers {problem}")
     task = task_from_json(tasks[name]["task"], kinds)
-    model = folder.model.with_single_head(task.replace(name=name).codec.head_name, task.codec.head_name)
-    return replace(folder, model=model, metadata=tasks[name])
+    selected = model.with_single_head(task.replace(name=name).codec.head_name, task.codec.head_name)
+    return selected, tasks[name]
 
 
 def median_latency_ms(predict_one: Callable[[int], object], num_examples: int) -> float:
