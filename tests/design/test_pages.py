@@ -125,6 +125,8 @@ def write_inputs(glue: Path) -> None:
     products = [f"P{i},{text.split('. ')[0]},{text}\n" for i, text in enumerate(texts)]
     for name, part in (("products.csv", products[::2]), ("held-out.csv", products[1::2])):
         Path(name).write_text("id,title,description\n" + "".join(part), encoding="utf-8")
+    for name in ("train.conll", "dev.conll", "pos.conll"):
+        Path(name).write_text("The\tO\ncat\tB-animal\nsat\tO\n\nA\tO\ndog\tB-animal\n" * 4, encoding="utf-8")
     pair = {"good": "The cat sat.", "bad": "Cat the sat."}
     Path("BLIMP").mkdir()
     for file in (Path("agreement.jsonl"), Path("BLIMP", "order.jsonl")):

@@ -176,8 +176,9 @@ def test_labeled_and_unlabeled_steps_alternate_and_continue_anywhere():
             assert all(map(torch.equal, tree_leaves(old[0].inputs), tree_leaves(new[0].inputs)))
 
 
-def several_tasks(out, text=sentences(40, 5)):
+def several_tasks(out, text_seed=5):
     """Two tasks and two seeds with dropout."""
+    text = sentences(40, text_seed)
     data = [task_data("crf", "a"), task_data(name="b", tags="XY")]
     inputs = FeatureInputs(unlabeled=UnlabeledText.from_sentences(text))
     return train_on_features(inputs, data, out, config(network=NETWORK.replace(dropout=0.3)), RunOptions(2))
@@ -210,7 +211,7 @@ def test_unfinished_run_with_other_text_is_rejected(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         several_tasks(tmp_path / "run")
     with pytest.raises(ConfigError, match="other settings: unlabeled was"):
-        several_tasks(tmp_path / "run", sentences(40, 6))
+        several_tasks(tmp_path / "run", 6)
 
 
 def test_several_tasks_are_learned_and_loaded(tmp_path):
@@ -284,7 +285,12 @@ def test_command_line(tmp_path):
     files = ["--task", "tagging", "--train", tmp_path / "train.conll", "--dev", tmp_path / "dev.conll"]
     small = ["--out", tmp_path / "run", "--set", "steps=2", "--set", "lstm_dim=4"]
     bad = cli("finetune", *files, *small, "--cross-view", tmp_path / "empty.txt")
-    assert bad.status == 2 and "has no sentence" in bad.err and bad.err.count("\n") == 1 and not (tmp_path / "run").exists()
+    assert (
+        bad.status == 2
+        and "has no sentence" in bad.err
+        and bad.err.count("\n") == 1
+        and not (tmp_path / "run").exists()
+    )
     done = cli("finetune", *files, *small, "--cross-view", tmp_path / "text.txt")
     assert done.status == 0 and "words alone" in done.out
     results = json.loads((tmp_path / "run/results.json").read_text())

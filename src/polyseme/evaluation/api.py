@@ -93,8 +93,9 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
                 raise ConfigError(f"{model.path} is trained over features, and `ensemble` is for fine-tuned models")
             is_multitask, model = "tasks" in model.metadata, model.select(task)
             modules = [model.model, *(encoder.model.trunk for encoder in model.reader.encoders)]
-            num_parameters, predict_fn = sum(map(count_parameters, modules)), model.predict_examples
-            return TaskPredictor(model.task, num_parameters, predict_fn, [model.metadata], [model.path], is_multitask)
+            num_parameters = sum(map(count_parameters, modules))
+            facts = [model.metadata], [model.path], is_multitask
+            return TaskPredictor(model.task, num_parameters, model.predict_examples, *facts)
     networks = [load_neural(model) for model in loaded]
     folders = [select_task(network.folder, task, network.tasks) for network in networks]
     task_config = load_task(folders[0].metadata, folders[0].model.config, networks[0].tasks)

@@ -74,7 +74,9 @@ class CrossView:
         return {CROSS_VIEW: torch.stack(losses).sum()}
 
 
-def add_view_heads(config: ModelConfig, tasks: Sequence[TaskConfig], view_dim: int) -> tuple[ModelConfig, dict[str, str]]:
+def add_view_heads(
+    config: ModelConfig, tasks: Sequence[TaskConfig], view_dim: int
+) -> tuple[ModelConfig, dict[str, str]]:
     """Return the config of a model with an auxiliary head for each task, and their names by that of the task's head."""
     trunk: Any = config.trunk
     if not trunk.has_directions:

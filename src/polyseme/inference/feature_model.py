@@ -265,7 +265,9 @@ def _describe(name: str, model: Model, reader: FeatureReader, metadata: Mapping[
         "parameters": f"{num_parameters:,}, without the models that it reads",
         "words with a learned vector": f"{len(reader.vocabulary):,}",
     }
-    usages = {name: each["usage"] for name, each in metadata.get("tasks", {"": metadata}).items() if "usage" in each}
+    usages: dict[str, dict[str, str]] = {
+        name: each["usage"] for name, each in metadata.get("tasks", {"": metadata}).items() if "usage" in each
+    }
     calls = {name: f"{usage.get('method', 'predict')}({usage.get('example', '')})" for name, usage in usages.items()}
     limits = ("It reads the models and vectors that it was trained over, at the paths in polyseme.json.",) * bool(names)
     return ModelFacts(
@@ -273,7 +275,7 @@ def _describe(name: str, model: Model, reader: FeatureReader, metadata: Mapping[
         f"A network with {num_parameters:,} parameters over {', '.join(names) or 'words alone'}.",
         table,
         format_usage(name, calls or {"": "predict()"}),
-        pipeline_tag=next(iter(usages.values()), {}).get("pipeline_tag", ""),
+        pipeline_tag=next((usage.get("pipeline_tag", "") for usage in usages.values()), ""),
         limits=limits,
         num_parameters=num_parameters,
     )

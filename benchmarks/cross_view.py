@@ -1,0 +1,216 @@
+"""Cross-view training compared with its supervised counterpart, over several seeds, and the page about it.
+
+    python benchmarks/cross_view.py --make-data DATA --data FOLDER
+    python benchmarks/cross_view.py --data FOLDER --out RESULTS.json [--rows …] [--seeds 3] [--jobs 6]
+    python benchmarks/cross_view.py --page RESULTS.json --out docs/results/cross-view.md
+
+The first form writes FOLDER (about 30 MB) from the data sets in DATA: `wnut17`, `ud-ewt`, unlabeled sentences from
+`pretrain`, and word vectors that are trained on them. The second needs only FOLDER. No installation is needed: set
+PYTHONPATH=src:benchmarks. Each (row, seed) is a run in one of `--jobs` processes, which share the GPU. The results are
+written after every run, and the same command continues from there. The third form writes the page.
+
+Tasks: entities of WNUT-17 with all training sentences, and parts of speech of the English Web Treebank with every tenth
+training sentence; alone, or both over one network. All rows have the same network, word vectors and number of labeled
+steps. Scores are those of the last step, without early stopping.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import lzma
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs import Run, RunFile, failed_run, worker_pool
+from report import format_mean_std, header, mean_std, table
+
+import polyseme
+from polyseme.datasets.catalog import DATASETS
+from polyseme.errors import PolysemeError
+from polyseme.finetuning.config import CrossViewSettings, FeatureNetworkSettings
+from polyseme.finetuning.experiment import RunOptions, TaskData
+from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
+from polyseme.finetuning.unlabeled import UnlabeledText
+from polyseme.io.atomic import write_text
+from polyseme.io.json import read_json
+from polyseme.tasks.tagging import TaggingTask
+
+TASKS = {"wnut-17": "wnut17", "ud-pos": "ud-ewt"}  # data sets and their folders
+UD_SHARE = 10  # one in so many training sentences of the treebank is labeled
+STEPS = {"wnut-17": 2000, "ud-pos": 1500}  # on labeled sentences
+SOURCES = ("wiki-00", "wiki-03", "wiki-06", "novels-00")
+SENTENCE_WORDS = range(4, 51)
+SHARE_UNLABELED = 4  # one in so many of the sentences that word vectors are trained on
+NETWORK = {"name": "bilstm", "num_layers": 2, "lstm_dim": 200}
+ROWS = {
+    f"{name}, {method}": (tasks, method)
+    for (name, tasks), method in itertools.product(
+        {"WNUT-17": ("wnut-17",), "parts of speech": ("ud-pos",), "both": ("wnut-17", "ud-pos")}.items(),
+        ("supervised", "cross-view"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run and everything that its scores depend on."""
+
+    row: str
+    seed: int
+    settings: str  # JSON: changes to the defaults of this file
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"{self.row}, seed {self.seed}"
+
+
+def make_data(data: Path, folder: Path) -> None:
+    """Write the data sets, unlabeled sentences and word vectors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TASKS.values():
+        (folder / name).mkdir(exist_ok=True)
+        for path in (data / name).iterdir():
+            shutil.copyfile(path, folder / name / path.name)
+    text = UnlabeledText.read([data / "pretrain" / f"{name}.jsonl.xz" for name in SOURCES])
+    bounds = list(itertools.pairwise(text.offsets.tolist()))
+    lines = [
+        " ".join(text.words[i] for i in text.word_ids[start:end].tolist())
+        for start, end in bounds
+        if end - start in SENTENCE_WORDS
+    ]
+    print(f"{len(lines):,} sentences with {sum(line.count(' ') + 1 for line in lines):,} words", flush=True)
+    with lzma.open(folder / "unlabeled.txt.xz", "wt", encoding="utf-8", preset=6) as file:
+        file.writelines(f"{line}\n" for line in lines[::SHARE_UNLABELED])
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+        source = f"{scratch}/text.txt::split=line"
+        tokenizer = polyseme.Tokenizer.train("whitespace", source, lowercase=True, min_frequency=12)
+        corpus = polyseme.prepare(source, tokenizer, out=f"{scratch}/corpus", dedup="none")
+        tokens = 3 * corpus.num_tokens
+        run = polyseme.pretrain("word2vec-tiny", corpus, out=f"{scratch}/run", budget=f"{tokens}tokens")
+        vectors: Any = polyseme.load(run.model)
+        from polyseme.word_vectors.files import write_vectors
+
+        write_vectors(folder / "vectors.bin", list(vectors.words), vectors.vectors, "binary")
+    print(
+        f"{len(vectors.words):,} word vectors, {sum(f.stat().st_size for f in folder.rglob('*')):,} bytes in {folder}"
+    )
+
+
+def read_task(name: str, folder: Path) -> TaskData:
+    """Return a task with its labeled sentences."""
+    dataset = DATASETS[name]
+    train, dev, test = (dataset.read_split(folder / TASKS[name], split) for split in ("train", "dev", "test"))
+    if name == "ud-pos":
+        train = train[::UD_SHARE]
+    known = {tag for e in train for tag in e.tags}
+    dev, test = ([e for e in examples if known.issuperset(e.tags)] for examples in (dev, test))
+    return TaskData(TaggingTask(decoder="crf"), train, dev, primary_metric=dataset.metric, extra_eval={"test": test})
+
+
+def read_unlabeled(folder: Path, max_sentences: int = 0) -> UnlabeledText:
+    """Return the unlabeled sentences, whose words are separated by spaces."""
+    with lzma.open(folder / "unlabeled.txt.xz", "rt", encoding="utf-8") as file:
+        return UnlabeledText.from_sentences(line.split() for line in itertools.islice(file, max_sentences or None))
+
+
+def run_job(job: Job, folder: Path) -> Run:
+    """Train one row with one seed."""
+    start = time.perf_counter()
+    (tasks, method), settings = ROWS[job.row], json.loads(job.settings)
+    is_cross_view = method == "cross-view"
+    try:
+        data: Any = [read_task(name, folder) for name in tasks]
+        if len(tasks) > 1:
+            data = [_with_name(each, name) for each, name in zip(data, tasks)]
+        text = read_unlabeled(folder, settings.pop("sentences", 0)) if is_cross_view else None
+        steps = settings.pop("steps", {}) or STEPS
+        network = FeatureNetworkSettings().replace(**{**NETWORK, **settings.pop("network", {})})
+        views = CrossViewSettings(**settings.pop("cross_view", {})) if is_cross_view else None
+        config = FEATURE_DEFAULTS.replace(batch_size=32, network=network, cross_view=views, sampling_alpha=0.5)
+        config = config.replace(steps=(1 + is_cross_view) * sum(steps[name] for name in tasks))
+        for path, value in settings.items():
+            config = config.with_override(path, str(value))
+        inputs = FeatureInputs(word_vectors=folder / "vectors.bin", unlabeled=text)
+        results = train_on_features(inputs, data if len(tasks) > 1 else data[0], None, config, RunOptions([job.seed]))
+    except (PolysemeError, RuntimeError, OSError) as error:
+        return failed_run(job, error)
+    by_task = results.get("tasks") or {tasks[0]: results}
+    scores = {
+        name: {"dev": each["mean"][each["primary_metric"]], "test": each["extra_eval"]["test"][0]}
+        for name, each in by_task.items()
+    }
+    facts = {name: results[name] for name in ("primary_metric", "mean", "steps", "parameters")}
+    facts |= {"scores": scores, "unlabeled": results.get("unlabeled", {})}
+    return {**asdict(job), **facts, "train_s": results["seconds"], "wall_s": time.perf_counter() - start}
+
+
+def _with_name(data: TaskData, name: str) -> TaskData:
+    return TaskData(data.task, data.train, data.dev, name, data.primary_metric, extra_eval=data.extra_eval)
+
+
+def summarize(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Return mean and deviation on dev and test for each row and task."""
+    groups: dict[tuple[str, str, str], dict[int, dict[str, float]]] = {}
+    for run in runs:
+        for task, scores in run.get("scores", {}).items():
+            groups.setdefault((run["row"], run["settings"], task), {})[run["seed"]] = scores
+    rows = []
+    for (row, settings, task), by_seed in groups.items():
+        stats = {split: mean_std([100 * scores[split] for scores in by_seed.values()]) for split in ("dev", "test")}
+        rows.append({"row": row, "settings": settings, "task": task, "seeds": len(by_seed), **stats})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--make-data", type=Path, metavar="DATA")
+    parser.add_argument("--data", type=Path, metavar="FOLDER")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--page", type=Path, metavar="RESULTS.json")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--settings", default="{}", help="JSON of changes to the settings, for tuning")
+    args = parser.parse_args()
+    if args.make_data:
+        make_data(args.make_data, args.data)
+        return
+    if args.page:
+        write_text(args.out, format_page(read_json(args.page)))
+        return
+    jobs = [Job(row, seed, args.settings) for seed, row in itertools.product(range(args.seeds), args.rows)]
+    file = RunFile(args.out, header("Cross-view training"), jobs, summarize)
+    with worker_pool(args.jobs) as pool:
+        summary = file.run_pending(lambda job: pool.submit(run_job, job, args.data), digits=2)
+    print(format_table(summary))
+    file.exit_on_failure()
+
+
+def format_table(summary: Sequence[dict[str, Any]]) -> str:
+    """Format the scores by row, with two columns for each task."""
+    scores = {(each["row"], each["task"]): each for each in summary}
+    columns = list(itertools.product(TASKS, ("dev", "test")))
+    rows = [
+        [row, *(format_mean_std(scores[row, task][split]) if (row, task) in scores else "" for task, split in columns)]
+        for row in ROWS
+        if any(key[0] == row for key in scores)
+    ]
+    return table(["", *(f"{task} {split}" for task, split in columns)], rows)
+
+
+def format_page(content: dict[str, Any]) -> str:
+    """Format the page of results."""
+    return f"# Cross-view training\n\n{content['about']}\n{format_table(content['summary'])}\n"
+
+
+if __name__ == "__main__":
+    main()
