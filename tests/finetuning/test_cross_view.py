@@ -45,8 +45,8 @@ def task_data(decoder="softmax", name="", tags="AB"):
     return TaskData(TaggingTask(decoder=decoder), tagged(24, 1, tags), tagged(8, 2, tags), name)
 
 
-def config(**changes):
-    cross_view = CrossViewSettings(unlabeled_batch_size=8)
+def config(unlabeled_dropout=0.0, **changes):
+    cross_view = CrossViewSettings(unlabeled_batch_size=8, unlabeled_dropout=unlabeled_dropout)
     return FEATURE_DEFAULTS.replace(batch_size=8, epochs=1.0, network=NETWORK, cross_view=cross_view).replace(**changes)
 
 
@@ -125,15 +125,26 @@ def test_gradients_reach_only_the_views_and_the_first_layer():
 
 
 def test_targets_are_predicted_without_dropout_and_learned_with_it(monkeypatch):
-    experiment, cross_view = build([task_data()], sentences(12), network=NETWORK.replace(dropout=0.5))
+    network = NETWORK.replace(dropout=0.5)
+    experiment, cross_view = build([task_data()], sentences(12), network=network, unlabeled_dropout=0.25)
     model = experiment.build(0).train()
     (batch,) = next(cross_view.batches(0))
-    targets, states = [], []
+    targets, states, rates = [], [], set()
     loss_fn = model.loss
-    monkeypatch.setattr(model, "loss", lambda *a: (states.append(a[1]), targets.append(a[4]), loss_fn(*a))[2])
+
+    def record(*arguments):
+        states.append(arguments[1])
+        targets.append(arguments[4])
+        rates.update(layer.p for layer in model.modules() if isinstance(layer, torch.nn.Dropout))
+        return loss_fn(*arguments)
+
+    monkeypatch.setattr(model, "loss", record)
     for _ in range(2):
         cross_view.compute_losses(model, batch)
     assert torch.equal(*targets) and not torch.equal(*states) and not targets[0].requires_grad
+    hidden = model.eval().trunk(batch.inputs).hidden
+    torch.testing.assert_close(targets[0], model.predict("tag", hidden, batch.inputs.layout).log_softmax(-1))
+    assert rates == {0.25} and model.trunk.dropout.p == 0.5
 
 
 def test_loss_does_not_depend_on_the_batch():
@@ -224,7 +235,7 @@ def test_several_tasks_are_learned_and_loaded(tmp_path):
     log = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert [CROSS_VIEW in row["loss"] for row in log] == [False, True] * (len(log) // 2)
     model = polyseme.load(run.model, task="b")
-    assert model.predict(("cat", "fish", "wolf")).tags == ("X", "Y", "O")
+    assert model.predict(("bear", "cat", "wolf")).tags == ("X", "Y", "O")
     assert [*model.model.heads] == ["tag"]
     saved = json.loads((run.model / "polyseme.json").read_text())["config"]["heads"]
     assert sorted(saved) == ["tag@a", "tag@b"]

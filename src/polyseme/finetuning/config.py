@@ -41,18 +41,21 @@ class CrossViewSettings(Config):
     """Cross-view training on unlabeled text (Clark et al. 2018).
 
     Labeled steps alternate with steps on `unlabeled_batch_size` unlabeled sentences. There, auxiliary heads that see a
-    part of each sentence learn what the task's own head predicts, with `unlabeled_weight` on their loss. They have a
-    hidden layer of `view_dim` units (0: those of a direction of the network).
+    part of each sentence learn what the task's own head predicts without dropout. They have a hidden layer of `view_dim`
+    units (0: those of a direction of the network). Their loss has the weight `unlabeled_weight`, and all dropout layers
+    `unlabeled_dropout` while they learn.
     """
 
     unlabeled_batch_size: int = 64
     unlabeled_weight: float = 1.0
+    unlabeled_dropout: float = 0.2
     view_dim: int = 0
 
     def __post_init__(self) -> None:
         self.check_range(1, 1 << 20, "unlabeled_batch_size")
         self.check_range(0, 1 << 20, "view_dim")
         self.check_range(0, math.inf, "unlabeled_weight")
+        self.check_range(0, 1, "unlabeled_dropout")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Cross-view training: auxiliary heads learn the task's predictions on unlabeled text (Clark et al. 2018)."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.finetuning.config import CrossViewSettings, FinetuneConfig
@@ -69,9 +70,24 @@ class CrossView:
             hidden = model.eval().trunk(inputs).hidden
             targets = {name: model.label_log_probs(name, hidden, inputs.layout, rows) for name in self.heads}
         model.train(was_training)
-        states = batch.forward(model, (1,)).layers[1]  # [T, 2 lstm_dim], forward and backward
-        losses = [model.loss(view, states, inputs.layout, rows, targets[name]) for name, view in self.heads.items()]
+        with use_dropout(model, self.settings.unlabeled_dropout):
+            states = batch.forward(model, (1,)).layers[1]  # [T, 2 lstm_dim], forward and backward
+            losses = [model.loss(view, states, inputs.layout, rows, targets[name]) for name, view in self.heads.items()]
         return {CROSS_VIEW: torch.stack(losses).sum()}
+
+
+@contextmanager
+def use_dropout(model: nn.Module, p: float) -> Iterator[None]:
+    """Change the probability of all dropout layers inside the context."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    before = [layer.p for layer in layers]
+    try:
+        for layer in layers:
+            layer.p = p
+        yield
+    finally:
+        for layer, old in zip(layers, before):
+            layer.p = old
 
 
 def add_view_heads(
@@ -87,5 +103,5 @@ def add_view_heads(
         if task.head_type != "tag" or task.has_word_marks or not isinstance(head, ClassificationHeadConfig):
             raise UnsupportedError(f"cross-view training is for tagging, and {task.task_type} does not tag every text")
         names[task.head_name] = name = CROSS_VIEW + (f"@{task.name}" if task.name else "")
-        heads[name] = CrossViewHeadConfig(head.labels, view_dim or trunk.lstm_dim, trunk.dropout)
+        heads[name] = CrossViewHeadConfig(head.labels, view_dim or trunk.lstm_dim)
     return config.replace(heads=heads), names
