@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def make_data(data: Path, folder: Path) -> None:
     for name in TASKS.values():
         (folder / name).mkdir(exist_ok=True)
         for path in (data / name).iterdir():
-            shutil.copyfile(path, folder / name / path.name)
+            shutil.copyfile(path, folder / name / path.name.replace(".rebuilt", ""))
     text = UnlabeledText.read([data / "pretrain" / f"{name}.jsonl.xz" for name in SOURCES])
     bounds = list(itertools.pairwise(text.offsets.tolist()))
     lines = [
@@ -113,7 +113,7 @@ def read_task(name: str, folder: Path) -> TaskData:
         train = train[::UD_SHARE]
     known = {tag for e in train for tag in e.tags}
     dev, test = ([e for e in examples if known.issuperset(e.tags)] for examples in (dev, test))
-    return TaskData(TaggingTask(decoder="crf"), train, dev, primary_metric=dataset.metric, extra_eval={"test": test})
+    return TaskData(TaggingTask(), train, dev, primary_metric=dataset.metric, extra_eval={"test": test})
 
 
 def read_unlabeled(folder: Path, max_sentences: int = 0) -> UnlabeledText:
@@ -129,13 +129,16 @@ def run_job(job: Job, folder: Path) -> Run:
     is_cross_view = method == "cross-view"
     try:
         data: Any = [read_task(name, folder) for name in tasks]
+        if decoder := settings.pop("decoder", ""):
+            data = [replace(each, task=TaggingTask(decoder=decoder)) for each in data]
         if len(tasks) > 1:
-            data = [_with_name(each, name) for each, name in zip(data, tasks)]
-        text = read_unlabeled(folder, settings.pop("sentences", 0)) if is_cross_view else None
-        steps = settings.pop("steps", {}) or STEPS
+            data = [replace(each, name=name) for each, name in zip(data, tasks)]
+        steps, num_sentences = settings.pop("steps", STEPS), settings.pop("sentences", 0)
+        text = read_unlabeled(folder, num_sentences) if is_cross_view else None
         network = FeatureNetworkSettings().replace(**{**NETWORK, **settings.pop("network", {})})
-        views = CrossViewSettings(**settings.pop("cross_view", {})) if is_cross_view else None
-        config = FEATURE_DEFAULTS.replace(batch_size=32, network=network, cross_view=views, sampling_alpha=0.5)
+        views = CrossViewSettings(**settings.pop("cross_view", {}))
+        config = FEATURE_DEFAULTS.replace(batch_size=32, network=network, sampling_alpha=0.5)
+        config = config.replace(cross_view=views if is_cross_view else None)
         config = config.replace(steps=(1 + is_cross_view) * sum(steps[name] for name in tasks))
         for path, value in settings.items():
             config = config.with_override(path, str(value))
@@ -151,10 +154,6 @@ def run_job(job: Job, folder: Path) -> Run:
     facts = {name: results[name] for name in ("primary_metric", "mean", "steps", "parameters")}
     facts |= {"scores": scores, "unlabeled": results.get("unlabeled", {})}
     return {**asdict(job), **facts, "train_s": results["seconds"], "wall_s": time.perf_counter() - start}
-
-
-def _with_name(data: TaskData, name: str) -> TaskData:
-    return TaskData(data.task, data.train, data.dev, name, data.primary_metric, extra_eval=data.extra_eval)
 
 
 def summarize(runs: Iterable[Run]) -> list[dict[str, Any]]:
@@ -207,9 +206,62 @@ def format_table(summary: Sequence[dict[str, Any]]) -> str:
     return table(["", *(f"{task} {split}" for task, split in columns)], rows)
 
 
+PAGE = """# Cross-view training
+
+Does a tagger learn from unlabeled text (Clark et al. 2018)? Entities of WNUT-17 (all 3,394 training sentences; entity F1) and
+parts of speech of the English Web Treebank (every tenth training sentence, 1,255; accuracy), each alone and both over one network.
+{about}; {seeds} seeds, mean ± standard deviation.
+
+The [network](../guide/finetuning.md#cross-view-training) has two BiLSTM layers with {lstm_dim} units per direction over a character
+CNN and word vectors, and predicts each tag by a softmax, as in the paper. All rows have the same network, the same word vectors
+(skip-gram, 100 dimensions, trained on 21 M words of Wikipedia and novels), and the same number of labeled steps; cross-view training
+adds as many steps on unlabeled sentences ({sentences} with {words} words of the same text). Scores are those of the last step; nothing
+was selected on the dev examples. `benchmarks/cross_view.py` writes this page from [cross-view.json](cross-view.json).
+
+{scores}
+
+Difference of cross-view training to its supervised counterpart, and the number of seeds in which it is better:
+
+{differences}
+
+    python benchmarks/cross_view.py --make-data DATA --data FOLDER
+    python benchmarks/cross_view.py --data FOLDER --out docs/results/cross-view.json --jobs 6
+    python benchmarks/cross_view.py --page docs/results/cross-view.json --out docs/results/cross-view.md
+"""
+
+
 def format_page(content: dict[str, Any]) -> str:
     """Format the page of results."""
-    return f"# Cross-view training\n\n{content['about']}\n{format_table(content['summary'])}\n"
+    runs = [run for run in content["runs"] if "error" not in run]
+    unlabeled = next(run["unlabeled"] for run in runs if run["unlabeled"])
+    return PAGE.format(
+        about=content["about"].splitlines()[1],
+        seeds=len({run["seed"] for run in runs}),
+        lstm_dim=NETWORK["lstm_dim"],
+        sentences=f"{unlabeled['sentences']:,}",
+        words=f"{unlabeled['words']:,}",
+        scores=format_table(content["summary"]),
+        differences=format_differences(runs),
+    )
+
+
+def format_differences(runs: Sequence[Run]) -> str:
+    """Format the paired differences of cross-view training and supervised training, by tasks trained together."""
+    scores = {(run["row"], run["seed"], task): each for run in runs for task, each in run["scores"].items()}
+    columns, rows = list(itertools.product(TASKS, ("dev", "test"))), []
+    for name in dict.fromkeys(row.rpartition(", ")[0] for row in ROWS):
+        cells = []
+        for task, split in columns:
+            pairs = [
+                (scores[f"{name}, cross-view", seed, task][split], scores[f"{name}, supervised", seed, task][split])
+                for seed in sorted({run["seed"] for run in runs})
+                if all((f"{name}, {method}", seed, task) in scores for method in ("cross-view", "supervised"))
+            ]
+            stats = mean_std([100 * (a - b) for a, b in pairs]) if pairs else None
+            wins = f" ({sum(a > b for a, b in pairs)} of {len(pairs)})"
+            cells.append(format_mean_std(stats) + wins if stats else "")
+        rows.append([name, *cells])
+    return table(["trained on", *(f"{task} {split}" for task, split in columns)], rows)
 
 
 if __name__ == "__main__":
