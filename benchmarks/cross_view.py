@@ -39,8 +39,9 @@ from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.unlabeled import UnlabeledText
 from polyseme.io.atomic import write_text
-from polyseme.io.json import read_json
+from polyseme.io.json import read_json, write_json
 from polyseme.tasks.tagging import TaggingTask
+from polyseme.word_vectors.files import write_vectors
 
 TASKS = {"wnut-17": "wnut17", "ud-pos": "ud-ewt"}  # data sets and their folders
 UD_SHARE = 10  # one in so many training sentences of the treebank is labeled
@@ -86,7 +87,8 @@ def make_data(data: Path, folder: Path) -> None:
         for start, end in bounds
         if end - start in SENTENCE_WORDS
     ]
-    print(f"{len(lines):,} sentences with {sum(line.count(' ') + 1 for line in lines):,} words", flush=True)
+    facts = {"sentences": len(lines), "words": sum(line.count(" ") + 1 for line in lines)}
+    print(f"{facts['sentences']:,} sentences with {facts['words']:,} words", flush=True)
     with lzma.open(folder / "unlabeled.txt.xz", "wt", encoding="utf-8", preset=6) as file:
         file.writelines(f"{line}\n" for line in lines[::SHARE_UNLABELED])
     with tempfile.TemporaryDirectory() as scratch:
@@ -97,9 +99,8 @@ def make_data(data: Path, folder: Path) -> None:
         tokens = 3 * corpus.num_tokens
         run = polyseme.pretrain("word2vec-tiny", corpus, out=f"{scratch}/run", budget=f"{tokens}tokens")
         vectors: Any = polyseme.load(run.model)
-        from polyseme.word_vectors.files import write_vectors
-
         write_vectors(folder / "vectors.bin", list(vectors.words), vectors.vectors, "binary")
+    write_json(folder / "facts.json", facts | {"vectors": len(vectors.words)})
     print(
         f"{len(vectors.words):,} word vectors, {sum(f.stat().st_size for f in folder.rglob('*')):,} bytes in {folder}"
     )
@@ -111,8 +112,6 @@ def read_task(name: str, folder: Path) -> TaskData:
     train, dev, test = (dataset.read_split(folder / TASKS[name], split) for split in ("train", "dev", "test"))
     if name == "ud-pos":
         train = train[::UD_SHARE]
-    known = {tag for e in train for tag in e.tags}
-    dev, test = ([e for e in examples if known.issuperset(e.tags)] for examples in (dev, test))
     return TaskData(TaggingTask(), train, dev, primary_metric=dataset.metric, extra_eval={"test": test})
 
 
@@ -152,7 +151,8 @@ def run_job(job: Job, folder: Path) -> Run:
         for name, each in by_task.items()
     }
     facts = {name: results[name] for name in ("primary_metric", "mean", "steps", "parameters")}
-    facts |= {"scores": scores, "unlabeled": results.get("unlabeled", {})}
+    facts |= {"scores": scores, "unlabeled": results.get("unlabeled", {}), "lstm_dim": network.lstm_dim}
+    facts |= {"train_examples": {name: each["train_examples"] for name, each in by_task.items()}}
     return {**asdict(job), **facts, "train_s": results["seconds"], "wall_s": time.perf_counter() - start}
 
 
@@ -188,6 +188,7 @@ def main() -> None:
         return
     jobs = [Job(row, seed, args.settings) for seed, row in itertools.product(range(args.seeds), args.rows)]
     file = RunFile(args.out, header("Cross-view training"), jobs, summarize)
+    file.extra = {"text": read_json(args.data / "facts.json")}
     with worker_pool(args.jobs) as pool:
         summary = file.run_pending(lambda job: pool.submit(run_job, job, args.data), digits=2)
     print(format_table(summary))
@@ -208,15 +209,15 @@ def format_table(summary: Sequence[dict[str, Any]]) -> str:
 
 PAGE = """# Cross-view training
 
-Does a tagger learn from unlabeled text (Clark et al. 2018)? Entities of WNUT-17 (all 3,394 training sentences; entity F1) and
-parts of speech of the English Web Treebank (every tenth training sentence, 1,255; accuracy), each alone and both over one network.
-{about}; {seeds} seeds, mean ± standard deviation.
+Does a tagger learn from unlabeled text (Clark et al. 2018)? Entities of WNUT-17 (all {wnut} training sentences; entity F1) and parts
+of speech of the English Web Treebank (every tenth training sentence, {ud}; accuracy), each alone and both over one network.
+{about}; mean ± standard deviation of {seeds} seeds.
 
 The [network](../guide/finetuning.md#cross-view-training) has two BiLSTM layers with {lstm_dim} units per direction over a character
 CNN and word vectors, and predicts each tag by a softmax, as in the paper. All rows have the same network, the same word vectors
-(skip-gram, 100 dimensions, trained on 21 M words of Wikipedia and novels), and the same number of labeled steps; cross-view training
-adds as many steps on unlabeled sentences ({sentences} with {words} words of the same text). Scores are those of the last step; nothing
-was selected on the dev examples. `benchmarks/cross_view.py` writes this page from [cross-view.json](cross-view.json).
+(skip-gram, 100 dimensions, trained on {text_words} words of Wikipedia and novels), and the same number of labeled steps, {steps};
+cross-view training adds as many steps on unlabeled sentences ({sentences} with {words} words of the same text). Scores are those of
+the last step. `benchmarks/cross_view.py` writes this page from [cross-view.json](cross-view.json).
 
 {scores}
 
@@ -234,10 +235,16 @@ def format_page(content: dict[str, Any]) -> str:
     """Format the page of results."""
     runs = [run for run in content["runs"] if "error" not in run]
     unlabeled = next(run["unlabeled"] for run in runs if run["unlabeled"])
+    train_examples = {name: number for run in runs for name, number in run["train_examples"].items()}
+    steps = {run["row"].split(", ")[0]: run["steps"] for run in runs if run["row"].endswith("supervised")}
     return PAGE.format(
         about=content["about"].splitlines()[1],
         seeds=len({run["seed"] for run in runs}),
-        lstm_dim=NETWORK["lstm_dim"],
+        wnut=f"{train_examples['wnut-17']:,}",
+        ud=f"{train_examples['ud-pos']:,}",
+        lstm_dim=runs[0]["lstm_dim"],
+        text_words=f"{content['text']['words']:,}",
+        steps=", ".join(f"{number:,} ({name})" for name, number in steps.items()),
         sentences=f"{unlabeled['sentences']:,}",
         words=f"{unlabeled['words']:,}",
         scores=format_table(content["summary"]),
@@ -257,9 +264,8 @@ def format_differences(runs: Sequence[Run]) -> str:
                 for seed in sorted({run["seed"] for run in runs})
                 if all((f"{name}, {method}", seed, task) in scores for method in ("cross-view", "supervised"))
             ]
-            stats = mean_std([100 * (a - b) for a, b in pairs]) if pairs else None
-            wins = f" ({sum(a > b for a, b in pairs)} of {len(pairs)})"
-            cells.append(format_mean_std(stats) + wins if stats else "")
+            difference = 100 * sum(a - b for a, b in pairs) / max(len(pairs), 1)
+            cells.append(f"{difference:+.1f} ({sum(a > b for a, b in pairs)} of {len(pairs)})" if pairs else "")
         rows.append([name, *cells])
     return table(["trained on", *(f"{task} {split}" for task, split in columns)], rows)
 
