@@ -209,15 +209,16 @@ def format_table(summary: Sequence[dict[str, Any]]) -> str:
 
 PAGE = """# Cross-view training
 
-Does a tagger learn from unlabeled text (Clark et al. 2018)? Entities of WNUT-17 (all {wnut} training sentences; entity F1) and parts
-of speech of the English Web Treebank (every tenth training sentence, {ud}; accuracy), each alone and both over one network.
-{about}; mean ± standard deviation of {seeds} seeds.
+Does a tagger learn from unlabeled text (Clark et al. 2018)? Entities of WNUT-17 (all {wnut} training sentences; entity
+F1) and parts of speech of the English Web Treebank (every tenth training sentence, {ud}; accuracy), each alone and both
+over one network. {about}; mean ± standard deviation of {seeds} seeds.
 
-The [network](../guide/finetuning.md#cross-view-training) has two BiLSTM layers with {lstm_dim} units per direction over a character
-CNN and word vectors, and predicts each tag by a softmax, as in the paper. All rows have the same network, the same word vectors
-(skip-gram, 100 dimensions, trained on {text_words} words of Wikipedia and novels), and the same number of labeled steps, {steps};
-cross-view training adds as many steps on unlabeled sentences ({sentences} with {words} words of the same text). Scores are those of
-the last step. `benchmarks/cross_view.py` writes this page from [cross-view.json](cross-view.json).
+The [network](../guide/finetuning.md#cross-view-training) has two BiLSTM layers with {lstm_dim} units per direction over
+a character CNN and word vectors, and predicts each tag by a softmax, as in the paper. All rows have the same network,
+the same word vectors (skip-gram, 100 dimensions, trained on {text_words} words of Wikipedia and novels), and the same
+number of labeled steps: {steps}. Cross-view training adds as many steps on unlabeled sentences ({sentences} with
+{words} words of the same text). Scores are those of the last step. `benchmarks/cross_view.py` writes this page from
+[cross-view.json](cross-view.json).
 
 {scores}
 

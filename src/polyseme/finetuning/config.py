@@ -41,9 +41,9 @@ class CrossViewSettings(Config):
     """Cross-view training on unlabeled text (Clark et al. 2018).
 
     Labeled steps alternate with steps on `unlabeled_batch_size` unlabeled sentences. There, auxiliary heads that see a
-    part of each sentence learn what the task's own head predicts without dropout. They have a hidden layer of `view_dim`
-    units (0: those of a direction of the network). Their loss has the weight `unlabeled_weight`, and all dropout layers
-    `unlabeled_dropout` while they learn.
+    part of each sentence learn what the task's own head predicts without dropout. They have a hidden layer of
+    `view_dim` units (0: those of a direction of the network). Their loss has the weight `unlabeled_weight`, and all
+    dropout layers the probability `unlabeled_dropout` while they learn.
     """
 
     unlabeled_batch_size: int = 64
