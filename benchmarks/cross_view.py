@@ -44,6 +44,7 @@ from polyseme.tasks.tagging import TaggingTask
 from polyseme.word_vectors.files import write_vectors
 
 TASKS = {"wnut-17": "wnut17", "ud-pos": "ud-ewt"}  # data sets and their folders
+DECODERS: Any = {"wnut-17": "crf", "ud-pos": "softmax"}
 UD_SHARE = 10  # one in so many training sentences of the treebank is labeled
 STEPS = {"wnut-17": 2000, "ud-pos": 1500}  # on labeled sentences
 SOURCES = ("wiki-00", "wiki-03", "wiki-06", "novels-00")
@@ -112,7 +113,9 @@ def read_task(name: str, folder: Path) -> TaskData:
     train, dev, test = (dataset.read_split(folder / TASKS[name], split) for split in ("train", "dev", "test"))
     if name == "ud-pos":
         train = train[::UD_SHARE]
-    return TaskData(TaggingTask(), train, dev, primary_metric=dataset.metric, extra_eval={"test": test})
+    return TaskData(
+        TaggingTask(decoder=DECODERS[name]), train, dev, primary_metric=dataset.metric, extra_eval={"test": test}
+    )
 
 
 def read_unlabeled(folder: Path, max_sentences: int = 0) -> UnlabeledText:
@@ -128,8 +131,6 @@ def run_job(job: Job, folder: Path) -> Run:
     is_cross_view = method == "cross-view"
     try:
         data: Any = [read_task(name, folder) for name in tasks]
-        if decoder := settings.pop("decoder", ""):
-            data = [replace(each, task=TaggingTask(decoder=decoder)) for each in data]
         if len(tasks) > 1:
             data = [replace(each, name=name) for each, name in zip(data, tasks)]
         steps, num_sentences = settings.pop("steps", STEPS), settings.pop("sentences", 0)
@@ -214,11 +215,11 @@ F1) and parts of speech of the English Web Treebank (every tenth training senten
 over one network. {about}; mean ± standard deviation of {seeds} seeds.
 
 The [network](../guide/finetuning.md#cross-view-training) has two BiLSTM layers with {lstm_dim} units per direction over
-a character CNN and word vectors, and predicts each tag by a softmax, as in the paper. All rows have the same network,
-the same word vectors (skip-gram, 100 dimensions, trained on {text_words} words of Wikipedia and novels), and the same
-number of labeled steps: {steps}. Cross-view training adds as many steps on unlabeled sentences ({sentences} with
-{words} words of the same text). Scores are those of the last step. `benchmarks/cross_view.py` writes this page from
-[cross-view.json](cross-view.json).
+a character CNN and word vectors; entities are decoded by a CRF, parts of speech by a softmax. All rows have the same
+network, the same word vectors (skip-gram, 100 dimensions, trained on {text_words} words of Wikipedia and novels), and
+the same number of labeled steps: {steps}. Cross-view training adds as many steps on unlabeled sentences, drawn from
+{sentences} with {words} words of the same text. Scores are those of the last step. `benchmarks/cross_view.py` writes
+this page from [cross-view.json](cross-view.json).
 
 {scores}
 
