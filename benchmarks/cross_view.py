@@ -35,9 +35,9 @@ import polyseme
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import PolysemeError
 from polyseme.finetuning.config import CrossViewSettings, FeatureNetworkSettings
+from polyseme.finetuning.cross_view import UnlabeledText
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
-from polyseme.finetuning.unlabeled import UnlabeledText
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json, write_json
 from polyseme.tasks.tagging import TaggingTask

@@ -15,11 +15,10 @@ import polyseme
 from polyseme.errors import ConfigError, DataError, PolysemeError, UnsupportedError
 from polyseme.finetuning import runner
 from polyseme.finetuning.config import CrossViewSettings, FeatureNetworkSettings
-from polyseme.finetuning.cross_view import CROSS_VIEW
+from polyseme.finetuning.cross_view import CROSS_VIEW, MAX_SENTENCE_WORDS, UnlabeledText
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, build_experiment, train_on_features
 from polyseme.finetuning.training import SeedTraining
-from polyseme.finetuning.unlabeled import MAX_SENTENCE_WORDS, UnlabeledText
 from polyseme.nn.packing import tree_leaves
 from polyseme.tasks.classification import ClassificationTask
 from polyseme.tasks.sequence import TextExample

@@ -11,13 +11,13 @@ from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError, suggest
 from polyseme.finetuning.config import CrossViewSettings, FinetuneConfig
+from polyseme.finetuning.cross_view import UnlabeledText
 from polyseme.finetuning.distillation import TaskTeacher
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune as finetune_model
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on_features
 from polyseme.finetuning.grid import expand_grid, grid_search, override
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
-from polyseme.finetuning.unlabeled import UnlabeledText
 from polyseme.io.lock import locks_folder
 from polyseme.report.pages.finetuning_page import truncation_note
 from polyseme.report.results import FinetuneResult

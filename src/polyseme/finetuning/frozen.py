@@ -13,11 +13,10 @@ from torch import Tensor
 
 from polyseme.errors import ConfigError, DataError
 from polyseme.finetuning.config import CrossViewSettings, FeatureNetworkSettings, FinetuneConfig
-from polyseme.finetuning.cross_view import CrossView, add_view_heads
+from polyseme.finetuning.cross_view import CrossView, UnlabeledText, add_view_heads
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun, check_names
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
-from polyseme.finetuning.unlabeled import UnlabeledText
 from polyseme.inference.feature_extraction import FeatureEncoder
 from polyseme.inference.feature_model import FEATURE_FAMILY, MAX_CONTEXT_WORDS, FeatureReader, save_feature_model
 from polyseme.inference.word_vectors import WordVectors
