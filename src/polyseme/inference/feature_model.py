@@ -192,7 +192,7 @@ class FeatureModel(LanguageModel):
     @property
     def capabilities(self) -> tuple[str, ...]:
         if self._task is None:
-            return ()
+            return ("predict",)
         supported = {"answer": self.task.answers_questions, "attribute": self.task.supports_attribution}
         return ("predict", *(operation for operation, is_supported in supported.items() if is_supported))
 
