@@ -26,6 +26,7 @@ LAYERS_HELP = (
 )
 TaskOption = Annotated[list[str], Option("--task", help=TASK_HELP, autocompletion=complete(TASK_NAMES, DATASET_NAMES))]
 TrainOption = Annotated[list[Path], Option(help=options.EXAMPLES_HELP)]
+LayerDecayOption = Annotated[float | None, Option(help="Factor of the learning rate from each layer to the next.")]
 UnfreezeOption = Annotated[float | None, Option(help="Gradual unfreezing: epochs before the next layer is trained.")]
 GridOption = Annotated[list[str], Option(help="Grid search: name=value,value…; the best on the dev examples is kept.")]
 KeepOption = Annotated[int, Option(help="Keep the models of the last N epochs, for an ensemble.", min=0)]
@@ -52,9 +53,7 @@ def finetune(
     data: Annotated[list[Path], Option(help="Folder of a named data set, as distributed.")] = [],
     seeds: options.SeedsOption = "1",
     overrides: options.SetOption = [],
-    layer_decay: Annotated[
-        float | None, Option(help="Factor of the learning rate from each layer to the next.")
-    ] = None,
+    layer_decay: LayerDecayOption = None,
     unfreeze_every: UnfreezeOption = None,
     grid: GridOption = [],
     from_scratch: Annotated[bool, Option(help="Start from random weights, to measure the pre-training.")] = False,
