@@ -74,8 +74,15 @@ class Distillation(Objective):
         """Whether the soft targets have rows of their own, of all tokens, and not those of `token_head`."""
         return self.soft_tokens == "all" and self.token_head == "masked" and not self.base.needs_query_stream
 
+    @property
+    def predicted_fraction(self) -> float:
+        return 1.0 if self.has_soft_rows and self.soft_weight else self.base.predicted_fraction
+
     def max_input_len(self, max_len: int) -> int:
         return self.base.max_input_len(max_len)
+
+    def full_lengths(self, max_len: int) -> tuple[int, int]:
+        return self.base.full_lengths(max_len)
 
     def check(self, model: ModelConfig, max_len: int) -> None:
         if self.base.needs_hybrid or self.base.is_sparse:

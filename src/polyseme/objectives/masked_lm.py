@@ -37,6 +37,10 @@ class MaskingConfig(Objective):
     keep_token_prob: float = 0.1
     num_static_masks: int = 0
 
+    @property
+    def predicted_fraction(self) -> float:
+        return self.mask_prob
+
     def __post_init__(self) -> None:
         check_probability("mask_prob", self.mask_prob)
         if self.mask_prob == 0:

@@ -45,6 +45,7 @@ from polyseme.train.checkpoint import (
     save_checkpoint,
 )
 from polyseme.train.loop import StepReport, TrainState, count_parameters, count_training_flops, setup_device, train
+from polyseme.train.memory import check_fits
 from polyseme.train.monitoring.diagnostics import RunDiagnostics, describe_tokenizer_mismatch
 from polyseme.train.monitoring.samples import NEIGHBORS_FILE, HeldOutSamples, nearest_tokens
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
@@ -116,6 +117,7 @@ def _pretrain(
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
     config = initial_model.model.config if initial_model else recipe.model_config(*vocab_sizes, families)
     provenance = initial_model.provenance if initial_model else {}
+    check_fits(recipe, config)
     family = get_family(config.family, families)
     tokenizer = tokenizer.with_cls_position(family.cls_position)
     check_tokenizer_compatible(config, tokenizer, family)
