@@ -14,13 +14,14 @@ from polyseme.config import Config
 class ScheduleConfig(Config):
     """Linear warm-up, then a shape. `warmup` below 1 is a fraction of the run, otherwise a number of steps.
 
-    `linear` and `cosine` decay to `min_lr_ratio`; `inverse_sqrt` decays with √step (Vaswani et al. 2017, §5.3);
+    `linear` and `cosine` decay to `min_lr_ratio`; `inverse_sqrt` decays with √step (Vaswani et al. 2017, §5.3), and so
+    does `constant_inverse_sqrt`, which has a constant rate instead of the warm-up (T5; Raffel et al. 2020, §3.1.2);
     `slanted` is ULMFiT's slanted triangle (Howard and Ruder 2018, §3.2): its cut_frac is `warmup`, and `slanted_ratio`
     is the ratio of the highest to the lowest rate.
     """
 
     name_field: ClassVar[str] = "shape"
-    shape: Literal["constant", "linear", "cosine", "inverse_sqrt", "slanted"] = "linear"
+    shape: Literal["constant", "linear", "cosine", "inverse_sqrt", "constant_inverse_sqrt", "slanted"] = "linear"
     warmup: float = 0.1
     min_lr_ratio: float = 0.0
     slanted_ratio: float = 32.0
@@ -31,7 +32,7 @@ class ScheduleConfig(Config):
     @property
     def depends_on_length(self) -> bool:
         """Whether the rate after the warm-up depends on the length of the run."""
-        return self.shape not in ("constant", "inverse_sqrt")
+        return self.shape not in ("constant", "inverse_sqrt", "constant_inverse_sqrt")
 
     def warmup_steps(self, total_steps: int) -> int:
         """Return the number of warm-up steps of a run."""
@@ -44,10 +45,10 @@ class ScheduleConfig(Config):
             fraction = step / warmup if step < warmup else 1 - (step - warmup) / max(total_steps - warmup, 1)
             return (1 + fraction * (self.slanted_ratio - 1)) / self.slanted_ratio
         if step < warmup:
-            return (step + 1) / warmup
+            return 1.0 if self.shape == "constant_inverse_sqrt" else (step + 1) / warmup
         if self.shape == "constant":
             return 1.0
-        if self.shape == "inverse_sqrt":
+        if self.shape in ("inverse_sqrt", "constant_inverse_sqrt"):
             return math.sqrt(warmup / (step + 1))
         progress = min((step - warmup) / max(total_steps - warmup, 1), 1.0)
         fraction = 1 - progress if self.shape == "linear" else (1 + math.cos(math.pi * progress)) / 2
