@@ -230,7 +230,8 @@ def generate(model: Path, data: Path, how: list[object]) -> list[Any]:
 
 
 def translate(model: Path, data: Path) -> list[str]:
-    return command("translate", model, "--data", data, "--max-new-tokens", 12).splitlines()
+    search = ("--num-beams", 5, "--length-penalty", 1, "--length-offset", 0)  # as when it was recorded
+    return command("translate", model, "--data", data, "--max-new-tokens", 12, *search).splitlines()
 
 
 def play(model: Path, out: Path) -> bytes:

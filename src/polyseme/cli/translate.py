@@ -11,6 +11,8 @@ from polyseme.cli.output import print_json, print_table
 from polyseme.errors import ConfigError, require_packages
 
 PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
+PENALTY_HELP = "α: scores of n tokens are divided by ((c + n) / (c + 1))^α"
+OFFSET_HELP = "c in the length penalty; default: 5, as in Wu et al. (2016). 0 divides by n^α."
 _SHOWN_EXAMPLES = 10  # translations on the page; the others are collapsed
 LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source length."
 
@@ -22,8 +24,9 @@ def translate(
         Path | None, Option(help="Reference translations in the same order, for BLEU and chrF.")
     ] = None,
     out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
-    num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 5,
-    length_penalty: options.LengthPenaltyOption = 1.0,
+    num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 4,
+    length_penalty: Annotated[float | None, Option(help=f"{PENALTY_HELP}; default: 0.6.")] = None,
+    length_offset: Annotated[float | None, Option(help=OFFSET_HELP, min=0)] = None,
     patience: Annotated[float, Option(help=PATIENCE_HELP)] = 0.0,
     max_new_tokens: Annotated[int, Option(help=LENGTH_HELP, min=0)] = 0,
     by_sentence: Annotated[bool, Option("--split-sentences", help="Split long texts into sentences.")] = False,
@@ -32,7 +35,7 @@ def translate(
     as_json: Annotated[bool, Option("--json", help="Print the metrics as JSON.")] = False,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Translate each text by beam search.
+    """Translate each text by beam search, by default as in Attention Is All You Need: 4 beams, length penalty 0.6.
 
     With references, compute BLEU and chrF with sacrebleu.
     """
@@ -40,6 +43,7 @@ def translate(
     from polyseme.corpus.clean.sentences import split_sentences
     from polyseme.evaluation import translate_file as files
     from polyseme.evaluation.streaming import hash_path, open_row_output, run_windows
+    from polyseme.generation.config import TRANSLATION
     from polyseme.io.atomic import write_text
     from polyseme.io.table_output import TableOutput
     from polyseme.tasks.metrics.translation import translation_metrics
@@ -48,8 +52,11 @@ def translate(
     inputs = files.open_inputs(data, reference, model)
     source, references = inputs.source, inputs.references
     table = TableOutput(out or Path("console.txt"), inputs.names)
-    search = {"num_beams": num_beams, "length_penalty": length_penalty}
-    config = polyseme.GenerationConfig(max_new_tokens, patience=patience, **search)  # type: ignore[arg-type]
+    lengths = {"length_penalty": length_penalty, "length_offset": length_offset}
+    given = {name: value for name, value in lengths.items() if value is not None}
+    search_options = {"max_new_tokens": max_new_tokens, "num_beams": num_beams, "patience": patience, **given}
+    config = polyseme.GenerationConfig.from_options(TRANSLATION, search_options)
+    search = {"num_beams": num_beams, **{name: getattr(config, name) for name in lengths}}
     splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
     language_model = polyseme.load(model)
 

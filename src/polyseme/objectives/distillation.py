@@ -37,7 +37,8 @@ class Distillation(Objective):
     mean over all tokens, as in DistilBERT's released code; with "masked", over those that `base` predicts. `cosine` is
     one minus the cosine of the hidden states of every token. A term with the weight 0 is left out; without `cosine` the
     hidden sizes may differ, and without both the teacher is not run. The weights are those of the released code. With
-    `init_from_teacher` the student starts with layers of the teacher, where it has the same sizes. `teacher` is the
+    `init_from_teacher` the student starts with layers of the teacher, where it has the same sizes, and with
+    `freeze_positions` it then keeps the teacher's position embeddings, as by the released command. `teacher` is the
     path of a model folder, `teacher_hash` the hash of its weights, which a resumed run must find unchanged.
     """
 
@@ -48,6 +49,7 @@ class Distillation(Objective):
     hard_weight: float = 2.0
     cosine_weight: float = 1.0
     init_from_teacher: bool = True
+    freeze_positions: bool = False
     teacher: str = ""
     teacher_hash: str = ""
 

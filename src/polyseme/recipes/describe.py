@@ -1,5 +1,6 @@
 """What a recipe costs: parameters, memory, tokens and operations, computed without allocating the model."""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ class RecipeDescription(NotebookResult):
     num_trained_parameters: int  # with the heads of pre-training
     published_parameters: str
     max_len: int
+    short_max_len: int  # of the first steps, 0 if all are alike
     batch_tokens: int
     micro_batch_tokens: int
     num_steps: int | None
@@ -51,6 +53,7 @@ class RecipeDescription(NotebookResult):
         published = f" (published: {self.published_parameters})" if self.published_parameters else ""
         memory, time_budget = self.memory, "depends on the speed: the budget is a time"
         batch = f"{self.batch_tokens:,} tokens per step, {self.micro_batch_tokens:,} at once"
+        short = f", after {self.short_max_len:,} in the first steps" if self.short_max_len else ""
         flops = "not estimated: few rows are updated per word" if self.flops_per_token is None else time_budget
         if self.flops is not None:
             flops = f"{self.flops:.3g}, {self.flops_per_token:.3g} per token: 6 per matrix weight, and attention"
@@ -60,7 +63,7 @@ class RecipeDescription(NotebookResult):
             ("family", f"{self.family} {self.size}".strip()),
             ("parameters", f"{self.num_parameters:,} without heads{published}"),
             ("", f"{self.num_trained_parameters:,} trained, with a vocabulary of {self.vocab_size:,}"),
-            ("batch", f"{batch}, in sequences of up to {self.max_len:,}"),
+            ("batch", f"{batch}, in sequences of up to {self.max_len:,}{short}"),
             ("steps", time_budget if self.num_steps is None else f"{self.num_steps:,}"),
             ("tokens", time_budget if self.num_tokens is None else f"{self.num_tokens:,}"),
             ("operations", flops),
@@ -95,6 +98,7 @@ def describe_recipe(recipe: str | Recipe, device: DeviceMemory | None = None) ->
         num_trained_parameters=count_parameters(model),
         published_parameters=f"{published:,}" if published else family.paper_params.get(resolved.size, ""),
         max_len=resolved.max_len,
+        short_max_len=resolved.short_sequences.max_len,
         batch_tokens=resolved.batch_tokens,
         micro_batch_tokens=resolved.micro_batch_tokens,
         num_steps=num_steps,
@@ -114,25 +118,34 @@ def _published_vocab_size(recipe: Recipe) -> int:
 
 def _count_length(recipe: Recipe) -> tuple[int | None, int | None]:
     """Return the steps and tokens of a run with full batches; None if its budget is a time."""
-    budget, batch_tokens = recipe.budget, recipe.batch_tokens
+    first_tokens, fraction = recipe.first_recipe.batch_tokens, _short_fraction(recipe)
+    tokens_per_step = fraction * first_tokens + (1 - fraction) * recipe.batch_tokens
     # the batch grows from one micro-batch over these steps, so they have half the tokens
-    saved_tokens = recipe.batch_warmup_steps * (batch_tokens - recipe.micro_batch_tokens) // 2
-    if budget.steps:
-        return budget.steps, budget.steps * batch_tokens - saved_tokens
-    if budget.tokens:
-        return -(-(budget.tokens + saved_tokens) // batch_tokens), budget.tokens
+    saved_tokens = recipe.batch_warmup_steps * (first_tokens - recipe.micro_batch_tokens) / 2
+    if recipe.budget.steps:
+        return recipe.budget.steps, round(recipe.budget.steps * tokens_per_step - saved_tokens)
+    if recipe.budget.tokens:
+        return math.ceil((recipe.budget.tokens + saved_tokens) / tokens_per_step), recipe.budget.tokens
     return None, None
 
 
 def _count_flops_per_token(recipe: Recipe, config: ModelConfig) -> int:
-    """Return the operations of a forward and backward pass for each token of full-length sequences.
+    """Return the mean operations of a forward and backward pass for each token of full-length sequences."""
+    first, fraction = recipe.first_recipe, _short_fraction(recipe)
+    weights = fraction * first.batch_tokens, (1 - fraction) * recipe.batch_tokens
+    flops = [_count_sequence_flops(each, config) for each in (first, recipe)]
+    return round(sum(weight * count for weight, count in zip(weights, flops)) / sum(weights))
 
-    Tokens of an encoder-decoder are those of the longer side.
-    """
+
+def _count_sequence_flops(recipe: Recipe, config: ModelConfig) -> float:
+    """Return the operations for each token of a sequence; those of an encoder-decoder are of its longer side."""
     objective = recipe.objective
     target_len, source_len = objective.full_lengths(recipe.max_len)
-    num_targets = {
-        term: 1 if term == "pair" else round(target_len * objective.predicted_fraction) for term in objective.terms
-    }
+    num_predicted = round(target_len * objective.predicted_fraction)
+    num_targets = {term: 1 if term == "pair" else num_predicted for term in objective.terms}
     flops = count_pass_flops(config, [target_len], [source_len] if source_len else [], num_targets)
-    return flops // max(target_len, source_len)
+    return flops / max(target_len, source_len)
+
+
+def _short_fraction(recipe: Recipe) -> float:
+    return recipe.short_sequences.fraction if recipe.short_sequences.max_len else 0.0

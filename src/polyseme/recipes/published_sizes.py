@@ -6,7 +6,7 @@ from polyseme.recipes import encoder_decoders as s2s
 from polyseme.recipes import encoders as enc
 from polyseme.recipes import language_models as lm
 from polyseme.train.optimizer import ScheduleConfig
-from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.recipe import BudgetConfig, Recipe, ShortSequencesConfig
 
 
 def bert_mini() -> Recipe:
@@ -36,7 +36,7 @@ def bert_xlarge() -> Recipe:
     albert = enc.albert_xlarge()
     settings = {"batch_tokens": albert.batch_tokens, "optimizer": albert.optimizer, "schedule": albert.schedule}
     recipe = enc.bert_base().replace(name="bert-xlarge", size="xlarge", budget=albert.budget, **settings)
-    return recipe.replace(micro_batch_tokens=8192, gradient_checkpointing=True)
+    return recipe.replace(micro_batch_tokens=8192, gradient_checkpointing=True, short_sequences=ShortSequencesConfig())
 
 
 def modernbert_base() -> Recipe:
