@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -10,8 +10,11 @@ from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
 from polyseme.errors import ConfigError, require_packages
 
+if TYPE_CHECKING:
+    from polyseme.generation.config import GenerationConfig
+
 PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
-PENALTY_HELP = "α: scores of n tokens are divided by ((c + n) / (c + 1))^α"
+PENALTY_HELP = "α: scores of n tokens are divided by ((c + n) / (c + 1))^α; default: 0.6."
 OFFSET_HELP = "c in the length penalty; default: 5, as in Wu et al. (2016). 0 divides by n^α."
 _SHOWN_EXAMPLES = 10  # translations on the page; the others are collapsed
 LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source length."
@@ -25,7 +28,7 @@ def translate(
     ] = None,
     out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
     num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 4,
-    length_penalty: Annotated[float | None, Option(help=f"{PENALTY_HELP}; default: 0.6.")] = None,
+    length_penalty: Annotated[float | None, Option(help=PENALTY_HELP)] = None,
     length_offset: Annotated[float | None, Option(help=OFFSET_HELP, min=0)] = None,
     patience: Annotated[float, Option(help=PATIENCE_HELP)] = 0.0,
     max_new_tokens: Annotated[int, Option(help=LENGTH_HELP, min=0)] = 0,
@@ -43,7 +46,6 @@ def translate(
     from polyseme.corpus.clean.sentences import split_sentences
     from polyseme.evaluation import translate_file as files
     from polyseme.evaluation.streaming import hash_path, open_row_output, run_windows
-    from polyseme.generation.config import TRANSLATION
     from polyseme.io.atomic import write_text
     from polyseme.io.table_output import TableOutput
     from polyseme.tasks.metrics.translation import translation_metrics
@@ -52,11 +54,9 @@ def translate(
     inputs = files.open_inputs(data, reference, model)
     source, references = inputs.source, inputs.references
     table = TableOutput(out or Path("console.txt"), inputs.names)
-    lengths = {"length_penalty": length_penalty, "length_offset": length_offset}
-    given = {name: value for name, value in lengths.items() if value is not None}
-    search_options = {"max_new_tokens": max_new_tokens, "num_beams": num_beams, "patience": patience, **given}
-    config = polyseme.GenerationConfig.from_options(TRANSLATION, search_options)
-    search = {"num_beams": num_beams, **{name: getattr(config, name) for name in lengths}}
+    search = {"num_beams": num_beams, "length_penalty": length_penalty, "length_offset": length_offset}
+    config = _build_config(search | {"max_new_tokens": max_new_tokens, "patience": patience})
+    search = {name: getattr(config, name) for name in search}
     splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
     language_model = polyseme.load(model)
 
@@ -97,6 +97,14 @@ def _check_files(out: Path | None, report: Path | None, reference: Path | None, 
 
 def _length_rows(metrics: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [(row["words"], row["texts"], round(row["bleu"], 2)) for row in metrics["by_length"]]
+
+
+def _build_config(search_options: dict[str, Any]) -> "GenerationConfig":
+    """Return the default search of a translation with the options that were passed."""
+    from polyseme.generation.config import TRANSLATION, GenerationConfig
+
+    passed = {name: value for name, value in search_options.items() if value is not None}
+    return GenerationConfig.from_options(TRANSLATION, passed)
 
 
 def _print_metrics(metrics: dict[str, Any], as_json: bool) -> None:

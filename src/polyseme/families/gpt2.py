@@ -99,6 +99,7 @@ GPT2 = Family(
     departures=(
         "Documents are not concatenated: a sequence stays inside one document and attends to nothing else.",
         "GPT-3: the width of its attention bands is not published; every second layer attends 256 tokens back.",
+        "GPT-3: the learning rate decays until the end of the run, not over 260 of the 300 billion tokens.",
         "GPT-3: table 2.1 lists 24 heads of 128 at width 2,048 for 1.3B (here 16), width 5,140 for 13B (here 5,120).",
     ),
 )

@@ -84,5 +84,6 @@ TRANSFORMER = Family(
     departures=(
         "Weights are initialized with a standard deviation of 1 / √fan-in; the paper does not specify it.",
         "The vocabulary is a byte-level BPE of both languages.",
+        "A translation has up to twice the length of its source and 20 tokens; in the paper up to 50 tokens more.",
     ),
 )

@@ -22,6 +22,8 @@ class FeatureNetworkSettings(Config):
     2018, §3.2 and 5.2; `between` the first two layers of a BiLSTM: Peters et al. 2017, §2.4). A word that occurs twice
     in the training set, or has a pre-trained vector, gets a learned vector of size `word_dim` (None: that of the
     pre-trained vectors, or 100). It starts at the pre-trained one, which stays fixed with `freeze_word_embeddings`.
+    `relu_dim` is the size of a ReLU layer below the BiLSTM; None is `lstm_dim` for the biattentive network, which has
+    one in McCann et al. (2017, §5), and no layer for the others.
     """
 
     name: Literal["auto", "linear", "bilstm", "biattentive", "esim", "bidaf"] = "auto"
@@ -31,6 +33,7 @@ class FeatureNetworkSettings(Config):
     lstm_dim: int = 200
     num_layers: int = 1
     dropout: float = 0.5
+    relu_dim: int | None = None
     word_dim: int | None = None
     freeze_word_embeddings: bool = False
     use_char_cnn: bool = True

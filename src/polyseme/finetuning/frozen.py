@@ -137,7 +137,10 @@ def build_model_config(task: TaskConfig, reader: FeatureReader, network: Feature
         network.dropout if name != "linear" else 0.1,
         INDICATOR_DIM if task.has_word_marks else 0,
     )
-    trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout)
+    relu_dim = network.relu_dim
+    if relu_dim is None:
+        relu_dim = network.lstm_dim if name == "biattentive" else 0
+    trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout, relu_dim)
     return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: task.feature_head()})
 
 

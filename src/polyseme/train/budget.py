@@ -118,8 +118,8 @@ def plan_steps(recipe: Recipe, stream: BatchStream) -> int:
         return math.ceil(num_tokens / full_tokens + count_saved_steps(stream, 0, recipe.batch_warmup_steps))
     fraction = recipe.short_sequences.fraction
     first_tokens = recipe.first_recipe.batch_tokens * stream.first.sampler.fill_ratio()
-    num_tokens += first_tokens * count_saved_steps(stream.first, 0, recipe.batch_warmup_steps)
-    return math.ceil(num_tokens / (fraction * first_tokens + (1 - fraction) * full_tokens))
+    saved_tokens = first_tokens * count_saved_steps(stream.first, 0, recipe.batch_warmup_steps)
+    return math.ceil((num_tokens + saved_tokens) / (fraction * first_tokens + (1 - fraction) * full_tokens))
 
 
 def count_saved_steps(stream: BatchStream, start: int, end: int) -> float:
