@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from polyseme.generation.config import GenerationConfig
 
 PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
+REFERENCE_HELP = "Reference translations in the same order, for BLEU and chrF."
 PENALTY_HELP = "α: scores of n tokens are divided by ((c + n) / (c + 1))^α; default: 0.6."
 OFFSET_HELP = "c in the length penalty; default: 5, as in Wu et al. (2016). 0 divides by n^α."
 _SHOWN_EXAMPLES = 10  # translations on the page; the others are collapsed
@@ -23,9 +24,7 @@ LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source le
 def translate(
     model: Annotated[Path, Argument(help="Folder of a sequence-to-sequence model.")],
     data: Annotated[Path, Option(help=f"Texts to translate; an empty one stays empty: {options.INPUT_HELP}")],
-    reference: Annotated[
-        Path | None, Option(help="Reference translations in the same order, for BLEU and chrF.")
-    ] = None,
+    reference: Annotated[Path | None, Option(help=REFERENCE_HELP)] = None,
     out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
     num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 4,
     length_penalty: Annotated[float | None, Option(help=PENALTY_HELP)] = None,
