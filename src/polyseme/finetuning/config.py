@@ -55,7 +55,8 @@ class FinetuneConfig(Config):
     `grad_tokens` tokens (0: all), their BPT3C.
 
     `lm_loss_weight` is the weight of an auxiliary language-model loss on the same texts (Radford et al. 2018, §3.2,
-    with 0.5, learning rate 6.25e-5, batches of 32). Several tasks are sampled in proportion to size^`sampling_alpha`.
+    with 0.5, learning rate 6.25e-5, batches of 32); None is 0.5 for GPT and tasks with one answer per example,
+    otherwise 0. Several tasks are sampled in proportion to size^`sampling_alpha`.
     With `bilstm`, a new BiLSTM of the size of the trunk is trained between the trunk and the task's head (Devlin et al.
     2019, §5.1). `network` is the network over frozen features (`finetuning/frozen.py`).
     """
@@ -70,7 +71,7 @@ class FinetuneConfig(Config):
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     precision: Literal["auto", "float32", "bf16"] = "auto"
     micro_batch_tokens: int = 16384
-    lm_loss_weight: float = 0.0
+    lm_loss_weight: float | None = None
     bilstm: bool = False
     unfreeze_every: float = 0.0
     chunk_size: int = 0
@@ -85,7 +86,9 @@ class FinetuneConfig(Config):
         self.check_range(1, math.inf, "batch_size", "micro_batch_tokens")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise ConfigError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        self.check_range(0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every")
+        self.check_range(0, math.inf, "num_frozen_groups", "max_len", "unfreeze_every")
+        if self.lm_loss_weight is not None:
+            self.check_range(0, math.inf, "lm_loss_weight")
         self.check_range(0, math.inf, "chunk_size", "grad_tokens", "patience", "min_steps", "sampling_alpha")
         self.check_range(0, MAX_EPOCHS, "epochs")
         self.check_range(0, MAX_STEPS, "steps", "min_steps")

@@ -37,6 +37,7 @@ FEATURE_DEFAULTS = FinetuneConfig(
     optimizer=OptimizerConfig(lr=2e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=5.0),
     schedule=ScheduleConfig("linear", warmup=0),
     precision="float32",
+    lm_loss_weight=0.0,
     network=FeatureNetworkSettings(),
 )
 
