@@ -45,6 +45,7 @@ SETTINGS = {  # of a run: our name -> the path of --set
     "epochs": "epochs", "examples": "batch_size", "cut": "truncate", "auxiliary": "lm_loss_weight",
     "orders": "task.symmetric_pairs", "unfreeze": "unfreeze_every", "width": "task.head.max_span_width",
     "hidden": "task.head.hidden_dim", "size": "network.lstm_dim", "words": "network.word_dim",
+    "relu": "network.relu_dim",
     "longest": "max_len", "optimizer": "optimizer.name", "ramp": "batch_warmup_steps",
     "recompute": "gradient_checkpointing", "attention": "model.attention", "place": "model.context_order",
 }  # fmt: skip

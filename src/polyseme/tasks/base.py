@@ -97,7 +97,6 @@ class TaskConfig(Config, Codec):
     needs_labels: ClassVar[bool] = True  # whether every training and dev example must have a label
     has_new_weights: ClassVar[bool] = True  # whether a model has to be trained before it can answer
     finetune_settings: ClassVar[Mapping[str, Any]] = {}  # defaults of this task that differ from `FinetuneConfig`
-    allows_lm_loss: ClassVar[bool] = False  # whether GPT is fine-tuned on such tasks with an auxiliary LM loss
     has_word_marks: ClassVar[bool] = False  # whether one word of an example is marked, as a predicate is
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
     usage_example: ClassVar[Any] = "The film was a delight."  # what is passed to it in the code of a model card
@@ -194,14 +193,6 @@ class TaskConfig(Config, Codec):
 
     def fit_model(self, folder: Path) -> Self:
         """Return the task with settings that depend on the model to fine-tune."""
-        return self
-
-    def compares_pairs(self, examples: Sequence[Any]) -> bool:
-        """Return whether neither text of a pair comes before the other, as far as the task can tell."""
-        return False
-
-    def with_pair_order(self, reads_both_orders: bool) -> Self:
-        """Return the task with `symmetric_pairs` set, if it has that setting and it is None."""
         return self
 
     @classmethod
