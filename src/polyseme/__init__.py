@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
     from polyseme.inference.verify import VerifiedFolder, verify
     from polyseme.inference.word_vectors import WordVectors
+    from polyseme.recipes.describe import RecipeDescription
     from polyseme.report.results import EvaluationResult, FinetuneResult, PretrainResult
     from polyseme.text.tokenizer import Tokenizer
 
@@ -60,11 +61,15 @@ _MODULES = {
     "inference.results": ("ChoiceResult", "EncodedText", "LastWordScore", "MaskPrediction", "TextScore"),
     "inference.verify": ("VerifiedFolder", "verify"),
     "inference.word_vectors": ("WordVectors",),
+    "recipes.describe": ("RecipeDescription",),
     "report.results": ("EvaluationResult", "FinetuneResult", "PretrainResult"),
     "text.tokenizer": ("Tokenizer",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
-_FUNCTIONS = ("compare", "evaluate", "finetune", "predict", "prepare", "pretrain", "published_table", "search")
+_FUNCTIONS = (
+    *("compare", "describe_recipe", "evaluate", "finetune", "predict", "prepare", "pretrain", "published_table"),
+    "search",
+)
 _LISTS = ("list_datasets", "list_families", "list_models", "list_published_tables", "list_recipes")
 __all__ = sorted([*_LAZY, *_FUNCTIONS, *_LISTS])
 
@@ -322,8 +327,8 @@ def search(
 def list_recipes(family: str | None = None) -> dict[str, str]:
     """The names of the pre-training recipes, with a description of each.
 
-    >>> sorted(polyseme.list_recipes(family="bert"))
-    ['bert-base', 'bert-large', 'bert-small', 'bert-tiny', 'demo']
+    >>> sorted(polyseme.list_recipes(family="roberta"))
+    ['roberta-base', 'roberta-large', 'roberta-tiny']
     """
     from polyseme.errors import ConfigError, suggest
     from polyseme.recipes import NGRAM_RECIPES, RECIPES
@@ -337,6 +342,21 @@ def list_recipes(family: str | None = None) -> dict[str, str]:
         for name, make in makers.items()
         if family is None or families[name] == family
     }
+
+
+def describe_recipe(recipe: Any) -> RecipeDescription:
+    """Return what a recipe costs: parameters, memory, tokens, floating-point operations; nothing is allocated.
+
+    `recipe` is a name from `list_recipes()`, a `recipe.json`, or a `Recipe`. Weights, gradients and optimizer state are
+    exact. Activations are an estimate for a full micro-batch on the device that this machine trains on.
+
+    >>> description = polyseme.describe_recipe("bert-large")
+    >>> description.num_parameters, f"{description.flops:.1e}"
+    (335141888, '2.6e+20')
+    """
+    from polyseme.recipes.describe import describe_recipe as describe
+
+    return describe(recipe)
 
 
 def list_families() -> dict[str, str]:

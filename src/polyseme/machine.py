@@ -99,7 +99,7 @@ class Machine:
             torch_cuda=_read_torch_cuda(),
             packages=tuple(list_packages()),
             cpu=_read_cpu(),
-            memory_gb=round(_read_memory_gb(), 1),
+            memory_gb=round(read_memory_gb(), 1),
             gpus=tuple(list_gpus()),
             disk_free_gb={str(folder): _free_gb(folder) for folder in (Path.cwd(), Path(tempfile.gettempdir()))},
             shm_gb=_free_gb(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None,
@@ -223,6 +223,13 @@ def list_gpus() -> Iterator[Gpu]:
             yield Gpu(cells[0], round(int(cells[1]) / 1024, 1), capability)
 
 
+def read_memory_gb() -> float:
+    """Return the memory of the machine, or less if the container has a limit."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    limit = _read_text(Path("/sys/fs/cgroup/memory.max")).strip()
+    return (min(total, int(limit)) if limit.isdecimal() else total) / (1 << 30)
+
+
 def _compare(version: str, operator: str, bound: str) -> bool:
     first, second = (
         [int(part) for part in [*re.findall(r"\d+", text.partition("+")[0]), "0", "0"][:3]] for text in (version, bound)
@@ -250,13 +257,6 @@ def _read_cpu() -> Cpu:
     return Cpu(
         name[1] if name else platform.machine(), num_cores, num_usable, frozenset(flags[1].split() if flags else ())
     )
-
-
-def _read_memory_gb() -> float:
-    """Return the memory of the machine, or less if the container has a limit."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-    limit = _read_text(Path("/sys/fs/cgroup/memory.max")).strip()
-    return (min(total, int(limit)) if limit.isdecimal() else total) / (1 << 30)
 
 
 def _free_gb(folder: Path) -> float:

@@ -49,7 +49,8 @@ def test_every_public_function_has_an_example_that_runs(workdir, namespace, monk
         run_examples(getattr(polyseme, name), name, namespace)
     for name in [name for name in OPERATIONS if name not in ("translate", "answer")]:
         run_examples(getattr(LanguageModel, name), name, namespace)
-    for name in ("list_recipes", "list_families", "list_datasets", "published_table", "list_published_tables"):
+    lists = ("list_recipes", "list_families", "list_datasets", "list_published_tables")
+    for name in (*lists, "describe_recipe", "published_table"):
         run_examples(getattr(polyseme, name), name, namespace)
     run_examples(LanguageModel.stream, "stream", namespace)
     run_examples(AttentionMap.merge_words, "merge_words", namespace)

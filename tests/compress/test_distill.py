@@ -321,6 +321,18 @@ def test_resumed_run_ends_with_the_same_weights(teacher_run, tmp_path, monkeypat
         assert all(torch.equal(t, second.tensors[file][name]) for name, t in tensors.items())
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_frozen_positions_stay_those_of_the_teacher(teacher_run, tmp_path, is_frozen):
+    objective = Distillation(teacher_run[1].objective, freeze_positions=is_frozen)
+    run(teacher_run, student_recipe(teacher_run, steps=2, objective=objective), tmp_path / "run")
+    teacher, student = (
+        load_model(folder / "model").model.trunk.embeddings for folder in (teacher_run[0] / "teacher", tmp_path / "run")
+    )
+    initial = teacher.positions.weight + teacher.segments.weight[0]  # the student has no segments
+    assert torch.equal(student.positions.weight, initial) == is_frozen
+    assert not torch.equal(student.tokens.weight, teacher.tokens.weight)
+
+
 def test_filler_is_not_counted(teacher_run):
     folder, recipe = teacher_run
     data, valid = module.open_streams(

@@ -194,6 +194,18 @@ def model_of(folders, kind, name, where="input", n=12):
     return model, task, encoded
 
 
+def test_the_biattentive_network_has_a_relu_layer(folders):
+    """McCann et al. 2017, §5: between the features and the BiLSTM."""
+    model, task, encoded = model_of(folders, "classification", "biattentive")
+    trunk = model.trunk
+    assert trunk.relu_layer.out_features == trunk.config.lstm_dim == trunk.config.encoder_input_dim
+    seen = []
+    trunk.encoder.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    score_encoded(model, task, encoded[:2])
+    assert seen[0].shape[1] == trunk.config.relu_dim and (seen[0] >= 0).all() and (seen[0] == 0).any()
+    assert model_of(folders, "classification", "bilstm")[0].trunk.relu_layer is None
+
+
 @pytest.mark.parametrize("kind,name", CASES)
 def test_batch_equals_single_examples(folders, kind, name):
     model, task, encoded = model_of(folders, kind, name, where="both")
@@ -233,7 +245,8 @@ def test_micro_batches_sum_with_the_penalty(folders, kind, name):
 )
 def test_learns_and_round_trips(folders, tmp_path, kind, name, run_cli):
     data = examples(kind, 64)
-    settings = FEATURE_DEFAULTS.replace(epochs=8.0, network=SMALL)
+    epochs = 20.0 if name == "biattentive" else 8.0  # it has a ReLU layer, too
+    settings = FEATURE_DEFAULTS.replace(epochs=epochs, network=SMALL)
     settings = settings.with_override("optimizer.lr", "1e-2")
     results = train_on_features(
         FeatureInputs([folders["bert"]]),

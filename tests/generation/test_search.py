@@ -172,23 +172,25 @@ def of_four_words(family):
     return model
 
 
-@pytest.mark.parametrize("family,penalty", [
-    pytest.param(family, penalty, marks=[pytest.mark.slow] * (family in ("transformer", "seq2seq") and penalty != 0))
+@pytest.mark.parametrize("family,penalty,offset", [
+    pytest.param(family, *lengths, marks=[pytest.mark.slow] * (family in ("transformer", "seq2seq") and any(lengths)))
     for family in ("gpt2", "transformer", "seq2seq", "ngram")
-    for penalty in (0.0, 1.0, 2.0, -1.0)
+    for lengths in ((0.0, 0), (1.0, 0), (2.0, 0), (-1.0, 0), (0.6, 5))
 ])  # fmt: skip
-def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty):
+def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty, offset):
     model = of_four_words(family)
     sources = [[1, 2, 3], [2]] if family != "ngram" and is_seq2seq(model) else None
     prompts, eos, max_new_tokens = [[1, 2], [0]], 3, 4
-    for i, found in enumerate(beam_search(model, prompts, max_new_tokens, 300, penalty, 5, sources, {eos})):
+    search = 300, penalty, 5, sources, {eos}
+    for i, found in enumerate(beam_search(model, prompts, max_new_tokens, *search, length_offset=offset)):
         expected = []
         for length in range(1, max_new_tokens + 1):
             for text in itertools.product(range(4), repeat=length):
                 if eos in text[:-1] or (length < max_new_tokens and text[-1] != eos):
                     continue
                 score = log_probability(model, prompts[i], text, sources and sources[i])
-                expected.append((score / length**penalty, tuple(t for t in text if t != eos)))
+                divisor = (offset + length) ** penalty / (offset + 1) ** penalty  # Wu et al. 2016, equation 14
+                expected.append((score / divisor, tuple(t for t in text if t != eos)))
         expected.sort(reverse=True)
         assert [t.tokens for t in found.hypotheses] == [text for _, text in expected[:5]]
         assert [t.normalized_score for t in found.hypotheses] == pytest.approx(
@@ -196,13 +198,14 @@ def test_a_beam_as_wide_as_the_space_is_exhaustive_search(family, penalty):
         )
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.7, 1.0, 2.0, -0.5])
-def test_stopping_early_changes_nothing(penalty):
+@pytest.mark.parametrize("penalty,offset", [(0.0, 0), (0.7, 0), (1.0, 0), (2.0, 0), (-0.5, 0), (0.6, 5)])
+def test_stopping_early_changes_nothing(penalty, offset):
     model, prompts, _ = texts("gpt2")
     ends = {token for found in beam_search(model, prompts, 6, 3) for token in found.hypotheses[0].tokens[:3]}
     for best in (3, 1):
         early, late = (
-            beam_search(model, prompts, 10, 3, penalty, best, None, ends, stop_early=e) for e in (True, False)
+            beam_search(model, prompts, 10, 3, penalty, best, None, ends, stop_early=e, length_offset=offset)
+            for e in (True, False)
         )
         for a, b in zip(early, late):
             assert [t.tokens for t in a.hypotheses] == [t.tokens for t in b.hypotheses]
@@ -301,7 +304,13 @@ def test_more_than_the_model_has_places_for_is_refused(search):
 
 
 @pytest.mark.parametrize(
-    "numbers", [{"num_beams": 0}, {"num_beams": 2, "num_return_sequences": 3}, {"length_penalty": math.nan}]
+    "numbers",
+    [
+        {"num_beams": 0},
+        {"num_beams": 2, "num_return_sequences": 3},
+        {"length_penalty": math.nan},
+        {"length_offset": -1.0},
+    ],
 )
 def test_beams_that_cannot_be(numbers):
     model, prompts, _ = texts("gpt2", 1)

@@ -79,6 +79,17 @@ def test_replacements_are_uniform():
     assert abs(chi - len(IDS)) < 5 * np.sqrt(2 * len(IDS))
 
 
+def test_replacements_may_be_any_token_of_the_vocabulary():
+    """BERT's code draws them from all tokens, the mask token included; which tokens are chosen stays the same."""
+    tokens, words = packed(3000)
+    settings = {"mask_prob": 0.9, "random_token_prob": 1.0, "keep_token_prob": 0.0}
+    damaged, rows, labels = run(tokens, words, **settings, random_tokens="all")
+    counts, expected = np.bincount(damaged[rows], minlength=VOCAB), len(rows) / VOCAB
+    assert len(counts) == VOCAB and (labels >= SPECIALS).all()
+    assert abs(((counts - expected) ** 2 / expected).sum() - VOCAB) < 5 * np.sqrt(2 * VOCAB)
+    assert np.array_equal(rows, run(tokens, words, **settings)[1])
+
+
 def test_words_are_whole():
     tokens, words = packed()
     _, rows, _ = run(tokens, words, mask_unit="word")

@@ -45,6 +45,7 @@ SETTINGS = {  # of a run: our name -> the path of --set
     "epochs": "epochs", "examples": "batch_size", "cut": "truncate", "auxiliary": "lm_loss_weight",
     "orders": "task.symmetric_pairs", "unfreeze": "unfreeze_every", "width": "task.head.max_span_width",
     "hidden": "task.head.hidden_dim", "size": "network.lstm_dim", "words": "network.word_dim",
+    "relu": "network.relu_dim",
     "longest": "max_len", "optimizer": "optimizer.name", "ramp": "batch_warmup_steps",
     "recompute": "gradient_checkpointing", "attention": "model.attention", "place": "model.context_order",
 }  # fmt: skip
@@ -230,7 +231,8 @@ def generate(model: Path, data: Path, how: list[object]) -> list[Any]:
 
 
 def translate(model: Path, data: Path) -> list[str]:
-    return command("translate", model, "--data", data, "--max-new-tokens", 12).splitlines()
+    search = ("--num-beams", 5, "--length-penalty", 1, "--length-offset", 0)  # as when it was recorded
+    return command("translate", model, "--data", data, "--max-new-tokens", 12, *search).splitlines()
 
 
 def play(model: Path, out: Path) -> bytes:

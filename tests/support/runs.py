@@ -14,12 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.families import FAMILIES
 from polyseme.recipes import RECIPES
-from polyseme.train.checkpoint import load_checkpoint
+from polyseme.text.tokenizer import Tokenizer
+from polyseme.train import pretrain as pretraining
+from polyseme.train.checkpoint import Checkpoint, load_checkpoint
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.recipe import BudgetConfig, Recipe
 from tests.support.cases import supported_args
+from tests.support.text import documents
 
 STEPS = 9
 
@@ -81,6 +85,30 @@ def assert_same(first: Path, second: Path) -> None:
     samples = [(run / "samples.jsonl").read_text() for run in (first, second) if (run / "samples.jsonl").exists()]
     assert len(set(samples)) <= 1 and len(samples) != 1
     assert [r["step"] for r in rows[0] if "loss" in r] == list(range(1, STEPS + 1))
+
+
+def prepare_text(folder: Path, kind: str = "wordpiece", num_documents: int = 40) -> Path:
+    """Prepare a small corpus of generated documents."""
+    text = folder / "text.txt"
+    text.write_text("\n\n".join(documents(num_documents)))
+    tokenizer = Tokenizer.train(kind, iter([text.read_text()]), 120)
+    prepare([text], tokenizer, folder / "corpus", PrepareConfig(split="blank"))
+    return folder / "corpus"
+
+
+def pretrain_killed(recipe: Recipe, corpus: Path, out: Path, kill_after: int) -> None:
+    """Train by a recipe, be killed after the checkpoint of a step, and resume to the end."""
+    save = pretraining.save_checkpoint
+
+    def save_and_die(folder: Path, checkpoint: Checkpoint, keep: int) -> None:
+        save(folder, checkpoint, keep)
+        if checkpoint.step == kill_after:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(pretraining, "save_checkpoint", save_and_die)
+        pretraining.pretrain(recipe, corpus, out)
+    pretraining.pretrain(recipe, corpus, out, resume=True)
 
 
 # ------------------------------------------------------------------------------------------- kills of fine-tuning

@@ -1,5 +1,6 @@
 """Multiple choice, symmetric pairs, special tokens around texts, and the auxiliary language-model loss of GPT."""
 
+import dataclasses
 import json
 import random
 
@@ -20,6 +21,7 @@ from polyseme.objectives.packing import pad_to_bucket
 from polyseme.tasks import load_task
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.multiple_choice import ChoiceExample, MultipleChoiceTask
+from polyseme.tasks.regression import RegressionTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import TrainState, train
@@ -187,7 +189,7 @@ def test_new_special_tokens_get_ids_after_the_vocabulary(folders, tmp_path):
 @pytest.mark.parametrize("family", ["bert", "gpt", "gpt2"])
 def test_symmetric_pairs_add_both_orders(family, folders, tmp_path):
     data = pairs()
-    settings = QUICK.replace(steps=30)
+    settings = QUICK.replace(steps=30, lm_loss_weight=0.0)
     finetune(
         folders[family],
         TaskData(PairClassificationTask(symmetric_pairs=True), data[:80], data[80:]),
@@ -291,6 +293,41 @@ def test_a_classifier_with_auxiliary_loss_is_still_a_classifier(folders, tmp_pat
     assert type(theirs).__name__ == "OpenAIGPTForSequenceClassification"
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert evaluate(load_model(tmp_path / "r/model"), data[80:])["accuracy"] == results["mean"]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    "family,task,dataset,weight,has_both_orders",
+    [
+        ("gpt", PairClassificationTask(), "", 0.5, False),  # whose pairs may have an order
+        ("gpt", PairClassificationTask(), "glue/mrpc", 0.5, True),
+        ("gpt", PairClassificationTask(symmetric_pairs=False), "glue/mrpc", 0.5, False),
+        ("gpt", PairClassificationTask(), "glue/rte", 0.5, False),
+        ("gpt", RegressionTask(), "", 0.5, True),
+        ("gpt2", PairClassificationTask(), "glue/mrpc", None, False),
+        ("bert", RegressionTask(), "", None, False),
+    ],
+)
+def test_defaults_are_those_of_the_papers(family, task, dataset, weight, has_both_orders, folders, tmp_path):
+    """Radford et al. 2018: λ 0.5 (§4.1), and both orders of a pair where neither comes first (§3.3)."""
+    data = [dataclasses.replace(e, label=str(int(e.label == "yes"))) for e in pairs(12)]
+    finetune(folders[family], TaskData(task, data, data, dataset_name=dataset), tmp_path / "r", QUICK.replace(steps=1))
+    row = json.loads((tmp_path / "r/log.jsonl").read_text().splitlines()[0])
+    chosen = json.loads((tmp_path / "r/results.json").read_text())["chosen"]
+    assert ("next" in row["loss"]) == bool(weight) and chosen.get("lm_loss_weight", {}).get("value") == weight
+    folder = load_model(tmp_path / "r/model")
+    assert load_task(folder.metadata, folder.model.config).symmetric_pairs is has_both_orders
+
+
+def test_the_defaults_can_be_turned_off(folders, tmp_path, run_cli):
+    rows = "".join(f"{e.text}\t{e.pair}\t{int(e.label == 'yes')}\n" for e in pairs(12))
+    (tmp_path / "pairs.tsv").write_text("text\tpair\tlabel\n" + rows)
+    files = ("--train", tmp_path / "pairs.tsv", "--dev", tmp_path / "pairs.tsv", "--set", "steps=1")
+    off = ("--lm-loss-weight", 0, "--no-symmetric-pairs")
+    for name, flags in {"on": (), "off": off}.items():
+        run_cli("finetune", folders["gpt"], "--task", "regression", *files, "--out", tmp_path / name, *flags)
+        folder = load_model(tmp_path / name / "model")
+        assert load_task(folder.metadata, folder.model.config).symmetric_pairs is (name == "on")
+        assert ("next" in (tmp_path / name / "log.jsonl").read_text()) is (name == "on")
 
 
 def test_one_batch_can_be_overfitted(folders):

@@ -95,6 +95,19 @@ def test_a_long_text_is_refused_or_split_never_cut(made):
         model.translate([long], GenerationConfig(0), split=lambda text: [text])
 
 
+def test_the_search_is_that_of_the_paper_by_default(made, run_cli, tmp_path):
+    """Vaswani et al. 2017, §6.1: a beam of 4, and the length penalty ((5 + n) / 6)^0.6."""
+    model = polyseme.load(made / "run-pairs/model", device="cpu")
+    settings = {"num_beams": 4, "length_penalty": 0.6, "length_offset": 5.0}
+    texts = ["old cat", "young dog", "a"]
+    assert model.translate(texts) == model.translate(texts, GenerationConfig(0, **settings))
+    assert model.translate("a", num_beams=0) == model.translate("a", GenerationConfig(0))
+    (tmp_path / "in.txt").write_text("\n".join(texts))
+    files = ("--data", tmp_path / "in.txt", "--reference", tmp_path / "in.txt", "--json")
+    metrics = json.loads(run_cli("translate", made / "run-pairs/model", *files))
+    assert {name: metrics[name] for name in settings} == settings
+
+
 def test_vocabularies_of_their_own(made):
     model = polyseme.load(made / "run-two/model", device="cpu")
     spec = model.model.config.trunk

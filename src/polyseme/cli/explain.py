@@ -79,7 +79,9 @@ def explain(
     num_beams: Annotated[
         int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)
     ] = None,
-    length_penalty: Annotated[float | None, Option(help="Exponent of the length of a translation; default: 1.")] = None,
+    length_penalty: Annotated[
+        float | None, Option(help="Exponent of a translation's length penalty; default: 0.6.")
+    ] = None,
     graph: Annotated[str | None, Option(help="Expression to differentiate: '(x+y)*x*y**2'.")] = None,
     at: Annotated[str | None, Option(help="Values of the names in --graph: x=1,y=2.")] = None,
     out: Annotated[

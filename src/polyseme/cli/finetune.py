@@ -27,7 +27,14 @@ LAYERS_HELP = (
 TaskOption = Annotated[list[str], Option("--task", help=TASK_HELP, autocompletion=complete(TASK_NAMES, DATASET_NAMES))]
 TrainOption = Annotated[list[Path], Option(help=options.EXAMPLES_HELP)]
 LayerDecayOption = Annotated[float | None, Option(help="Factor of the learning rate from each layer to the next.")]
-UnfreezeOption = Annotated[float | None, Option(help="Gradual unfreezing: epochs before the next layer is trained.")]
+UnfreezeOption = Annotated[
+    float | None,
+    Option(help="Gradual unfreezing (ULMFiT): train the head first, then one more layer after this many epochs."),
+]
+LM_LOSS_HELP = "Weight λ of an auxiliary language-model loss on the same texts; default: 0.5 for GPT, as in its paper."
+ORDERS_HELP = "Read each pair in both orders and add the states; default: for GPT and similarity, as in its paper."
+LMLossOption = Annotated[float | None, Option(help=LM_LOSS_HELP, min=0)]
+OrdersOption = Annotated[bool | None, Option("--symmetric-pairs/--no-symmetric-pairs", help=ORDERS_HELP)]
 GridOption = Annotated[list[str], Option(help="Grid search: name=value,value…; the best on the dev examples is kept.")]
 KeepOption = Annotated[int, Option(help="Keep the models of the last N epochs, for an ensemble.", min=0)]
 BaselineOption = Annotated[
@@ -55,6 +62,8 @@ def finetune(
     overrides: options.SetOption = [],
     layer_decay: LayerDecayOption = None,
     unfreeze_every: UnfreezeOption = None,
+    lm_loss_weight: LMLossOption = None,
+    symmetric_pairs: OrdersOption = None,
     grid: GridOption = [],
     from_scratch: Annotated[bool, Option(help="Start from random weights, to measure the pre-training.")] = False,
     keep_seeds: Annotated[bool, Option(help="Keep the model of every seed, for an ensemble.")] = False,
@@ -91,6 +100,7 @@ def finetune(
         baselines=["default"] * baselines + baseline, positive_label=positive_label,
         text_column=text_column, pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
         strict=strict, layer_decay=layer_decay, unfreeze_every=unfreeze_every, tag_decoder=tag_decoder,
+        lm_loss_weight=lm_loss_weight, symmetric_pairs=symmetric_pairs,
         features=folders if features else None, layers=layers, join_at=join_at, word_vectors=word_vectors,
         freeze_word_embeddings=freeze_word_embeddings, network=network, cache_dir=cache_dir,
         cross_view=cross_view or None,

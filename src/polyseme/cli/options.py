@@ -39,7 +39,6 @@ SeedOption = Annotated[int | None, Option(help="Random seed; default: that of th
 ResumeOutputOption = Annotated[bool, Option("--resume", help="Resume an interrupted run with the same options.")]
 RunOption = Annotated[Path, Option(help="Run folder to write, or to resume.")]
 SeedsOption = Annotated[str, Option(help="Number of random seeds, or the seeds themselves: 3, or 7,11,13 (one: 7,).")]
-LengthPenaltyOption = Annotated[float, Option(help="Divide the scores of the beam search by length to this power.")]
 
 # Files of labeled examples.
 TextColumnOption = Annotated[str, Option(help="Column or key of the text, for all files; default: text.")]

@@ -56,20 +56,41 @@ def recipes(
     family: Annotated[
         str | None, Option(help="Only the recipes of this family.", autocompletion=complete(FAMILY_NAMES))
     ] = None,
+    describe: Annotated[
+        str | None,
+        Option(metavar="NAME", help="What this recipe costs; does it fit here?", autocompletion=complete(RECIPE_NAMES)),
+    ] = None,
+    as_json: options.JsonOption = False,
 ) -> None:
     """List the recipes and what they reproduce.
 
-    The objectives have the names that --set objective=NAME takes.
+    The objectives have the names that --set objective=NAME takes. With --describe: parameters, memory, tokens and
+    floating-point operations of one recipe, computed without allocating it.
     """
     import polyseme
+    from polyseme.errors import ConfigError
     from polyseme.recipes import get_recipe
 
+    if describe is not None:
+        if family is not None:
+            raise ConfigError(f"--family {family} has no effect with --describe: drop one of them")
+        description = polyseme.describe_recipe(describe)
+        if as_json:
+            print_json(description.to_json())
+        else:
+            print_wrapped(f"{description.name}: {polyseme.list_recipes().get(describe, 'a recipe of your own')}", 2)
+            print_wrapped_table(["", ""], description.to_rows())
+        return
     rows = []
     for name, about in polyseme.list_recipes(family).items():
         recipe = get_recipe(name)
         objective = getattr(recipe, "objective", None)
         rows.append((name, recipe.family, "" if objective is None else type(objective).__name__, about))
-    print_wrapped_table(["recipe", "family", "objective", "what it is"], rows)
+    header = ["recipe", "family", "objective", "what it is"]
+    if as_json:
+        print_json([dict(zip(header, row)) for row in rows])
+    else:
+        print_wrapped_table(header, rows)
 
 
 def families(as_json: options.JsonOption = False) -> None:
@@ -85,7 +106,7 @@ def families(as_json: options.JsonOption = False) -> None:
         return
     rows = [(*row[:6], _describe_published(row)) for row in summarize_families()]
     print_wrapped_table(["family", "size", "layers", "dim", "heads", "parameters", "published"], rows)
-    print("\nParameters are counted without heads; after a comma: what the paper prints.")
+    print("\nParameters are counted without heads; after a comma or ≈: what the paper prints.")
     for family in FAMILIES.values():
         print()
         print_wrapped(f"{family.name}: {family.paper}; {family.tokenizer}; {family.objective}", 2)
@@ -96,5 +117,7 @@ def families(as_json: options.JsonOption = False) -> None:
 def _describe_published(row: "FamilySummary") -> str:
     """Say whether the number of parameters is the published one, and what the paper prints if it differs."""
     count, _, paper = row.published_params.partition(" ")
+    if not count:
+        return f"≈ {paper.strip('()').removeprefix('paper: ')}" if paper else ""
     is_same = "yes" if count == f"{row.num_params:,}" else count
     return f"{is_same}, {paper.strip('()').removeprefix('paper: ')}" if paper else is_same

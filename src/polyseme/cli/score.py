@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from polyseme.io.table_output import Row, TableOutput
     from polyseme.tasks.multiple_choice import ChoiceExample
 
-CHOICES_HELP = "Questions with text (or prompt), choices and, if known, label: JSON lines, CSV or Parquet."
+CHOICES_HELP = (
+    "Questions with text (or prompt), choices and, if known, label: JSON lines, CSV or Parquet. A gap in the "
+)
+CHOICES_HELP += "text (___, the mask token, @placeholder) makes it a cloze question, which masked models answer, too."
 LAST_WORDS_HELP = (
     f"LAMBADA: texts, whose last word is scored, or rows with context and continuation: {options.INPUT_HELP}"
 )

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -10,7 +10,13 @@ from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
 from polyseme.errors import ConfigError, require_packages
 
+if TYPE_CHECKING:
+    from polyseme.generation.config import GenerationConfig
+
 PATIENCE_HELP = "Stop when num_beams × patience texts are complete; 0: when no better one can follow."
+REFERENCE_HELP = "Reference translations in the same order, for BLEU and chrF."
+PENALTY_HELP = "α: scores of n tokens are divided by ((c + n) / (c + 1))^α; default: 0.6."
+OFFSET_HELP = "c in the length penalty; default: 5, as in Wu et al. (2016). 0 divides by n^α."
 _SHOWN_EXAMPLES = 10  # translations on the page; the others are collapsed
 LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source length."
 
@@ -18,12 +24,11 @@ LENGTH_HELP = "Maximum number of generated tokens; 0: derived from the source le
 def translate(
     model: Annotated[Path, Argument(help="Folder of a sequence-to-sequence model.")],
     data: Annotated[Path, Option(help=f"Texts to translate; an empty one stays empty: {options.INPUT_HELP}")],
-    reference: Annotated[
-        Path | None, Option(help="Reference translations in the same order, for BLEU and chrF.")
-    ] = None,
+    reference: Annotated[Path | None, Option(help=REFERENCE_HELP)] = None,
     out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
-    num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 5,
-    length_penalty: options.LengthPenaltyOption = 1.0,
+    num_beams: Annotated[int, Option(help="Width of the beam search; 0: greedy decoding.", min=0)] = 4,
+    length_penalty: Annotated[float | None, Option(help=PENALTY_HELP)] = None,
+    length_offset: Annotated[float | None, Option(help=OFFSET_HELP, min=0)] = None,
     patience: Annotated[float, Option(help=PATIENCE_HELP)] = 0.0,
     max_new_tokens: Annotated[int, Option(help=LENGTH_HELP, min=0)] = 0,
     by_sentence: Annotated[bool, Option("--split-sentences", help="Split long texts into sentences.")] = False,
@@ -32,7 +37,7 @@ def translate(
     as_json: Annotated[bool, Option("--json", help="Print the metrics as JSON.")] = False,
     resume: options.ResumeOutputOption = False,
 ) -> None:
-    """Translate each text by beam search.
+    """Translate each text by beam search, by default as in Attention Is All You Need: 4 beams, length penalty 0.6.
 
     With references, compute BLEU and chrF with sacrebleu.
     """
@@ -48,8 +53,9 @@ def translate(
     inputs = files.open_inputs(data, reference, model)
     source, references = inputs.source, inputs.references
     table = TableOutput(out or Path("console.txt"), inputs.names)
-    search = {"num_beams": num_beams, "length_penalty": length_penalty}
-    config = polyseme.GenerationConfig(max_new_tokens, patience=patience, **search)  # type: ignore[arg-type]
+    search = {"num_beams": num_beams, "length_penalty": length_penalty, "length_offset": length_offset}
+    config = _build_config(search | {"max_new_tokens": max_new_tokens, "patience": patience})
+    search = {name: getattr(config, name) for name in search}
     splitter = (lambda text: split_sentences(text, lang)) if by_sentence else None
     language_model = polyseme.load(model)
 
@@ -90,6 +96,14 @@ def _check_files(out: Path | None, report: Path | None, reference: Path | None, 
 
 def _length_rows(metrics: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [(row["words"], row["texts"], round(row["bleu"], 2)) for row in metrics["by_length"]]
+
+
+def _build_config(search_options: dict[str, Any]) -> "GenerationConfig":
+    """Return the default search of a translation with the options that were passed."""
+    from polyseme.generation.config import TRANSLATION, GenerationConfig
+
+    passed = {name: value for name, value in search_options.items() if value is not None}
+    return GenerationConfig.from_options(TRANSLATION, passed)
 
 
 def _print_metrics(metrics: dict[str, Any], as_json: bool) -> None:

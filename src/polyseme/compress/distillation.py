@@ -145,7 +145,19 @@ def build_student(recipe: Recipe, teacher: ModelFolder, corpus: Path) -> tuple[R
         except ModelError as error:
             logger.info("%s; it starts from random weights", error)
             recipe = recipe.replace(objective=recipe.objective.replace(init_from_teacher=False))
+        else:
+            if objective.freeze_positions:
+                _freeze_positions(model)
     return recipe, model
+
+
+def _freeze_positions(model: Model) -> None:
+    """Exclude the position embeddings from training."""
+    weights = [p for name, p in model.trunk.named_parameters() if name.endswith("embeddings.positions.weight")]
+    if not weights:
+        raise ConfigError(f"freeze_positions is true, but {model.config.family} has no position embeddings")
+    for weight in weights:
+        weight.requires_grad_(False)
 
 
 def _check_vocabulary(corpus: Path, teacher: ModelFolder) -> None:
@@ -202,6 +214,8 @@ def describe_loss(recipe: Recipe) -> Iterator[str]:
     assert isinstance(objective, Distillation)
     start = "layers of the teacher" if objective.init_from_teacher else "random weights"
     yield f"The student started with {start}."
+    if objective.freeze_positions and objective.init_from_teacher:
+        yield "Its position embeddings stayed those of the teacher."
     rows = "all" if objective.soft_tokens == "all" else "the predicted"
     terms = {
         f"the teacher's predictions of {rows} tokens at temperature {objective.temperature:g}": objective.soft_weight,

@@ -23,7 +23,8 @@ class NamedDataset:
     `other_names` has other names under which the files of a split are distributed; `*` stands for any characters.
     `format` is the columns of files that the task itself reads, or a function that reads a file. `extra_metrics` are
     metrics that need more than labels. `split_filter` selects a split that is not a file of its own. `get_warnings`
-    returns warnings, given train, dev and the score on dev.
+    returns warnings, given train, dev and the score on dev. With `has_symmetric_pairs`, neither text of a pair comes
+    before the other.
     """
 
     task: type[TaskConfig]
@@ -36,6 +37,7 @@ class NamedDataset:
     split_filter: Callable[[Path, str, list[Any]], list[Any]] | None = None
     get_warnings: Callable[[list[Any], list[Any], float], list[str]] | None = None
     other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    has_symmetric_pairs: bool = False
 
     def file_names(self, split: str) -> tuple[str, ...]:
         """Return the names that the file or folder of a split may have, the usual one first."""

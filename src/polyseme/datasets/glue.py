@@ -111,16 +111,20 @@ _DIAGNOSTIC = {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"}
 _COLA_NAMES = {split: (f"in_domain_{split}.tsv", f"raw/in_domain_{split}.tsv") for split in ("train", "dev")}
 _SICK_NAMES = {"train": ("SICK_train.txt",), "dev": ("SICK_trial.txt",), "test": ("SICK_test_annotated.txt",)}
 _SIMILAR = "how similar are the two sentences, from 0 to 5?"
+_PARAPHRASES = "are the two sentences paraphrases?"
 _FOLLOWS = "does the second sentence follow from the first?"
 _text, _pair = partial(NamedDataset, ClassificationTask), partial(NamedDataset, PairClassificationTask)
+_similar = partial(_pair, has_symmetric_pairs=True)
 _nli = partial(_pair, "accuracy", NLI_DESCRIPTION)
 _diagnostic = partial(_pair, "matthews", f"evaluation of MNLI models by phenomenon: {NLI_DESCRIPTION}")
 DATASETS: dict[str, NamedDataset] = {
     "glue/cola": _text("matthews", "is the sentence acceptable English?", "CoLA", _read_cola, other_names=_COLA_NAMES),
     "glue/sst-2": _text("accuracy", "is the movie review positive?", "SST-2", Columns("sentence")),
-    "glue/mrpc": _pair("f1", "are the two sentences paraphrases?", "MRPC", _read_mrpc, split_filter=_filter_by_dev_ids),
+    "glue/mrpc": _similar(
+        "f1", "are the two sentences paraphrases?", "MRPC", _read_mrpc, split_filter=_filter_by_dev_ids
+    ),
     "glue/sts-b": NamedDataset(RegressionTask, "spearman", _SIMILAR, "STS-B", _SCORED),
-    "glue/qqp": _pair("f1", "are the two questions duplicates?", "QQP", _DUPLICATES),
+    "glue/qqp": _similar("f1", "are the two questions duplicates?", "QQP", _DUPLICATES),
     "glue/mnli": _nli("MNLI", _NLI, _MATCHED),
     "glue/mnli-mm": _pair("accuracy", f"dev and test of other genres: {NLI_DESCRIPTION}", "MNLI", _NLI, _MISMATCHED),
     "glue/qnli": _pair("accuracy", "does the sentence answer the question?", "QNLI", Columns("question", "sentence")),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polyseme.generation.beam import BeamResult
-from polyseme.generation.config import GenerationConfig
+from polyseme.generation.config import TRANSLATION, GenerationConfig
 from polyseme.generation.session import pack_inputs
 from polyseme.generation.text import TextGenerator
 from polyseme.inference.neural_lm import NeuralLM
@@ -76,13 +76,17 @@ class ExplainedTranslation:
 
 
 def explain_translation(
-    model: NeuralLM, text: str, num_beams: int = 4, length_penalty: float = 1.0
+    model: NeuralLM,
+    text: str,
+    num_beams: int = TRANSLATION.num_beams,
+    length_penalty: float = TRANSLATION.length_penalty,
 ) -> ExplainedTranslation:
     """Translate a text and explain the translation: other candidates, alignment, and the tree of the beam search."""
     generator = TextGenerator.from_folder(model.folder)
     prefixes, sources = generator.encode_inputs([text], "")
     assert sources is not None
-    config = GenerationConfig(0, num_beams=num_beams, length_penalty=length_penalty, num_return_sequences=num_beams)
+    beam_options = {"num_beams": num_beams, "num_return_sequences": num_beams, "length_penalty": length_penalty}
+    config = GenerationConfig.from_options(TRANSLATION, beam_options)
     (beam,) = generator.search(prefixes, sources, config)
     best = beam.hypotheses[0]
     alignment = align(generator, sources[0], best.tokens)

@@ -162,5 +162,6 @@ BERT = Family(
     departures=(
         "Each token is masked with probability 15 %, instead of exactly 15 % of each sequence.",
         "Sentences replaced by a random sentence B are not used again within the epoch.",
+        "The paper does not say how many tokens a step of short sequences has; bert-base has 256 sequences in each.",
     ),
 )

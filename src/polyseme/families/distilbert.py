@@ -84,6 +84,5 @@ DISTILBERT = Family(
     departures=(
         "Each token is masked independently, 15 % on average, instead of exactly 15 % of each batch.",
         "The teacher's first segment embedding is added to the initial position embeddings of the student.",
-        "The position embeddings are trained; the released command freezes them at the teacher's.",
     ),
 )

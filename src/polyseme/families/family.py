@@ -85,6 +85,9 @@ class Family:
     paper_params: dict[str, str] = field(default_factory=dict)  # counts printed in the paper, if rounded differently
     # tokens that fine-tuning adds to the vocabulary: before a text, between two texts, after the last
     finetune_template: tuple[str, str, str] | None = None
+    # what its paper fine-tunes with: an auxiliary LM loss of this weight, and pairs of similarity tasks in both orders
+    finetune_lm_loss_weight: float = 0.0
+    reads_pairs_in_both_orders: bool = False
     # what precedes a text: eos if texts follow each other in training, so that it ends the text before
     text_start: Literal["bos", "eos"] = "bos"
     decoder_start_token: Literal["bos", "pad"] = "bos"  # first token of a target; eos if the vocabulary lacks it

@@ -115,4 +115,6 @@ GPT = Family(
     ),
     model_type="openai-gpt",
     finetune_template=("<start>", "<delimiter>", "<extract>"),
+    finetune_lm_loss_weight=0.5,  # §3.2 and §4.1
+    reads_pairs_in_both_orders=True,  # §3.3
 )

@@ -64,6 +64,7 @@ GPT3_SIZES = {
     **transformer_sizes(**{"1.3b": (24, 2048, 16), "2.7b": (32, 2560, 32), "6.7b": (32, 4096, 32)}),
     **transformer_sizes(**{"13b": (40, 5120, 40), "175b": (96, 12288, 96)}),
 }
+GPT3_PARAMS = dict(zip(GPT3_SIZES, ("125M", "350M", "760M", "1.3B", "2.7B", "6.7B", "13.0B", "175.0B")))
 
 GPT2 = Family(
     name="gpt2",
@@ -77,6 +78,7 @@ GPT2 = Family(
         **{f"gpt3-{name}": {**size, "max_len": 2048, "window": 256} for name, size in GPT3_SIZES.items()},
     },
     num_params={"small": 124_439_808, "medium": 354_823_168, "large": 774_030_080, "xl": 1_557_611_200},
+    paper_params={f"gpt3-{name}": rounded for name, rounded in GPT3_PARAMS.items()},
     pretraining_heads=causal_lm_head,
     task_head=gpt.task_head,
     hf_config=hf.ConfigTable("gpt2", trunk_config, HF_ROWS, {"eps": "block.pre_norm.eps", "window": _window}),
@@ -97,6 +99,7 @@ GPT2 = Family(
     departures=(
         "Documents are not concatenated: a sequence stays inside one document and attends to nothing else.",
         "GPT-3: the width of its attention bands is not published; every second layer attends 256 tokens back.",
+        "GPT-3: the learning rate decays until the end of the run, not over 260 of the 300 billion tokens.",
         "GPT-3: table 2.1 lists 24 heads of 128 at width 2,048 for 1.3B (here 16), width 5,140 for 13B (here 5,120).",
     ),
 )

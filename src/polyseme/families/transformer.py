@@ -76,7 +76,7 @@ TRANSFORMER = Family(
     objective="translation",
     trunk_config=trunk_config,
     sizes=transformer_sizes(tiny=(2, 128, 2), base=(6, 512, 8), big=(6, 1024, 16)),
-    num_params={},  # table 3 of the paper has 65 and 213 million, rounded
+    paper_params={"base": "65M", "big": "213M"},  # table 3
     pretraining_heads=lambda config: {"next": LMHeadConfig(config.decoder.embeddings.vocab_size)},
     hf_config=hf.ConfigTable("transformer", trunk_config, HF_ROWS, {"num_decoder_layers": "decoder.num_layers"}),
     architectures={"Translation": ("next",), "EncoderDecoder": ()},
@@ -84,5 +84,6 @@ TRANSFORMER = Family(
     departures=(
         "Weights are initialized with a standard deviation of 1 / √fan-in; the paper does not specify it.",
         "The vocabulary is a byte-level BPE of both languages.",
+        "A translation has up to twice the length of its source and 20 tokens; in the paper up to 50 tokens more.",
     ),
 )

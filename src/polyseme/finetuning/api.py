@@ -203,9 +203,10 @@ def _check_options(model: Path | None, features: FeatureOptions, run: RunOptions
         raise ConfigError("`layers`, `join_at` and `cache_dir` apply to frozen models: they need `features`")
     if features.freeze_word_embeddings and features.word_vectors is None:
         raise ConfigError("`freeze_word_embeddings` has no effect without `word_vectors`")
-    finetuning_only = (run.from_scratch, run.keep_checkpoints, *map(overrides.get, ("layer_decay", "unfreeze_every")))
+    overridden = map(overrides.get, ("layer_decay", "unfreeze_every", "lm_loss_weight"))
+    finetuning_only = (run.from_scratch, run.keep_checkpoints, *overridden)
     if model is None and any(finetuning_only):
-        names = "`from_scratch`, `layer_decay`, `unfreeze_every` and `keep_checkpoints`"
+        names = "`from_scratch`, `layer_decay`, `unfreeze_every`, `lm_loss_weight` and `keep_checkpoints`"
         raise ConfigError(f"{names} apply to fine-tuning, and features are frozen")
 
 

@@ -22,6 +22,8 @@ class FeatureNetworkSettings(Config):
     2018, §3.2 and 5.2; `between` the first two layers of a BiLSTM: Peters et al. 2017, §2.4). A word that occurs twice
     in the training set, or has a pre-trained vector, gets a learned vector of size `word_dim` (None: that of the
     pre-trained vectors, or 100). It starts at the pre-trained one, which stays fixed with `freeze_word_embeddings`.
+    `relu_dim` is the size of a ReLU layer below the BiLSTM; None is `lstm_dim` for the biattentive network, which has
+    one in McCann et al. (2017, §5), and no layer for the others.
     """
 
     name: Literal["auto", "linear", "bilstm", "biattentive", "esim", "bidaf"] = "auto"
@@ -31,6 +33,7 @@ class FeatureNetworkSettings(Config):
     lstm_dim: int = 200
     num_layers: int = 1
     dropout: float = 0.5
+    relu_dim: int | None = None
     word_dim: int | None = None
     freeze_word_embeddings: bool = False
     use_char_cnn: bool = True
@@ -74,7 +77,8 @@ class FinetuneConfig(Config):
     `grad_tokens` tokens (0: all), their BPT3C.
 
     `lm_loss_weight` is the weight of an auxiliary language-model loss on the same texts (Radford et al. 2018, §3.2,
-    with 0.5, learning rate 6.25e-5, batches of 32). Several tasks are sampled in proportion to size^`sampling_alpha`.
+    with 0.5, learning rate 6.25e-5, batches of 32); None is 0.5 for GPT and tasks with one answer per example,
+    otherwise 0. Several tasks are sampled in proportion to size^`sampling_alpha`.
     With `bilstm`, a new BiLSTM of the size of the trunk is trained between the trunk and the task's head (Devlin et al.
     2019, §5.1). `network` is the network over frozen features (`finetuning/frozen.py`), and `cross_view` has the
     settings of cross-view training, whose steps count like those on labeled examples.
@@ -90,7 +94,7 @@ class FinetuneConfig(Config):
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     precision: Literal["auto", "float32", "bf16"] = "auto"
     micro_batch_tokens: int = 16384
-    lm_loss_weight: float = 0.0
+    lm_loss_weight: float | None = None
     bilstm: bool = False
     unfreeze_every: float = 0.0
     chunk_size: int = 0
@@ -106,7 +110,9 @@ class FinetuneConfig(Config):
         self.check_range(1, math.inf, "batch_size", "micro_batch_tokens")
         if self.steps < 0 or (not self.steps and self.epochs <= 0):
             raise ConfigError(f"there is nothing to do in {self.steps} steps or {self.epochs:g} epochs")
-        self.check_range(0, math.inf, "num_frozen_groups", "max_len", "lm_loss_weight", "unfreeze_every")
+        self.check_range(0, math.inf, "num_frozen_groups", "max_len", "unfreeze_every")
+        if self.lm_loss_weight is not None:
+            self.check_range(0, math.inf, "lm_loss_weight")
         self.check_range(0, math.inf, "chunk_size", "grad_tokens", "patience", "min_steps", "sampling_alpha")
         self.check_range(0, MAX_EPOCHS, "epochs")
         self.check_range(0, MAX_STEPS, "steps", "min_steps")

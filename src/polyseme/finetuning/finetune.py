@@ -9,7 +9,7 @@ from polyseme.errors import ConfigError, require_packages
 from polyseme.families import FAMILIES
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.defaults import choose_settings
+from polyseme.finetuning.defaults import choose_pair_order, choose_settings, default_lm_loss_weight
 from polyseme.finetuning.distillation import TaskTeacher
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun, check_names
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
@@ -40,11 +40,13 @@ def finetune(
     """
     config, path = (config or FinetuneConfig()).validate(), Path(model_folder)
     model_config, metadata = read_model_config(path)
-    config, chosen = choose_settings(config, model_config.trunk, metadata)
     if isinstance(data, TaskData):
         data = [data]
     else:
         check_names(data)
+    tasks, family = [each.task for each in data], FAMILIES[model_config.family]
+    lm_loss_weight = 0.0 if teacher else default_lm_loss_weight(family, tasks)
+    config, chosen = choose_settings(config, model_config.trunk, metadata, lm_loss_weight)
     if out is not None:
         check_folder(out)  # before anything is read
     settings = describe_run(path, data, config, options) | (teacher.describe() if teacher else {})
@@ -110,6 +112,7 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
     require_packages(data.task.required_packages)
     model_config, family = _read_config(path)
     task = data.task.replace(name=data.name).fit(data.train).fit_model(path)
+    task = choose_pair_order(task, family, data.dataset_name, data.train)
     if not answers_in_text(family, model_config.trunk, task):
         return task
     task = task.with_text_template(data.dataset_name or data.label, data.train)

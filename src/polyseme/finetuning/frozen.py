@@ -38,6 +38,7 @@ FEATURE_DEFAULTS = FinetuneConfig(
     optimizer=OptimizerConfig(lr=2e-3, eps=1e-8, weight_decay=0.0, max_grad_norm=5.0),
     schedule=ScheduleConfig("linear", warmup=0),
     precision="float32",
+    lm_loss_weight=0.0,
     network=FeatureNetworkSettings(),
 )
 
@@ -182,7 +183,10 @@ def build_model_config(
         network.dropout if name != "linear" else 0.1,
         INDICATOR_DIM if any(task.has_word_marks for task in tasks) else 0,
     )
-    trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout)
+    relu_dim = network.relu_dim
+    if relu_dim is None:
+        relu_dim = network.lstm_dim if name == "biattentive" else 0
+    trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout, relu_dim)
     return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: task.feature_head() for task in tasks})
 
 

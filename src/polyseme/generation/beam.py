@@ -1,9 +1,9 @@
 """Beam search: the most likely texts, found by keeping the best few prefixes at every step.
 
 At each step the candidates of a prompt are ranked. Of the first `num_beams`, those that end are finished; the best
-`num_beams` that do not end continue. Texts are compared by their log-probability divided by length to the power of
-`length_penalty` (Wu et al. 2016, §7, without its constant): 0 compares plain log-probabilities, values above 0 favor
-long texts.
+`num_beams` that do not end continue. Texts of n tokens are compared by their log-probability divided by
+((c + n) / (c + 1)) to the power of `length_penalty`: 0 compares plain log-probabilities, values above 0 favor long
+texts. The constant c is `length_offset`: 5 in Wu et al. (2016, §7), 0 in `transformers`.
 """
 
 import math
@@ -49,6 +49,11 @@ class _BeamOptions:
     eos_token_ids: Collection[int]
     stop_early: bool
     patience: float
+    length_offset: float
+
+    def normalize(self, score: float, length: int) -> float:
+        """Return the score by which texts of different lengths are compared."""
+        return score / ((self.length_offset + length) / (self.length_offset + 1)) ** self.length_penalty
 
     def __post_init__(self) -> None:
         if self.num_beams < 1 or not 1 <= self.num_return_sequences <= self.num_beams:
@@ -57,6 +62,7 @@ class _BeamOptions:
         if not math.isfinite(self.length_penalty):
             raise ConfigError(f"length_penalty is {self.length_penalty}, expected a number")
         check_in_range("patience", self.patience, 0, math.inf)
+        check_in_range("length_offset", self.length_offset, 0, math.inf)
 
 
 @dataclass(eq=False)
@@ -82,7 +88,7 @@ class _Beam:
                 continue
             self.nodes.append(BeamNode(self.leaves[parent], token, score))
             if is_finished:
-                insort(self.finished, (-score / length**self.options.length_penalty, len(self.nodes) - 1, is_eos))
+                insort(self.finished, (-self.options.normalize(score, length), len(self.nodes) - 1, is_eos))
             else:
                 leaves.append(len(self.nodes) - 1)
                 continuations.append((parent, token, score))
@@ -100,7 +106,7 @@ class _Beam:
         if not options.stop_early or num_finished < options.num_return_sequences:
             return False
         best_length = self.max_length if options.length_penalty > 0 else length + 1
-        best_possible = continuations[0][2] / best_length**options.length_penalty
+        best_possible = options.normalize(continuations[0][2], best_length)
         return -self.finished[options.num_return_sequences - 1][0] >= best_possible
 
     def result(self) -> BeamResult:
@@ -130,6 +136,7 @@ def beam_search(
     stop_early: bool = True,
     use_cache: bool = True,
     patience: float = 0.0,
+    length_offset: float = 0.0,
 ) -> list[BeamResult]:
     """Find the best `num_return_sequences` texts of at most `max_new_tokens` tokens (one limit, or one per prompt).
 
@@ -139,7 +146,8 @@ def beam_search(
     many tools stop at 1), which is faster but may miss a better text.
     """
     token_limits = per_prompt_limits(max_new_tokens, len(prompts))
-    options = _BeamOptions(num_beams, length_penalty, num_return_sequences, eos_token_ids, stop_early, patience)
+    settings = num_beams, length_penalty, num_return_sequences, eos_token_ids, stop_early, patience, length_offset
+    options = _BeamOptions(*settings)
     if not prompts:
         return []
     max_len = max(map(len, prompts)) + max(token_limits)

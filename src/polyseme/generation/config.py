@@ -11,6 +11,7 @@ from polyseme.errors import ConfigError, suggest
 from polyseme.io.limits import MAX_INTEGER, MAX_SEQUENCES, MIN_INTEGER
 
 _SAMPLING = ("temperature", "top_k", "top_p")
+_BEAM_OPTIONS = ("length_penalty", "length_offset", "patience")
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class GenerationConfig(Config):
     """The options of text generation, named as in `transformers`.
 
     Greedy decoding by default; `do_sample` draws tokens, with the options of `SamplingConfig`; `num_beams` searches a
-    beam of that width, whose scores are divided by length to the power of `length_penalty` and which stops when
-    `num_beams × patience` texts are complete (0: when no better text can follow).
+    beam of that width, whose scores of n tokens are divided by ((c + n) / (c + 1)) to the power of `length_penalty`,
+    where c is `length_offset`, and which stops when `num_beams × patience` texts are complete (0: when no better text
+    can follow).
     """
 
     max_new_tokens: int = 100  # 0: twice the length of the source and 20
@@ -59,12 +61,14 @@ class GenerationConfig(Config):
     num_return_sequences: int = 1
     num_beams: int = 0
     length_penalty: float = 1.0
+    length_offset: float = 0.0
     patience: float = 0.0
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "num_return_sequences")
         self.check_range(0, math.inf, "max_new_tokens", "num_beams")
         self.check_range(0, MAX_SEQUENCES, "num_return_sequences", "num_beams")
+        self.check_range(0, math.inf, "length_offset")
         _ = self.sampling  # checks its ranges
         if self.num_beams:
             self._check_unused(
@@ -75,7 +79,7 @@ class GenerationConfig(Config):
                     f"num_return_sequences is {self.num_return_sequences}, more than num_beams {self.num_beams}"
                 )
             return
-        self._check_unused("num_beams is 0", ("length_penalty", "patience"))
+        self._check_unused("num_beams is 0", _BEAM_OPTIONS)
         if not self.do_sample:
             self._check_unused("do_sample is false", (*_SAMPLING, "seed", "num_return_sequences"))
 
@@ -103,6 +107,12 @@ class GenerationConfig(Config):
                 raise ConfigError(f"unknown generation option {name!r}; {suggest(name, names)}")
         base = base or cls()
         num_beams = options.get("num_beams", base.num_beams)
+        if base.num_beams and not num_beams:  # greedy decoding, which the defaults of a beam do not apply to
+            base = dataclasses.replace(base, num_beams=0, **{name: getattr(cls(), name) for name in _BEAM_OPTIONS})
         is_sampled = any(name in options for name in _SAMPLING) or options.get("num_return_sequences", 1) > 1
         implied = {"do_sample": True} if is_sampled and not num_beams else {}
         return dataclasses.replace(base, **{**implied, **options})
+
+
+# Vaswani et al. 2017, §6.1: a beam of 4 and Wu et al.'s length penalty (2016, §7) with α 0.6
+TRANSLATION = GenerationConfig(max_new_tokens=0, num_beams=4, length_penalty=0.6, length_offset=5.0)

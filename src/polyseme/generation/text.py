@@ -136,7 +136,8 @@ class TextGenerator:
         n = config.num_return_sequences
         if config.num_beams:
             beam_options = config.num_beams, config.length_penalty, n, sources, self.eos_token_ids, self.suppress_tokens
-            return beam_search(self.model, prompt_ids, limits, *beam_options, patience=config.patience)
+            patience, offset = config.patience, config.length_offset
+            return beam_search(self.model, prompt_ids, limits, *beam_options, patience=patience, length_offset=offset)
         sources = None if sources is None else [ids for ids in sources for _ in range(n)]
         prompts, limits = [ids for ids in prompt_ids for _ in range(n)], [limit for limit in limits for _ in range(n)]
         options = {"suppress_tokens": self.suppress_tokens, "sample_indices": list(range(n)) * len(prompt_ids)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from polyseme.errors import DataError, UnsupportedError, convert_out_of_memory
-from polyseme.generation.config import GenerationConfig
+from polyseme.generation.config import TRANSLATION, GenerationConfig
 from polyseme.generation.text import GeneratedText, Split, TextGenerator, generate_texts, stream_text, translate_texts
 from polyseme.inference.inspection.attention import Attention
 from polyseme.inference.inspection.attribution import AttributionRequest
@@ -254,13 +254,14 @@ class LanguageModel(ABC):
         return False
 
     def translate(self, texts: Texts, config: Options = None, *, split: Split | None = None, **options: Any) -> Any:
-        """Translate each text to a `TranslatedText`, by beam search of width 5 by default.
+        """Translate each text to a `TranslatedText`.
 
-        An empty text has an empty translation. A text that is longer than the model reads is an error unless `split`
-        cuts it into parts, such as sentences.
+        By default as in Vaswani et al. (2017): a beam of 4 and the length penalty ((5 + n) / 6)^0.6. An empty text has
+        an empty translation. A text that is longer than the model reads is an error unless `split` cuts it into parts,
+        such as sentences.
         """
         self._require("translate")
-        config = GenerationConfig.from_options(config or GenerationConfig(0, num_beams=5), options)
+        config = GenerationConfig.from_options(config or TRANSLATION, options)
         return _map(self._guard(lambda each: translate_texts(self._text_generator, each, config, split)), texts)
 
     def embed(

@@ -48,9 +48,18 @@ class Objective(Config, ABC):
     def terms(self) -> tuple[str, ...]:
         """The heads that it trains; the first one predicts tokens."""
 
+    @property
+    def predicted_fraction(self) -> float:
+        """The expected share of the tokens that are predicted."""
+        return 1.0
+
     def max_input_len(self, max_len: int) -> int:
         """Return the length of the longest sequence in its batches."""
         return max_len
+
+    def full_lengths(self, max_len: int) -> tuple[int, int]:
+        """Return the lengths of target and source of a sample of the maximum length; without a source, that is 0."""
+        return max_len, max_len if self.needs_source else 0
 
     def check(self, model: ModelConfig, max_len: int) -> None:
         """Raise if the objective cannot train this model with sequences of this length."""

@@ -37,7 +37,8 @@ class Distillation(Objective):
     mean over all tokens, as in DistilBERT's released code; with "masked", over those that `base` predicts. `cosine` is
     one minus the cosine of the hidden states of every token. A term with the weight 0 is left out; without `cosine` the
     hidden sizes may differ, and without both the teacher is not run. The weights are those of the released code. With
-    `init_from_teacher` the student starts with layers of the teacher, where it has the same sizes. `teacher` is the
+    `init_from_teacher` the student starts with layers of the teacher, where it has the same sizes, and with
+    `freeze_positions` it then keeps the teacher's position embeddings, as by the released command. `teacher` is the
     path of a model folder, `teacher_hash` the hash of its weights, which a resumed run must find unchanged.
     """
 
@@ -48,6 +49,7 @@ class Distillation(Objective):
     hard_weight: float = 2.0
     cosine_weight: float = 1.0
     init_from_teacher: bool = True
+    freeze_positions: bool = False
     teacher: str = ""
     teacher_hash: str = ""
 
@@ -74,8 +76,15 @@ class Distillation(Objective):
         """Whether the soft targets have rows of their own, of all tokens, and not those of `token_head`."""
         return self.soft_tokens == "all" and self.token_head == "masked" and not self.base.needs_query_stream
 
+    @property
+    def predicted_fraction(self) -> float:
+        return 1.0 if self.has_soft_rows and self.soft_weight else self.base.predicted_fraction
+
     def max_input_len(self, max_len: int) -> int:
         return self.base.max_input_len(max_len)
+
+    def full_lengths(self, max_len: int) -> tuple[int, int]:
+        return self.base.full_lengths(max_len)
 
     def check(self, model: ModelConfig, max_len: int) -> None:
         if self.base.needs_hybrid or self.base.is_sparse:

@@ -39,6 +39,10 @@ class HybridLM(MaskingConfig):
         check_probability("causal_fraction", self.causal_fraction)
 
     @property
+    def predicted_fraction(self) -> float:
+        return self.causal_fraction + (1 - self.causal_fraction) * self.mask_prob
+
+    @property
     def is_mixed(self) -> bool:
         """Whether there are batches of both kinds."""
         return 0 < self.causal_fraction < 1

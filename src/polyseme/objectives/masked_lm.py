@@ -27,8 +27,10 @@ class MaskingConfig(Objective):
     """Fields of all objectives that mask tokens; abstract.
 
     Each `mask_unit` is chosen with probability `mask_prob`. Of the chosen tokens, `random_token_prob` become a random
-    token, `keep_token_prob` stay, and the rest become the mask token. With `num_static_masks` 0 every epoch draws a new
-    mask (Liu et al. 2019, §4.1); with n, epochs use n fixed masks in turn, like BERT's data with its ten copies.
+    token, `keep_token_prob` stay, and the rest become the mask token. `random_tokens` "all" are drawn from the whole
+    vocabulary with its special tokens, as by BERT's code, "text" from the others, as by RoBERTa's. With
+    `num_static_masks` 0 every epoch draws a new mask (Liu et al. 2019, §4.1); with n, epochs use n fixed masks in turn,
+    like BERT's data with its ten copies.
     """
 
     mask_prob: float = 0.15
@@ -36,6 +38,11 @@ class MaskingConfig(Objective):
     random_token_prob: float = 0.1
     keep_token_prob: float = 0.1
     num_static_masks: int = 0
+    random_tokens: Literal["text", "all"] = "text"
+
+    @property
+    def predicted_fraction(self) -> float:
+        return self.mask_prob
 
     def __post_init__(self) -> None:
         check_probability("mask_prob", self.mask_prob)
@@ -266,7 +273,10 @@ def mask_tokens(
     new_ids = np.where(is_unmasked, labels, special_ids.mask)  # type: ignore[arg-type]
     randomized = np.flatnonzero(bernoulli(action_bits, config.random_token_prob))
     bits = random_bits(keys[rows[randomized]], positions[rows[randomized]], RandomStream.REPLACEMENT_ID)
-    new_ids[randomized] = special_ids.text_ids[integers(bits, len(special_ids.text_ids))]
+    if config.random_tokens == "all":
+        new_ids[randomized] = integers(bits, len(special_ids.non_special_mask))
+    else:
+        new_ids[randomized] = special_ids.text_ids[integers(bits, len(special_ids.text_ids))]
     corrupted = tokens.copy()
     corrupted[rows] = new_ids
     return corrupted, rows, labels

@@ -36,6 +36,10 @@ class PermutationLM(Objective):
     predict_one_in: int = 6
     max_span_length: int = 5
 
+    @property
+    def predicted_fraction(self) -> float:
+        return 1 / self.predict_one_in
+
     def __post_init__(self) -> None:
         self.check_range(2, math.inf, "predict_one_in")
         self.check_range(1, math.inf, "max_span_length")

@@ -36,6 +36,12 @@ class SpanCorruption(Objective):
         self.check_range(0, 1, "noise_density")
         self.check_range(1, math.inf, "mean_span_length")
 
+    def full_lengths(self, max_len: int) -> tuple[int, int]:
+        lengths = np.arange(1, 2 * max_len)
+        source, target = self.output_lengths(lengths)
+        longest = int(np.flatnonzero((source <= max_len) & (target <= max_len)).max(initial=0))
+        return int(target[longest]), int(source[longest])
+
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _SpanCorruptionBatchBuilder(self, corpus, special_ids, max_len, seed)
 

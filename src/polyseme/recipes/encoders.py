@@ -6,7 +6,7 @@ from polyseme.objectives.permutation_lm import PermutationLM
 from polyseme.objectives.sentence_pairs import MaskedLMWithSentencePairs
 from polyseme.recipes.base import NO_DROPOUT, define, define_tiny
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
-from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.recipe import BudgetConfig, Recipe, ShortSequencesConfig
 
 ALBERT_OBJECTIVE = MaskedLMWithSentencePairs(mask_unit="ngram", pair_task="sop")
 
@@ -23,21 +23,22 @@ def demo() -> Recipe:
 
 
 def bert_base() -> Recipe:
-    """BERT-base as in the paper: 256 × 512 tokens per step, 1,000,000 steps.
+    """BERT-base as in the paper: 1,000,000 steps of 256 sequences, of 128 tokens in 90 % of the steps, then 512.
 
     Devlin et al. 2019, appendix A.2: Adam with learning rate 1e-4, β₂ 0.999, weight decay 0.01, 10,000 warm-up steps,
-    linear decay, dropout 0.1. The paper trains 90 % of the steps with length 128; here all have length 512.
+    linear decay, dropout 0.1. Random replacements are any token of the vocabulary, as in the authors' code.
     """
     optimizer, schedule = OptimizerConfig(lr=1e-4), ScheduleConfig("linear", warmup=10_000)
     recipe = define(
         "bert-base",
-        MaskedLMWithSentencePairs(num_static_masks=10),
+        MaskedLMWithSentencePairs(num_static_masks=10, random_tokens="all"),
         optimizer,
         schedule,
         batch_tokens=131072,
         steps=1_000_000,
     )
-    return recipe.replace(max_len=512, micro_batch_tokens=32768, compile=True)
+    short_sequences = ShortSequencesConfig(max_len=128, fraction=0.9, batch_tokens=256 * 128)
+    return recipe.replace(max_len=512, micro_batch_tokens=32768, compile=True, short_sequences=short_sequences)
 
 
 def bert_large() -> Recipe:
@@ -133,7 +134,7 @@ def distilbert_base() -> Recipe:
     schedule = ScheduleConfig("linear", warmup=0.05)
     recipe = define(
         "distilbert-base",
-        Distillation(MaskedLM(mask_smoothing=0.7)),
+        Distillation(MaskedLM(mask_smoothing=0.7, random_tokens="all"), freeze_positions=True),
         optimizer,
         schedule,
         batch_tokens=4096 * 512,
@@ -155,7 +156,8 @@ def albert_base() -> Recipe:
     10 % short inputs. The warm-up of 3,125 steps and weight decay 0.01 are from the authors' code.
     """
     optimizer, schedule = OptimizerConfig(lr=0.00176), ScheduleConfig("linear", warmup=3125)
-    recipe = define("albert-base", ALBERT_OBJECTIVE, optimizer, schedule, batch_tokens=2_097_152, steps=125_000)
+    objective = ALBERT_OBJECTIVE.replace(random_tokens="all")
+    recipe = define("albert-base", objective, optimizer, schedule, batch_tokens=2_097_152, steps=125_000)
     return recipe.replace(max_len=512, micro_batch_tokens=32768, compile=True)
 
 
@@ -187,9 +189,10 @@ def spanbert_large() -> Recipe:
     Joshi et al. 2020, §4.2: AdamW with learning rate 1e-4, ε 1e-8 and weight decay 0.1, 10,000 warm-up steps, linear
     decay, dropout 0.1; single sequences of up to 512 tokens, dynamic masking.
     """
-    recipe = bert_large().replace(name="spanbert-large", family="spanbert", objective=SpanMaskedLM())
-    optimizer = OptimizerConfig(lr=1e-4, eps=1e-8, weight_decay=0.1)
-    return recipe.replace(budget=BudgetConfig(steps=2_400_000), optimizer=optimizer)
+    objective, optimizer = SpanMaskedLM(random_tokens="all"), OptimizerConfig(lr=1e-4, eps=1e-8, weight_decay=0.1)
+    recipe = bert_large().replace(name="spanbert-large", family="spanbert", objective=objective)
+    recipe = recipe.replace(short_sequences=ShortSequencesConfig(), optimizer=optimizer)
+    return recipe.replace(budget=BudgetConfig(steps=2_400_000))
 
 
 def spanbert_base() -> Recipe:

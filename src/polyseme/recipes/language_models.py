@@ -185,21 +185,24 @@ BOTH_DIRECTIONS = CausalLM(direction="both")  # of ELMo, Flair and TagLM, whose 
 def elmo_original() -> Recipe:
     """ELMo as published, 93.6 M parameters: 128 × 20 tokens per step on three GPUs, ten epochs of 1B Word.
 
-    Peters et al. 2018, §3.4, and the published program, which uses Adagrad with learning rate 0.2 and clipping at 10;
-    here AdamW. Ten epochs are 1,000,000 steps.
+    Peters et al. 2018, §3.4, and the published program: Adagrad with a constant learning rate of 0.2. The program
+    starts the sum of squares at 1 and clips at 10, with gradients of 20 times the mean of the two directions' losses.
+    Here the loss is their sum, a tenth of that: the same updates have a sum that starts at 0.01, and clipping at 1.
+    Ten epochs are 1,000,000 steps.
     """
-    optimizer = OptimizerConfig(lr=5e-4, weight_decay=0.0, max_grad_norm=10.0)
-    schedule = ScheduleConfig("cosine", warmup=2000)
+    optimizer = OptimizerConfig(name="adagrad", lr=0.2, initial_sum=0.01, weight_decay=0.0)
+    schedule = ScheduleConfig("constant", warmup=1)
     return define(
         "elmo-original", BOTH_DIRECTIONS, optimizer, schedule, batch_tokens=7680, steps=1_000_000, max_len=128
     )
 
 
 def elmo_small() -> Recipe:
-    """ELMo-small, 13.6 M parameters: an hour on one GPU."""
+    """ELMo-small, 13.6 M parameters: an hour on one GPU, with AdamW."""
     recipe = elmo_original().replace(name="elmo-small", size="small", batch_tokens=16384, micro_batch_tokens=16384)
-    optimizer = recipe.optimizer.replace(lr=2e-3)
-    return recipe.replace(budget=BudgetConfig(minutes=60), optimizer=optimizer, eval_every=1000, save_every=1000)
+    optimizer = OptimizerConfig(lr=2e-3, weight_decay=0.0, max_grad_norm=10.0)
+    recipe = recipe.replace(optimizer=optimizer, schedule=ScheduleConfig("cosine", warmup=2000))
+    return recipe.replace(budget=BudgetConfig(minutes=60), eval_every=1000, save_every=1000)
 
 
 def elmo_tiny() -> Recipe:

@@ -98,7 +98,8 @@ class PairClassificationTask(LabelTask):
     """One label for a pair of texts.
 
     With `symmetric_pairs` a pair is read twice, with either text first, and the two states are added: for tasks where
-    neither text comes before the other (Radford et al. 2018, §3.3, similarity).
+    neither text comes before the other (Radford et al. 2018, §3.3, similarity). None is true for GPT and the data sets
+    MRPC and QQP, otherwise false.
     """
 
     task_type = "pair_classification"
@@ -106,4 +107,4 @@ class PairClassificationTask(LabelTask):
     feature_networks = ("esim", "biattentive", "linear", "bilstm")
     pair_column = "required"
 
-    symmetric_pairs: bool = False
+    symmetric_pairs: bool | None = None

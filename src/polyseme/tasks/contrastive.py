@@ -55,6 +55,7 @@ class ContrastiveTask(TextTask):
     but recomputed in parts. Dev pairs with scores are evaluated by rank correlation, others by retrieval.
     """
 
+    allows_lm_loss = False
     task_type = "contrastive"
     usage_method = "embed"
     pipeline_tag = "sentence-similarity"

@@ -123,7 +123,16 @@ class Codec(ABC):
     scores_tokens: ClassVar[bool] = False  # whether models have to read the same tokens to be averaged
     max_windows: ClassVar[int | None] = None  # encoded examples whose scores are held at a time; None: all
 
+    allows_lm_loss: ClassVar[bool] = False  # whether GPT is fine-tuned on such tasks with an auxiliary LM loss
     supports_attribution: bool = False  # whether `answer_logits`, `input_texts` and `locate_answer` are implemented
+
+    def compares_pairs(self, examples: Sequence[Any]) -> bool:
+        """Return whether neither text of a pair comes before the other, as far as the task can tell."""
+        return False
+
+    def with_pair_order(self, reads_both_orders: bool) -> Self:
+        """Return the task with `symmetric_pairs` set, if it has that setting and it is None."""
+        return self
 
     @property
     @abstractmethod

@@ -30,7 +30,11 @@ class Regression(Prediction):
 
 @dataclass(frozen=True)
 class RegressionTask(TextTask):
-    """A number, learned by squared error. With `symmetric_pairs` a pair is read in both orders."""
+    """A number, learned by squared error.
+
+    With `symmetric_pairs` a pair is read in both orders, and the two states are added. None is true for GPT (Radford et
+    al. 2018, §3.3, similarity), otherwise false.
+    """
 
     task_type = "regression"
     default_metric = "spearman"
@@ -44,12 +48,15 @@ class RegressionTask(TextTask):
     no_target = np.nan
     value_name: ClassVar[str] = "value"  # of the number that is attributed
 
-    symmetric_pairs: bool = False
+    symmetric_pairs: bool | None = None
 
     @classmethod
     def check_label(cls, label: str | None, location: str) -> None:
         if label:
             parse_float(label, location)
+
+    def compares_pairs(self, examples: Sequence[TextExample]) -> bool:
+        return all(example.pair is not None for example in examples)
 
     def fit(self, examples: Sequence[TextExample]) -> Self:
         require_labels(sorted({e.label for e in examples if e.label is not None}), examples)

@@ -42,6 +42,7 @@ class SequenceTask(TaskConfig):
     """One answer per example, read from one pooled vector for each of its sequences."""
 
     head_type = "classify"
+    allows_lm_loss = True
     pipeline_tag = "text-classification"
     feature_networks: ClassVar[tuple[str, ...]] = ("biattentive", "linear", "bilstm")
     target_dtype: ClassVar[Any] = np.int64
@@ -50,7 +51,11 @@ class SequenceTask(TaskConfig):
     @property
     def reads_both_orders(self) -> bool:
         """Whether a pair is read twice, with either text first, and the two states are added (`symmetric_pairs`)."""
-        return getattr(self, "symmetric_pairs", False)
+        return bool(getattr(self, "symmetric_pairs", None))
+
+    def with_pair_order(self, reads_both_orders: bool) -> Self:
+        is_unset = hasattr(self, "symmetric_pairs") and self.symmetric_pairs is None
+        return self.replace(symmetric_pairs=reads_both_orders) if is_unset else self
 
     @abstractmethod
     def text_sequences(self, example: Any) -> list[TextPair]:

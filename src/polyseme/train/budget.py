@@ -111,10 +111,15 @@ def plan_steps(recipe: Recipe, stream: BatchStream) -> int:
     """Return the number of steps of a budget in steps or tokens; for minutes a provisional one."""
     if recipe.budget.steps:
         return recipe.budget.steps
-    if recipe.budget.tokens:
-        steps = recipe.budget.tokens / (recipe.batch_tokens * stream.sampler.fill_ratio())
-        return math.ceil(steps + count_saved_steps(stream, 0, recipe.batch_warmup_steps))
-    return PROVISIONAL_STEPS
+    if not recipe.budget.tokens:
+        return PROVISIONAL_STEPS
+    num_tokens, full_tokens = recipe.budget.tokens, recipe.batch_tokens * stream.sampler.fill_ratio()
+    if stream.first is None:
+        return math.ceil(num_tokens / full_tokens + count_saved_steps(stream, 0, recipe.batch_warmup_steps))
+    fraction = recipe.short_sequences.fraction
+    first_tokens = recipe.first_recipe.batch_tokens * stream.first.sampler.fill_ratio()
+    saved_tokens = first_tokens * count_saved_steps(stream.first, 0, recipe.batch_warmup_steps)
+    return math.ceil((num_tokens + saved_tokens) / (fraction * first_tokens + (1 - fraction) * full_tokens))
 
 
 def count_saved_steps(stream: BatchStream, start: int, end: int) -> float:

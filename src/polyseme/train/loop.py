@@ -1,7 +1,7 @@
 """The training loop: a generator of steps. The caller saves, validates and prints."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyseme.errors import ModelError
-from polyseme.nn.model import Model
+from polyseme.nn.model import Model, ModelConfig
 from polyseme.objectives.batch import AnyBatch, SparseUpdateBatch
 from polyseme.objectives.losses import compute_losses
 from polyseme.train import distributed
@@ -72,19 +72,28 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_training_flops(model: Model, batch: AnyBatch) -> int:
     """Return the operations of a forward and backward pass: 6 per matrix weight and row, and those of attention."""
-    trunk, dim = model.config.trunk, model.config.trunk.dim
     if isinstance(batch, SparseUpdateBatch):  # products of pairs of words
-        return 6 * dim * batch.examples.num_products
+        return 6 * model.config.trunk.dim * batch.examples.num_products
     inputs = batch.inputs
     source_lengths = () if inputs.source is None else inputs.source.layout.lengths
-    total = trunk.count_flops(inputs.layout.lengths, source_lengths)
-    for name, targets in batch.targets.items():
-        if (head := model.config.heads.get(name)) is not None:  # otherwise a term without weights
+    num_targets = {name: targets.count for name, targets in batch.targets.items()}
+    total = count_pass_flops(model.config, inputs.layout.lengths, source_lengths, num_targets)
+    return total + batch.extra.num_extra_forwards * total // 3
+
+
+def count_pass_flops(
+    config: ModelConfig, lengths: Sequence[int], source_lengths: Sequence[int], num_targets: Mapping[str, int]
+) -> int:
+    """Return the operations of a forward and backward pass over sequences, with so many predictions of each head."""
+    trunk, dim = config.trunk, config.trunk.dim
+    total = trunk.count_flops(lengths, source_lengths)
+    for name, num_rows in num_targets.items():
+        if (head := config.heads.get(name)) is not None:  # otherwise a term without weights
             token_params = head.token_params(dim)
             has_pooler = head.pooling == "pooled" and trunk.pooler.dense and not token_params
-            total += 6 * token_params * sum(inputs.layout.lengths)
-            total += 6 * targets.count * (head.matmul_params(dim) + (dim * dim if has_pooler else 0))
-    return total + batch.extra.num_extra_forwards * total // 3
+            total += 6 * token_params * sum(lengths)
+            total += 6 * num_rows * (head.matmul_params(dim) + (dim * dim if has_pooler else 0))
+    return total
 
 
 @dataclass

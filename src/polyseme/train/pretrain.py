@@ -45,6 +45,7 @@ from polyseme.train.checkpoint import (
     save_checkpoint,
 )
 from polyseme.train.loop import StepReport, TrainState, count_parameters, count_training_flops, setup_device, train
+from polyseme.train.memory import check_fits
 from polyseme.train.monitoring.diagnostics import RunDiagnostics, describe_tokenizer_mismatch
 from polyseme.train.monitoring.samples import NEIGHBORS_FILE, HeldOutSamples, nearest_tokens
 from polyseme.train.optimizer import NTASGD, load_optimizer_state_dict, optimizer_state_dict, swap_averaged_weights
@@ -116,6 +117,7 @@ def _pretrain(
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
     config = initial_model.model.config if initial_model else recipe.model_config(*vocab_sizes, families)
     provenance = initial_model.provenance if initial_model else {}
+    check_fits(recipe, config)
     family = get_family(config.family, families)
     tokenizer = tokenizer.with_cls_position(family.cls_position)
     check_tokenizer_compatible(config, tokenizer, family)
@@ -195,6 +197,7 @@ class _Run:
                 logger.info("%s: %s", recipe.name, sentence)
             self.plan = StepPlan((Segment(0, plan_steps(recipe, self.stream)),))
             self._update_record(record)
+        self.stream.num_first_steps = recipe.short_sequences.count_steps(self.plan.segments[0].total_steps)
         self.plan.apply(state, recipe.schedule, state.start_step)
         require_same_state(state, self.position)
         losses = read_losses(self.out, recipe.objective.terms, state.start_step)
@@ -242,9 +245,9 @@ class _Run:
         log, last_time = RunLogger(self.out, state.start_step, state.rank), time.perf_counter()
         if self.samples is not None:
             self.samples.truncate(state.start_step)
-        title, total_tokens = "pretrain", self.plan.total_steps * recipe.batch_tokens
-        with catch_signals() as caught, progress(title, total_tokens, "tokens", show=state.rank == 0) as bar:
-            bar.add_completed(state.start_step * recipe.batch_tokens)
+        total_tokens = self._count_full_tokens(self.plan.total_steps)
+        with catch_signals() as caught, progress("pretrain", total_tokens, "tokens", show=state.rank == 0) as bar:
+            bar.add_completed(self._count_full_tokens(state.start_step))
             if state.is_compiled or (state.use_cuda_graphs and state.device.type == "cuda"):
                 bar.show_note("compiling kernels in the first step")
             for report in train(state, self.stream.steps(self.position, state.start_step)):
@@ -254,12 +257,13 @@ class _Run:
                 self.spent["seconds"] += now - last_time  # with validation and saving after the step before
                 last_time = now
                 self._update_plan(deadline, report, log)
-                bar.set_total(self.plan.total_steps * recipe.batch_tokens)
+                bar.set_total(self._count_full_tokens(self.plan.total_steps))
                 is_end = report.step in self.plan.end_steps
                 if is_end or report.step == 1 or report.step % recipe.log_every == 0:
                     log.log_step(report)
                     self.training_losses = report.loss
-                bar.advance(recipe.batch_tokens, self._format_loss(report))
+                step_tokens = self._count_full_tokens(report.step) - self._count_full_tokens(report.step - 1)
+                bar.advance(step_tokens, self._format_loss(report))
                 if self.valid is not None and (is_end or report.step % recipe.eval_every == 0) and report.metrics:
                     with deadline.measure("validate"):
                         self.valid_metrics = self._validate(state)
@@ -306,6 +310,11 @@ class _Run:
 
     def _validate(self, state: TrainState) -> dict[str, float]:
         return {} if self.valid is None else evaluate(state, self.valid, self.recipe)
+
+    def _count_full_tokens(self, num_steps: int) -> int:
+        """Return the tokens of the first steps of the run, if all batches were full."""
+        num_first = min(num_steps, self.stream.num_first_steps)
+        return num_first * self.recipe.first_recipe.batch_tokens + (num_steps - num_first) * self.recipe.batch_tokens
 
     def _format_loss(self, report: StepReport) -> str:
         if self.state.device.type == "cuda" and report.step % self.recipe.log_every:
@@ -379,7 +388,8 @@ def build_train_state(
     model.trunk.set_gradient_checkpointing(recipe.gradient_checkpointing)
     dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32  # of the working copy
     loss = recipe.objective.build_loss(device, dtype)
-    loss_fn = try_compile(loss.fn, device) if recipe.compile else loss.fn
+    has_two_shapes = bool(recipe.short_sequences.max_len)
+    loss_fn = try_compile(loss.fn, device, has_two_shapes) if recipe.compile else loss.fn
 
     def count_flops(model: Model, batch: Any) -> int:
         frozen_flops = sum(count_training_flops(frozen, batch) // 3 for frozen in loss.frozen_models)
@@ -420,8 +430,11 @@ def evaluate(state: TrainState, builder: BatchBuilder, recipe: Recipe) -> dict[s
     return metrics
 
 
-def try_compile(loss_fn: LossFn, device: torch.device) -> LossFn:
-    """Compile the function; on a machine without a compiler, log a warning and return it unchanged."""
+def try_compile(loss_fn: LossFn, device: torch.device, has_several_shapes: bool = False) -> LossFn:
+    """Compile the function; on a machine without a compiler, log a warning and return it unchanged.
+
+    With several shapes, each has a graph of its own, instead of one of symbolic sizes.
+    """
     exclude_from_compile()
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(3, device=device))
@@ -429,7 +442,7 @@ def try_compile(loss_fn: LossFn, device: torch.device) -> LossFn:
         reason = str(error).strip().split("\n")[0][:120]
         logger.warning("torch.compile does not work here (%s); continuing without it", reason)
         return loss_fn
-    return torch.compile(loss_fn)
+    return torch.compile(loss_fn, dynamic=False if has_several_shapes else None)
 
 
 def _heldout_characters(corpus: Corpus, recipe: Recipe, tokenizer: Tokenizer) -> dict[str, float]:

@@ -90,6 +90,27 @@ class BudgetConfig(Config):
 
 
 @dataclass(frozen=True)
+class ShortSequencesConfig(Config):
+    """Shorter sequences in the first steps of a run: 128 tokens in 90 % of BERT's (Devlin et al. 2019, appendix A.2).
+
+    The first `fraction` of the steps has sequences of `max_len`, and `batch_tokens` in a step; 0 for as many as later.
+    With a `max_len` of 0, all steps are alike. A run that is extended keeps the number of its first steps.
+    """
+
+    max_len: int = 0
+    fraction: float = 0.9
+    batch_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.check_range(0, math.inf, "max_len", "batch_tokens")
+        self.check_range(0, 1, "fraction")
+
+    def count_steps(self, total_steps: int) -> int:
+        """Return the number of steps with short sequences in a run."""
+        return int(self.fraction * total_steps) if self.max_len else 0
+
+
+@dataclass(frozen=True)
 class Recipe(Config):
     """One pre-training run. `model` holds arguments of the family's trunk; the vocabulary is that of the corpus.
 
@@ -107,6 +128,7 @@ class Recipe(Config):
     batch_tokens: int = 16384
     micro_batch_tokens: int = 16384
     batch_warmup_steps: int = 0
+    short_sequences: ShortSequencesConfig = field(default_factory=ShortSequencesConfig)
     budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(steps=1000))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -158,15 +180,20 @@ class Recipe(Config):
         objective, name = self.objective, type(self.objective).__name__
         objective.check(config, self.max_len)
         if objective.is_sparse != self.optimizer.is_sparse:
-            expected = "'sparse_sgd' or 'sparse_adagrad'" if objective.is_sparse else "'adamw', 'muon' or 'nt_asgd'"
+            dense = "'adamw', 'muon', 'adafactor', 'adagrad' or 'nt_asgd'"
+            expected = "'sparse_sgd' or 'sparse_adagrad'" if objective.is_sparse else dense
             raise ConfigError(f"optimizer.name is {self.optimizer.name!r}, but {name} is trained by {expected}")
         if objective.needs_bounded_memory and self.batch_warmup_steps:
             steps = self.batch_warmup_steps
             raise ConfigError(f"batch_warmup_steps is {steps}, expected 0: {name} has the same streams in each step")
-        num_micro_batches = self.batch_tokens // self.micro_batch_tokens
+        if self.short_sequences.max_len and (objective.needs_bounded_memory or objective.is_sparse):
+            problem = f"short_sequences.max_len is {self.short_sequences.max_len}, expected 0"
+            raise ConfigError(f"{problem}: {name} reads one stream of text, not sequences")
+        smallest_batch = min(self.batch_tokens, self.first_recipe.batch_tokens)
+        num_micro_batches = smallest_batch // self.micro_batch_tokens
         if num_micro_batches < objective.min_micro_batches:
             needed = f"{name} needs {objective.min_micro_batches} or more micro-batches in a step"
-            advice = f"set it to {self.batch_tokens // objective.min_micro_batches}"
+            advice = f"set it to {smallest_batch // objective.min_micro_batches}"
             raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}, but {needed}: {advice}")
         if self.batch_warmup_steps and objective.min_micro_batches > 1:
             steps = self.batch_warmup_steps
@@ -175,6 +202,16 @@ class Recipe(Config):
             )
         if self.compile and not config.trunk.supports_static_shape:
             raise ConfigError(f"compile is true, which {self.family} does not support: set it to false")
+
+    @property
+    def first_recipe(self) -> Self:
+        """The recipe of the first steps, if they have shorter sequences; otherwise the recipe itself."""
+        short = self.short_sequences
+        return (
+            self.replace(max_len=short.max_len, batch_tokens=short.batch_tokens or self.batch_tokens)
+            if short.max_len
+            else self
+        )
 
     @property
     def num_kept_checkpoints(self) -> int:
@@ -195,6 +232,7 @@ class Recipe(Config):
             raise ConfigError(
                 f"batch_tokens {self.batch_tokens} is not a multiple of micro_batch_tokens {self.micro_batch_tokens}"
             )
+        self._check_short_sequences()
         if self.optimizer.lr <= 0:
             raise ConfigError(f"optimizer.lr is {self.optimizer.lr}, expected more than 0")
         if self.optimizer.name == "nt_asgd" and not self.valid_fraction:
@@ -204,3 +242,17 @@ class Recipe(Config):
         if not any((self.budget.steps, self.budget.tokens, self.budget.minutes)):
             raise ConfigError("the budget is empty: set budget.steps, budget.tokens or budget.minutes")
         return self
+
+    def _check_short_sequences(self) -> None:
+        """Raise if the first steps cannot have shorter sequences."""
+        short = self.short_sequences
+        if short.max_len == 0:
+            return
+        if short.max_len >= self.max_len:
+            raise ConfigError(f"short_sequences.max_len is {short.max_len}, expected less than max_len {self.max_len}")
+        if short.batch_tokens % self.micro_batch_tokens:
+            problem = f"short_sequences.batch_tokens {short.batch_tokens}"
+            raise ConfigError(f"{problem} is not a multiple of micro_batch_tokens {self.micro_batch_tokens}")
+        if self.budget.is_wall_clock:
+            advice = "set a budget in steps or tokens, or short_sequences.max_len to 0"
+            raise ConfigError(f"the budget is {self.budget}, a part of which cannot have short sequences: {advice}")

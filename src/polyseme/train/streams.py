@@ -4,7 +4,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 class BatchStream:
     """Micro-batches of a corpus in the order of a sampler, for one rank.
 
-    If batches continue from step to step, `segment_states` holds the memory of each bin of a step.
+    If batches continue from step to step, `segment_states` holds the memory of each bin of a step. The first
+    `num_first_steps` steps are those of another stream, `first`, whose sequences are shorter.
     """
 
     builder: BatchBuilder
@@ -35,9 +37,17 @@ class BatchStream:
     rank: int = 0
     world_size: int = 1
     segment_states: defaultdict[int, SegmentState] = field(default_factory=lambda: defaultdict(SegmentState))
+    first: Self | None = None
+    num_first_steps: int = 0
 
     def steps(self, position: DataPosition, start_step: int = 0) -> Iterator[tuple[list[Any], DataPosition]]:
-        """Yield the micro-batches of each step from a position on, endlessly, and the position after the step."""
+        """Yield the micro-batches of each step from a position on, endlessly, and the position after the step.
+
+        The steps after those of `first` start at the beginning of their own samples, also if a run is resumed there.
+        """
+        if self.first is not None and start_step <= self.num_first_steps:
+            yield from islice(self.first.steps(position, start_step), self.num_first_steps - start_step)
+            position, start_step = DataPosition(), self.num_first_steps
         for sample_bins, next_position in self.sampler.steps(position, self.rank, self.world_size, start_step):
             states = [self.segment_states[self.rank + i * self.world_size] for i in range(len(sample_bins))]
             batches = [self.builder.batch_of_bin(b, self.shape, state) for b, state in zip(sample_bins, states)]
@@ -70,6 +80,23 @@ def open_streams(
     """Return the training data of a recipe, and the builder of validation batches, if documents are held out."""
     train_corpus, valid_corpus = corpus.split(recipe.valid_fraction)
     train_corpus = train_corpus.resample_by_weight()  # after the split, so that no repeated document is held out
+    stream = _open_stream(recipe, train_corpus, special_ids, rank, world_size)
+    if recipe.short_sequences.max_len:
+        stream.first = _open_stream(recipe.first_recipe, train_corpus, special_ids, rank, world_size)
+    valid = None
+    if valid_corpus is not None:
+        try:
+            valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
+        except PolysemeError as error:
+            logger.warning("no documents are held out for validation: %s", error)
+            return open_streams(recipe.replace(valid_fraction=0.0), corpus, special_ids, rank, world_size)
+    return stream, valid
+
+
+def _open_stream(
+    recipe: Recipe, train_corpus: Corpus, special_ids: SpecialIds, rank: int, world_size: int
+) -> BatchStream:
+    """Return the training data of a recipe whose sequences have one maximum length."""
     builder = recipe.objective.bind(train_corpus, special_ids, recipe.max_len, recipe.seed)
     shape = builder.static_shape(recipe.micro_batch_tokens) if recipe.compile else None
     samples_per_bin = recipe.micro_batch_tokens / float(np.mean(builder.samples.lengths + builder.num_special_tokens))
@@ -82,11 +109,4 @@ def open_streams(
         max_samples=shape.max_samples if shape else 0,
         batch_warmup_steps=recipe.batch_warmup_steps,
     )
-    valid = None
-    if valid_corpus is not None:
-        try:
-            valid = recipe.objective.bind(valid_corpus, special_ids, recipe.max_len, recipe.seed)
-        except PolysemeError as error:
-            logger.warning("no documents are held out for validation: %s", error)
-            return open_streams(recipe.replace(valid_fraction=0.0), corpus, special_ids, rank, world_size)
-    return BatchStream(builder, sampler, shape, rank, world_size), valid
+    return BatchStream(builder, sampler, shape, rank, world_size)

@@ -25,7 +25,8 @@ class FeatureNetworkConfig(TrunkConfig):
     texts, or a text and itself, attend to each other (McCann et al. 2017, §5; one maxout layer without batch norm);
     "esim" compares two texts (Chen et al. 2017, §3). These two return one vector per sequence, at its first token.
     "bidaf" reads the first text (a context) with the second (a question) and returns a vector for each of its words
-    (Seo et al. 2017, §2, without highway layers).
+    (Seo et al. 2017, §2, without highway layers). With a `relu_dim`, the BiLSTM reads the features through a ReLU layer
+    of that size (McCann et al. 2017, §5).
     """
 
     features: FrozenFeaturesConfig
@@ -33,6 +34,7 @@ class FeatureNetworkConfig(TrunkConfig):
     lstm_dim: int = 256  # of a direction
     num_layers: int = 1
     dropout: float = 0.5
+    relu_dim: int = 0
     init: InitConfig = field(default_factory=lambda: InitConfig(1.0, scale_by_fan_in=True))
 
     causal = False
@@ -44,6 +46,9 @@ class FeatureNetworkConfig(TrunkConfig):
         self.check_range(0, 1, "dropout")
         self.check_range(1, 1 << 20, "lstm_dim")
         self.check_range(1, 100, "num_layers")
+        self.check_range(0, 1 << 20, "relu_dim")
+        if self.relu_dim and self.network == "linear":
+            raise ConfigError(f"relu_dim is {self.relu_dim}, expected 0: the linear network has no BiLSTM")
         if self.features.join_dim("between") and (self.network != "bilstm" or self.num_layers < 2):
             actual = f"{self.network} with num_layers {self.num_layers}"
             raise ConfigError(f"features join between layers only in a bilstm with num_layers ≥ 2, not in {actual}")
@@ -59,11 +64,18 @@ class FeatureNetworkConfig(TrunkConfig):
 
     @derived
     def matmul_params(self) -> int:
-        input_dim, lstm_dim = self.features.input_dim, self.lstm_dim
+        input_dim, lstm_dim = self.encoder_input_dim, self.lstm_dim
+        relu_params = self.features.input_dim * self.relu_dim
         lstm_params = 4 * lstm_dim * (input_dim + lstm_dim + self.features.join_dim("between"))
         lstm_params += (self.num_layers - 1) * 12 * lstm_dim * lstm_dim
         extra_params = {"bidaf": 8 * lstm_dim * (9 + 3 + 3) * lstm_dim}.get(self.network, 32 * lstm_dim * lstm_dim)
-        return {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
+        network_params = {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
+        return relu_params + network_params
+
+    @property
+    def encoder_input_dim(self) -> int:
+        """Size of what the BiLSTM reads."""
+        return self.relu_dim or self.features.input_dim
 
     @derived
     def pooler(self) -> PoolerConfig:
@@ -205,7 +217,8 @@ class FeatureNetwork(Trunk):
         super().__init__(config)
         self.features: FrozenFeatures = config.features.build()
         is_recurrent = config.network != "linear"
-        encoder_dims = config.features.input_dim, config.lstm_dim, config.num_layers
+        self.relu_layer = nn.Linear(config.features.input_dim, config.relu_dim) if config.relu_dim else None
+        encoder_dims = config.encoder_input_dim, config.lstm_dim, config.num_layers
         self.encoder = (
             BiLSTM(*encoder_dims, config.dropout, config.features.join_dim("between")) if is_recurrent else None
         )
@@ -219,6 +232,8 @@ class FeatureNetwork(Trunk):
         layout, segments = inputs.layout, inputs.segments
         assert inputs.features is not None, "a network over features needs a feature store"
         x, late_features = self.features(inputs.tokens, inputs.features, segments)
+        if self.relu_layer is not None:
+            x = self.relu_layer(x).relu()  # [T, relu_dim]
         layer_states = {0: x}
         if self.encoder is not None and self.pair_network is None:
             between = late_features if self.config.features.join_dim("between") else None
