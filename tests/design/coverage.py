@@ -67,8 +67,8 @@ def format_rows() -> str:
     """Format a table for each deck."""
     coverage = load_coverage()
     parts = []
-    for deck, title in coverage.titles.items():
-        lines = [f"### {title}", "", "| kind | what the deck shows | here |", "|---|---|---|"]
+    for number, (deck, title) in enumerate(coverage.titles.items(), 1):
+        lines = [f"### {number}. {title}", "", "| kind | what the deck shows | here |", "|---|---|---|"]
         for row in coverage.rows:
             if row.deck == deck:
                 cells = [f"`{command}`" for command in row.run] + [f"`{row.python}`"] * bool(row.python)
