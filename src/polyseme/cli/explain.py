@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # What each figure needs, and what it may take besides `models`, `out` and `as_json`.
 FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"graph"}, {"at"}),
+    "path_length": ({"path_length"}, set()),
     "word": ({"word"}, {"data", "layer"}),
     "wic": ({"wic"}, set()),
     "geometry": ({"geometry", "data"}, set()),
@@ -44,7 +45,7 @@ BaselineOption = Annotated[
 
 def explain(
     models: Annotated[
-        list[Path] | None, Argument(help="Model folders: one, or two to compare; none with --graph.")
+        list[Path] | None, Argument(help="Model folders: one, or two to compare; none with --graph and --path-length.")
     ] = None,
     text: Annotated[str | None, Option(help="Text to read.")] = None,
     text_b: Annotated[str | None, Option(help="Text to compare with --text.")] = None,
@@ -82,6 +83,9 @@ def explain(
     length_penalty: Annotated[float | None, Option(help="Exponent of the length of a translation; default: 1.")] = None,
     graph: Annotated[str | None, Option(help="Expression to differentiate: '(x+y)*x*y**2'.")] = None,
     at: Annotated[str | None, Option(help="Values of the names in --graph: x=1,y=2.")] = None,
+    path_length: Annotated[
+        bool, Option("--path-length", help="Compare types of layers: steps between two words, and costs; no model.")
+    ] = False,
     out: Annotated[
         Path | None, Option(help="Output page (.html); the numbers (.json) and figures (.svg) go next to it.")
     ] = None,
@@ -92,7 +96,8 @@ def explain(
     --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
     prediction depends on, --lens what each layer would predict, --patch which layer and position carry a
     difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
-    apart, --geometry the vectors of each layer, and --graph backpropagation through an expression.
+    apart, --geometry the vectors of each layer, --graph backpropagation through an expression, and --path-length how
+    far apart two words are in recurrent, convolutional and attention layers.
     """
     arguments = {name: value for name, value in locals().items() if name != "as_json"}
     arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}  # not 0
@@ -108,11 +113,12 @@ def choose_figure(arguments: dict[str, Any]) -> str:
     if figure is None:
         raise ConfigError("explain needs a model and --text, --word or --geometry with --data, or --graph")
     required, optional = FIGURES[figure]
-    required = required if figure == "graph" else required | {"models"}
-    title = "--text" if figure == "attention" else f"--{figure}"
+    required = required if figure in ("graph", "path_length") else required | {"models"}
 
     def flag(name: str) -> str:
         return flags.get(name, f"--{name.replace('_', '-')}")
+
+    title = "--text" if figure == "attention" else flag(figure)
 
     if missing := sorted(required - set(arguments)):
         raise ConfigError(f"{title} needs {flag(missing[0])}")
@@ -231,6 +237,12 @@ def _graph(arguments: dict[str, Any]) -> "Explanation":
     return explain_graph(arguments["graph"], values)
 
 
+def _path_length(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.path_length import explain_path_length
+
+    return explain_path_length()
+
+
 BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "attention": _attention,
     "attribute": _attribute,
@@ -240,4 +252,5 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "wic": _wic,
     "geometry": _geometry,
     "graph": _graph,
+    "path_length": _path_length,
 }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyseme.explain.graph.page import explain_graph
     from polyseme.explain.logit_lens import explain_logit_lens
     from polyseme.explain.patching import PatchingPair, explain_patching, explain_patching_pairs
+    from polyseme.explain.path_length import explain_path_length
     from polyseme.explain.probing.api import probe
     from polyseme.explain.self_attention import attention_steps
     from polyseme.explain.words import explain_word
@@ -29,6 +30,7 @@ _MODULES = {
     "explain_logit_lens": "logit_lens",
     "explain_patching": "patching",
     "explain_patching_pairs": "patching",
+    "explain_path_length": "path_length",
     "explain_wic": "words.wic",
     "explain_word": "words",
     "probe": "probing.api",
@@ -46,6 +48,7 @@ __all__ = [
     "explain_logit_lens",
     "explain_patching",
     "explain_patching_pairs",
+    "explain_path_length",
     "explain_wic",
     "explain_word",
     "probe",
