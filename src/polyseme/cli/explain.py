@@ -19,6 +19,7 @@ FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "path_length": ({"path_length"}, set()),
     "word": ({"word"}, {"data", "layer"}),
     "wic": ({"wic"}, set()),
+    "gender_bias": ({"gender_bias"}, {"data"}),
     "geometry": ({"geometry", "data"}, set()),
     "patch": ({"patch"}, {"text", "text_b", "attribute", "contrast", "data"}),
     "lens": ({"lens", "text"}, {"top_k"}),
@@ -62,7 +63,8 @@ def explain(
     ] = None,
     data: Annotated[
         str | None,
-        Option(help="Texts: a file in any format; FILE::label=COLUMN has senses for --word; --patch reads pairs."),
+        Option(help="Texts: a file in any format; FILE::label=COLUMN has senses for --word, source words "
+            "for --gender-bias; --patch reads pairs."),
     ] = None,
     attribute: AttributeOption = None,
     contrast: Annotated[
@@ -83,6 +85,9 @@ def explain(
     length_penalty: Annotated[float | None, Option(help="Exponent of the length of a translation; default: 1.")] = None,
     graph: Annotated[str | None, Option(help="Expression to differentiate: '(x+y)*x*y**2'.")] = None,
     at: Annotated[str | None, Option(help="Values of the names in --graph: x=1,y=2.")] = None,
+    gender_bias: Annotated[
+        bool, Option("--gender-bias", help="Probability of she and he by occupation: 48 in the package, or --data.")
+    ] = False,
     path_length: Annotated[
         bool, Option("--path-length", help="Compare types of layers: steps between two words, and costs; no model.")
     ] = False,
@@ -96,8 +101,9 @@ def explain(
     --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
     prediction depends on, --lens what each layer would predict, --patch which layer and position carry a
     difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
-    apart, --geometry the vectors of each layer, --graph backpropagation through an expression, and --path-length how
-    far apart two words are in recurrent, convolutional and attention layers.
+    apart, --geometry the vectors of each layer, --gender-bias which pronoun goes with an occupation, --graph
+    backpropagation through an expression, and --path-length how far apart two words are in recurrent, convolutional
+    and attention layers.
     """
     arguments = {name: value for name, value in locals().items() if name != "as_json"}
     arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}  # not 0
@@ -237,6 +243,17 @@ def _graph(arguments: dict[str, Any]) -> "Explanation":
     return explain_graph(arguments["graph"], values)
 
 
+def _gender_bias(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.evaluation.text_rows import read_labeled_texts
+    from polyseme.explain.bias import Occupation, explain_gender_bias
+
+    occupations = None
+    if "data" in arguments:
+        names, sources = read_labeled_texts(arguments["data"])
+        occupations = [Occupation(*row) for row in zip(names, sources or [""] * len(names))]
+    return explain_gender_bias(_models(arguments, 4), occupations)
+
+
 def _path_length(arguments: dict[str, Any]) -> "Explanation":
     from polyseme.explain.path_length import explain_path_length
 
@@ -252,5 +269,6 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "wic": _wic,
     "geometry": _geometry,
     "graph": _graph,
+    "gender_bias": _gender_bias,
     "path_length": _path_length,
 }

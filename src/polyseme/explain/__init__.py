@@ -8,6 +8,7 @@ from polyseme.explain.graph import Graph
 if TYPE_CHECKING:
     from polyseme.explain.attention import explain_attention
     from polyseme.explain.attribution import explain_attribution
+    from polyseme.explain.bias import explain_gender_bias
     from polyseme.explain.geometry import explain_geometry
     from polyseme.explain.gradients import explain_gradients
     from polyseme.explain.graph.page import explain_graph
@@ -24,6 +25,7 @@ _MODULES = {
     "attention_steps": "self_attention",
     "explain_attention": "attention",
     "explain_attribution": "attribution",
+    "explain_gender_bias": "bias",
     "explain_geometry": "geometry",
     "explain_gradients": "gradients",
     "explain_graph": "graph.page",
@@ -42,6 +44,7 @@ __all__ = [
     "attention_steps",
     "explain_attention",
     "explain_attribution",
+    "explain_gender_bias",
     "explain_geometry",
     "explain_gradients",
     "explain_graph",
