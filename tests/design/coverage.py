@@ -47,9 +47,7 @@ def load_coverage() -> Coverage:
         for deck in content["decks"]
         for row in deck["rows"]
     ]
-    return Coverage(
-        tuple(content["setup"]), {deck["id"]: deck["title"] for deck in content["decks"]}, tuple(rows)
-    )
+    return Coverage(tuple(content["setup"]), {deck["id"]: deck["title"] for deck in content["decks"]}, tuple(rows))
 
 
 def words_of(command: str) -> list[str]:

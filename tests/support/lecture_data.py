@@ -1,5 +1,6 @@
 """Small files that the commands of docs/coverage.md read, and small models in place of those that they train."""
 
+import itertools
 import json
 import random
 from importlib.util import find_spec
@@ -33,7 +34,7 @@ def write_lecture_data(folder: Path) -> None:
         sentences = [sentence(rng) for _ in range(24)]
         files[f"{split}.tsv"] = task_rows("classification", 24, seed)
         files[f"pairs-{split}.tsv"] = task_rows("pair_classification", 24, seed)
-        rows = [f"{a}\t{b}\t{(len(a) - len(b)) / 9:.2f}" for a, b in zip(sentences, sentences[1:])]
+        rows = [f"{a}\t{b}\t{(len(a) - len(b)) / 9:.2f}" for a, b in itertools.pairwise(sentences)]
         files[f"similarity-{split}.tsv"] = "\n".join(["text\tpair\tlabel", *rows]) + "\n"
         files[f"{split}.conll"] = task_rows("tagging", 24, seed)
         files[f"squad-{split}.json"] = json.dumps({"version": "1.1", "data": [squad_article(sentences)]})

@@ -1,6 +1,7 @@
 """Every command of docs/coverage.md: its arguments are valid, and it runs on small files."""
 
 import importlib
+import itertools
 import re
 from importlib.util import find_spec
 from inspect import signature
@@ -23,8 +24,20 @@ from tests.support.lecture_data import save_lecture_models, write_lecture_data
 COVERAGE = load_coverage()
 LECTURES = ROOT.parent / "shared/seeds"
 KINDS = ("system", "mechanism", "table", "figure", "claim")
-SLOW = ("tokenizer", "prepare", "pairs", "pretrain", "finetune", "ulmfit", "distill", "study", "benchmark", "music", "probe")
-SLOW_OPTIONS = ("--schedule", "--ensemble", "--word")
+SLOW = (
+    "tokenizer",
+    "prepare",
+    "pairs",
+    "pretrain",
+    "finetune",
+    "ulmfit",
+    "distill",
+    "study",
+    "benchmark",
+    "music",
+    "probe",
+)
+SLOW_OPTIONS = ("--schedule", "--ensemble", "--word", "--path-length")
 PROGRAM = typer.main.get_command(app)
 
 
@@ -62,7 +75,9 @@ def test_python_names_exist():
 def test_links_lead_to_sections():
     for page, _, section in {row.see.partition("#") for row in COVERAGE.rows if row.see}:
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        titles = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
+        titles = {
+            re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)
+        }
         assert not section or section in titles, f"{page}#{section}"
 
 
@@ -74,7 +89,7 @@ def test_rows_cover_the_deck(deck):
     positions = {row.what: text.find(row.at) for row in COVERAGE.rows if row.deck == deck}
     assert not [what for what, position in positions.items() if position < 0]
     ends = [0, *sorted(positions.values()), len(text)]
-    words = [len(set(re.findall(r"[a-z]{3,}", text[a:b].lower()))) for a, b in zip(ends, ends[1:])]
+    words = [len(set(re.findall(r"[a-z]{3,}", text[a:b].lower()))) for a, b in itertools.pairwise(ends)]
     assert max(words) < 150
 
 

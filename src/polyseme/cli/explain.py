@@ -63,8 +63,10 @@ def explain(
     ] = None,
     data: Annotated[
         str | None,
-        Option(help="Texts: a file in any format; FILE::label=COLUMN has senses for --word, source words "
-            "for --gender-bias; --patch reads pairs."),
+        Option(
+            help="Texts: a file in any format; FILE::label=COLUMN has senses for --word, source words "
+            "for --gender-bias; --patch reads pairs."
+        ),
     ] = None,
     attribute: AttributeOption = None,
     contrast: Annotated[

@@ -36,6 +36,7 @@ REACH_LENGTH = 24  # words in the figure of what is reached
 NUM_REPEATS = 7
 PATH_DIM, COST_DIM, NUM_HEADS = 8, 64, 2
 WINDOW, KERNEL = 4, 3  # words on each side of restricted attention; width of a convolution
+_jvp: Any = torch.func.jvp  # the value of a function, and the change of it along a tangent
 PRODUCTS = ("AddmmBackward0", "MmBackward0", "BmmBackward0", "ConvolutionBackward0")
 
 
@@ -126,7 +127,7 @@ def reached_positions(layer_type: LayerType, num_words: int) -> np.ndarray:
             if len(rounds) >= num_words:
                 raise ConfigError(f"{layer_type.name}: {num_words} layers do not connect {num_words} words")
             layer = MixingLayer(layer_type, PATH_DIM, len(rounds)).double()
-            _, change = torch.func.jvp(layer, (x,), (tangent,))
+            _, change = _jvp(layer, (x,), (tangent,))
             tangent = _rescale(tangent + change)  # with a residual connection; every layer gets the same words
             rounds.append((tangent != 0).any(1).numpy())
     return np.stack(rounds)
@@ -144,7 +145,7 @@ def _reached_by_steps(layer_type: LayerType, x: Tensor, tangent: Tensor) -> np.n
         return tuple(cell(word[None, None], order, list(states), True, None)[1])
 
     for i in range(len(x)):
-        states, state_tangents = torch.func.jvp(step, (x[i], *states), (tangent[i], *state_tangents))
+        states, state_tangents = _jvp(step, (x[i], *states), (tangent[i], *state_tangents))
         state_tangents = [_rescale(each) for each in state_tangents]
         reached[i:, i] = bool((state_tangents[0] != 0).any())
     return reached
@@ -162,7 +163,7 @@ def max_path_length(layer_type: LayerType, num_words: int) -> int:
 
 
 def measure_cost(layer_type: LayerType, num_words: int, dim: int = COST_DIM) -> LayerCost:
-    """Measure one layer in float32 on this CPU: multiplications, the best of seven times, and waiting matrix products."""
+    """Measure one layer on this CPU: multiplications, the best of seven times, and products that wait for others."""
     x = torch.randn(num_words, dim, generator=torch.Generator().manual_seed(0))
     layer, reference = (MixingLayer(layer_type, dim, use_reference=is_reference) for is_reference in (False, True))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -180,7 +181,7 @@ def measure_cost(layer_type: LayerType, num_words: int, dim: int = COST_DIM) -> 
 def sequential_products(output: Tensor) -> int:
     """Return the largest number of matrix products on a path of the autograd graph: each waits for the one before."""
     depths: dict[Any, int] = {}
-    stack = [output.grad_fn]
+    stack: list[Any] = [output.grad_fn]
     while stack:
         node = stack[-1]
         inputs = [each for each, _ in node.next_functions if each is not None]
@@ -213,7 +214,8 @@ def explain_path_length(
         [[each.name, *paths[each]] for each in LAYER_TYPES],
     )
     cost_header = ["one layer", "waiting products", "million mult.", "ms", "growth of mult.", "growth of time"]
-    cost_table = cost_header, [[each.name, *_format_cost(costs[each])] for each in LAYER_TYPES]
+    cost_rows = [[each.name, *_format_cost(costs[each])] for each in LAYER_TYPES]
+    tables: list[tuple[list[str], list[list[Any]]]] = [table_1, path_table, (cost_header, cost_rows)]
     record = {
         "dim": COST_DIM,
         "window": WINDOW,
@@ -225,10 +227,9 @@ def explain_path_length(
         "time": _line_chart("ms per layer", cost_lengths, {k: [1e3 * c.seconds for c in v] for k, v in costs.items()}),
         "reach": heat_map(*_reach_map(), cell_size=16),
     }
-    tables = [table_1, path_table, cost_table]
     summary = (
-        f"vectors of {COST_DIM}, windows of {WINDOW} words on each side, kernels of {KERNEL}; growth is the exponent of "
-        f"n from {cost_lengths[-2]:,} to {cost_lengths[-1]:,} words; the other costs are those of {cost_lengths[-1]:,} words"
+        f"vectors of {COST_DIM}, windows of {WINDOW} words on each side, kernels of {KERNEL}; costs are those of "
+        f"{cost_lengths[-1]:,} words, and growth is the exponent of n from {cost_lengths[-2]:,} words"
     )
     return Explanation(_page(figures, tables, summary), record, figures, summary, tables)
 
@@ -289,8 +290,8 @@ def _page(figures: dict[str, str], tables: Sequence[tuple[list[str], list[list[A
             "How it is measured",
             paragraph(
                 "Paths: a change of the first word is followed through layers with random weights by forward "
-                "differentiation; where there is no path it is exactly 0. Waiting products: the longest chain of matrix "
-                "products in the graph of a layer. Multiplications include projections, whose cost is linear in n: "
+                "differentiation; where there is no path it is exactly 0. Waiting products: the longest chain of "
+                "matrix products in the graph of a layer. Multiplications include projections, whose cost is linear: "
                 "attention is quadratic only for texts that are long compared with d."
             )
             + note(

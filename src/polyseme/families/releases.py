@@ -60,7 +60,9 @@ def list_releases(first_year: int = 2018, last_year: int = 2019) -> list[Release
             releases.append(Release(name, day, summary.num_params, is_published))
     if not releases:
         years = sorted(month[:4] for sizes in RELEASES.values() for month in sizes.values())
-        raise ConfigError(f"no family was published in {first_year}-{last_year}; there are some in {years[0]}-{years[-1]}")
+        raise ConfigError(
+            f"no family was published in {first_year}-{last_year}; there are some in {years[0]}-{years[-1]}"
+        )
     return sorted(releases, key=lambda release: (release.month, release.num_params))
 
 

@@ -41,10 +41,8 @@ def timeline_chart(points: Sequence[TimelinePoint], y_label: str) -> str:
     pixels = [(x_scale(_months(point.day)), y_scale(point.value)) for point in points]
     for point, (x, y), label in zip(points, pixels, _place_labels(points, pixels)):
         title = f"{point.label}: {format_number(point.value, 4)}, {point.day:%B %Y}"
-        parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS}" style="fill:var(--s1)"><title>{escape(title)}</title></circle>'
-        )
-        parts.append(label)
+        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{_RADIUS}" style="fill:var(--s1)">'
+        parts.append(f"{circle}<title>{escape(title)}</title></circle>{label}")
     return svg_image(WIDTH, HEIGHT, "".join(parts), f"{y_label} by date", font_size=11.5)
 
 

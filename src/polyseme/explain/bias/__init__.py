@@ -122,7 +122,9 @@ def _score_translations(model: NeuralLM, pairs: Sequence[SentencePair]) -> list[
     """Return the log-probability of each of the two translations of each pair, given its source."""
     missing = next((pair for pair in pairs if not pair.source), None)
     if missing:
-        raise DataError(f"a translation model needs the occupation in its source language: {missing.texts[0]!r} has none")
+        raise DataError(
+            f"a translation model needs the occupation in its source language: {missing.texts[0]!r} has none"
+        )
     generator = TextGenerator.from_folder(model.folder)
     network, eos = generator.model, sorted(generator.eos_token_ids)[:1]
     assert isinstance(network, Model)
@@ -139,7 +141,9 @@ def _score_translations(model: NeuralLM, pairs: Sequence[SentencePair]) -> list[
     return scores
 
 
-def explain_gender_bias(models: Sequence[LanguageModel], occupations: Sequence[Occupation] | None = None) -> Explanation:
+def explain_gender_bias(
+    models: Sequence[LanguageModel], occupations: Sequence[Occupation] | None = None
+) -> Explanation:
     """Compare the probability of *she* and *he* by occupation, for up to four models of any kind.
 
     The first occupation is the one that others are compared with.
@@ -181,9 +185,7 @@ def explain_gender_bias(models: Sequence[LanguageModel], occupations: Sequence[O
 
 
 def _panel(name: str, preferences: Sequence[PronounPreference], order: Sequence[int]) -> DotPanel:
-    dots = [
-        Dot(preferences[i].occupation, preferences[i].log_odds, is_marked=i == 0, unit="sentences") for i in order
-    ]
+    dots = [Dot(preferences[i].occupation, preferences[i].log_odds, is_marked=i == 0, unit="sentences") for i in order]
     return DotPanel(f"{name}: log-odds of she over he", dots)
 
 
