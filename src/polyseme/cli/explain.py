@@ -42,60 +42,66 @@ BaselineOption = Annotated[
     str | None,
     Option(help="What stands for no token in attribution: mask, pad, unk, eos, zero; default: the first there is."),
 ]
+ModelsArgument = Annotated[
+    list[Path] | None, Argument(help="Model folders: one, or two to compare; none with --graph and --path-length.")
+]
+DataOption = Annotated[
+    str | None,
+    Option(
+        help="Texts: a file in any format; FILE::label=COLUMN has senses for --word, source words "
+        "for --gender-bias; --patch reads pairs."
+    ),
+]
+WordOption = Annotated[
+    str | None,
+    Option(help="Plot all occurrences of this word in --data, or in sentences with bank, spring and stick."),
+]
+LayerOption = Annotated[
+    int | None, Option(help="Layer to start with, from 1; default: all, or where --token looks.", min=0)
+]
+WicOption = Annotated[
+    Path | None, Option(help="Folder of Word in Context: accuracy of the cosine of two occurrences by layer.")
+]
+GenderBiasOption = Annotated[
+    bool, Option("--gender-bias", help="Probability of she and he by occupation: 48 in the package, or --data.")
+]
+PathLengthOption = Annotated[
+    bool, Option("--path-length", help="Compare types of layers: steps between two words, and costs; no model.")
+]
+PageOption = Annotated[
+    Path | None, Option(help="Output page (.html); the numbers (.json) and figures (.svg) go next to it.")
+]
+ContrastOption = Annotated[str | None, Option(help="Label or token to contrast with: why --attribute and not this.")]
+NumBeamsOption = Annotated[int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)]
 
 
 def explain(
-    models: Annotated[
-        list[Path] | None, Argument(help="Model folders: one, or two to compare; none with --graph and --path-length.")
-    ] = None,
+    models: ModelsArgument = None,
     text: Annotated[str | None, Option(help="Text to read.")] = None,
     text_b: Annotated[str | None, Option(help="Text to compare with --text.")] = None,
     pair: Annotated[str | None, Option(help="Second text of the same input, as in a sentence pair.")] = None,
     target: Annotated[str | None, Option(help="Target of an encoder-decoder; default: what it generates.")] = None,
     token: Annotated[str | None, Option(help="Word to start with, computed step by step; default: the first.")] = None,
-    layer: Annotated[
-        int | None, Option(help="Layer to start with, from 1; default: all, or where --token looks.", min=0)
-    ] = None,
+    layer: LayerOption = None,
     head: Annotated[int | None, Option(help="Head to start with, from 1; default: where --token looks.", min=1)] = None,
-    word: Annotated[
-        str | None,
-        Option(help="Plot all occurrences of this word in --data, or in sentences with bank, spring and stick."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        Option(
-            help="Texts: a file in any format; FILE::label=COLUMN has senses for --word, source words "
-            "for --gender-bias; --patch reads pairs."
-        ),
-    ] = None,
+    word: WordOption = None,
+    data: DataOption = None,
     attribute: AttributeOption = None,
-    contrast: Annotated[
-        str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
-    ] = None,
+    contrast: ContrastOption = None,
     method: MethodOption = None,
     baseline: BaselineOption = None,
     lens: Annotated[bool, Option("--lens", help="Show what each layer would predict (logit lens).")] = False,
     top_k: Annotated[int | None, Option(help="Predictions per layer with --lens; default: 5.", min=1)] = None,
     patch: Annotated[bool, Option("--patch", help="Patch activations of --text-b into --text.")] = False,
     geometry: Annotated[bool, Option("--geometry", help="Anisotropy, self-similarity, and layer distances.")] = False,
-    wic: Annotated[
-        Path | None, Option(help="Folder of Word in Context: accuracy of the cosine of two occurrences by layer.")
-    ] = None,
-    num_beams: Annotated[
-        int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)
-    ] = None,
+    wic: WicOption = None,
+    num_beams: NumBeamsOption = None,
     length_penalty: Annotated[float | None, Option(help="Exponent of the length of a translation; default: 1.")] = None,
     graph: Annotated[str | None, Option(help="Expression to differentiate: '(x+y)*x*y**2'.")] = None,
     at: Annotated[str | None, Option(help="Values of the names in --graph: x=1,y=2.")] = None,
-    gender_bias: Annotated[
-        bool, Option("--gender-bias", help="Probability of she and he by occupation: 48 in the package, or --data.")
-    ] = False,
-    path_length: Annotated[
-        bool, Option("--path-length", help="Compare types of layers: steps between two words, and costs; no model.")
-    ] = False,
-    out: Annotated[
-        Path | None, Option(help="Output page (.html); the numbers (.json) and figures (.svg) go next to it.")
-    ] = None,
+    gender_bias: GenderBiasOption = False,
+    path_length: PathLengthOption = False,
+    out: PageOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Look inside a model: attention, words in context, attribution, layers, or backpropagation on a graph.
