@@ -42,6 +42,9 @@ def write_lecture_data(folder: Path) -> None:
         files[f"choices-{split}.jsonl"] = _to_jsonl(choices)
     questions = [{"question": f"Which animal is number {i}?", "answer": name} for i, name in enumerate(ANIMALS[:4])]
     files["questions.jsonl"], files["more-questions.jsonl"] = _to_jsonl(questions[:2]), _to_jsonl(questions[2:])
+    images = [f"shapes/train/{i:06}.png" for i in range(1, 17)]
+    rows = [{"image": name, "question": "what shape is red?", "answer": "ab"[i % 2]} for i, name in enumerate(images)]
+    files["image-questions.jsonl"] = _to_jsonl(rows)
     files["translations.jsonl"] = _to_jsonl([{"source": "the cat sat", "answer": "die Katze saß"}] * 2)
     for split, size in (("train", 240), ("test", 3)):
         numbers = range(size)
