@@ -5,6 +5,7 @@ Run `python tests/design/pages.py` to write the generated tables into their page
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -13,6 +14,7 @@ README = ROOT / "README.md"
 GUIDES = ROOT / "docs" / "guide"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 STUDIES = ROOT / "docs" / "results" / "studies.md"
+COVERAGE = ROOT / "docs" / "coverage.md"
 
 
 def read(page: Path) -> str:
@@ -64,8 +66,11 @@ def generated() -> dict[tuple[Path, str], str]:
     """Return the generated parts: (page, name of the part) to its text."""
     from polyseme.families import summary as families
     from polyseme.studies.catalog import summary as studies
+    from tests.design import coverage
 
     return {
+        (COVERAGE, "setup"): coverage.format_setup(),
+        (COVERAGE, "rows"): coverage.format_rows(),
         (GUIDES / "families.md", "families"): families.format_markdown(),
         (ARCHITECTURE, "layers"): format_layers(),
         (STUDIES, "studies"): studies.format_markdown(),
@@ -73,6 +78,7 @@ def generated() -> dict[tuple[Path, str], str]:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
     for (target, part), table in generated().items():
         start, end = f"<!-- {part} -->\n", "<!-- end -->"
         before, rest = read(target).split(start)

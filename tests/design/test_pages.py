@@ -121,6 +121,7 @@ def write_inputs(glue: Path) -> None:
     reviews = [f"{i},{text},{'cat' if 'cat' in text else 'other'}\n" for i, text in enumerate(texts)]
     Path("reviews.csv").write_text("id,review,stars\n" + "".join(reviews), encoding="utf-8")
     Path("lines.txt").write_text("\n".join(texts[:3]), encoding="utf-8")
+    Path("occupations.txt").write_text("person\nnurse\nengineer\n", encoding="utf-8")
     Path("new.tsv").write_text("text\n" + "\n".join(texts[:3]) + "\n", encoding="utf-8")
     products = [f"P{i},{text.split('. ')[0]},{text}\n" for i, text in enumerate(texts)]
     for name, part in (("products.csv", products[::2]), ("held-out.csv", products[1::2])):

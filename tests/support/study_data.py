@@ -29,7 +29,7 @@ def write_study_data(folder: Path) -> None:
             f"{'NUM:dist' if i % 2 else 'ENTY:animal'} {t}\n" for i, t in enumerate(rows)
         )
         files[f"wnut17/{names[1]}"] = "\n".join(_format_words(t, "{word}\t{tag}\n") for t in rows)
-        files[f"squad-shifts/{names[2]}"] = json.dumps({"version": "1.1", "data": [_squad_article(rows)]})
+        files[f"squad-shifts/{names[2]}"] = json.dumps({"version": "1.1", "data": [squad_article(rows)]})
         columns = "{number}\t{word}\t_\t{pos}\t_\t_\t0\t_\t_\t_\n"
         files[f"ud-ewt/en_ewt-ud-{split}.conllu"] = "\n".join(_format_words(t, columns) for t in rows) + "\n"
         wic = "".join(f"the\tN\t0-0\t{a}\t{b}\n" for a, b in zip(rows, reversed(rows)))
@@ -46,7 +46,7 @@ def _format_words(text: str, columns: str) -> str:
     return "".join(columns.format(number=i, word=w, tag=t, pos="NOUN" if t != "O" else "X") for i, w, t in rows)
 
 
-def _squad_article(texts: list[str]) -> dict:
+def squad_article(texts: list[str]) -> dict:
     paragraphs = []
     for i, text in enumerate(texts):
         answer = next(word for word in text.rstrip(".").split() if word in ANIMALS)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 # What each figure needs, and what it may take besides `models`, `out` and `as_json`.
 FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"graph"}, {"at"}),
+    "path_length": ({"path_length"}, set()),
     "word": ({"word"}, {"data", "layer"}),
     "wic": ({"wic"}, set()),
+    "gender_bias": ({"gender_bias"}, {"data"}),
     "geometry": ({"geometry", "data"}, set()),
     "patch": ({"patch"}, {"text", "text_b", "attribute", "contrast", "data"}),
     "lens": ({"lens", "text"}, {"top_k"}),
@@ -40,53 +42,66 @@ BaselineOption = Annotated[
     str | None,
     Option(help="What stands for no token in attribution: mask, pad, unk, eos, zero; default: the first there is."),
 ]
+ModelsArgument = Annotated[
+    list[Path] | None, Argument(help="Model folders: one, or two to compare; none with --graph and --path-length.")
+]
+DataOption = Annotated[
+    str | None,
+    Option(
+        help="Texts: a file in any format; FILE::label=COLUMN has senses for --word, source words "
+        "for --gender-bias; --patch reads pairs."
+    ),
+]
+WordOption = Annotated[
+    str | None,
+    Option(help="Plot all occurrences of this word in --data, or in sentences with bank, spring and stick."),
+]
+LayerOption = Annotated[
+    int | None, Option(help="Layer to start with, from 1; default: all, or where --token looks.", min=0)
+]
+WicOption = Annotated[
+    Path | None, Option(help="Folder of Word in Context: accuracy of the cosine of two occurrences by layer.")
+]
+GenderBiasOption = Annotated[
+    bool, Option("--gender-bias", help="Probability of she and he by occupation: 48 in the package, or --data.")
+]
+PathLengthOption = Annotated[
+    bool, Option("--path-length", help="Compare types of layers: steps between two words, and costs; no model.")
+]
+PageOption = Annotated[
+    Path | None, Option(help="Output page (.html); the numbers (.json) and figures (.svg) go next to it.")
+]
+ContrastOption = Annotated[str | None, Option(help="Label or token to contrast with: why --attribute and not this.")]
+NumBeamsOption = Annotated[int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)]
 
 
 def explain(
-    models: Annotated[
-        list[Path] | None, Argument(help="Model folders: one, or two to compare; none with --graph.")
-    ] = None,
+    models: ModelsArgument = None,
     text: Annotated[str | None, Option(help="Text to read.")] = None,
     text_b: Annotated[str | None, Option(help="Text to compare with --text.")] = None,
     pair: Annotated[str | None, Option(help="Second text of the same input, as in a sentence pair.")] = None,
     target: Annotated[str | None, Option(help="Target of an encoder-decoder; default: what it generates.")] = None,
     token: Annotated[str | None, Option(help="Word to start with, computed step by step; default: the first.")] = None,
-    layer: Annotated[
-        int | None, Option(help="Layer to start with, from 1; default: all, or where --token looks.", min=0)
-    ] = None,
+    layer: LayerOption = None,
     head: Annotated[int | None, Option(help="Head to start with, from 1; default: where --token looks.", min=1)] = None,
-    word: Annotated[
-        str | None,
-        Option(help="Plot all occurrences of this word in --data, or in sentences with bank, spring and stick."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        Option(help="Texts: a file in any format; FILE::label=COLUMN has senses for --word; --patch reads pairs."),
-    ] = None,
+    word: WordOption = None,
+    data: DataOption = None,
     attribute: AttributeOption = None,
-    contrast: Annotated[
-        str | None, Option(help="Label or token to contrast with: why --attribute and not this.")
-    ] = None,
+    contrast: ContrastOption = None,
     method: MethodOption = None,
     baseline: BaselineOption = None,
     lens: Annotated[bool, Option("--lens", help="Show what each layer would predict (logit lens).")] = False,
     top_k: Annotated[int | None, Option(help="Predictions per layer with --lens; default: 5.", min=1)] = None,
     patch: Annotated[bool, Option("--patch", help="Patch activations of --text-b into --text.")] = False,
     geometry: Annotated[bool, Option("--geometry", help="Anisotropy, self-similarity, and layer distances.")] = False,
-    wic: Annotated[
-        Path | None, Option(help="Folder of Word in Context: accuracy of the cosine of two occurrences by layer.")
-    ] = None,
-    num_beams: Annotated[
-        int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)
-    ] = None,
-    length_penalty: Annotated[
-        float | None, Option(help="Exponent of a translation's length penalty; default: 0.6.")
-    ] = None,
+    wic: WicOption = None,
+    num_beams: NumBeamsOption = None,
+    length_penalty: Annotated[float | None, Option(help="Exponent of a translation's length penalty; default: 0.6.")] = None,
     graph: Annotated[str | None, Option(help="Expression to differentiate: '(x+y)*x*y**2'.")] = None,
     at: Annotated[str | None, Option(help="Values of the names in --graph: x=1,y=2.")] = None,
-    out: Annotated[
-        Path | None, Option(help="Output page (.html); the numbers (.json) and figures (.svg) go next to it.")
-    ] = None,
+    gender_bias: GenderBiasOption = False,
+    path_length: PathLengthOption = False,
+    out: PageOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Look inside a model: attention, words in context, attribution, layers, or backpropagation on a graph.
@@ -94,7 +109,9 @@ def explain(
     --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
     prediction depends on, --lens what each layer would predict, --patch which layer and position carry a
     difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
-    apart, --geometry the vectors of each layer, and --graph backpropagation through an expression.
+    apart, --geometry the vectors of each layer, --gender-bias which pronoun goes with an occupation, --graph
+    backpropagation through an expression, and --path-length how far apart two words are in recurrent, convolutional
+    and attention layers.
     """
     arguments = {name: value for name, value in locals().items() if name != "as_json"}
     arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}  # not 0
@@ -110,11 +127,12 @@ def choose_figure(arguments: dict[str, Any]) -> str:
     if figure is None:
         raise ConfigError("explain needs a model and --text, --word or --geometry with --data, or --graph")
     required, optional = FIGURES[figure]
-    required = required if figure == "graph" else required | {"models"}
-    title = "--text" if figure == "attention" else f"--{figure}"
+    required = required if figure in ("graph", "path_length") else required | {"models"}
 
     def flag(name: str) -> str:
         return flags.get(name, f"--{name.replace('_', '-')}")
+
+    title = "--text" if figure == "attention" else flag(figure)
 
     if missing := sorted(required - set(arguments)):
         raise ConfigError(f"{title} needs {flag(missing[0])}")
@@ -233,6 +251,23 @@ def _graph(arguments: dict[str, Any]) -> "Explanation":
     return explain_graph(arguments["graph"], values)
 
 
+def _gender_bias(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.evaluation.text_rows import read_labeled_texts
+    from polyseme.explain.bias import Occupation, explain_gender_bias
+
+    occupations = None
+    if "data" in arguments:
+        names, sources = read_labeled_texts(arguments["data"])
+        occupations = [Occupation(*row) for row in zip(names, sources or [""] * len(names))]
+    return explain_gender_bias(_models(arguments, 4), occupations)
+
+
+def _path_length(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.path_length import explain_path_length
+
+    return explain_path_length()
+
+
 BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "attention": _attention,
     "attribute": _attribute,
@@ -242,4 +277,6 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "wic": _wic,
     "geometry": _geometry,
     "graph": _graph,
+    "gender_bias": _gender_bias,
+    "path_length": _path_length,
 }

@@ -1,5 +1,6 @@
 """`polyseme pretrain`, `recipes` and `families`."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +8,8 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.completion import FAMILY_NAMES, RECIPE_NAMES, complete
-from polyseme.cli.output import parse_settings, print_json, print_wrapped, print_wrapped_table
+from polyseme.cli.output import parse_settings, print_json, print_table, print_wrapped, print_wrapped_table
+from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyseme.families.summary import FamilySummary
@@ -93,7 +95,11 @@ def recipes(
         print_wrapped_table(header, rows)
 
 
-def families(as_json: options.JsonOption = False) -> None:
+def families(
+    chart: Annotated[Path | None, Option(help="Draw the sizes by the month of their publication (.svg).")] = None,
+    years: Annotated[str | None, Option(help="Years of --chart, as 2017-2020; default: 2018-2019.")] = None,
+    as_json: options.JsonOption = False,
+) -> None:
     """List the families and their sizes.
 
     Sizes are numbers of parameters without heads.
@@ -101,6 +107,11 @@ def families(as_json: options.JsonOption = False) -> None:
     from polyseme.families import FAMILIES
     from polyseme.families.summary import summarize_families
 
+    if years and chart is None:
+        raise ConfigError("--years has no effect without --chart")
+    if chart is not None:
+        _draw_releases(chart, years or "2018-2019", as_json)
+        return
     if as_json:
         print_json([row._asdict() for row in summarize_families()])
         return
@@ -112,6 +123,32 @@ def families(as_json: options.JsonOption = False) -> None:
         print_wrapped(f"{family.name}: {family.paper}; {family.tokenizer}; {family.objective}", 2)
         for departure in family.departures:
             print_wrapped(f"  departs: {departure}", 4, 2)
+
+
+def _draw_releases(chart: Path, years: str, as_json: bool) -> None:
+    """Write the chart of sizes by date, and print its points."""
+    from polyseme.families.releases import list_releases, release_chart
+    from polyseme.io.atomic import ensure_new_file, write_text
+    from polyseme.report.svg import standalone_svg
+
+    match = re.fullmatch(r"(\d{4})(?:-(\d{4}))?", years)
+    if not match:
+        raise ConfigError(f"--years {years} is not a year or two years, such as 2018-2019")
+    if chart.suffix != ".svg":
+        raise ConfigError(f"--chart {chart} does not end in .svg")
+    releases = list_releases(int(match[1]), int(match[2] or match[1]))
+    ensure_new_file(chart)
+    write_text(chart, standalone_svg(release_chart(releases)))
+    if as_json:
+        print_json([{**release._asdict(), "month": f"{release.month:%Y-%m}"} for release in releases])
+        return
+    rows = [(f"{each.month:%Y-%m}", each.name, each.num_params, _mark(each.is_published)) for each in releases]
+    print_table(["month", "model", "parameters", "published"], rows)
+    print(chart)
+
+
+def _mark(is_published: bool) -> str:
+    return "yes" if is_published else ""
 
 
 def _describe_published(row: "FamilySummary") -> str:

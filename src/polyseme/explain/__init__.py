@@ -8,11 +8,13 @@ from polyseme.explain.graph import Graph
 if TYPE_CHECKING:
     from polyseme.explain.attention import explain_attention
     from polyseme.explain.attribution import explain_attribution
+    from polyseme.explain.bias import explain_gender_bias
     from polyseme.explain.geometry import explain_geometry
     from polyseme.explain.gradients import explain_gradients
     from polyseme.explain.graph.page import explain_graph
     from polyseme.explain.logit_lens import explain_logit_lens
     from polyseme.explain.patching import PatchingPair, explain_patching, explain_patching_pairs
+    from polyseme.explain.path_length import explain_path_length
     from polyseme.explain.probing.api import probe
     from polyseme.explain.self_attention import attention_steps
     from polyseme.explain.words import explain_word
@@ -23,12 +25,14 @@ _MODULES = {
     "attention_steps": "self_attention",
     "explain_attention": "attention",
     "explain_attribution": "attribution",
+    "explain_gender_bias": "bias",
     "explain_geometry": "geometry",
     "explain_gradients": "gradients",
     "explain_graph": "graph.page",
     "explain_logit_lens": "logit_lens",
     "explain_patching": "patching",
     "explain_patching_pairs": "patching",
+    "explain_path_length": "path_length",
     "explain_wic": "words.wic",
     "explain_word": "words",
     "probe": "probing.api",
@@ -40,12 +44,14 @@ __all__ = [
     "attention_steps",
     "explain_attention",
     "explain_attribution",
+    "explain_gender_bias",
     "explain_geometry",
     "explain_gradients",
     "explain_graph",
     "explain_logit_lens",
     "explain_patching",
     "explain_patching_pairs",
+    "explain_path_length",
     "explain_wic",
     "explain_word",
     "probe",

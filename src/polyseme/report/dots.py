@@ -18,13 +18,14 @@ _FONT_SIZE = 12.5
 class Dot:
     """A row of a dot plot: its values, which are drawn faint around their mean; `is_marked` is drawn in another color.
 
-    A row without values is left empty.
+    A row without values is left empty. `unit` is what there is a value for.
     """
 
     label: str
     values: tuple[float, ...]
     interval: tuple[float, float] | None = None
     is_marked: bool = False
+    unit: str = "seed(s)"
 
     @property
     def mean(self) -> float:
@@ -111,7 +112,7 @@ def _draw_row(dot: Dot, scale: Scale, y: float) -> str:
         for value in dot.values
         if len(dot.values) > 1
     ]
-    texts.append(f"{len(dot.values)} seed(s)")
+    texts.append(f"{len(dot.values)} {dot.unit}")
     title = f"<title>{escape(', '.join(texts))}</title>"
     parts.append(f'<circle cx="{scale(dot.mean):.1f}" cy="{y:.1f}" r="4.2" style="fill:{color}">{title}</circle>')
     return "".join(parts)
