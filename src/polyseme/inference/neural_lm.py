@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from polyseme.errors import DataError, UnsupportedError
-from polyseme.families import FAMILIES
+from polyseme.families import ALL_FAMILIES
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
@@ -114,7 +114,7 @@ class NeuralLM(LanguageModel):
     def capabilities(self) -> tuple[str, ...]:
         heads = self.model.heads
         is_lm = "next" in heads and not self.is_seq2seq
-        pretraining_heads = FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
+        pretraining_heads = ALL_FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
         has_task = bool({"task", "tasks"} & set(self.folder.metadata)) or not set(heads) <= set(pretraining_heads)
         task = self._load_task() if has_task and "tasks" not in self.folder.metadata else None
         predicts_tokens = not has_task and bool({"next", "masked"} & set(heads))

@@ -261,7 +261,8 @@ class RecurrentDecoder(Trunk):
         self.dropout = nn.Dropout(config.dropout)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        return self._attend(inputs, memory, layers, return_memory)[0]
+        output, attention_state = self._attend(inputs, memory, layers, return_memory)
+        return replace(output, source_attention=getattr(attention_state, "weights", None))
 
     def _attend(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> tuple[Any, Any]:
         """Return the output of the trunk and the `SourceAttention`, if any."""
