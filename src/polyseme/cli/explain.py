@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # What each figure needs, and what it may take besides `models`, `out` and `as_json`.
 FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"graph"}, {"at"}),
+    "image": ({"image"}, {"features"}),
     "word": ({"word"}, {"data", "layer"}),
     "wic": ({"wic"}, set()),
     "geometry": ({"geometry", "data"}, set()),
@@ -80,6 +81,8 @@ def explain(
         int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)
     ] = None,
     length_penalty: Annotated[float | None, Option(help="Exponent of the length of a translation; default: 1.")] = None,
+    image: Annotated[Path | None, Option(help="Image to describe, with where the model looks for each word.")] = None,
+    features: Annotated[Path | None, Option(help="Regions of --image (.npz), for a model that reads features.")] = None,
     graph: Annotated[str | None, Option(help="Expression to differentiate: '(x+y)*x*y**2'.")] = None,
     at: Annotated[str | None, Option(help="Values of the names in --graph: x=1,y=2.")] = None,
     out: Annotated[
@@ -92,7 +95,8 @@ def explain(
     --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
     prediction depends on, --lens what each layer would predict, --patch which layer and position carry a
     difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
-    apart, --geometry the vectors of each layer, and --graph backpropagation through an expression.
+    apart, --geometry the vectors of each layer, --image where a model looks in an image, and --graph backpropagation
+    through an expression.
     """
     arguments = {name: value for name, value in locals().items() if name != "as_json"}
     arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}  # not 0
@@ -231,6 +235,12 @@ def _graph(arguments: dict[str, Any]) -> "Explanation":
     return explain_graph(arguments["graph"], values)
 
 
+def _image(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.image_attention import explain_image
+
+    return explain_image(_models(arguments, 1)[0], arguments["image"], arguments.get("features"))
+
+
 BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "attention": _attention,
     "attribute": _attribute,
@@ -240,4 +250,5 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "wic": _wic,
     "geometry": _geometry,
     "graph": _graph,
+    "image": _image,
 }

@@ -19,7 +19,9 @@ from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 
-def _region_embeddings(dim: int, conv_dim: int, grid: tuple[int, int, int, int, bool], **sizes: Any) -> Any:
+def _region_embeddings(
+    dim: int, conv_dim: int, num_grid_convs: int, grid: tuple[int, int, int, int, bool], **sizes: Any
+) -> RegionEmbeddingsConfig:
     """Return the embeddings of a grid: rows, columns, patch size, feature size, and whether there are boxes.
 
     A convolution of stride 2 for each factor of 2 in the patch size has `conv_dim`, then twice, then four times as many
@@ -29,7 +31,8 @@ def _region_embeddings(dim: int, conv_dim: int, grid: tuple[int, int, int, int, 
     num_convs = patch_size.bit_length() - 1 if conv_dim and patch_size & (patch_size - 1) == 0 and patch_size else 0
     conv_dims = tuple(conv_dim * min(2**i, 4) for i in range(num_convs))
     names = ("num_rows", "num_columns", "patch_size", "feature_dim", "has_boxes")
-    return RegionEmbeddingsConfig(dim, **dict(zip(names, grid)), conv_dims=conv_dims, **sizes)  # type: ignore[arg-type]
+    sizes |= {"conv_dims": conv_dims, "num_grid_convs": num_grid_convs if conv_dims else 0}
+    return RegionEmbeddingsConfig(dim, **dict(zip(names, grid)), **sizes)
 
 
 def show_attend_tell_config(
@@ -39,6 +42,7 @@ def show_attend_tell_config(
     dropout: float = 0.3,
     attention_dim: int = 0,
     conv_dim: int = 32,
+    num_grid_convs: int = 1,
     num_rows: int = 14,
     num_columns: int = 14,
     patch_size: int = 0,
@@ -50,7 +54,7 @@ def show_attend_tell_config(
     Its states start from the mean of the regions. A feed-forward layer relates content and position of each region.
     """
     grid = num_rows, num_columns, patch_size, feature_dim, has_boxes
-    regions = _region_embeddings(dim, conv_dim, grid, hidden_dim=2 * dim, dropout=dropout)
+    regions = _region_embeddings(dim, conv_dim, num_grid_convs, grid, hidden_dim=2 * dim, dropout=dropout)
     init = InitConfig(1.0, scale_by_fan_in=True, token_std=4 * dim**-0.5)
     stack = RecurrentTrunkConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none"),
@@ -75,6 +79,7 @@ def image_transformer_config(
     dropout: float = 0.1,
     num_decoder_layers: int = 0,
     conv_dim: int = 32,
+    num_grid_convs: int = 1,
     num_rows: int = 14,
     num_columns: int = 14,
     patch_size: int = 16,
@@ -98,7 +103,7 @@ def image_transformer_config(
             embeddings, block, layers, final_norm=norm, pooler=PoolerConfig("last" if is_decoder else "mean"), init=init
         )
 
-    regions = _region_embeddings(dim, conv_dim, grid, dropout=dropout)
+    regions = _region_embeddings(dim, conv_dim, num_grid_convs, grid, dropout=dropout)
     tokens = EmbeddingsConfig(vocab_size, dim, max_len, dropout=dropout, scale=dim**0.5)
     decoder = stack(tokens, num_decoder_layers or num_layers, True)
     return ImageTextConfig(stack(regions, num_layers, False), decoder, init=init)
@@ -111,9 +116,10 @@ def pretraining_heads(config: Any) -> dict[str, HeadConfig]:
 
 _REGION_NAMES = ("num_rows", "num_columns", "patch_size", "feature_dim")
 _REGION_PATHS: dict[str, hf.ConfigPath] = {name: f"regions.{name}" for name in (*_REGION_NAMES, "has_boxes")}
+_REGION_PATHS["num_grid_convs"] = "regions.num_grid_convs"
 _REGION_PATHS["conv_dim"] = lambda config: (*config.trunk.regions.conv_dims, 0)[0]
 _REGION_ROWS = (
-    *hf.required("dim", "vocab_size", "max_len", "conv_dim", *_REGION_NAMES),
+    *hf.required("dim", "vocab_size", "max_len", "conv_dim", "num_grid_convs", *_REGION_NAMES),
     *hf.choices(has_boxes=(False, True)),
     hf.ConfigMap("is_encoder_decoder", path=lambda _: True),
 )
@@ -129,7 +135,7 @@ SHOW_ATTEND_TELL = Family(
     name="show_attend_tell",
     paper="Xu et al. 2015, Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
     trunk_config=show_attend_tell_config,
-    sizes={"tiny": {"dim": 128, "dropout": 0.1}, "base": {"dim": 512}},
+    sizes={"tiny": {"dim": 128, "dropout": 0.1, "attention_dim": 32, "conv_dim": 16}, "base": {"dim": 512}},
     hf_config=hf.ConfigTable(
         "show_attend_tell",
         show_attend_tell_config,
@@ -153,7 +159,7 @@ IMAGE_TRANSFORMER = Family(
     paper="Vaswani et al. 2017, Attention Is All You Need; Dosovitskiy et al. 2021, An Image is Worth 16x16 Words",
     trunk_config=image_transformer_config,
     sizes={
-        "tiny": {"num_layers": 2, "dim": 128, "num_heads": 4, "num_rows": 8, "num_columns": 8, "patch_size": 8},
+        "tiny": {"num_layers": 2, "dim": 128, "num_heads": 4, "conv_dim": 16},
         "base": {},
     },
     hf_config=hf.ConfigTable(

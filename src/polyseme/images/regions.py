@@ -1,8 +1,8 @@
 """Regions: an image as a list of vectors, patches of its pixels or features of another network."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,6 +24,17 @@ class RegionFormat(Config):
     patch_size: int = 0
     feature_dim: int = 0
     has_boxes: bool = False
+
+    def __str__(self) -> str:
+        if self.patch_size:
+            return f"images of {self.width} × {self.height} pixels"
+        place = "with boxes" if self.has_boxes else f"on a grid of {self.num_rows} × {self.num_columns}"
+        return f"{self.num_regions} vectors of {self.feature_dim} {place}"
+
+    @classmethod
+    def of_model(cls, embeddings: Any) -> Self:
+        """Return the format that the embeddings of a model's regions have."""
+        return cls(**{each.name: getattr(embeddings, each.name) for each in fields(cls)})
 
     @property
     def num_regions(self) -> int:
@@ -48,10 +59,19 @@ class RegionFormat(Config):
         grid = image.reshape(self.num_rows, size, self.num_columns, size, 3)
         return grid.transpose(0, 2, 1, 3, 4).reshape(self.num_regions, 3 * size * size)
 
-    def read(self, path: Path | str) -> np.ndarray:
-        """Read the regions of an image file."""
+    def open_file(self, path: Path | str) -> "RegionFile":
+        """Open a file of features, which must be of this format."""
+        region_file = RegionFile.open(path)
+        if region_file.format != self:
+            raise DataError(f"{path} has {region_file.format}, but the model reads {self}")
+        return region_file
+
+    def read(self, path: Path | str, region_file: "RegionFile | None" = None) -> np.ndarray:
+        """Read the regions of an image file, or those that another file has of it."""
+        if region_file is not None:
+            return region_file.get(path)
         if not self.patch_size:
-            raise DataError(f"the model reads features, not pixels: {path} has to be passed with a file of its features")
+            raise DataError(f"the model reads {self}, not pixels: pass a file with those of {path}")
         image = read_image(path)
         check_size(image, self.height, self.width, path)
         return self.to_regions(image)

@@ -12,10 +12,12 @@ import torch
 
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.families import ALL_FAMILIES
+from polyseme.generation.config import GenerationConfig
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
+from polyseme.inference.captioning import ImageLike, caption_images, read_regions
 from polyseme.inference.embedding import embed_texts
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
@@ -25,6 +27,7 @@ from polyseme.inference.prediction import encode_examples, predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.io.atomic import ensure_new_directory
 from polyseme.nn.model import Model
+from polyseme.nn.trunks.image_text import ImageTextConfig
 from polyseme.tasks import load_task
 from polyseme.tasks.base import TaskConfig
 from polyseme.text.tokenizer import Tokenizer
@@ -134,6 +137,8 @@ class NeuralLM(LanguageModel):
             "attribute": predicts_tokens or (task is not None and task.codec.supports_attribution),
         }
         supported["attribute"] = supported["attribute"] and self.model.trunk.is_differentiable
+        if isinstance(self.model.config.trunk, ImageTextConfig):  # no text without an image
+            supported = {"encode": True, "caption": "next" in heads, "predict": has_task, "answer_image": has_task}
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 
     def save(self, out: str | Path, dtype: str = "float32") -> Path:
@@ -203,6 +208,10 @@ class NeuralLM(LanguageModel):
     @cached_property
     def _text_generator(self) -> TextGenerator:
         return TextGenerator.from_folder(self.folder)
+
+    def _caption(self, images: Sequence[ImageLike], config: GenerationConfig, features: Path | None) -> list[Any]:
+        regions = read_regions(self.model.config, images, features)
+        return caption_images(self._text_generator, regions, config)
 
     @torch.inference_mode()
     def _embed(

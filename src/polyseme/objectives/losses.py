@@ -40,7 +40,9 @@ def compute_term(model: Model, batch: Batch, output: TrunkOutput, name: str) -> 
         return (squared_diff * (layout.positions[1:] > 0)).sum()
     if name == "attention_coverage":  # each region gets as much attention as one word (Xu et al. 2015, §4.2.1)
         assert output.source_attention is not None and batch.inputs.source is not None
-        totals = layout.pad(output.source_attention.float()).sum(1)  # [B, longest source]
+        weights = output.source_attention
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        totals = layout.pad(weights).sum(1)  # [B, longest source]
         return ((1 - totals).square() * batch.inputs.source.layout.attention_mask()).sum()
     return model.loss(name, hidden, layout, t.rows, t.labels, t.label_smoothing)
 

@@ -19,8 +19,9 @@ class RegionEmbeddingsConfig(Config):
     """Embeddings of the regions of an image, a grid of `num_rows` × `num_columns` in reading order.
 
     With a `patch_size`, a region is a patch of RGB pixels, `patch_size`² · 3 bytes. Convolutions of 3 × 3 with stride 2,
-    one for each of `conv_dims`, reduce the image to the grid; without them, a linear layer embeds each patch
-    (Dosovitskiy et al. 2021, §3.1). With a `feature_dim`, a region is a vector of another network.
+    one for each of `conv_dims`, reduce the image to the grid, and `num_grid_convs` residual ones let each region see its
+    neighbors; without them, a linear layer embeds each patch (Dosovitskiy et al. 2021, §3.1). With a `feature_dim`, a
+    region is a vector of another network.
 
     Each region gets the sum of an embedding of its row and one of its column. With `has_boxes`, regions are not on a
     grid: there are up to `num_rows` · `num_columns`, and the last four numbers of each are its box (left, top, right,
@@ -33,13 +34,14 @@ class RegionEmbeddingsConfig(Config):
     patch_size: int = 0
     feature_dim: int = 0
     conv_dims: tuple[int, ...] = ()
+    num_grid_convs: int = 0
     hidden_dim: int = 0
     has_boxes: bool = False
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         self.check_range(1, math.inf, "dim", "num_rows", "num_columns")
-        self.check_range(0, math.inf, "patch_size", "feature_dim", "hidden_dim")
+        self.check_range(0, math.inf, "patch_size", "feature_dim", "hidden_dim", "num_grid_convs")
         self.check_range(0, 1, "dropout")
         if bool(self.patch_size) == bool(self.feature_dim):
             sizes = f"patch_size is {self.patch_size} and feature_dim {self.feature_dim}"
@@ -47,6 +49,8 @@ class RegionEmbeddingsConfig(Config):
         if self.conv_dims and 2 ** len(self.conv_dims) != self.patch_size:
             expected = f"{len(self.conv_dims)} convolutions reduce patches of {2 ** len(self.conv_dims)} pixels"
             raise ConfigError(f"patch_size is {self.patch_size}, but {expected} to one region")
+        if self.num_grid_convs and not self.conv_dims:
+            raise ConfigError(f"num_grid_convs is {self.num_grid_convs}, but there are no conv_dims before them")
         if self.has_boxes and self.patch_size:
             raise ConfigError("has_boxes is true, but patches of pixels are on a grid: set it to false")
 
@@ -70,7 +74,7 @@ class RegionEmbeddingsConfig(Config):
         num_pixels = [4 ** (len(self.conv_dims) - i) for i in range(1, len(channels))]  # per region, of each output
         convs = sum(9 * a * b * n for a, b, n in zip(channels, channels[1:], num_pixels))
         last_dim = self.conv_dims[-1] if self.conv_dims else 3 * self.patch_size**2 or self.feature_dim
-        return convs + last_dim * self.dim + 2 * self.dim * self.hidden_dim
+        return convs + 9 * last_dim**2 * self.num_grid_convs + last_dim * self.dim + 2 * self.dim * self.hidden_dim
 
     def build(self) -> nn.Module:
         return RegionEmbeddings(self)
@@ -85,6 +89,7 @@ class RegionEmbeddings(nn.Module):
         channels = (3, *config.conv_dims)
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in zip(channels, channels[1:]))
         last_dim = config.conv_dims[-1] if config.conv_dims else config.input_dim - 4 * config.has_boxes
+        self.grid_convs = nn.ModuleList(nn.Conv2d(last_dim, last_dim, 3, padding=1) for _ in range(config.num_grid_convs))
         self.projection = nn.Linear(last_dim, config.dim)
         self.rows = None if config.has_boxes else nn.Embedding(config.num_rows, config.dim)
         self.columns = None if config.has_boxes else nn.Embedding(config.num_columns, config.dim)
@@ -119,7 +124,10 @@ class RegionEmbeddings(nn.Module):
         """Put the patches [S, patch_size² · 3] of each image together, and reduce it to its grid again."""
         config = self.config
         grid = patches.view(-1, config.num_rows, config.num_columns, config.patch_size, config.patch_size, 3)
-        x = grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # [images, 3, height, width]
+        pixels = grid.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # [images, height, width, 3]
+        x = pixels.permute(0, 3, 1, 2)  # [images, 3, height, width], the channels last in memory
         for conv in self.convs:
             x = F.relu(conv(x))
+        for conv in self.grid_convs:
+            x = x + F.relu(conv(x))
         return x.permute(0, 2, 3, 1).flatten(0, 2)

@@ -1,0 +1,83 @@
+"""The page docs/results/vision.md, from the rows that `vision.py` measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from report import format_mean_std, mean_std, table
+
+from polyseme.io.atomic import write_text
+
+INTRODUCTION = """# Images
+
+Two kinds of models read text about images: an LSTM with additive attention over regions (Show, Attend and Tell), and a
+Transformer over patches of pixels. `benchmarks/vision.py` wrote this page from [vision.json](vision.json); each row of
+it has its seed, time, machine and commit. The [guide](../guide/images.md) shows how to use them.
+"""
+CAPTIONS = """## Captions of shapes
+
+{images:,} generated images of 64 × 64 pixels with one or two of 6 shapes in 8 colors, such as *a red square above a blue
+circle*. 8 of the 48 pairs of a color and a shape occur in no training image. *Seen* are 1,000 new images of training
+pairs, *unseen* 1,000 images with at least one of the 8 pairs. A caption is right if every word is. *Pointing* is the
+share of color words and nouns that are right and for which the region with the largest attention weight lies in the box
+of the object. {seeds} (mean ± standard deviation, in %).
+"""
+VQA = """## easy-VQA
+
+The 9,673 test questions of easy-VQA, 13 answers, used unchanged; 38,575 questions about 4,000 images for training.
+Accuracy in %. The data set has no dev set; nothing was selected on the test questions except as listed under findings.
+"""
+
+
+def write_page(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write the page."""
+    findings = path.with_name("vision-findings.md")
+    parts = [INTRODUCTION, _captions([row for row in rows if row["kind"] == "captions"])]
+    parts.append(_vqa([row for row in rows if row["kind"] == "vqa"]))
+    parts += [findings.read_text(encoding="utf-8")] if findings.exists() else []
+    write_text(path, "\n".join(part for part in parts if part))
+
+
+def _groups(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["model"]].append(row)
+    return groups
+
+
+def _captions(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    lines = []
+    for name, group in _groups(rows).items():
+        cells = [
+            format_mean_std(mean_std([100 * row[split][metric] for row in group]))
+            for metric in ("exact_match", "pointing_accuracy")
+            for split in ("valid", "test")
+        ]
+        minutes = format_mean_std(mean_std([row["minutes"] for row in group]))
+        lines.append([name, f"{group[0]['parameters']:,}", f"{group[0]['steps']:,}", *cells, minutes, len(group)])
+    names = ["model", "parameters", "steps", "exact, seen", "exact, unseen", "pointing, seen", "pointing, unseen"]
+    text = CAPTIONS.format(images=rows[0]["images"], seeds="Several seeds where the last column says so")
+    return f"{text}\n{table([*names, 'minutes', 'seeds'], lines)}\n\nMachine: {_machines(rows)}\n"
+
+
+def _vqa(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    lines = [
+        [
+            name,
+            format_mean_std(mean_std([100 * row["accuracy"] for row in group])),
+            format_mean_std(mean_std([row["minutes"] for row in group])),
+            len(group),
+        ]
+        for name, group in _groups(rows).items()
+    ]
+    return f"{VQA}\n{table(['model', 'accuracy', 'minutes', 'seeds'], lines)}\n\nMachine: {_machines(rows)}\n"
+
+
+def _machines(rows: list[dict[str, Any]]) -> str:
+    return "; ".join(dict.fromkeys(row["machine"] for row in rows))
