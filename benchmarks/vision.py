@@ -202,7 +202,14 @@ def run_baselines(rows: Rows, train: list[Any], test: list[Any]) -> None:
         start = time.perf_counter()
         model = LogisticRegression(max_iter=300).fit(features[0], labels[0])
         accuracy = float(model.score(features[1], labels[1]))
-        rows.add("vqa/linear" if "image" in name else "vqa/question", start, kind="vqa", model=name, seed=0, accuracy=accuracy)
+        rows.add(
+            "vqa/linear" if "image" in name else "vqa/question",
+            start,
+            kind="vqa",
+            model=name,
+            seed=0,
+            accuracy=accuracy,
+        )
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ def open_regions(corpus: Corpus) -> tuple[RegionFormat, np.ndarray, np.ndarray]:
     """Return what regions are, the memory-mapped regions of all images, and the image of each document."""
     images = region_format(corpus)
     if images is None:
-        raise DataError(f"{corpus.path} is a corpus of text, without images: prepare one with `polyseme images prepare`")
+        raise DataError(
+            f"{corpus.path} is a corpus of text, without images: prepare one with `polyseme images prepare`"
+        )
     regions, index = (memmap_array(corpus.path / name) for name in (REGIONS_FILE, INDEX_FILE))
     return images, regions, index[corpus.document_ids]

@@ -25,7 +25,9 @@ def _read_questions(path: Path, needs_labels: bool) -> Iterator[RowReader]:
 def _parse(path: Path, number: int, question: Any) -> ImageQuestion:
     types = list(map(type, question)) if isinstance(question, list) else []
     if types != [str, str, int]:
-        raise DataError(f"{path}:{number}: {str(question)[:60]} is not a question, an answer and the number of an image")
+        raise DataError(
+            f"{path}:{number}: {str(question)[:60]} is not a question, an answer and the number of an image"
+        )
     text, answer, image = question
     return ImageQuestion(f"{path}:{number}", text, None, answer, image=str(path.parent / "images" / f"{image}.png"))
 

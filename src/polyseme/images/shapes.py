@@ -24,21 +24,22 @@ COLORS = {
     "blue": (40, 80, 215),
     "yellow": (235, 205, 40),
     "purple": (130, 50, 170),
-    "brown": (140, 85, 40),
+    "brown": (115, 72, 38),
     "cyan": (50, 200, 210),
     "pink": (245, 130, 190),
+    "black": (25, 25, 25),
+    "white": (245, 245, 245),
 }
-SHAPES = ("circle", "square", "triangle", "diamond", "cross", "star")
-MIN_RADIUS, MAX_RADIUS = 8, 12  # half of the width in pixels
+SHAPES = ("circle", "square", "triangle", "diamond", "cross", "star", "ring", "moon", "heart", "arrow")
+MIN_RADIUS, MAX_RADIUS = 9, 14  # half of the width in pixels
 MIN_DIFFERENCE = 6  # between the distances along the two axes, so that one relation is right
 SUPERSAMPLING = 4
-_COLOR_NOISE = 16
 _GOLDEN_ANGLE = np.pi / 5
 
 
 def unseen_pairs() -> frozenset[tuple[str, str]]:
-    """Return the pairs of a color and a shape that are held out: one of each color, one or two of each shape."""
-    return frozenset((color, SHAPES[(2 * i + i // 3) % len(SHAPES)]) for i, color in enumerate(COLORS))
+    """Return the pairs of a color and a shape that are held out: one of each color, and one of each shape."""
+    return frozenset((color, SHAPES[(3 * i + 1) % len(SHAPES)]) for i, color in enumerate(COLORS))
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class _Draws:
     def below(self, n: int) -> int:
         return int(integers(self.bits(), n)[0])
 
-    def normal_field(self, *shape: int) -> np.ndarray:
+    def noise(self, *shape: int) -> np.ndarray:
         """Return uniform noise in ± 1."""
         self.count += 1
         size = int(np.prod(shape))
@@ -152,14 +153,15 @@ def _describe(objects: tuple[ShapeObject, ...]) -> tuple[str, tuple[ShapeObject,
 
 
 def _draw(objects: tuple[ShapeObject, ...], draws: _Draws) -> np.ndarray:
-    background = 70 * draws.normal_field(1, 1, 1) + 160
-    image = background + 10 * draws.normal_field(SIZE, SIZE, 3)
+    background = 145 + 40 * draws.noise(1, 1, 1) + 20 * draws.noise(1, 1, 3)
+    image = background + 10 * draws.noise(SIZE, SIZE, 3)
     for each in objects:
         left, top, right, bottom = each.box
         coverage = _coverage(each.shape, right - left)[:, :, None]  # [height, width, 1]
-        color = np.array(COLORS[each.color]) + _COLOR_NOISE * draws.normal_field(3)
+        color = np.array(COLORS[each.color]) * (0.98 + 0.14 * draws.noise(1)) + 12 * draws.noise(3)
+        color += (color.mean() - color) * (0.08 + 0.08 * draws.noise(1))  # less saturated
         area = image[top:bottom, left:right]
-        area += coverage * (color + 6 * draws.normal_field(*area.shape) - area)
+        area += coverage * (color + 6 * draws.noise(*area.shape) - area)
     return image.clip(0, 255).round().astype(np.uint8)
 
 
@@ -187,6 +189,12 @@ _INSIDE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "diamond": lambda x, y: abs(x) + abs(y) <= 1,
     "cross": lambda x, y: np.minimum(abs(x), abs(y)) <= 0.32,
     "star": _is_in_star,
+    "ring": lambda x, y: (x**2 + y**2 <= 1) & (x**2 + y**2 >= 0.36),
+    "moon": lambda x, y: (x**2 + y**2 <= 1) & ((x - 0.5) ** 2 + y**2 >= 0.64),
+    "heart": lambda x, y: (
+        ((abs(x) - 0.48) ** 2 + (y + 0.42) ** 2 <= 0.27) | ((y >= -0.42) & (y <= 0.95) & (abs(x) <= 0.72 * (0.95 - y)))
+    ),
+    "arrow": lambda x, y: ((x <= 0.1) & (abs(y) <= 0.3)) | ((x >= 0) & (abs(y) <= 0.95 * (1 - x))),
 }
 
 

@@ -89,9 +89,7 @@ def _expected_shapes() -> dict[str, tuple[int, ...]]:
             f"fire{number}.conv3x3_2": (4 * squeeze, squeeze, 3, 3),
         }
         num_inputs = 8 * squeeze
-    return {
-        f"{name}.{part}": size for name, shape in shapes.items() for part, size in _parts(shape)
-    }
+    return {f"{name}.{part}": size for name, shape in shapes.items() for part, size in _parts(shape)}
 
 
 def _parts(shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:

@@ -71,7 +71,9 @@ class VisualQATask(LabelTask):
     def fit_model(self, folder: Path) -> Self:
         config = read_model_config(folder)[0]
         if not isinstance(config.trunk, ImageTextConfig):
-            raise UnsupportedError(f"visual_qa needs a model that reads images, and {folder} ({config.family}) does not")
+            raise UnsupportedError(
+                f"visual_qa needs a model that reads images, and {folder} ({config.family}) does not"
+            )
         return self.replace(regions=RegionFormat.of_model(config.trunk.regions))
 
     def encode_truncated(
@@ -81,7 +83,9 @@ class VisualQATask(LabelTask):
             raise UnsupportedError("visual_qa needs a model that reads images: fine-tune one for it first")
         region_file = self.regions.open_file(self.region_file) if self.region_file else None
         images: dict[str, np.ndarray] = {}
-        for example, (encoded, length) in zip(examples, super().encode_truncated(examples, targets, tokenizer, max_len)):
+        for example, (encoded, length) in zip(
+            examples, super().encode_truncated(examples, targets, tokenizer, max_len)
+        ):
             if example.image not in images:
                 images[example.image] = self.regions.read(example.image, region_file)
             yield replace(encoded, regions=images[example.image]), length

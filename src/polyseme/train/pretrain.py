@@ -115,7 +115,11 @@ def _pretrain(
     has_target_tokenizer = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
     target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_tokenizer else None
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
-    config = initial_model.model.config if initial_model else recipe.model_config(*vocab_sizes, families, region_format(corpus))
+    config = (
+        initial_model.model.config
+        if initial_model
+        else recipe.model_config(*vocab_sizes, families, region_format(corpus))
+    )
     provenance = initial_model.provenance if initial_model else {}
     family = get_family(config.family, families)
     tokenizer = tokenizer.with_cls_position(family.cls_position)

@@ -89,7 +89,9 @@ class RegionEmbeddings(nn.Module):
         channels = (3, *config.conv_dims)
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in zip(channels, channels[1:]))
         last_dim = config.conv_dims[-1] if config.conv_dims else config.input_dim - 4 * config.has_boxes
-        self.grid_convs = nn.ModuleList(nn.Conv2d(last_dim, last_dim, 3, padding=1) for _ in range(config.num_grid_convs))
+        self.grid_convs = nn.ModuleList(
+            nn.Conv2d(last_dim, last_dim, 3, padding=1) for _ in range(config.num_grid_convs)
+        )
         self.projection = nn.Linear(last_dim, config.dim)
         self.rows = None if config.has_boxes else nn.Embedding(config.num_rows, config.dim)
         self.columns = None if config.has_boxes else nn.Embedding(config.num_columns, config.dim)
