@@ -18,11 +18,11 @@ it has its seed, time, machine and commit. The [guide](../guide/images.md) shows
 """
 CAPTIONS = """## Captions of shapes
 
-{images:,} generated images of 64 × 64 pixels with one or two of 6 shapes in 8 colors, such as *a red square above a blue
-circle*. 8 of the 48 pairs of a color and a shape occur in no training image. *Seen* are 1,000 new images of training
-pairs, *unseen* 1,000 images with at least one of the 8 pairs. A caption is right if every word is. *Pointing* is the
-share of color words and nouns that are right and for which the region with the largest attention weight lies in the box
-of the object. {seeds} (mean ± standard deviation, in %).
+{images:,} generated images of 64 × 64 pixels with one or two of 10 shapes in 10 colors, such as *a red circle above a
+blue star*. 10 of the 100 pairs of a color and a shape occur in no training image. *Seen* are 1,000 new images of
+training pairs, *unseen* 1,000 images with at least one of the 10 pairs. A caption is right if every word is. *Pointing*
+is the share of color words and nouns that are right and for which the center of the region with the largest attention
+weight lies in the box of the object. Mean ± standard deviation over seeds, in %.
 """
 VQA = """## easy-VQA
 
@@ -60,7 +60,7 @@ def _captions(rows: list[dict[str, Any]]) -> str:
         minutes = format_mean_std(mean_std([row["minutes"] for row in group]))
         lines.append([name, f"{group[0]['parameters']:,}", f"{group[0]['steps']:,}", *cells, minutes, len(group)])
     names = ["model", "parameters", "steps", "exact, seen", "exact, unseen", "pointing, seen", "pointing, unseen"]
-    text = CAPTIONS.format(images=rows[0]["images"], seeds="Several seeds where the last column says so")
+    text = CAPTIONS.format(images=rows[0]["images"])
     return f"{text}\n{table([*names, 'minutes', 'seeds'], lines)}\n\nMachine: {_machines(rows)}\n"
 
 

@@ -88,8 +88,9 @@ def test_bad_input_is_one_line(folder, answerer, tmp_path):
     assert "describe images" in error_of("caption", answerer, "--image", image)
     assert "answer questions about images" in error_of("ask", model, "what?", "--image", image)
     assert "describe images" in error_of("caption", "mini", "--image", image)
-    assert "reads text about images" in error_of("finetune", model, "--task", "classification", "--train",
-        write(tmp_path / "t.tsv", "text\tlabel\na\tb\nc\td\n"), "--dev", tmp_path / "t.tsv", "--out", tmp_path / "c")  # fmt: skip
+    texts = write(tmp_path / "t.tsv", "text\tlabel\na\tb\nc\td\n")
+    assert "reads text about images" in error_of("finetune", model, "--task", "classification", "--train", texts,
+        "--dev", texts, "--out", tmp_path / "c")  # fmt: skip
     assert "needs a model that reads images" in error_of("finetune", "mini", "--task", "visual_qa", "--train",
         folder / "questions.jsonl", "--dev", folder / "questions.jsonl", "--out", tmp_path / "v")  # fmt: skip
     assert not (tmp_path / "c").exists() and not (tmp_path / "v").exists()

@@ -91,7 +91,7 @@ def test_files(tmp_path):
     alone = write_features(tmp_path / "weights.npz", paths[1:], tmp_path / "g.npz", grid=4)
     assert alone == (1, 16, 512)
     np.testing.assert_allclose(regions.get("1.png"), RegionFile.open(tmp_path / "g.npz").get(paths[1]), atol=1e-2)
-    with pytest.raises(DataError, match="has no regions of 7.png"):
+    with pytest.raises(DataError, match="has no regions of 7"):
         regions.get("7.png")
 
     weights["fire3.conv1x1_1.bias"] = np.zeros(5, np.float32)
@@ -100,10 +100,10 @@ def test_files(tmp_path):
         SqueezeNet.load(tmp_path / "wrong.npz")
     del weights["conv1.weight"]
     np.savez(tmp_path / "less.npz", **weights)
-    with pytest.raises(DataError, match="has no array 'conv1.weight'"):
+    with pytest.raises(DataError, match=r"has no array 'conv1\.weight'"):
         SqueezeNet.load(tmp_path / "less.npz")
     (tmp_path / "text.npz").write_text("no arrays")
-    with pytest.raises(DataError, match="is not an .npz file of arrays"):
+    with pytest.raises(DataError, match=r"is not an \.npz file of arrays"):
         SqueezeNet.load(tmp_path / "text.npz")
 
 

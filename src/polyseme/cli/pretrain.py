@@ -77,7 +77,7 @@ def families(as_json: options.JsonOption = False) -> None:
 
     Sizes are numbers of parameters without heads.
     """
-    from polyseme.families import FAMILIES
+    from polyseme.families import ALL_FAMILIES
     from polyseme.families.summary import summarize_families
 
     if as_json:
@@ -86,7 +86,7 @@ def families(as_json: options.JsonOption = False) -> None:
     rows = [(*row[:6], _describe_published(row)) for row in summarize_families()]
     print_wrapped_table(["family", "size", "layers", "dim", "heads", "parameters", "published"], rows)
     print("\nParameters are counted without heads; after a comma: what the paper prints.")
-    for family in FAMILIES.values():
+    for family in ALL_FAMILIES.values():
         print()
         print_wrapped(f"{family.name}: {family.paper}; {family.tokenizer}; {family.objective}", 2)
         for departure in family.departures:

@@ -86,7 +86,7 @@ def image_transformer_config(
     feature_dim: int = 0,
     has_boxes: bool = False,
 ) -> ImageTextConfig:
-    """The encoder-decoder of Vaswani et al. 2017 with norms before sublayers, whose source is the regions of an image."""
+    """The encoder-decoder of Vaswani et al. 2017 with norms before sublayers; the source is the regions of an image."""
     grid, norm = (num_rows, num_columns, patch_size, feature_dim, has_boxes), LayerNormConfig(1e-6)
     init = InitConfig(1.0, scale_by_fan_in=True, token_std=dim**-0.5)
 
@@ -149,7 +149,7 @@ SHOW_ATTEND_TELL = Family(
         "State and context are combined by tanh, and the output shares the token embeddings; the paper adds the state, "
         "the context and the last word (§3.1.2), and has a gate on the context (§4.2.1).",
         "Regions know their row and column, and a feed-forward layer relates the two to what is there.",
-        "Regions are features of a network that is not trained, as in the paper, or pixels through convolutions that are.",
+        "Regions are features of a network that is not trained, as in the paper, or pixels and trained convolutions.",
     ),
     **_HEADS,
 )

@@ -6,19 +6,21 @@ from pathlib import Path
 
 import numpy as np
 
-from polyseme.errors import DataError, require_package
+from polyseme.errors import DataError, require_packages
 
 MAX_PIXELS = 1 << 26
 
 
 def read_image(path: str | Path) -> np.ndarray:
     """Read an image file as RGB bytes, uint8 [height, width, 3]; an error names the file."""
-    pillow = require_package("PIL.Image", "reading images", "'polyseme[vision]'")
+    require_packages({"PIL": "reading images"})
+    from PIL import Image
+
     path = Path(path)
     if not path.is_file():
         raise DataError(f"there is no image {path}")
     try:
-        with pillow.open(path) as image:
+        with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{path} has {image.width} × {image.height} pixels, more than {MAX_PIXELS:,}")
             return np.asarray(image.convert("RGB"))

@@ -71,8 +71,8 @@ def caption_images(
     grid = region_format(model.config)
     prompts: list[list[int]] = [list(generator.start_ids) for _ in regions]
     captions = []
-    for image, result in zip(regions, generator.search(prompts, list(regions), config)):  # type: ignore[arg-type]
-        best = result.hypotheses[0]
+    for image, beam in zip(regions, generator.search(prompts, list(regions), config)):  # type: ignore[arg-type]
+        best = beam.hypotheses[0]
         pieces = tuple(generator.target_tokenizer.display_tokens(best.tokens))
         attention = source_attention(generator, image, best.tokens)
         text = generator.decode([], best.tokens)

@@ -26,8 +26,8 @@ class Captioning(Objective):
 
     `attention_coverage` is the weight λ of λ Σ_i (1 − Σ_t α_ti)², by which the attention α to each region i sums to one
     over all words t (doubly stochastic attention, §4.2.1), for a recurrent decoder. With `word_dropout`, the decoder
-    reads the mask token, or eos, instead of a previous word with that probability (Bowman et al. 2016, §3.1), so that it
-    has to look at the image rather than guess from the words before.
+    reads the mask token, or eos, instead of a previous word with that probability (Bowman et al. 2016, §3.1), so that
+    it has to look at the image rather than guess from the words before.
     """
 
     terms: ClassVar[tuple[str, ...]] = ("next",)
@@ -48,10 +48,8 @@ class Captioning(Objective):
         if not isinstance(trunk, ImageTextConfig):
             raise ConfigError(f"Captioning needs a model that reads images, and {model.family} reads text")
         if self.attention_coverage and not isinstance(trunk.decoder, RecurrentDecoderConfig):
-            raise ConfigError(
-                f"attention_coverage is {self.attention_coverage:g}, which is for the attention of a recurrent decoder, "
-                f"and {model.family} has none: set it to 0"
-            )
+            weight, decoder = self.attention_coverage, f"a recurrent decoder, and {model.family} has none"
+            raise ConfigError(f"attention_coverage is {weight:g}, which is for {decoder}: set it to 0")
 
     def bind(self, corpus: Corpus, special_ids: SpecialIds, max_len: int, seed: int = 0) -> BatchBuilder:
         return _CaptioningBatchBuilder(self, corpus, special_ids, max_len, seed)

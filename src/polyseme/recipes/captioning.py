@@ -19,7 +19,7 @@ def show_attend_tell_tiny() -> Recipe:
 
 
 def show_attend_tell_base() -> Recipe:
-    """Show, Attend and Tell with 512 units, the doubly stochastic penalty, and batches of 64 images (Xu et al. 2015)."""
+    """Show, Attend and Tell with 512 units, the doubly stochastic penalty, and batches of 64 images."""
     objective, optimizer = Captioning(attention_coverage=1.0), OptimizerConfig(lr=4e-4, weight_decay=0.0)
     recipe = define("show_attend_tell-base", objective, optimizer, COSINE, batch_tokens=12544, steps=50_000, max_len=64)
     return recipe.replace(name="show-attend-tell-base")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polyseme.errors import DataError, UnsupportedError
-from polyseme.images.regions import RegionFile, RegionFormat
+from polyseme.images.regions import RegionFormat
 from polyseme.nn.packing import EncoderInput, PackedLayout
 from polyseme.nn.trunks.image_text import ImageTextConfig
 from polyseme.objectives.batch import Batch

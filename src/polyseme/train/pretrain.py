@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from polyseme.config import Config
-from polyseme.corpus.card import corpus_facts
 from polyseme.corpus.captions import region_format
+from polyseme.corpus.card import corpus_facts
 from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.sampling import DataPosition
 from polyseme.corpus.store import Corpus, verify_corpus

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +19,10 @@ NUM_BOX_FREQUENCIES = 6
 class RegionEmbeddingsConfig(Config):
     """Embeddings of the regions of an image, a grid of `num_rows` × `num_columns` in reading order.
 
-    With a `patch_size`, a region is a patch of RGB pixels, `patch_size`² · 3 bytes. Convolutions of 3 × 3 with stride 2,
-    one for each of `conv_dims`, reduce the image to the grid, and `num_grid_convs` residual ones let each region see its
-    neighbors; without them, a linear layer embeds each patch (Dosovitskiy et al. 2021, §3.1). With a `feature_dim`, a
-    region is a vector of another network.
+    With a `patch_size`, a region is a patch of RGB pixels, `patch_size`² · 3 bytes. Convolutions of 3 × 3 with stride
+    2, one for each of `conv_dims`, reduce the image to the grid, and `num_grid_convs` residual ones let each region see
+    its neighbors; without them, a linear layer embeds each patch (Dosovitskiy et al. 2021, §3.1). With a `feature_dim`,
+    a region is a vector of another network.
 
     Each region gets the sum of an embedding of its row and one of its column. With `has_boxes`, regions are not on a
     grid: there are up to `num_rows` · `num_columns`, and the last four numbers of each are its box (left, top, right,
@@ -87,7 +88,7 @@ class RegionEmbeddings(nn.Module):
         super().__init__()
         self.config = config
         channels = (3, *config.conv_dims)
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in zip(channels, channels[1:]))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(channels))
         last_dim = config.conv_dims[-1] if config.conv_dims else config.input_dim - 4 * config.has_boxes
         self.grid_convs = nn.ModuleList(
             nn.Conv2d(last_dim, last_dim, 3, padding=1) for _ in range(config.num_grid_convs)
