@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import DataError
+from polyseme.generation.captions import ImageCaption
 from polyseme.images.files import read_image
 from polyseme.inference.base import LanguageModel
-from polyseme.inference.captioning import ImageCaption
 from polyseme.io.json import parse_json_object
 from polyseme.io.lines import raise_errors, read_lines
 

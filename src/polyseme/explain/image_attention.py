@@ -9,8 +9,8 @@ import numpy as np
 
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.explain.explanation import Explanation
+from polyseme.generation.captions import ImageCaption, encoder_attention, read_regions
 from polyseme.images.files import encode_png, read_image
-from polyseme.inference.captioning import ImageCaption, encoder_attention, read_regions
 from polyseme.inference.load import load_neural
 from polyseme.report.html import figure, html_page, html_table, key_figures
 from polyseme.report.svg import svg_image, svg_text

@@ -12,12 +12,12 @@ import torch
 
 from polyseme.errors import DataError, UnsupportedError
 from polyseme.families import ALL_FAMILIES
+from polyseme.generation.captions import ImageLike, caption_images, read_regions
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
-from polyseme.inference.captioning import ImageLike, caption_images, read_regions
 from polyseme.inference.embedding import embed_texts
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
