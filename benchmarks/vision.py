@@ -1,12 +1,13 @@
 """Captions of generated shapes with colors and shapes that were never seen together, and easy-VQA.
 
     python benchmarks/vision.py captions --work WORK --seeds 3
-    python benchmarks/vision.py vqa --work WORK --easy-vqa FOLDER --network squeezenet_v1.0.npz --seeds 3
+    python benchmarks/vision.py vqa --work WORK --easy-vqa FOLDER --network squeezenet_v1.0.npz --transfer --seeds 3
     python benchmarks/vision.py page
 
 FOLDER holds what PyPI's `easy-vqa` distributes (its folder `data`, or the folder around it). WORK gets the images, the
 corpora and the runs. Each row is saved in docs/results/vision.json when it is done, and the same command continues from
-there. `page` writes docs/results/vision.md from the rows.
+there. `page` writes docs/results/vision.md from the rows. With `--transfer`, models for questions also start from
+captioners of shapes.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ CAPTIONERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Transformer, no word dropout": ("image-transformer-tiny", {"objective": {"word_dropout": 0.0}}),
 }
 VQA_MODELS = {"LSTM, attention": "show-attend-tell-tiny", "Transformer": "image-transformer-tiny"}
-VQA_SETTINGS = {"epochs": 6.0, "batch_size": 64, "lr": 1e-3}
+VQA_SETTINGS = {"epochs": 4.0, "batch_size": 64, "lr": 2e-3}
 LINEAR_GRID = 8  # an image is this many rows and columns of mean colors to the linear model
 FEATURE_GRID = 7
+BASE_IMAGES = 100  # of the corpus of a model whose sizes and vocabulary are used alone
 
 
 class Rows:
@@ -68,9 +70,10 @@ def main() -> None:
     parser.add_argument("--easy-vqa", type=Path)
     parser.add_argument("--network", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--images", type=int, default=16_000)
     parser.add_argument("--steps", type=int, default=0, help="of each captioner; default: the recipe's")
     parser.add_argument("--only", help="run one row")
+    parser.add_argument("--transfer", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS / "vision.json")
     args = parser.parse_args()
     rows = Rows(args.results)
@@ -82,51 +85,53 @@ def main() -> None:
         run_vqa(rows, args)
 
 
-def prepare_shapes(args: argparse.Namespace) -> tuple[Path, Path]:
-    """Write the generated images and their corpus once; return both folders."""
-    shapes, corpus = args.work / f"shapes-{args.images}", args.work / f"corpus-{args.images}"
+def prepare_shapes(args: argparse.Namespace, num_images: int, questions: list[Any] | None = None) -> tuple[Path, Path]:
+    """Write generated images and their corpus once; the tokenizer knows the words of questions, too."""
+    shapes = args.work / f"shapes-{num_images}"
+    corpus = args.work / f"corpus-{num_images}{'-questions' if questions else ''}"
     args.work.mkdir(parents=True, exist_ok=True)
     if not shapes.exists():
-        write_shapes(shapes, args.images)
+        write_shapes(shapes, num_images)
     if not corpus.exists():
         texts = [json.loads(line)["caption"] for line in (shapes / "train.jsonl").read_text().splitlines()]
-        if args.easy_vqa is not None:
-            texts += [example.text for example in DATASETS["easy-vqa"].read_split(args.easy_vqa, "train")]
+        texts += [example.text for example in questions or ()]
         tokenizer = polyseme.Tokenizer.train("words", texts, vocab_size=1000)
         prepare_captions([str(shapes / "train.jsonl")], tokenizer, corpus)
     return shapes, corpus
 
 
-def train_captioner(name: str, seed: int, corpus: Path, args: argparse.Namespace) -> Path:
+def train_captioner(name: str, seed: int, corpus: Path, work: Path, steps: int) -> Path:
     """Train a captioner, or continue; return its run folder."""
     recipe, overrides = CAPTIONERS[name]
-    out = args.work / f"{name.replace(', ', '-').replace(' ', '-')}-{corpus.name}-{args.steps}-{seed}"
+    out = work / f"{name.replace(', ', '-').replace(' ', '-')}-{corpus.name}-{steps}-{seed}"
     if not (out / "results.json").exists():
         if (out / "recipe.json").exists():
             polyseme.pretrain(out=out, resume=True)
         else:
-            budget = f"{args.steps}steps" if args.steps else None
+            budget = f"{steps}steps" if steps else None
             polyseme.pretrain(recipe, corpus, out=out, budget=budget, seed=seed, **overrides)
     return out
 
 
 def run_captions(rows: Rows, args: argparse.Namespace) -> None:
     """Train each captioner, and evaluate it on seen and on unseen pairs."""
-    shapes, corpus = prepare_shapes(args)
+    shapes, corpus = prepare_shapes(args, args.images)
     for seed in range(args.seeds):
         for name in CAPTIONERS:
             key = f"captions/{name}/{args.images}/{args.steps}/{seed}"
             if key in rows.keys or args.only not in (None, name):
                 continue
             start = time.perf_counter()
-            model = polyseme.load(train_captioner(name, seed, corpus, args))
+            run = train_captioner(name, seed, corpus, args.work, args.steps)
+            model = polyseme.load(run)
             metrics = {
                 split: evaluate_captions(model, shapes / f"{split}.jsonl", max_new_tokens=16)
                 for split in ("valid", "test")
             }
-            results = read_json(model.path.parent / "results.json")
-            sizes = {"parameters": results["parameters"], "steps": results["steps"], "images": args.images}
-            rows.add(key, start, kind="captions", model=name, seed=seed, **sizes, **metrics)
+            results = read_json(run / "results.json")
+            facts = {"parameters": results["parameters"], "steps": results["steps"], "images": args.images}
+            facts["training_minutes"] = round(60 * results["device_hours"], 2)
+            rows.add(key, start, kind="captions", model=name, seed=seed, **facts, **metrics)
 
 
 def run_vqa(rows: Rows, args: argparse.Namespace) -> None:
@@ -134,17 +139,18 @@ def run_vqa(rows: Rows, args: argparse.Namespace) -> None:
     train, test = (DATASETS["easy-vqa"].read_split(args.easy_vqa, split) for split in ("train", "dev"))
     if "vqa/linear" not in rows.keys and args.only in (None, "linear"):
         run_baselines(rows, train, test)
-    _, corpus = prepare_shapes(args)
     for seed in range(args.seeds):
         for name in VQA_MODELS:
-            for is_scratch in (False, True):
+            for is_scratch in (True, False)[: 1 + args.transfer]:
                 label = f"{name}, {'from scratch' if is_scratch else 'after captions of shapes'}"
                 if f"vqa/{label}/{seed}" in rows.keys or args.only not in (None, label):
                     continue
-                start, base = time.perf_counter(), train_captioner(name, seed, corpus, args)
+                start = time.perf_counter()
+                _, corpus = prepare_shapes(args, BASE_IMAGES if is_scratch else args.images, train)
+                base = train_captioner(name, seed, corpus, args.work, 1 if is_scratch else args.steps)
                 finetune(rows, label, seed, base, start, args, from_scratch=is_scratch)
         if args.network is not None and args.only in (None, "SqueezeNet"):
-            run_features(rows, seed, args)
+            run_features(rows, seed, train, args)
 
 
 def finetune(rows: Rows, label: str, seed: int, base: Path, start: float, args: Any, **options: Any) -> None:
@@ -155,7 +161,7 @@ def finetune(rows: Rows, label: str, seed: int, base: Path, start: float, args: 
     rows.add(f"vqa/{label}/{seed}", start, kind="vqa", model=label, seed=seed, accuracy=result.mean["accuracy"])
 
 
-def run_features(rows: Rows, seed: int, args: argparse.Namespace) -> None:
+def run_features(rows: Rows, seed: int, questions: list[Any], args: argparse.Namespace) -> None:
     """Fine-tune a model on frozen features of SqueezeNet instead of pixels; its weights start at random."""
     label = "LSTM, frozen SqueezeNet features"
     if f"vqa/{label}/{seed}" in rows.keys:
@@ -170,7 +176,7 @@ def run_features(rows: Rows, seed: int, args: argparse.Namespace) -> None:
         table, corpus = args.work / f"features-{seed}.jsonl", args.work / f"corpus-features-{seed}"
         rows_of_table = [{"image": str(path.resolve()), "caption": "a shape"} for path in paths[:64]]
         table.write_text("".join(json.dumps(row) + "\n" for row in rows_of_table))
-        tokenizer = polyseme.Tokenizer.load(prepare_shapes(args)[1] / "tokenizer")
+        tokenizer = polyseme.Tokenizer.load(prepare_shapes(args, BASE_IMAGES, questions)[1] / "tokenizer")
         prepare_captions([str(table)], tokenizer, corpus, features=features)
         polyseme.pretrain("show-attend-tell-tiny", corpus, out=base, budget="1steps", seed=seed)
     finetune(rows, label, seed, base, start, args, from_scratch=True, region_file=str(features))

@@ -57,7 +57,7 @@ def _captions(rows: list[dict[str, Any]]) -> str:
             for metric in ("exact_match", "pointing_accuracy")
             for split in ("valid", "test")
         ]
-        minutes = format_mean_std(mean_std([row["minutes"] for row in group]))
+        minutes = format_mean_std(mean_std([row["training_minutes"] for row in group]))
         lines.append([name, f"{group[0]['parameters']:,}", f"{group[0]['steps']:,}", *cells, minutes, len(group)])
     names = ["model", "parameters", "steps", "exact, seen", "exact, unseen", "pointing, seen", "pointing, unseen"]
     text = CAPTIONS.format(images=rows[0]["images"])
