@@ -49,6 +49,15 @@ def test_causality_and_images(family, regions):
     assert ((before - moved)[:7].abs().amax(-1) > 1e-6).all()
 
 
+@pytest.mark.parametrize("family", IMAGE_FAMILIES)
+def test_the_last_word_is_the_pooled_vector(family):
+    model = tiny_image_model(family)
+    images, rows = random_regions(model, 2), texts(3, 5)
+    with torch.no_grad():
+        hidden = read(model, images, rows).hidden
+        assert torch.equal(model.trunk.pool(hidden, layout_of(rows)), hidden[[2, 7]])
+
+
 @pytest.mark.parametrize("family,regions", CASES)
 def test_memory(family, regions):
     """Reading a text in chunks, with the image in memory, equals reading it at once."""

@@ -15,8 +15,9 @@ from polyseme.inference.load import load_neural
 from polyseme.report.html import figure, html_page, html_table, key_figures
 from polyseme.report.svg import svg_image, svg_text
 
-PANEL, GAP, LABEL = 150, 14, 24  # pixels of a panel's side, between panels, and of its label
+PANEL, GAP, LABEL = 136, 12, 24  # pixels of a panel's side, between panels, and of its label
 COLUMNS = 5
+Panel = tuple[str, np.ndarray, int | None]  # a label, weights [rows, columns], and a patch with a frame
 MAX_QUERIES = 4  # patches whose attention is shown
 WORDS_CAPTION = (
     "Each panel is the image when the model wrote that word: bright where it looked, dark elsewhere. Attention has "
@@ -39,12 +40,15 @@ def explain_image(model: Any, image: str | Path, features: str | Path | None = N
     if caption.attention.shape[-1] != caption.num_rows * caption.num_columns or caption.num_rows == 1:
         raise DataError("the regions are not on a grid, so that attention cannot be drawn over the image")
     grid = caption.num_rows, caption.num_columns
-    panels = [(word, weights.reshape(grid), None) for word, weights in zip(caption.pieces, caption.attention)]
+    panels: list[Panel] = [("", np.ones(grid), None)]
+    panels += [(word, weights.reshape(grid), None) for word, weights in zip(caption.pieces, caption.attention)]
     figures = {"words": attention_panels(pixels, panels)}
     sections = [("Where the model looked for each word", figure(figures["words"], WORDS_CAPTION))]
     if (weights := encoder_attention(network.model, regions)) is not None:
         patches = choose_patches(caption, MAX_QUERIES)
-        maps = [(f"patch {q // grid[1] + 1}, {q % grid[1] + 1}", weights[q].reshape(grid), q) for q in patches]
+        maps: list[Panel] = [
+            (f"patch {q // grid[1] + 1}, {q % grid[1] + 1}", weights[q].reshape(grid), q) for q in patches
+        ]
         figures["patches"] = attention_panels(pixels, maps)
         sections.append(("Where patches look", figure(figures["patches"], PATCHES_CAPTION)))
     rows = [(word, *_strongest(w, grid)) for word, w in zip(caption.pieces, caption.attention)]
@@ -57,7 +61,7 @@ def explain_image(model: Any, image: str | Path, features: str | Path | None = N
     ])  # fmt: skip
     record = {"caption": caption.text, "score": caption.score, "words": list(caption.pieces)}
     record |= {"num_rows": grid[0], "num_columns": grid[1], "attention": caption.attention.round(5).tolist()}
-    page = html_page(f"What {network.path.name} sees in {Path(image).name}", "", sections, top)
+    page = html_page(f"Where the model looks in {Path(image).name}", "", sections, top)
     return Explanation(page, record, figures, f"{caption.text} ({caption.score:.2f})", [(header, rows)])
 
 
@@ -74,8 +78,8 @@ def choose_patches(caption: ImageCaption, max_patches: int) -> list[int]:
     return list(dict.fromkeys([*(int(strongest[i]) for i in order), 0]))[:max_patches]
 
 
-def attention_panels(pixels: np.ndarray, panels: Sequence[tuple[str, np.ndarray, int | None]]) -> str:
-    """Draw an image once per label, darkened where the weights [rows, columns] are low; a patch may have a frame."""
+def attention_panels(pixels: np.ndarray, panels: Sequence[Panel]) -> str:
+    """Draw an image once per panel, darkened where the weights are low."""
     height = PANEL * pixels.shape[0] / pixels.shape[1]
     data = base64.b64encode(encode_png(pixels)).decode()
     parts = []

@@ -295,6 +295,9 @@ class RecurrentDecoder(Trunk):
         if attention_state is not None:
             yield "cross", attention_state.terms
 
+    def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
+        return self.stack.pool(hidden, layout)
+
     @property
     def embeddings(self) -> Any:
         """The embeddings of the target."""
