@@ -109,5 +109,7 @@ def test_easy_vqa(folder, tmp_path):
     assert isinstance(train[1], ImageQuestion) and train[1].label == "no" and len(test) == 2
     assert train[1].image == str(tmp_path / "data/train/images/7.png")
     (tmp_path / "data/train/questions.json").write_text('[["what?", 3]]')
-    with pytest.raises(DataError, match="questions.json:1: .* is not a question, an answer and the number of an image"):
+    with pytest.raises(
+        DataError, match=r"questions\.json:1: .* is not a question, an answer and the number of an image"
+    ):
         DATASETS["easy-vqa"].read(tmp_path)

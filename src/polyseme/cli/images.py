@@ -1,7 +1,7 @@
 """`polyseme images` and `polyseme caption`: corpora of captioned images, features of regions, captions."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option, Typer
 
@@ -102,7 +102,8 @@ def caption(
 
     if bool(image) == (data is not None):
         raise ConfigError("give either --image with a file, or --data with JSON lines")
-    loaded, settings = polyseme.load(model), {"features": features, "num_beams": num_beams}
+    settings: dict[str, Any] = {"features": features, "num_beams": num_beams}
+    loaded = polyseme.load(model)
     if data is not None:
         from polyseme.evaluation.captions import evaluate_captions
 

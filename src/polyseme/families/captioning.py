@@ -18,21 +18,23 @@ from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig, RecurrentTrunkC
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
+Grid = tuple[int, int, int, int, bool]  # rows, columns, patch size, feature size, and whether there are boxes
+
 
 def _region_embeddings(
-    dim: int, conv_dim: int, num_grid_convs: int, grid: tuple[int, int, int, int, bool], **sizes: Any
+    dim: int, conv_dim: int, num_grid_convs: int, grid: Grid, dropout: float, hidden_dim: int = 0
 ) -> RegionEmbeddingsConfig:
-    """Return the embeddings of a grid: rows, columns, patch size, feature size, and whether there are boxes.
+    """Return the embeddings of a grid of regions.
 
     A convolution of stride 2 for each factor of 2 in the patch size has `conv_dim`, then twice, then four times as many
     channels; a patch size that is no power of 2, or a `conv_dim` of 0, has a linear layer instead.
     """
-    patch_size = grid[2]
-    num_convs = patch_size.bit_length() - 1 if conv_dim and patch_size & (patch_size - 1) == 0 and patch_size else 0
+    num_rows, num_columns, patch_size, feature_dim, has_boxes = grid
+    num_convs = patch_size.bit_length() - 1 if conv_dim and patch_size.bit_count() == 1 else 0
     conv_dims = tuple(conv_dim * min(2**i, 4) for i in range(num_convs))
-    names = ("num_rows", "num_columns", "patch_size", "feature_dim", "has_boxes")
-    sizes |= {"conv_dims": conv_dims, "num_grid_convs": num_grid_convs if conv_dims else 0}
-    return RegionEmbeddingsConfig(dim, **dict(zip(names, grid)), **sizes)
+    num_grid_convs = num_grid_convs if conv_dims else 0
+    sizes = patch_size, feature_dim, conv_dims, num_grid_convs, hidden_dim
+    return RegionEmbeddingsConfig(dim, num_rows, num_columns, *sizes, has_boxes=has_boxes, dropout=dropout)
 
 
 def show_attend_tell_config(
@@ -54,7 +56,7 @@ def show_attend_tell_config(
     Its states start from the mean of the regions. A feed-forward layer relates content and position of each region.
     """
     grid = num_rows, num_columns, patch_size, feature_dim, has_boxes
-    regions = _region_embeddings(dim, conv_dim, num_grid_convs, grid, hidden_dim=2 * dim, dropout=dropout)
+    regions = _region_embeddings(dim, conv_dim, num_grid_convs, grid, dropout, hidden_dim=2 * dim)
     init = InitConfig(1.0, scale_by_fan_in=True, token_std=4 * dim**-0.5)
     stack = RecurrentTrunkConfig(
         EmbeddingsConfig(vocab_size, dim, max_len, position_embedding_type="none"),
@@ -103,7 +105,7 @@ def image_transformer_config(
             embeddings, block, layers, final_norm=norm, pooler=PoolerConfig("last" if is_decoder else "mean"), init=init
         )
 
-    regions = _region_embeddings(dim, conv_dim, num_grid_convs, grid, dropout=dropout)
+    regions = _region_embeddings(dim, conv_dim, num_grid_convs, grid, dropout)
     tokens = EmbeddingsConfig(vocab_size, dim, max_len, dropout=dropout, scale=dim**0.5)
     decoder = stack(tokens, num_decoder_layers or num_layers, True)
     return ImageTextConfig(stack(regions, num_layers, False), decoder, init=init)

@@ -166,7 +166,7 @@ def sample_tokens(scores: Tensor, sampling: SamplingConfig, uniforms: Tensor) ->
     return torch.minimum(token_ids, last_allowed)
 
 
-def _source_ids(source: TokenIds) -> TokenIds:
+def _source_ids(source: Any) -> Any:
     """Return the tokens of a source; of an image, one number that stands for its regions."""
     if isinstance(source, np.ndarray) and source.ndim > 1:
         return np.frombuffer(hashlib.blake2b(source.tobytes(), digest_size=8).digest(), dtype="<i8")

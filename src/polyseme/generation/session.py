@@ -19,7 +19,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 
-TokenIds = Sequence[int] | np.ndarray  # as a source, an array of image regions [regions, values] too
+TokenIds = Sequence[int]  # a source may also be an array of image regions, [regions, values]
 
 
 class DecodingSession(Protocol):
@@ -121,7 +121,7 @@ def _check_request(model: Model, prompts: Sequence[TokenIds], sources: Sequence[
 
 
 def pack_inputs(
-    sequences: Sequence[TokenIds | np.ndarray], model: Model, sources: Sequence[TokenIds] | None = None
+    sequences: Sequence[TokenIds | np.ndarray], model: Model, sources: Sequence[Any] | None = None
 ) -> Inputs:
     """Pack sequences of token ids, and their sources, on the model's device."""
     device = next(model.parameters()).device

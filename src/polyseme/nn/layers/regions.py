@@ -55,6 +55,7 @@ class RegionEmbeddingsConfig(Config):
         if self.has_boxes and self.patch_size:
             raise ConfigError("has_boxes is true, but patches of pixels are on a grid: set it to false")
 
+    vocab_size = 0  # regions are not tokens
     num_segments = 0
     embedding_dim = 0
 
