@@ -143,3 +143,16 @@ def test_bad_regions_are_errors():
         read(model, [image[:5]], [tokens])
     with pytest.raises(DataError, match="the model reads 48 values for each"):
         read(model, [image[:, :7]], [tokens])
+
+
+def test_weights_of_a_forward_pass_are_those_of_attention_terms():
+    """What the decoder returns in a batch equals what is computed for a single image."""
+    model = tiny_image_model("show_attend_tell", "boxes")
+    images, rows = random_regions(model, 3), texts(4, 2, 5)
+    with torch.no_grad():
+        together = read(model, images, rows).source_attention.split([4, 2, 5])
+        for image, row, weights in zip(images, rows, together):
+            inputs = Inputs(row, layout_of([row]), source=EncoderInput(image, layout_of([image])))
+            ((name, terms),) = model.trunk.attention_terms(inputs)
+            assert name == "cross"
+            torch.testing.assert_close(weights[:, : len(image)], terms.weights[0], atol=1e-10, rtol=0)

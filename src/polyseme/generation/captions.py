@@ -1,6 +1,6 @@
 """Captions of images, and where a model looked when it wrote each token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from polyseme.generation.text import TextGenerator
 from polyseme.images.regions import RegionFormat
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.image_text import ImageTextConfig
+from polyseme.nn.trunks.recurrent import RecurrentDecoderConfig
 from polyseme.report.notebook import NotebookResult
 
+BATCH_IMAGES = 64
 ImageLike = str | Path | np.ndarray
 
 
@@ -70,23 +72,34 @@ def caption_images(
     assert isinstance(model, Model)
     grid = region_format(model.config)
     prompts: list[list[int]] = [list(generator.start_ids) for _ in regions]
+    beams = generator.search(prompts, list(regions), config)  # type: ignore[arg-type]
+    best = [beam.hypotheses[0] for beam in beams]
     captions = []
-    for image, beam in zip(regions, generator.search(prompts, list(regions), config)):  # type: ignore[arg-type]
-        best = beam.hypotheses[0]
-        pieces = tuple(generator.target_tokenizer.display_tokens(best.tokens))
-        attention = source_attention(generator, image, best.tokens)
-        text = generator.decode([], best.tokens)
-        captions.append(
-            ImageCaption(text, best.score, best.is_finished, pieces, attention, grid.num_rows, grid.num_columns)
-        )
+    for each, attention in zip(best, source_attention(generator, regions, [each.tokens for each in best])):
+        pieces = tuple(generator.target_tokenizer.display_tokens(each.tokens))
+        text, places = generator.decode([], each.tokens), (grid.num_rows, grid.num_columns)
+        captions.append(ImageCaption(text, each.score, each.is_finished, pieces, attention, *places))
     return captions
 
 
-def source_attention(generator: TextGenerator, regions: np.ndarray, token_ids: Sequence[int]) -> np.ndarray:
-    """Return how each token attended to the regions when it was predicted, [tokens, regions]."""
+def source_attention(
+    generator: TextGenerator, regions: Sequence[np.ndarray], token_ids: Sequence[Sequence[int]]
+) -> Iterator[np.ndarray]:
+    """Yield how the tokens of each text attended to its regions when they were predicted, [tokens, regions]."""
     model: Any = generator.model
-    maps = _attention_maps(model, [*generator.start_ids, *token_ids], regions, "cross")
-    return np.mean(maps, axis=0)[: len(token_ids)]
+    texts = [[*generator.start_ids, *ids] for ids in token_ids]
+    for start in range(0, len(texts), BATCH_IMAGES):
+        part = slice(start, start + BATCH_IMAGES)
+        weights = None
+        if isinstance(model.config.trunk.decoder, RecurrentDecoderConfig):
+            weights = model.trunk(pack_inputs(texts[part], model, regions[part])).source_attention
+        if weights is not None:  # a recurrent decoder returns its weights
+            rows = weights.float().cpu().split([len(text) for text in texts[part]])
+            maps = [each[:, : len(image)].numpy() for each, image in zip(rows, regions[part])]
+        else:
+            pairs = zip(texts[part], regions[part])
+            maps = [np.mean(_attention_maps(model, text, image, "cross"), axis=0) for text, image in pairs]
+        yield from (each[: len(ids)] for each, ids in zip(maps, token_ids[part]))
 
 
 def encoder_attention(model: Model, regions: np.ndarray) -> np.ndarray | None:
