@@ -27,17 +27,27 @@ weight lies in the box of the object. Mean ± standard deviation over seeds, in 
 VQA = """## easy-VQA
 
 The 9,673 test questions of easy-VQA, 13 answers, used unchanged; 38,575 questions about 4,000 images for training.
-Accuracy in %. The data set has no dev set; nothing was selected on the test questions except as listed under findings.
+Accuracy in %. The data set has no dev set; settings were not selected on the test questions: each row was run once. The
+linear models are logistic regressions on words and pairs of words, with 8 × 8 mean colors of the image or without.
+"""
+FINDINGS = """## What the tables say
+
+- With fewer colors and shapes, nearly constant colors, no label smoothing and less weight decay, the same model described
+  99 % of the seen and 67 % of the unseen pairs right, and pointed at 85 % and 76 % of the objects ([log](../log.md)). After
+  that result the images and the recipe were changed, at once; so the recipe was chosen with unseen pairs in view, and 300
+  of the 1,000 unseen images had been looked at before the whole set was measured.
+- Two thirds of the questions of easy-VQA can be answered without the image: 74 % are answered by yes or no. A model that
+  adds up evidence of words and colors gains eight points; relating the two takes attention.
+- Not measured yet: the Transformer, SqueezeNet's features, the effect of each setting, and more than one seed. The commands
+  at the top of `benchmarks/vision.py` add these rows.
 """
 
 
 def write_page(rows: list[dict[str, Any]], path: Path) -> None:
     """Write the page."""
-    findings = path.with_name("vision-findings.md")
     parts = [INTRODUCTION, _captions([row for row in rows if row["kind"] == "captions"])]
     parts.append(_vqa([row for row in rows if row["kind"] == "vqa"]))
-    parts += [findings.read_text(encoding="utf-8")] if findings.exists() else []
-    write_text(path, "\n".join(part for part in parts if part))
+    write_text(path, "\n".join(part for part in (*parts, FINDINGS) if part))
 
 
 def _groups(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -19,6 +19,7 @@ PANEL, GAP, LABEL = 136, 12, 24  # pixels of a panel's side, between panels, and
 COLUMNS = 5
 Panel = tuple[str, np.ndarray, int | None]  # a label, weights [rows, columns], and a patch with a frame
 MAX_QUERIES = 4  # patches whose attention is shown
+MAX_WORDS = 24  # that have a panel
 WORDS_CAPTION = (
     "Each panel is the image when the model wrote that word: bright where it looked, dark elsewhere. Attention has "
     "found the object if a color or a noun is bright on it."
@@ -41,7 +42,8 @@ def explain_image(model: Any, image: str | Path, features: str | Path | None = N
         raise DataError("the regions are not on a grid, so that attention cannot be drawn over the image")
     grid = caption.num_rows, caption.num_columns
     panels: list[Panel] = [("", np.ones(grid), None)]
-    panels += [(word, weights.reshape(grid), None) for word, weights in zip(caption.pieces, caption.attention)]
+    words = list(zip(caption.pieces, caption.attention))
+    panels += [(word, weights.reshape(grid), None) for word, weights in words[:MAX_WORDS]]
     figures = {"words": attention_panels(pixels, panels)}
     sections = [("Where the model looked for each word", figure(figures["words"], WORDS_CAPTION))]
     if (weights := encoder_attention(network.model, regions)) is not None:
@@ -51,7 +53,7 @@ def explain_image(model: Any, image: str | Path, features: str | Path | None = N
         ]
         figures["patches"] = attention_panels(pixels, maps)
         sections.append(("Where patches look", figure(figures["patches"], PATCHES_CAPTION)))
-    rows = [(word, *_strongest(w, grid)) for word, w in zip(caption.pieces, caption.attention)]
+    rows = [(word, *_strongest(weights, grid)) for word, weights in words]
     header = ["word", "row", "column", "weight"]
     sections.append(("Strongest region of each word", html_table(header, rows)))
     top = key_figures([

@@ -27,7 +27,7 @@ def read_image(path: str | Path) -> np.ndarray:
     except DataError:
         raise
     except Exception as error:  # Pillow raises many kinds for damaged files
-        reason = " ".join(str(error).replace(str(path), "").split())[:80]
+        reason = " ".join(str(error).replace(repr(str(path)), "").split())[:80]
         raise DataError(f"{path} is not an image that can be read ({reason or type(error).__name__})") from None
 
 
