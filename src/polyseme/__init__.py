@@ -365,9 +365,9 @@ def list_families() -> dict[str, str]:
     >>> polyseme.list_families()["bert"]
     'Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers'
     """
-    from polyseme.families import FAMILIES
+    from polyseme.families import ALL_FAMILIES
 
-    return {name: family.paper for name, family in FAMILIES.items()}
+    return {name: family.paper for name, family in ALL_FAMILIES.items()}
 
 
 def list_models() -> dict[str, str]:

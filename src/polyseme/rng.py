@@ -48,8 +48,11 @@ class RandomStream(IntEnum):
     NEGATIVE_SAMPLES = 34  # per block
     # sequence to sequence
     SCHEDULED_SAMPLING = 36  # per target token: whether the model's prediction is the input instead
+    WORD_DROPOUT = 37  # per target token: whether the decoder reads it as unknown
     # decoding
     GENERATION = 40  # per generated token
+    # generated images
+    SHAPE_IMAGES = 44  # per draw of an image
 
 
 def splitmix64(state: np.ndarray) -> np.ndarray:

@@ -303,7 +303,7 @@ def test_verify(project, run_cli):
 
 
 def test_recipes_and_families(run_cli):
-    from polyseme.families import FAMILIES
+    from polyseme.families import ALL_FAMILIES
     from polyseme.recipes import NGRAM_RECIPES, RECIPES
 
     lines = [line for line in run_cli("recipes").splitlines() if not line.startswith(" ")]  # without wrapped ones
@@ -311,8 +311,8 @@ def test_recipes_and_families(run_cli):
     assert all(len(line.split()) > 1 for line in lines[1:])
     said = " ".join(run_cli("families").split())
     rows = json.loads(run_cli("families", "--json"))
-    assert {r["family"] for r in rows} == set(FAMILIES)
-    for family in FAMILIES.values():
+    assert {r["family"] for r in rows} == set(ALL_FAMILIES)
+    for family in ALL_FAMILIES.values():
         for size, count in family.num_params.items():
             row = next(r for r in rows if (r["family"], r["size"]) == (family.name, size))
             assert count in row.values() and f"{count:,}" in said

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("report", "rng"),
     ("nn",),
-    ("families", "corpus.sources"),
+    ("families", "corpus.sources", "images"),
     ("text",),
     ("corpus", "weights"),
     ("objectives", "word_vectors"),
@@ -59,6 +59,7 @@ HEAVY = {
         "onnx",
         "onnxruntime",
         "onnxscript",
+        "PIL",
     ),
 }
 

@@ -81,7 +81,7 @@ def test_missing_packages_are_found_without_importing_any(monkeypatch):
 
 def test_extras_are_those_of_the_package():
     metadata = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    names = {"scikit-learn": "sklearn", "rouge-score": "rouge_score"}
+    names = {"scikit-learn": "sklearn", "rouge-score": "rouge_score", "pillow": "PIL"}
     for extra, requirements in metadata["project"]["optional-dependencies"].items():
         for requirement in requirements if extra not in ("all", "dev") else ():
             package = requirement.partition(">")[0]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FIGURES: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"graph"}, {"at"}),
     "path_length": ({"path_length"}, set()),
+    "image": ({"image"}, {"features"}),
     "word": ({"word"}, {"data", "layer"}),
     "wic": ({"wic"}, set()),
     "gender_bias": ({"gender_bias"}, {"data"}),
@@ -72,6 +73,7 @@ PageOption = Annotated[
     Path | None, Option(help="Output page (.html); the numbers (.json) and figures (.svg) go next to it.")
 ]
 ContrastOption = Annotated[str | None, Option(help="Label or token to contrast with: why --attribute and not this.")]
+LengthPenaltyOption = Annotated[float | None, Option(help="Exponent of a translation's length penalty; default: 0.6.")]
 NumBeamsOption = Annotated[int | None, Option(help="Width of the beam search of a translation; default: 4.", min=1)]
 
 
@@ -96,7 +98,9 @@ def explain(
     geometry: Annotated[bool, Option("--geometry", help="Anisotropy, self-similarity, and layer distances.")] = False,
     wic: WicOption = None,
     num_beams: NumBeamsOption = None,
-    length_penalty: Annotated[float | None, Option(help="Exponent of a translation's length penalty; default: 0.6.")] = None,
+    length_penalty: LengthPenaltyOption = None,
+    image: Annotated[Path | None, Option(help="Image to describe, with where the model looks for each word.")] = None,
+    features: Annotated[Path | None, Option(help="Regions of --image (.npz), for a model that reads features.")] = None,
     graph: Annotated[str | None, Option(help="Expression to differentiate: '(x+y)*x*y**2'.")] = None,
     at: Annotated[str | None, Option(help="Values of the names in --graph: x=1,y=2.")] = None,
     gender_bias: GenderBiasOption = False,
@@ -109,9 +113,9 @@ def explain(
     --text alone shows the attention of every layer and head (and the beam search of a translation), --attribute what a
     prediction depends on, --lens what each layer would predict, --patch which layer and position carry a
     difference, --word the occurrences of a word in context, --wic how well each layer tells meanings of a word
-    apart, --geometry the vectors of each layer, --gender-bias which pronoun goes with an occupation, --graph
-    backpropagation through an expression, and --path-length how far apart two words are in recurrent, convolutional
-    and attention layers.
+    apart, --geometry the vectors of each layer, --gender-bias which pronoun goes with an occupation, --image where a
+    model looks in an image, --graph backpropagation through an expression, and --path-length how far apart two words
+    are in recurrent, convolutional and attention layers.
     """
     arguments = {name: value for name, value in locals().items() if name != "as_json"}
     arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}  # not 0
@@ -268,6 +272,12 @@ def _path_length(arguments: dict[str, Any]) -> "Explanation":
     return explain_path_length()
 
 
+def _image(arguments: dict[str, Any]) -> "Explanation":
+    from polyseme.explain.image_attention import explain_image
+
+    return explain_image(_models(arguments, 1)[0], arguments["image"], arguments.get("features"))
+
+
 BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "attention": _attention,
     "attribute": _attribute,
@@ -279,4 +289,5 @@ BUILDERS: dict[str, Callable[[dict[str, Any]], "Explanation"]] = {
     "graph": _graph,
     "gender_bias": _gender_bias,
     "path_length": _path_length,
+    "image": _image,
 }

@@ -19,6 +19,7 @@ from polyseme.cli import (
     finetune,
     generate,
     gradients,
+    images,
     models,
     music,
     overlap,
@@ -59,6 +60,7 @@ def options(version: VersionOption = False) -> None:
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(arpa.app, name="arpa")
 app.add_typer(vectors.app, name="vectors")
+app.add_typer(images.app, name="images")
 COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": corpus.prepare,
     "pairs": corpus.pairs,
@@ -90,6 +92,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "prompt": prompt.prompt,
     "generate": generate.generate,
     "translate": translate.translate,
+    "caption": images.caption,
     "music": music.music,
     "gradients": gradients.gradients,
     "embed": query.embed,

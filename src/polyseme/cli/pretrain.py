@@ -104,7 +104,7 @@ def families(
 
     Sizes are numbers of parameters without heads.
     """
-    from polyseme.families import FAMILIES
+    from polyseme.families import ALL_FAMILIES
     from polyseme.families.summary import summarize_families
 
     if years and chart is None:
@@ -118,7 +118,7 @@ def families(
     rows = [(*row[:6], _describe_published(row)) for row in summarize_families()]
     print_wrapped_table(["family", "size", "layers", "dim", "heads", "parameters", "published"], rows)
     print("\nParameters are counted without heads; after a comma or ≈: what the paper prints.")
-    for family in FAMILIES.values():
+    for family in ALL_FAMILIES.values():
         print()
         print_wrapped(f"{family.name}: {family.paper}; {family.tokenizer}; {family.objective}", 2)
         for departure in family.departures:

@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.output import print_json, print_table
+from polyseme.errors import ConfigError
 
 EMBED_HELP = "Output file: .npz with the vectors, or .parquet or .jsonl with all columns of the input and `vector`."
 LAYERS_HELP = "embeddings, last, second_to_last, sum_last_4, concat_last_4, sum_all, all, or a layer number."
@@ -62,15 +63,26 @@ def next_sentence(
 
 
 def ask(
-    model: Annotated[Path, Argument(help="Folder of a model fine-tuned for extractive_qa.")],
+    model: Annotated[Path, Argument(help="Folder of a model fine-tuned for extractive_qa, or visual_qa with --image.")],
     question: Annotated[str, Argument(help="The question.")],
-    context: Annotated[Path, Option(help="Text file that contains the answer, plain or compressed.")],
+    context: Annotated[Path | None, Option(help="Text file that contains the answer, plain or compressed.")] = None,
+    image: Annotated[Path | None, Option(help="Image file that the question is about.")] = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Find the answer to a question in a text of any length."""
+    """Find the answer to a question in a text of any length, or about an image."""
     import polyseme
     from polyseme.tasks.readers.rows import read_lines
 
+    if (context is None) == (image is None):
+        raise ConfigError("give either --context with a text, or --image with an image")
+    if image is not None:
+        prediction = polyseme.load(model).answer_image(str(image), question)
+        if as_json:
+            print_json(asdict(prediction))
+        else:
+            print(f"{prediction.label}\nprobability {prediction.probabilities[prediction.label]:.4f}")
+        return
+    assert context is not None
     answer = polyseme.load(model).answer("\n".join(read_lines(context)), question)
     if as_json:
         print_json(asdict(answer))

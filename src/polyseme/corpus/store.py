@@ -105,6 +105,11 @@ class Corpus:
         return len(self.document_offsets) - 1
 
     @property
+    def document_ids(self) -> np.ndarray:
+        """The index of each document in the whole corpus, of which this one may be a subset."""
+        return np.arange(self.num_documents) if self._document_ids is None else self._document_ids
+
+    @property
     def vocab_size(self) -> int:
         """Size of the tokenizer's vocabulary."""
         return int(self.manifest["vocab_size"])
@@ -169,7 +174,7 @@ class Corpus:
         new_documents = np.concatenate([[0], np.cumsum(sizes)])
         view_starts = new_sentences[new_documents[:-1]]
         corpus_starts = self._shift(self.sentence_offsets[self.document_offsets[document_ids]])
-        original_ids = document_ids if self._document_ids is None else self._document_ids[document_ids]
+        original_ids = self.document_ids[document_ids]
         view = replace(self, sentence_offsets=new_sentences, document_offsets=new_documents, _document_ids=original_ids)
         return replace(view, _view_shifts=(view_starts, corpus_starts - view_starts))
 
@@ -179,8 +184,7 @@ class Corpus:
         if all(source["weight"] == 1 for source in sources):
             return self
         counts = [source["counts"]["documents"] for source in sources]
-        document_ids = self._document_ids if self._document_ids is not None else np.arange(self.num_documents)
-        source_ids = np.searchsorted(np.cumsum(counts), document_ids, side="right")
+        source_ids = np.searchsorted(np.cumsum(counts), self.document_ids, side="right")
         selected_documents = []
         for i, source in enumerate(sources):
             documents = np.flatnonzero(source_ids == i)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from polyseme.explain.geometry import explain_geometry
     from polyseme.explain.gradients import explain_gradients
     from polyseme.explain.graph.page import explain_graph
+    from polyseme.explain.image_attention import explain_image
     from polyseme.explain.logit_lens import explain_logit_lens
     from polyseme.explain.patching import PatchingPair, explain_patching, explain_patching_pairs
     from polyseme.explain.path_length import explain_path_length
@@ -29,6 +30,7 @@ _MODULES = {
     "explain_geometry": "geometry",
     "explain_gradients": "gradients",
     "explain_graph": "graph.page",
+    "explain_image": "image_attention",
     "explain_logit_lens": "logit_lens",
     "explain_patching": "patching",
     "explain_patching_pairs": "patching",
@@ -48,6 +50,7 @@ __all__ = [
     "explain_geometry",
     "explain_gradients",
     "explain_graph",
+    "explain_image",
     "explain_logit_lens",
     "explain_patching",
     "explain_patching_pairs",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from polyseme.errors import ConfigError, unsupported
 from polyseme.families.albert import ALBERT
 from polyseme.families.bert import BERT
+from polyseme.families.captioning import IMAGE_TRANSFORMER, SHOW_ATTEND_TELL
 from polyseme.families.distilbert import DISTILBERT
 from polyseme.families.elmo import ELMO
 from polyseme.families.family import Family
@@ -39,11 +40,14 @@ FAMILIES: dict[str, Family] = {
         ULMFIT,
     )
 }
+# Families that read images. They are not in `FAMILIES`, which all read text alone.
+IMAGE_FAMILIES: dict[str, Family] = {family.name: family for family in (SHOW_ATTEND_TELL, IMAGE_TRANSFORMER)}
+ALL_FAMILIES: dict[str, Family] = FAMILIES | IMAGE_FAMILIES
 
 
 def get_family(name: str, families: Sequence[Family] = ()) -> Family:
     """Return the family of this name, from `families` or the package."""
-    known = FAMILIES | {family.name: family for family in families}
+    known = ALL_FAMILIES | {family.name: family for family in families}
     if name not in known:
         raise ConfigError(f"family {unsupported(name, known)}")
     return known[name]
@@ -56,4 +60,4 @@ def text_start_id(family: str, boundaries: tuple[int | None, int | None]) -> int
     return end if starts_after_end else start
 
 
-__all__ = ["FAMILIES", "Family", "get_family", "text_start_id"]
+__all__ = ["ALL_FAMILIES", "FAMILIES", "IMAGE_FAMILIES", "Family", "get_family", "text_start_id"]

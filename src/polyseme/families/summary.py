@@ -3,7 +3,7 @@
 from functools import cache
 from typing import NamedTuple
 
-from polyseme.families import FAMILIES
+from polyseme.families import ALL_FAMILIES
 from polyseme.nn.model import build_meta
 
 
@@ -23,7 +23,7 @@ class FamilySummary(NamedTuple):
 def summarize_families() -> tuple[FamilySummary, ...]:
     """Return one row per size, with the parameters of the model without heads counted on the meta device."""
     summaries = []
-    for family in FAMILIES.values():
+    for family in ALL_FAMILIES.values():
         for size in family.sizes:
             config = family.model_config(size, with_heads=False)
             num_params = sum(p.numel() for p in build_meta(config).parameters())
@@ -44,7 +44,7 @@ def format_markdown() -> str:
         "|---|---|---|---|---|",
     ]
     summaries = summarize_families()
-    for family in FAMILIES.values():
+    for family in ALL_FAMILIES.values():
         sizes = ", ".join(
             f"{summary.size} {summary.num_params:,}"
             + (f" (paper: {family.paper_params[summary.size]})" if summary.size in family.paper_params else "")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import ConfigError, require_packages
-from polyseme.families import FAMILIES
+from polyseme.families import get_family
 from polyseme.families.family import Family
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.defaults import choose_pair_order, choose_settings, default_lm_loss_weight
@@ -123,7 +123,7 @@ def fit_task(path: Path, data: TaskData) -> TaskConfig:
 
 def _read_config(path: Path) -> tuple[ModelConfig, Family]:
     config = read_model_config(path)[0]
-    return config, FAMILIES[config.family]
+    return config, get_family(config.family)
 
 
 def answers_in_text(family: Family, trunk: TrunkConfig, task: TaskConfig) -> bool:

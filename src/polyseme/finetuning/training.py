@@ -16,6 +16,7 @@ from polyseme.finetuning.experiment import Experiment
 from polyseme.finetuning.results import log_rows
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoder
+from polyseme.nn.trunks.image_text import ImageText
 from polyseme.progress import progress
 from polyseme.train.checkpoint import Checkpoint
 from polyseme.train.loop import SYNC_EVERY, StepReport, TrainState, setup_device, train
@@ -189,8 +190,8 @@ def train_state(model: Model, config: FinetuneConfig, num_examples: int, seed: i
 
 
 def has_decoder(model: Model) -> bool:
-    """Whether the model answers in text, so that its decoder is used."""
-    return isinstance(model.trunk, EncoderDecoder) and "next" in model.heads
+    """Whether the model answers in text, or reads text about an image, so that its decoder is used."""
+    return isinstance(model.trunk, ImageText) or (isinstance(model.trunk, EncoderDecoder) and "next" in model.heads)
 
 
 def layer_groups(model: Model) -> list[list[torch.nn.Parameter]]:

@@ -68,7 +68,7 @@ def stream_tokens(
         return
     max_len = max(map(len, prompts)) + max(token_limits)
     session = start_session(model, prompts, sources, len(prompts), max_len, use_cache)
-    key_ids = [(*(sources[i] if sources else ()), -1, *ids) for i, ids in enumerate(prompts)]
+    key_ids = [(*(_source_ids(sources[i]) if sources else ()), -1, *ids) for i, ids in enumerate(prompts)]
     keys = [_sample_key(sampling.seed, *each) for each in zip(key_ids, sample_indices or [0] * len(prompts))]
     sampler = _TokenSampler(sampling, prompts, keys, session.scores)
     suppressed = torch.tensor(list(suppress_tokens), dtype=torch.int64, device=session.scores.device)
@@ -164,6 +164,13 @@ def sample_tokens(scores: Tensor, sampling: SamplingConfig, uniforms: Tensor) ->
     # rounding may lead past the last token with a probability
     last_allowed = (probs > 0).long().mul_(torch.arange(probs.shape[-1], device=probs.device)).amax(-1)
     return torch.minimum(token_ids, last_allowed)
+
+
+def _source_ids(source: Any) -> Any:
+    """Return the tokens of a source; of an image, one number that stands for its regions."""
+    if isinstance(source, np.ndarray) and source.ndim > 1:
+        return np.frombuffer(hashlib.blake2b(source.tobytes(), digest_size=8).digest(), dtype="<i8")
+    return source
 
 
 def _sample_key(seed: int, ids: Sequence[int], sample_index: int) -> np.uint64:

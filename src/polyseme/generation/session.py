@@ -19,7 +19,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 
-TokenIds = Sequence[int]
+TokenIds = Sequence[int]  # a source may also be an array of image regions, [regions, values]
 
 
 class DecodingSession(Protocol):
@@ -110,8 +110,9 @@ def _check_request(model: Model, prompts: Sequence[TokenIds], sources: Sequence[
         raise UnsupportedError(f"{model.config.family} {requirement}")
     if any(not len(ids) for ids in (*prompts, *(sources or ()))):
         raise DataError("a prompt or source has no tokens")
-    if (source_len := max(map(len, sources or ()), default=0)) > trunk.embeddings.max_len:
-        raise DataError(f"a source of {source_len} tokens is longer than the model reads ({trunk.embeddings.max_len})")
+    source_limit = getattr(trunk, "encoder", trunk).embeddings.max_len
+    if (source_len := max(map(len, sources or ()), default=0)) > source_limit:
+        raise DataError(f"a source of {source_len} tokens is longer than the model reads ({source_limit})")
     position_limit = max_positions(model)
     if max_len > position_limit and not is_unbounded(model):
         prompt_len = max(map(len, prompts))
@@ -120,13 +121,14 @@ def _check_request(model: Model, prompts: Sequence[TokenIds], sources: Sequence[
 
 
 def pack_inputs(
-    sequences: Sequence[TokenIds | np.ndarray], model: Model, sources: Sequence[TokenIds] | None = None
+    sequences: Sequence[TokenIds | np.ndarray], model: Model, sources: Sequence[Any] | None = None
 ) -> Inputs:
     """Pack sequences of token ids, and their sources, on the model's device."""
     device = next(model.parameters()).device
 
     def pack(rows: Sequence[TokenIds | np.ndarray]) -> tuple[Tensor, PackedLayout]:
-        tokens = torch.from_numpy(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in rows])).to(device)
+        arrays = [ids if isinstance(ids, np.ndarray) else np.asarray(ids, dtype=np.int64) for ids in rows]
+        tokens = torch.from_numpy(np.concatenate(arrays)).to(device)
         return tokens, PackedLayout.from_lengths([len(ids) for ids in rows], device=device)
 
     return Inputs(*pack(sequences), source=None if sources is None else EncoderInput(*pack(sources)))

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from polyseme.errors import ConfigError, DataError, UnsupportedError
-from polyseme.families import FAMILIES, text_start_id
+from polyseme.families import ALL_FAMILIES, text_start_id
 from polyseme.generation.beam import BeamResult, beam_search
 from polyseme.generation.config import GenerationConfig
 from polyseme.generation.sample import generate_tokens, stream_tokens
@@ -72,7 +72,7 @@ class TextGenerator:
         eos_ids = first_id(special.eos, special.sep)
         start_ids = first_id(text_start_id(model.config.family, special.text_boundaries))
         if is_seq2seq(model):
-            start_ids = first_id(getattr(special, FAMILIES[model.config.family].decoder_start_token), *eos_ids)
+            start_ids = first_id(getattr(special, ALL_FAMILIES[model.config.family].decoder_start_token), *eos_ids)
         suppressed = target_tokenizer.all_special_ids - set(eos_ids) - set(target_tokenizer.sentinel_ids)
         ids = frozenset(eos_ids), frozenset(suppressed), start_ids, first_id(source_special.eos, source_special.sep)
 

@@ -30,6 +30,8 @@ OPERATIONS = {
     "rank_choices": "rank choices",
     "generate": "generate text",
     "translate": "translate",
+    "caption": "describe images",
+    "answer_image": "answer questions about images",
     "embed": "embed texts",
     "attention": "show attention",
     "predict": "predict labels",
@@ -263,6 +265,27 @@ class LanguageModel(ABC):
         self._require("translate")
         config = GenerationConfig.from_options(config or TRANSLATION, options)
         return _map(self._guard(lambda each: translate_texts(self._text_generator, each, config, split)), texts)
+
+    def caption(
+        self, images: Any, config: Options = None, *, features: str | Path | None = None, **options: Any
+    ) -> Any:
+        """Describe an image, or each of a list of images: an `ImageCaption` with where the model looked for each word.
+
+        An image is a file or an array of RGB bytes. `features` is an `.npz` file with the regions of the files, for a
+        model that was trained on such features. Options are those of `generate`; the default is greedy decoding.
+        """
+        write = self._implementation("caption")
+        config = GenerationConfig.from_options(config or GenerationConfig(0), options)
+        is_single = not isinstance(images, list | tuple)
+        path = None if features is None else Path(features)
+        captions = write([images] if is_single else images, config, path)
+        return captions[0] if is_single else captions
+
+    def answer_image(self, image: str | Path, question: str) -> Any:
+        """Answer a question about an image file: a `Classification` with the probability of each answer."""
+        self._require("answer_image")
+        (prediction,) = self._guard(self._predict)([(str(image), check_text(question, "question"))])  # type: ignore[attr-defined]
+        return prediction
 
     def embed(
         self, texts: Texts, layers: str | int = "last", granularity: Granularity = "text", truncate: bool = False

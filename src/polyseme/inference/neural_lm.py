@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from polyseme.errors import DataError, UnsupportedError
-from polyseme.families import FAMILIES
+from polyseme.families import ALL_FAMILIES
+from polyseme.generation.captions import ImageLike, caption_images, read_regions
+from polyseme.generation.config import GenerationConfig
 from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
@@ -25,6 +27,7 @@ from polyseme.inference.prediction import encode_examples, predict
 from polyseme.inference.results import ChoiceResult, EncodedText, LastWordScore, MaskPrediction, TextScore
 from polyseme.io.atomic import ensure_new_directory
 from polyseme.nn.model import Model
+from polyseme.nn.trunks.image_text import ImageTextConfig
 from polyseme.tasks import load_task
 from polyseme.tasks.base import TaskConfig
 from polyseme.text.tokenizer import Tokenizer
@@ -114,7 +117,7 @@ class NeuralLM(LanguageModel):
     def capabilities(self) -> tuple[str, ...]:
         heads = self.model.heads
         is_lm = "next" in heads and not self.is_seq2seq
-        pretraining_heads = FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
+        pretraining_heads = ALL_FAMILIES[self.model.config.family].pretraining_heads(self.model.config.trunk)
         has_task = bool({"task", "tasks"} & set(self.folder.metadata)) or not set(heads) <= set(pretraining_heads)
         task = self._load_task() if has_task and "tasks" not in self.folder.metadata else None
         predicts_tokens = not has_task and bool({"next", "masked"} & set(heads))
@@ -134,6 +137,8 @@ class NeuralLM(LanguageModel):
             "attribute": predicts_tokens or (task is not None and task.codec.supports_attribution),
         }
         supported["attribute"] = supported["attribute"] and self.model.trunk.is_differentiable
+        if isinstance(self.model.config.trunk, ImageTextConfig):  # no text without an image
+            supported = {"encode": True, "caption": "next" in heads, "predict": has_task, "answer_image": has_task}
         return tuple(operation for operation, is_supported in supported.items() if is_supported)
 
     def save(self, out: str | Path, dtype: str = "float32") -> Path:
@@ -203,6 +208,10 @@ class NeuralLM(LanguageModel):
     @cached_property
     def _text_generator(self) -> TextGenerator:
         return TextGenerator.from_folder(self.folder)
+
+    def _caption(self, images: Sequence[ImageLike], config: GenerationConfig, features: Path | None) -> list[Any]:
+        regions = read_regions(self.model.config, images, features)
+        return caption_images(self._text_generator, regions, config)
 
     @torch.inference_mode()
     def _embed(

@@ -30,7 +30,7 @@ class InitConfig(Config):
     def apply(self, module: nn.Module, num_sublayers: int, generator: torch.Generator | None) -> None:
         """Initialize a module and all its submodules in place."""
         for name, submodule in module.named_modules():
-            if isinstance(submodule, nn.Linear | nn.Embedding | nn.Conv1d):
+            if isinstance(submodule, nn.Linear | nn.Embedding | nn.Conv1d | nn.Conv2d):
                 std = self.position_std if name.endswith("positions") else self.std
                 if name.endswith("tokens") and self.token_std:
                     std = self.token_std

@@ -36,6 +36,7 @@ from polyseme.nn.sizes import check_memory, check_sizes
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
 from polyseme.nn.trunks.feature_network import FeatureNetworkConfig
+from polyseme.nn.trunks.image_text import ImageTextConfig
 from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.shallow import FeedForwardLMConfig, StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
@@ -53,7 +54,7 @@ class ModelConfig(Config):
 
     config_types: ClassVar[tuple[type[Config], ...]] = (
         *(TransformerConfig, EncoderDecoderConfig, RecurrentTrunkConfig, FeedForwardLMConfig),
-        *(StaticEmbeddingTrunkConfig, FeatureNetworkConfig),
+        *(StaticEmbeddingTrunkConfig, FeatureNetworkConfig, ImageTextConfig),
         *(LMHeadConfig, ClassificationHeadConfig, SpanBoundaryHeadConfig, AdaptiveSoftmaxHeadConfig),
         *(NegativeSamplingHeadConfig, HierarchicalSoftmaxHeadConfig, GloVeHeadConfig, CoreferenceHeadConfig),
         *(EmbeddingHeadConfig, ShiftedLMHeadConfig, CrossViewHeadConfig),

@@ -188,6 +188,18 @@ class RecomputedExtra(BatchExtra):
 
 
 @dataclass(frozen=True, eq=False)
+class WordDropoutExtra(BatchExtra):
+    """In training, masked tokens are read as another token (Bowman et al. 2016, §3.1)."""
+
+    mask: Tensor  # bool [T]
+    token_id: int
+
+    def prepare(self, model: Model, batch: Batch) -> Batch:
+        tokens = batch.inputs.tokens.masked_fill(self.mask, self.token_id)
+        return replace(batch, inputs=replace(batch.inputs, tokens=tokens))
+
+
+@dataclass(frozen=True, eq=False)
 class ScheduledSamplingExtra(BatchExtra):
     """In training, masked tokens are replaced by what the model predicts there (Bengio et al. 2015).
 

@@ -11,7 +11,7 @@ from polyseme.nn.model import Model
 from polyseme.nn.trunks.base import TrunkOutput
 from polyseme.objectives.batch import IGNORE_INDEX, Batch, SparseUpdateBatch
 
-REGULARIZERS = ("activation_reg", "temporal_activation_reg")
+REGULARIZERS = ("activation_reg", "temporal_activation_reg", "attention_coverage")
 EVAL_CHUNK_ROWS = 1024  # rows whose logits over the vocabulary are in memory at once, in evaluation
 
 
@@ -25,7 +25,7 @@ def compute_losses(model: Model, batch: Batch) -> dict[str, Tensor]:
 
 def run_trunk(model: Model, batch: Batch) -> TrunkOutput:
     """Run the trunk with the layers that the terms of a batch need."""
-    needs_raw_hidden = any(name in REGULARIZERS for name in batch.targets)
+    needs_raw_hidden = "temporal_activation_reg" in batch.targets
     return batch.forward(model, (model.config.trunk.num_layers,) if needs_raw_hidden else ())
 
 
@@ -38,6 +38,12 @@ def compute_term(model: Model, batch: Batch, output: TrunkOutput, name: str) -> 
         raw_hidden = output.layers[model.config.trunk.num_layers]
         squared_diff = (raw_hidden[1:] - raw_hidden[:-1]).float().square().mean(-1)
         return (squared_diff * (layout.positions[1:] > 0)).sum()
+    if name == "attention_coverage":  # each region gets as much attention as one word (Xu et al. 2015, §4.2.1)
+        assert output.source_attention is not None and batch.inputs.source is not None
+        weights = output.source_attention
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        totals = layout.pad(weights).sum(1)  # [B, longest source]
+        return ((1 - totals).square() * batch.inputs.source.layout.attention_mask()).sum()
     return model.loss(name, hidden, layout, t.rows, t.labels, t.label_smoothing)
 
 

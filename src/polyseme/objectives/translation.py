@@ -87,8 +87,8 @@ class _TranslationBatchBuilder(Seq2SeqBatchBuilder):
     def gather_pairs(self, ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         pairs = self.pairs
         return (
-            _gather_with_eos(pairs.source, pairs.source_lengths, ids, self.source_eos),
-            _gather_with_eos(pairs.target, pairs.target_lengths, ids, self.target_eos),
+            gather_with_eos(pairs.source, pairs.source_lengths, ids, self.source_eos),
+            gather_with_eos(pairs.target, pairs.target_lengths, ids, self.target_eos),
         )
 
     def draw_sample_mask(self, ids: np.ndarray, epoch: int) -> np.ndarray | None:
@@ -110,7 +110,7 @@ def _load_parallel_text(corpus: Corpus) -> ParallelText:
     return ParallelText(*sides[0], *sides[1])
 
 
-def _gather_with_eos(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray, eos: int) -> np.ndarray:
+def gather_with_eos(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray, eos: int) -> np.ndarray:
     """Return the concatenated texts of these numbers, each followed by eos."""
     starts, sizes = (np.cumsum(lengths) - lengths)[ids], lengths[ids]
     return insert_ids(tokens[concat_ranges(starts, sizes)], (np.cumsum(sizes + 1) - 1, eos))[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 from polyseme.errors import ConfigError, suggest
 from polyseme.io.json import read_json_object
 from polyseme.ngram.train import NgramRecipe
-from polyseme.recipes import best, ulmfit
+from polyseme.recipes import best, captioning, ulmfit
 from polyseme.recipes import encoder_decoders as s2s
 from polyseme.recipes import encoders as enc
 from polyseme.recipes import language_models as lm
@@ -35,6 +35,7 @@ _RECIPE_FUNCTIONS: tuple[Callable[[], Recipe], ...] = (
     *(wv.word2vec_tiny, wv.cbow_tiny, wv.word2vec, wv.fasttext_tiny, wv.fasttext, wv.glove_tiny, wv.glove),
     *(lm.elmo_tiny, lm.elmo_small, sizes.elmo_medium, lm.elmo_original),
     *(lm.flair_tiny, lm.flair_small, lm.flair_paper, lm.taglm_tiny, lm.taglm_paper),
+    *(captioning.show_attend_tell_tiny, captioning.show_attend_tell_base, captioning.image_transformer_tiny),
 )
 RECIPES: dict[str, Callable[[], Recipe]] = {recipe_fn().name: recipe_fn for recipe_fn in _RECIPE_FUNCTIONS}
 NGRAM_RECIPES: dict[str, Callable[[], NgramRecipe]] = {"ngram-3": lm.ngram3, "ngram-5": lm.ngram5}

@@ -14,10 +14,11 @@ from polyseme.tasks.multiple_choice import MultipleChoiceTask
 from polyseme.tasks.regression import RegressionTask
 from polyseme.tasks.semantic_roles import SemanticRolesTask
 from polyseme.tasks.tagging import TaggingTask
+from polyseme.tasks.visual_qa import VisualQATask
 
 _TASKS: tuple[type[TaskConfig], ...] = (
     *(ClassificationTask, PairClassificationTask, RegressionTask, TaggingTask, SemanticRolesTask),
-    *(ExtractiveQATask, MultipleChoiceTask, CoreferenceTask, ContrastiveTask),
+    *(ExtractiveQATask, MultipleChoiceTask, CoreferenceTask, ContrastiveTask, VisualQATask),
 )
 TASKS: dict[str, type[TaskConfig]] = {task.task_type: task for task in _TASKS}
 

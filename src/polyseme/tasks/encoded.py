@@ -57,6 +57,7 @@ class EncodedExample:
     restrict_to_context: bool = False  # whether an answer is chosen among `positions` and `null_position` alone
     text_targets: TextTargets | None = None  # then a target is the index of an answer, or a span of `ids`
     features: FeatureStore | None = None  # then `ids` are positions of this store
+    regions: np.ndarray | None = None  # [regions, values] of the image that the text is about
 
     @property
     def candidate_positions(self) -> np.ndarray:

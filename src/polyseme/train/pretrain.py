@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polyseme.config import Config
+from polyseme.corpus.captions import region_format
 from polyseme.corpus.card import corpus_facts
 from polyseme.corpus.inspect.characters import characters_per_token
 from polyseme.corpus.sampling import DataPosition
@@ -115,7 +116,11 @@ def _pretrain(
     has_target_tokenizer = corpus.manifest.get("pairs", {}).get("has_target_tokenizer")
     target_tokenizer = Tokenizer.load(corpus_path / "target") if has_target_tokenizer else None
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
-    config = initial_model.model.config if initial_model else recipe.model_config(*vocab_sizes, families)
+    config = (
+        initial_model.model.config
+        if initial_model
+        else recipe.model_config(*vocab_sizes, families, region_format(corpus))
+    )
     provenance = initial_model.provenance if initial_model else {}
     check_fits(recipe, config)
     family = get_family(config.family, families)

@@ -11,10 +11,12 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 from polyseme.config import Config, parse_value
 from polyseme.errors import ConfigError, suggest
 from polyseme.families import Family, get_family
+from polyseme.images.regions import RegionFormat
 from polyseme.io.limits import MAX_BATCH_TOKENS, MAX_MICRO_BATCH_TOKENS, MAX_MINUTES, MAX_STEPS, MAX_TOKENS
 from polyseme.nn.model import ModelConfig, build_meta
 from polyseme.nn.sizes import check_sizes
 from polyseme.objectives.base import Objective
+from polyseme.objectives.captioning import Captioning
 from polyseme.objectives.causal_lm import CausalLM
 from polyseme.objectives.distillation import Distillation
 from polyseme.objectives.glove import GloVe
@@ -147,11 +149,20 @@ class Recipe(Config):
 
     config_types: ClassVar[tuple[type[Config], ...]] = (
         *(MaskedLM, MaskedLMWithSentencePairs, SpanMaskedLM, CausalLM, StreamingCausalLM, PermutationLM),
-        *(HybridLM, SpanCorruption, Translation, Word2Vec, GloVe, Distillation),
+        *(HybridLM, SpanCorruption, Translation, Word2Vec, GloVe, Distillation, Captioning),
     )
 
-    def model_config(self, vocab_size: int, target_vocab_size: int = 0, families: Sequence[Family] = ()) -> ModelConfig:
-        """Return the config of the model with the heads that the objective trains; `families` are additional ones."""
+    def model_config(
+        self,
+        vocab_size: int,
+        target_vocab_size: int = 0,
+        families: Sequence[Family] = (),
+        regions: RegionFormat | None = None,
+    ) -> ModelConfig:
+        """Return the config of the model with the heads that the objective trains.
+
+        `families` are additional ones; `regions` are those of a corpus of images.
+        """
         family = get_family(self.family, families)
         arguments = get_type_hints(family.trunk_config)
         del arguments["return"]
@@ -161,6 +172,10 @@ class Recipe(Config):
             if "target_vocab_size" not in arguments:
                 raise ConfigError(f"{self.family} has one vocabulary, but the corpus has two")
             changes["target_vocab_size"] = target_vocab_size
+        if regions is not None:
+            if "num_rows" not in arguments:
+                raise ConfigError(f"{self.family} reads text, but the corpus has images: use a family that reads them")
+            changes |= {field.name: getattr(regions, field.name) for field in fields(regions)}
         for key, value in self.model.items():
             if key not in arguments:
                 raise ConfigError(f"unknown key {key!r} in model; {suggest(key, arguments)}")

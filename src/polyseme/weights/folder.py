@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from polyseme.errors import ConfigError, ModelError, unsupported
-from polyseme.families import FAMILIES, Family, get_family
+from polyseme.families import ALL_FAMILIES, Family, get_family
 from polyseme.families.family import FIXED_LABELS
 from polyseme.io.atomic import restore_directory, sha256, write_tensors
 from polyseme.io.hashes import check_hashes, hashed_directory
@@ -169,14 +169,14 @@ def read_model_config(folder: Path, families: Sequence[Family] = ()) -> tuple[Mo
         record = read_json_object(folder / "polyseme.json")
         config_types = [config_type for family in families for config_type in family.config_types]
         config = ModelConfig.from_json(record.get("config"), "config", config_types)
-        known = [*FAMILIES, *(family.name for family in families)]
+        known = [*ALL_FAMILIES, *(family.name for family in families)]
         if config.family not in known:
             raise ModelError(f"{folder}: family {unsupported(config.family, known)}")
         metadata = record.get("metadata", {})
         if not isinstance(metadata, dict):
             raise ModelError(f"{folder}/polyseme.json: metadata is {metadata!r}, expected an object")
         return config, metadata
-    families_by_type = {family.model_type or family.name: family for family in (*FAMILIES.values(), *families)}
+    families_by_type = {family.model_type or family.name: family for family in (*ALL_FAMILIES.values(), *families)}
     model_type = hf_config.get("model_type", "")
     if not isinstance(model_type, str) or model_type not in families_by_type:
         raise ModelError(f"{folder}/config.json: model_type {unsupported(model_type, families_by_type)}")

@@ -79,14 +79,14 @@ def prepare_parallel(
             sides = [side.encode_corpus(side_texts) for side, side_texts in zip(tokenizers, texts)]
             indices = pair_filter.select(batch, sides[0].lengths, sides[1].lengths)
             if len(indices):
-                shards.append(_write_shard(folder, len(shards), sides, indices, dtype))
+                shards.append(write_shard(folder, len(shards), sides, indices, dtype))
         counts, examples = pair_filter.num_skipped, pair_filter.examples
         if not shards:
             skipped = f": {counts.total()} were skipped, e.g. {next(iter(examples.values()))}" if examples else ""
             raise DataError(f"there are no pairs in {', '.join(map(str, sources))}{skipped}")
-        names = _save_tokenizer(folder, "tokenizer", tokenizer)
+        names = save_tokenizer(folder, "tokenizer", tokenizer)
         if target_tokenizer:
-            names += _save_tokenizer(folder, TARGET_TOKENIZER_DIR, target_tokenizer)
+            names += save_tokenizer(folder, TARGET_TOKENIZER_DIR, target_tokenizer)
         files = [split_spec(str(source), _SPEC_OPTIONS)[0] for source in sources]
         total_counts = dict(sum((Counter(shard["counts"]) for shard in shards), Counter()))
         manifest: dict[str, Any] = {
@@ -109,7 +109,8 @@ def prepare_parallel(
     return manifest
 
 
-def _save_tokenizer(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
+def save_tokenizer(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
+    """Save the files of a tokenizer to a subfolder of a corpus, and return their names."""
     tokenizer.save_files(folder / name)
     return sorted(f"{name}/{path.name}" for path in (folder / name).glob("[!.]*"))
 
@@ -153,8 +154,8 @@ class _PairFilter:
         return np.array(indices, dtype=np.int64)
 
 
-def _write_shard(folder: Path, number: int, sides: list[Any], indices: np.ndarray, dtype: Any) -> dict[str, Any]:
-    """Write a shard in which the source of each pair is followed by its target."""
+def write_shard(folder: Path, number: int, sides: list[Any], indices: np.ndarray, dtype: Any) -> dict[str, Any]:
+    """Write a shard of documents with a sentence on each side: the source of each pair is followed by its target."""
     lengths = np.stack([side.lengths[indices] for side in sides], axis=1).astype(np.int64)
     total = int(lengths.sum())
     tokens, word_starts = np.empty(total, dtype), np.empty(total, bool)
@@ -165,12 +166,12 @@ def _write_shard(folder: Path, number: int, sides: list[Any], indices: np.ndarra
     parts = {
         "tokens": tokens,
         "sentences": side_starts.ravel().astype(np.uint64),
-        "documents": np.arange(len(indices), dtype=np.uint64) * 2,
+        "documents": np.arange(len(indices), dtype=np.uint64) * len(sides),
         "words": np.packbits(word_starts, bitorder="little"),
     }
     for part, array in parts.items():
         write_array(folder / shard_filename(number, part), [array], array.dtype)
-    counts = {"tokens": total, "sentences": 2 * len(indices), "documents": len(indices), "characters": 0}
+    counts = {"tokens": total, "sentences": len(sides) * len(indices), "documents": len(indices), "characters": 0}
     return {"counts": counts, "files": describe_files(folder, [shard_filename(number, part) for part in parts])}
 
 

@@ -63,11 +63,15 @@ class Pooler(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TrunkOutput:
-    """Hidden states of a batch; with them the requested layers (0 is the embeddings) and the memory, if requested."""
+    """Hidden states of a batch; with them the requested layers (0 is the embeddings) and the memory, if requested.
+
+    A recurrent decoder adds the weights of its attention to the source.
+    """
 
     hidden: Tensor  # [T, dim]
     layers: dict[int, Tensor]
     memory: Any = None
+    source_attention: Tensor | None = None  # [T, longest source]
 
 
 derived: Any = property  # for one-line properties: `dim = derived(lambda self: self.embeddings.dim)`

@@ -261,7 +261,8 @@ class RecurrentDecoder(Trunk):
         self.dropout = nn.Dropout(config.dropout)
 
     def _forward(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> TrunkOutput:
-        return self._attend(inputs, memory, layers, return_memory)[0]
+        output, attention_state = self._attend(inputs, memory, layers, return_memory)
+        return replace(output, source_attention=getattr(attention_state, "weights", None))
 
     def _attend(self, inputs: Inputs, memory: Any, layers: frozenset[int], return_memory: bool) -> tuple[Any, Any]:
         """Return the output of the trunk and the `SourceAttention`, if any."""
@@ -293,6 +294,9 @@ class RecurrentDecoder(Trunk):
         attention_state = self._attend(inputs, memory, frozenset(), False)[1]
         if attention_state is not None:
             yield "cross", attention_state.terms
+
+    def pool(self, hidden: Tensor, layout: PackedLayout) -> Tensor:
+        return self.stack.pool(hidden, layout)
 
     @property
     def embeddings(self) -> Any:

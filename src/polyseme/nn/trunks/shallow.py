@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.regions import RegionEmbeddingsConfig
 from polyseme.nn.layers.subwords import SubwordEmbeddingsConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import Inputs
@@ -23,7 +24,7 @@ class StaticEmbeddingTrunkConfig(TrunkConfig):
     Tokens do not influence each other, so the trunk is causal and its memory is empty (None).
     """
 
-    embeddings: EmbeddingsConfig | SubwordEmbeddingsConfig
+    embeddings: EmbeddingsConfig | SubwordEmbeddingsConfig | RegionEmbeddingsConfig
     pooler: PoolerConfig = field(default_factory=lambda: PoolerConfig("mean"))
     init: InitConfig = field(default_factory=InitConfig)
 

@@ -16,6 +16,7 @@ from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
 from polyseme.nn.layers.block import AnyNormConfig, NoNormConfig, TransformerBlock, TransformerBlockConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
+from polyseme.nn.layers.regions import RegionEmbeddingsConfig
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import Inputs
 from polyseme.nn.trunks.base import PoolerConfig, Trunk, TrunkConfig, TrunkOutput, derived
@@ -34,7 +35,7 @@ class TransformerConfig(TrunkConfig):
     is `causal` or if there is a memory, and otherwise in both directions (Charpentier and Samuel 2024).
     """
 
-    embeddings: EmbeddingsConfig | AdaptiveEmbeddingsConfig
+    embeddings: EmbeddingsConfig | AdaptiveEmbeddingsConfig | RegionEmbeddingsConfig
     block: TransformerBlockConfig
     layer_to_block: tuple[int, ...]
     block_variants: tuple[TransformerBlockConfig, ...] = ()
