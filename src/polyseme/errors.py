@@ -13,6 +13,7 @@ EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("matplotlib", "tensorboard"), "report"),
     **dict.fromkeys(("pyarrow", "py3langid"), "text"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export"),
+    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     **{"sentencepiece": "unigram", "mido": "music", "sacrebleu": "translate", "h5py": "elmo", "distributed": "cluster"},
 }
 MAX_MESSAGE_CHARS = 1000  # a longer message, such as one that quotes a long value, is cut in the middle

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("__init__",),
     ("compress", "explain"),
+    ("serve",),
     ("pipelines",),
     ("studies",),
     ("cli",),
@@ -58,6 +59,8 @@ HEAVY = {
         "onnx",
         "onnxruntime",
         "onnxscript",
+        "starlette",
+        "uvicorn",
     ),
 }
 

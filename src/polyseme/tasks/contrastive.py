@@ -56,8 +56,7 @@ class ContrastiveTask(TextTask):
     """
 
     task_type = "contrastive"
-    usage_method = "embed"
-    pipeline_tag = "sentence-similarity"
+    verb = "classify"
     default_metric = "spearman"
     head_type = "embed"
     example_type = TripletExample

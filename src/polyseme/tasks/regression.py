@@ -33,6 +33,7 @@ class RegressionTask(TextTask):
     """A number, learned by squared error. With `symmetric_pairs` a pair is read in both orders."""
 
     task_type = "regression"
+    verb = "classify"
     default_metric = "spearman"
     required_packages = {"scipy": "the correlation of numbers"}  # noqa: RUF012
     text_format = "regression text1: {text} text2: {pair}"
