@@ -1,5 +1,6 @@
 """Small models of every kind, and a server for them in this process."""
 
+import http.client
 import json
 import threading
 from collections.abc import Iterator
@@ -39,8 +40,69 @@ def save_models(folder: Path) -> dict[str, Path]:
         "answer": ExtractiveQATask(),
         "choice": MultipleChoiceTask(),
     }
-    paths = {name: save_small_model(folder / name, "bert", task) for name, task in tasks.items()}
+    paths = {name: save_small_model(folder / name, "bert", task, max_len=64) for name, task in tasks.items()}
     for family in ("bert", "gpt2", "t5"):
-        paths[family] = save_small_model(folder / family, family)
+        paths[family] = save_small_model(folder / family, family, max_len=64)
     paths["vectors"] = write_vectors(folder / "vectors.txt")
     return paths
+
+
+@contextmanager
+def running_server(models: dict, **settings) -> Iterator[str]:
+    """Run a server of loaded models in a thread; yields its address."""
+    import uvicorn
+
+    from polyseme.serve.app import create_app
+    from polyseme.serve.registry import ModelRegistry
+    from polyseme.serve.server import open_socket
+    from polyseme.serve.state import AppConfig
+
+    app = create_app(ModelRegistry(models), AppConfig(**settings))
+    listener = open_socket("127.0.0.1", 0)
+    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5, ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        for _ in range(500):
+            if server.started:
+                break
+            thread.join(0.01)
+        assert server.started
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+class Answer:
+    """The response to a request."""
+
+    def __init__(self, status: int, headers: dict, content: bytes):
+        self.status, self.headers, self.content = status, headers, content
+
+    @property
+    def json(self):
+        """The parsed body."""
+        return json.loads(self.content)
+
+
+def send(url: str, path: str, body=None, *, method: str = "", headers: dict | None = None) -> Answer:
+    """Send a request; a body that is no bytes is sent as JSON."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request(
+            method or ("GET" if body is None else "POST"),
+            path,
+            data,
+            {"Content-Type": "application/json", **(headers or {})},
+        )
+        response = connection.getresponse()
+        fields = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, fields, response.read())
+    finally:
+        connection.close()

@@ -1,5 +1,6 @@
 """The models of a server: loaded once, selected by name, never by a path in a request."""
 
+import ast
 import logging
 import re
 import sys
@@ -26,6 +27,7 @@ from polyseme.weights.onnx_folder import is_onnx_folder
 logger = logging.getLogger(__name__)
 ENGINES = ("torch", "onnx")
 EXAMPLE_TEXT = "The film was a delight."
+EXAMPLE_PAIR = ("It rained all day.", "The street is wet.")
 VERBS = (
     *("fill", "embed", "score", "classify", "tag", "answer", "choose", "rerank", "generate", "translate", "neighbors"),
     *("predict", "attention", "encode", "next_sentence"),
@@ -134,33 +136,50 @@ class ServedModel:
         )
 
 
+def find_usage_example(served: ServedModel) -> Any:
+    """Return an example of the model's task: that of its card, which has the form of the training data, or the task's."""
+    task = served.task
+    if task is None:
+        return EXAMPLE_TEXT
+    metadata = served.model.folder.metadata if isinstance(served.model, NeuralLM) else {}
+    usage = metadata.get("usage")
+    try:
+        value = ast.literal_eval(usage["example"]) if isinstance(usage, dict) else task.usage_example
+        task.parse_value(value, "example")
+    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError):
+        value = task.usage_example
+    if getattr(task, "pair_column", "") == "required" and isinstance(value, str):
+        return EXAMPLE_PAIR
+    return value
+
+
 def example_request(served: ServedModel, verb: str) -> dict[str, Any]:
     """Return a request that the model answers, for documentation and the playground."""
-    example = served.task.usage_example if served.task is not None else None
+    example = find_usage_example(served)
     mask = (served.tokenizer.mask_token if served.tokenizer is not None else None) or "[MASK]"
     if verb == "neighbors" and isinstance(served.model, WordVectors):
         words = [word for word in served.model.words[:2000] if len(word) > 3 and word.isalpha()]
         return {"text": (words or served.model.words)[0], "top_k": 10}
     if verb == "tag":
-        words, predicate = (example[0], example[1]) if isinstance(example[-1], int) else (example, None)  # type: ignore[index]
+        words, predicate = (example[0], example[1]) if isinstance(example[-1], int) else (example, None)
         return {"text": " ".join(words)} | ({} if predicate is None else {"predicate": predicate})
     if verb == "answer":
-        return {"text": "Anna lives in Paris.", "question": "Where does Anna live?"}
-    choices = ["The street is wet.", "The street is dry."]
-    text = "It rained all day." if not (isinstance(served.model, NeuralLM) and served.model.is_masked_lm) else ""
+        return dict(zip(("text", "question"), example))
+    if verb == "classify":
+        return {"text": example} if isinstance(example, str) else {"text": example[0], "pair": example[1]}
+    if verb == "choose" and served.task is not None:
+        return {"text": example[0], "choices": list(example[1])}
+    is_masked = isinstance(served.model, NeuralLM) and served.model.is_masked_lm
+    gap, text, pair = f"The {mask} barks.", *EXAMPLE_PAIR
     requests: dict[str, dict[str, Any]] = {
         "fill": {"text": f"The capital of France is {mask}.", "top_k": 5},
-        "classify": {"text": EXAMPLE_TEXT},
-        "choose": {"text": text, "choices": choices} if text else {"text": f"The {mask} barks.", "choices": ["dog", "cat"]},
-        "rerank": {"query": "a good film", "texts": [EXAMPLE_TEXT, "The street is wet.", "I liked the movie."]},
-        "generate": {"text": "Once upon a time", "max_new_tokens": None},
-        "predict": {"examples": [example if example is not None else EXAMPLE_TEXT]},
-        "next_sentence": {"text": "It rained all day.", "pair": "The street is wet."},
+        "choose": {"text": gap if is_masked else "The dog", "choices": ["dog", "cat"] if is_masked else ["barks", "sings"]},
+        "rerank": {"query": "a good film", "texts": [EXAMPLE_TEXT, pair, "I liked the movie."]},
+        "generate": {"text": "Once upon a time"},
+        "predict": {"examples": [example]},
+        "next_sentence": {"text": text, "pair": pair},
     }
-    if verb == "classify" and getattr(served.task, "pair_column", "absent") == "required":
-        return {"text": "It rained all day.", "pair": "The street is wet."}
-    request = requests.get(verb, {"text": EXAMPLE_TEXT})
-    return {name: value for name, value in request.items() if value is not None}
+    return requests.get(verb, {"text": EXAMPLE_TEXT})
 
 
 class ModelRegistry:

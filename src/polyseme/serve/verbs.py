@@ -327,10 +327,10 @@ def plan_predict(served: ServedModel, request: requests.PredictRequest) -> Plan:
 
 
 def plain_prediction(prediction: Any) -> dict[str, Any]:
-    """Return the fields of a prediction as plain values, without arrays."""
+    """Return the fields of a prediction as plain values, without arrays, and the name of its type."""
     fields = {name: value for name, value in vars(prediction).items() if not isinstance(value, np.ndarray)}
     plain: dict[str, Any] = to_plain(fields)
-    return plain
+    return {"type": type(prediction).__name__, **plain}
 
 
 def plan_next_sentence(served: ServedModel, request: requests.NextSentenceRequest) -> Plan:
@@ -410,9 +410,12 @@ def check_lengths(served: ServedModel, texts: Sequence[str]) -> None:
 
 
 def count_checked(
-    served: ServedModel, texts: Sequence[str], truncate: bool = False, is_pooled: bool = False
+    served: ServedModel, texts: Sequence[str], truncate: bool | None = None, is_pooled: bool = False
 ) -> list[int]:
-    """Return the number of tokens of each text; raise if one has none, or more than the model reads."""
+    """Return the number of tokens of each text; raise if one has none, or more than the model reads.
+
+    `truncate` is None if a text cannot be cut.
+    """
     limit = served.model.max_text_tokens if is_pooled and served.has("embed") else served.max_tokens
     limit = limit if limit is not None else math.inf
     counts = served.count_tokens(texts)
@@ -421,8 +424,8 @@ def count_checked(
         if not count:
             raise DataError(f"{where} has no tokens: {text[:40]!r}")
         if count > limit and not truncate:
-            message = f"{where} has {count:,} tokens, and the model reads {limit:,}: shorten it, or set truncate"
-            raise RequestError("too_long", message)
+            advice = "shorten it" if truncate is None else "shorten it, or set truncate"
+            raise RequestError("too_long", f"{where} has {count:,} tokens, and the model reads {limit:,}: {advice}")
     return [int(min(count, limit)) for count in counts]
 
 
