@@ -1,0 +1,67 @@
+// Generated text as it arrives: each token is shaded by how unlikely it was; its alternatives are shown on hover and focus.
+
+import { postVerb, streamVerb } from "../api.js";
+import { barList, element, formatNumber, moveFocus, note, percent, withShare } from "../dom.js";
+
+const REASONS = { eos: "The model ended the text.", stop: "A stop string ended the text.", length: "The length limit was reached." };
+const visible = (token) => token.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+
+export class GenerateView {
+  constructor({ model, body, content, signal }) {
+    Object.assign(this, { model, body, content, signal, texts: [], spans: [] });
+    this.isContinuation = !model.verbs.includes("translate");
+    this.detail = element("div", { class: "detail", "aria-live": "polite" }, note("Point at a token, or move with the arrow keys, to see its alternatives."));
+  }
+
+  async run(verb, body) {
+    if (!body.stream) {
+      const response = await postVerb(verb, body, this.signal);
+      response.data.results[0].forEach((result, i) => this.addWhole(result, i));
+      return response;
+    }
+    this.content.replaceChildren(this.textBox(0), this.detail);
+    const response = await streamVerb(verb, body, this.signal, (token) => this.addToken(token));
+    response.data.results[0].forEach((result, i) => this.textBox(i).after(note(REASONS[result.finish_reason] || "")));
+    return response;
+  }
+
+  // The paragraph of a text; there are several if more than one was asked for.
+  textBox(index) {
+    if (!this.texts[index]) {
+      const prompt = this.isContinuation ? element("span", { class: "prompt" }, this.body.text) : null;
+      const box = element("p", { class: "output", dir: "auto", role: "group", "aria-label": `Text ${index + 1}` }, prompt);
+      box.addEventListener("keydown", (event) => moveFocus(event, this.spans[index]));
+      this.texts[index] = box;
+      this.spans[index] = [];
+      if (index) this.detail.before(box);
+    }
+    return this.texts[index];
+  }
+
+  addToken(token) {
+    const box = this.textBox(token.index), spans = this.spans[token.index], probability = Math.exp(token.log_prob);
+    const label = `${visible(token.token)}, ${percent(probability)}`;
+    const span = element("span", { class: token.text ? "token" : "token silent", tabindex: spans.length ? -1 : 0, role: "button", "aria-label": label }, token.text || "·");
+    const show = () => this.showDetail(token, probability, span);
+    span.addEventListener("pointerenter", show);
+    span.addEventListener("focus", show);
+    span.addEventListener("click", show);
+    spans.push(withShare(span, 1 - probability));
+    box.append(span);
+  }
+
+  showDetail(token, probability, span) {
+    for (const other of this.spans.flat()) other.classList.toggle("shown", other === span);
+    const bars = token.top_tokens.map((each) => ({
+      label: visible(each.token), share: Math.exp(each.log_prob), value: percent(Math.exp(each.log_prob)), isBest: each.token === token.token,
+    }));
+    const title = element("h3", {}, `${visible(token.token)}  ${percent(probability)}`);
+    this.detail.replaceChildren(title, note(`Log-probability ${formatNumber(token.log_prob, 2)}`), barList(bars, "Most likely tokens"));
+  }
+
+  addWhole(result, index) {
+    const prompt = this.isContinuation ? element("span", { class: "prompt" }, this.body.text) : null;
+    this.content.append(element("h3", {}, `Text ${index + 1}`), element("p", { class: "output", dir: "auto" }, prompt, result.text),
+      note(`Log-probability ${formatNumber(result.score, 2)} · ${REASONS[result.finish_reason] || ""}`));
+  }
+}
