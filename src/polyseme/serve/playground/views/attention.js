@@ -1,6 +1,6 @@
 // Attention: all heads as small pictures, and one head as lines between words, as on the page of `polyseme explain attention`.
 
-import { element, moveFocus, note, svgElement, withShare } from "../dom.js";
+import { element, moveFocus, plural, svgElement, withShare } from "../dom.js";
 import { decodeFloats } from "../vectors.js";
 
 const ROW_HEIGHT = 24, THRESHOLD = 0.1, MAX_PIXELS = 48, MAX_LISTED = 5;
@@ -26,9 +26,9 @@ class MapView {
     this.queries = map.queries.map((label, i) => this.word("queries", label, i));
     this.keys = map.keys.map((label, i) => this.word("keys", label, i));
     this.description = element("p", { class: "note", role: "status" });
-    this.lines = element("div", { class: "lines" }, this.column("From", this.queries), this.svg, this.column("To", this.keys));
+    this.lines = element("div", { class: "links" }, this.column("From", this.queries), this.svg, this.column("To", this.keys));
     this.lines.addEventListener("pointerleave", () => this.activate(null));
-    this.nodes = [this.grid(), this.title, this.lines, this.description];
+    this.nodes = [element("div", { class: "attention" }, this.grid(), element("div", {}, this.title, this.lines, this.description))];
     new ResizeObserver(() => this.draw()).observe(this.svg);
     addEventListener("themechange", () => { if (this.lines.isConnected) this.paint(); });
   }
@@ -57,7 +57,7 @@ class MapView {
     const grid = element("div", { class: "heads", role: "group", "aria-label": "Heads, one row per layer" }, ...rows);
     grid.addEventListener("keydown", (event) => this.moveHead(event));
     requestAnimationFrame(() => this.paint());
-    return element("details", { open: true }, element("summary", {}, `${this.layers} layers × ${this.heads} heads`), grid);
+    return element("details", { open: true }, element("summary", {}, `${plural(this.layers, "layer")} × ${plural(this.heads, "head")}`), grid);
   }
 
   paint() {

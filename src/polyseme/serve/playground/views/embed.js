@@ -18,15 +18,13 @@ const WIDTH = 360, HEIGHT = 260, MARGIN = 18;
 
 function plot(rows, names) {
   const { points, shares } = project(rows);
-  const scale = (axis, size) => {
-    const values = points.map((point) => point[axis]), low = Math.min(...values), high = Math.max(...values);
-    return (value) => MARGIN + ((value - low) / (high - low || 1)) * (size - 2 * MARGIN) + (high === low ? size / 2 - MARGIN : 0);
-  };
-  const x = scale(0, WIDTH), y = scale(1, HEIGHT);
-  const marks = points.map((point, i) => svgElement("g", { transform: `translate(${x(point[0]).toFixed(1)} ${(HEIGHT - y(point[1])).toFixed(1)})` },
+  const range = [0, 1].map((axis) => points.map((point) => point[axis])).map((values) => [Math.min(...values), Math.max(...values)]);
+  const scale = Math.min(...range.map(([low, high], axis) => ([WIDTH, HEIGHT][axis] - 2 * MARGIN) / (high - low || 1e-9))); // equal for both axes
+  const place = (point) => point.map((value, axis) => (axis ? -1 : 1) * scale * (value - (range[axis][0] + range[axis][1]) / 2));
+  const marks = points.map((point, i) => svgElement("g", { transform: `translate(${place(point).map((value) => value.toFixed(1)).join(" ")})` },
     svgElement("title", {}, names[i]), svgElement("circle", { r: 10 }), svgElement("text", { "text-anchor": "middle", dy: "0.35em" }, String(i + 1))));
   const percent = shares.map((share) => `${(100 * share).toFixed(0)}%`).join(" and ");
-  return element("figure", {}, svgElement("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Map of the vectors" }, ...marks),
+  return element("figure", {}, svgElement("svg", { class: "plot", viewBox: `${-WIDTH / 2} ${-HEIGHT / 2} ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Map of the vectors" }, ...marks),
     element("figcaption", { class: "note" }, `The first two principal components: ${percent} of the variance.`));
 }
 
@@ -44,15 +42,22 @@ export function drawEmbed(results, { body, model }) {
 
 const plain = (word) => word.toLowerCase().replace(/^[^\p{L}\p{N}]+|[^\p{L}\p{N}]+$/gu, "");
 
+// The words of a text as they are written there, if the model reads as many; its tokenizer may have changed them.
+function writtenWords(text, units) {
+  const written = [text.split(/\s+/), text.match(/[\p{L}\p{N}_]+|[^\p{L}\p{N}_\s]/gu) || []];
+  return written.find((words) => words.length === units.length) || units;
+}
+
 // The vectors of the word in every layer: {label, name, layers: [vector, …]} for each place.
 function occurrences(results, texts, word) {
   const found = [];
   results.forEach((result, i) => {
     const [numUnits, numLayers, dim] = result.shape, values = decodeFloats(result.vectors);
-    result.units.slice(0, numUnits).forEach((unit, k) => {
+    const words = writtenWords(texts[i], result.units).slice(0, numUnits);
+    words.forEach((unit, k) => {
       if (plain(unit) !== plain(word)) return;
-      const context = (from, to) => result.units.slice(Math.max(from, 0), to).join(" ");
-      const label = [`${context(k - 4, k)} `, element("mark", {}, unit), ` ${context(k + 1, k + 5)}`];
+      const context = (from, to) => words.slice(Math.max(from, 0), to).join(" ");
+      const label = [`${context(k - 4, k)} `, element("mark", {}, unit), ` ${context(k + 1, k + 5)}`.replace(/ (?=[.,;:!?])/g, "")];
       const layers = Array.from({ length: numLayers }, (_, layer) => values.subarray((k * numLayers + layer) * dim, (k * numLayers + layer + 1) * dim));
       found.push({ label, layers, name: texts[i] });
     });

@@ -1,6 +1,6 @@
 // Answers that are lists of labels or texts with numbers: bars and tables.
 
-import { barList, element, formatNumber, note, percent, table } from "../dom.js";
+import { barList, element, formatNumber, note, percent, table, withShare } from "../dom.js";
 
 const heading = (text) => element("h3", { dir: "auto" }, text);
 const sharesOf = (logs) => {
@@ -10,14 +10,13 @@ const sharesOf = (logs) => {
 };
 
 export function drawScore(results, { body }) {
-  const columns = ["Text", "Tokens", "Log-probability", "Perplexity", "Bits per character"];
-  const rows = results.map((score, i) => [body.texts[i], String(score.num_tokens), formatNumber(score.log_prob, 2),
-    formatNumber(score.perplexity, 1), formatNumber(score.bits_per_character, 3)]);
-  const most = Math.max(...results.map((score) => score.bits_per_character || 0), 1e-9);
-  const order = results.map((_, i) => i).sort((i, j) => results[i].bits_per_character - results[j].bits_per_character);
-  const bars = order.map((i) => ({ label: body.texts[i], share: results[i].bits_per_character / most, value: formatNumber(results[i].bits_per_character, 2) }));
-  return [heading("Bits per character, least surprising first"), barList(bars, "Bits per character"),
-    table("Scores", columns.map((title, i) => ({ title, isNumber: i > 0 })), rows)];
+  const columns = ["Text", "Bits per character", "Perplexity", "Log-probability", "Tokens"].map((title, i) => ({ title, isNumber: i > 0 }));
+  const rows = results.map((score, i) => [body.texts[i], formatNumber(score.bits_per_character), formatNumber(score.perplexity, 1),
+    formatNumber(score.log_prob, 2), String(score.num_tokens)]);
+  const most = Math.max(...results.map((score) => score.bits_per_character || 0));
+  const grid = table("Scores", columns, rows);
+  grid.querySelectorAll("td:nth-child(2)").forEach((cell, i) => withShare(cell, results[i].bits_per_character / most).classList.add("meter"));
+  return grid;
 }
 
 export function drawClassify(results, { body }) {

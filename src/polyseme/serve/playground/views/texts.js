@@ -44,7 +44,7 @@ export function drawAnswer([answer], { body }) {
   const mark = (_, text) => element("mark", { class: "answer" }, text);
   const spans = answer.start >= 0 ? [answer] : [];
   return [element("p", { class: "figure", dir: "auto" }, answer.text),
-    note(`Probability ${percent(answer.probability)} · “no answer” scores ${formatNumber(answer.null_score_diff, 2)} against it`),
+    note(`Probability ${percent(answer.probability)} · score of “no answer” minus that of the answer: ${formatNumber(answer.null_score_diff, 2)}`),
     element("p", { class: "tagged", dir: "auto" }, ...markSpans(body.text, spans, mark))];
 }
 
