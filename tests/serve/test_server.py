@@ -162,3 +162,20 @@ def test_names_of_models(folder, models):
     from polyseme.serve.registry import load_models
 
     assert list(load_models([f"cat={folder}", folder, "mini"])) == ["cat", "bert", "mini"]
+
+
+def test_an_exported_folder_runs_in_onnxruntime(folder, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    import numpy as np
+
+    from polyseme.serve.registry import load_models
+
+    polyseme.compress.export(folder, to="onnx", out=tmp_path / "graph", head="vectors")
+    models = load_models([tmp_path / "graph"], engine="onnx")
+    texts = ["the old cat", "the young dog sees"]
+    with running_server(models) as url:
+        assert send(url, "/models").json["models"][0]["engine"] == "onnx"
+        np.testing.assert_allclose(polyseme.connect(url).embed(texts), polyseme.load(folder).embed(texts), atol=1e-5)
+    with pytest.raises(polyseme.ConfigError, match="`engine` has to be onnx"):
+        load_models([tmp_path / "graph"])
