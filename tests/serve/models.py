@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+import polyseme
+from polyseme.ngram.arpa import read_arpa
+from polyseme.ngram.model import NgramFolder
 from polyseme.tasks.classification import ClassificationTask, PairClassificationTask
 from polyseme.tasks.extractive_qa import ExtractiveQATask
 from polyseme.tasks.multiple_choice import MultipleChoiceTask
@@ -29,6 +32,45 @@ def write_vectors(path: Path) -> Path:
     return path
 
 
+ARPA = """\\data\\
+ngram 1=6
+ngram 2=4
+
+\\1-grams:
+-1.0\t<unk>
+-99\t<s>\t-0.3
+-0.9\t</s>
+-0.6\tthe\t-0.2
+-0.7\tcat\t-0.2
+-0.8\tsat\t-0.2
+
+\\2-grams:
+-0.2\t<s> the
+-0.3\tthe cat
+-0.3\tcat sat
+-0.2\tsat </s>
+
+\\end\\
+"""
+
+
+def save_ngrams(folder: Path) -> Path:
+    """Write a model of bigrams."""
+    (folder / "bigrams.arpa").write_text(ARPA)
+    ngrams, tokenizer = read_arpa(folder / "bigrams.arpa")
+    NgramFolder(folder, ngrams, tokenizer).save(folder / "ngram")
+    return folder / "ngram"
+
+
+def save_feature_model(folder: Path, source: Path) -> Path:
+    """Train a classifier over the frozen features of a model for one step."""
+    rows = [(text, label) for text, label in zip(TEXTS, ["cat", "dog"] * 4)]
+    (folder / "rows.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    files = {"train": folder / "rows.tsv", "dev": folder / "rows.tsv"}
+    run = polyseme.finetune(None, "classification", **files, features=[source], out=folder / "features", steps=1)
+    return run.model
+
+
 def save_models(folder: Path) -> dict[str, Path]:
     """Write a model folder for every verb."""
     labels = ("cat", "dog")
@@ -43,6 +85,7 @@ def save_models(folder: Path) -> dict[str, Path]:
     paths = {name: save_small_model(folder / name, "bert", task, max_len=64) for name, task in tasks.items()}
     for family in ("bert", "gpt2", "t5"):
         paths[family] = save_small_model(folder / family, family, max_len=64)
+    paths["ngram"], paths["features"] = save_ngrams(folder), save_feature_model(folder, paths["bert"])
     paths["vectors"] = write_vectors(folder / "vectors.txt")
     return paths
 

@@ -73,6 +73,18 @@ def test_classify(url, models):
     assert row["number"] == pytest.approx(models["number"].predict(TEXTS[0]).number, abs=1e-5)
 
 
+def test_a_model_over_features(url, models):
+    rows = post(url, "classify", model="features", texts=TEXTS)
+    assert [row["label"] for row in rows] == [each.label for each in models["features"].predict(TEXTS)]
+
+
+def test_n_grams(url, models):
+    (row,) = post(url, "score", model="ngram", text="the cat sat")
+    assert row["log_prob"] == pytest.approx(-(0.2 + 0.3 + 0.3) * np.log(10), rel=1e-5)
+    (row,) = post(url, "generate", model="ngram", text="the")
+    assert row[0]["text"].strip() == "cat sat" and row[0]["finish_reason"] == "eos"
+
+
 def test_tag(url, models):
     text = TEXTS[0]
     (row,) = post(url, "tag", model="tag", text=text)

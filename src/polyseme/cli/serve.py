@@ -27,7 +27,7 @@ def serve(
     """Serve models over HTTP: fill, embed, classify, generate, …, also in OpenAI's format. /docs describes it."""
     from polyseme.errors import require_packages
     from polyseme.serve.registry import load_models
-    from polyseme.serve.server import ServerConfig, serve_models
+    from polyseme.serve.server import ServerConfig, open_socket, serve_models
 
     require_packages({"starlette": "the server", "uvicorn": "the server"})
     token = ""
@@ -38,4 +38,5 @@ def serve(
     config = ServerConfig(
         max_wait, max_batch_tokens or 0, max_queue, timeout, token, (host, *allow_host), host=host, port=port
     )
-    serve_models(load_models(models, device, precision, engine), config)
+    with open_socket(host, port) as listener:  # before the models, which may take a while to load
+        serve_models(load_models(models, device, precision, engine), config, listener)

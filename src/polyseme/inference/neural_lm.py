@@ -154,18 +154,22 @@ class NeuralLM(LanguageModel):
 
     @torch.inference_mode()
     def _fill(self, texts: Sequence[str], top_k: int) -> list[list[list[MaskPrediction]]]:
-        return [self._fill_masks(text, top_k) for text in texts]
-
-    def _fill_masks(self, text: str, top_k: int) -> list[list[MaskPrediction]]:
-        ids, segments = self._packed.encode_sequence(text)
-        rows = np.flatnonzero(ids == self.tokenizer.special_token_ids.mask)
-        if not len(rows):
-            raise DataError(f"there is no {self.tokenizer.mask_token} in {text!r}")
-        ((_, inputs),) = self._packed.batches([ids], [segments])
-        probs = torch.cat(list(self._packed.log_probs("masked", inputs, torch.from_numpy(rows)))).exp()
-        best = probs.topk(min(top_k, probs.shape[-1]))
-        tokens = [self.tokenizer.convert_ids_to_tokens(row) for row in best.indices.tolist()]
-        return [list(map(MaskPrediction, *row)) for row in zip(tokens, best.values.tolist())]
+        encoded = [self._packed.encode_sequence(text) for text in texts]
+        positions = [np.flatnonzero(ids == self.tokenizer.special_token_ids.mask) for ids, _ in encoded]
+        for text, masks in zip(texts, positions):
+            if not len(masks):
+                raise DataError(f"there is no {self.tokenizer.mask_token} in {text!r}")
+        predictions: list[list[list[MaskPrediction]]] = [[] for _ in texts]
+        for index, inputs in self._packed.batches([ids for ids, _ in encoded], [segments for _, segments in encoded]):
+            starts = np.cumsum([0, *inputs.layout.lengths])
+            rows = torch.from_numpy(np.concatenate([start + positions[i] for start, i in zip(starts, index)]))
+            text_of_row = iter(np.repeat(index, [len(positions[i]) for i in index]).tolist())
+            for log_probs in self._packed.log_probs("masked", inputs, rows):
+                best = log_probs.exp().topk(min(top_k, log_probs.shape[-1]))
+                for ids, probs in zip(best.indices.tolist(), best.values.tolist()):
+                    tokens = self.tokenizer.convert_ids_to_tokens(ids)
+                    predictions[next(text_of_row)].append(list(map(MaskPrediction, tokens, probs)))
+        return predictions
 
     @torch.inference_mode()
     def _next_sentence(self, first: str, second: str) -> float:

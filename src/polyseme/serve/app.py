@@ -176,6 +176,7 @@ async def metrics(request: Request) -> Response:
     gauges = {
         "polyseme_requests_in_flight": {(): float(state.num_in_flight)},
         "polyseme_queue_length": {(("model", name),): float(worker.queue_length) for name, worker in workers},
+        "polyseme_active_generations": {(("model", name),): float(worker.num_generations) for name, worker in workers},
         "polyseme_max_batch_tokens": {(("model", name),): float(worker.batch_tokens) for name, worker in workers},
     }
     return PlainTextResponse(state.metrics.format(gauges), media_type="text/plain; version=0.0.4")

@@ -25,6 +25,7 @@ from polyseme.text.tokenizer import Tokenizer
 
 MAX_TEXTS = 256  # of a request; a longer list is sent in parts
 MAX_REQUEST_CHARS = 400_000  # a request stays below the server's limit of 2 MB
+GRACE_SECONDS = 5  # after the deadline, for the server to say so
 _ERRORS = {"unsupported": UnsupportedError, "invalid_request": DataError, "too_long": DataError, "too_large": DataError}
 _VERBS = {"rank_choices": "choose"}  # other operations have the name of the verb
 
@@ -258,7 +259,7 @@ class RemoteModel(LanguageModel):
 
     def _open(self) -> http.client.HTTPConnection:
         cls = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        return cls(self._parts.hostname or "", self._parts.port, timeout=self.timeout)
+        return cls(self._parts.hostname or "", self._parts.port, timeout=self.timeout + GRACE_SECONDS)
 
     def _request(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None

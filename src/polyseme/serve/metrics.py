@@ -89,6 +89,7 @@ class ModelMetrics:
 HELP = {
     "polyseme_uptime_seconds": "Seconds since the server started.",
     "polyseme_queue_length": "Requests that wait for a model.",
+    "polyseme_active_generations": "Requests whose text is being generated.",
     "polyseme_requests_in_flight": "Requests that have no response yet.",
     "polyseme_max_batch_tokens": "Most tokens of a batch, fewer for a while after memory ran out.",
     "polyseme_requests_total": "Requests by verb and status.",

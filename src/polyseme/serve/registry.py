@@ -1,7 +1,6 @@
 """The models of a server: loaded once, selected by name, never by a path in a request."""
 
 import ast
-import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ from polyseme.tasks.base import TaskConfig
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.onnx_folder import is_onnx_folder
 
-logger = logging.getLogger(__name__)
 ENGINES = ("torch", "onnx")
 EXAMPLE_TEXT = "The film was a delight."
 EXAMPLE_PAIR = ("It rained all day.", "The street is wet.")
@@ -209,19 +207,19 @@ def load_models(
     """
     if engine not in ENGINES:
         raise ConfigError(f"`engine` is {engine!r}; {suggest(engine, ENGINES)}")
-    models: dict[str, LanguageModel] = {}
+    named_paths: dict[str, Path] = {}
     for each in paths:
         name, path = _split_name(str(each))
+        if name in named_paths:
+            raise ConfigError(f"two models are called {name!r}: name one of them, as in other={path}")
         is_graph = is_onnx_folder(resolve_model(path))
         if is_graph != (engine == "onnx"):
             advice = "`engine` has to be onnx" if is_graph else "quantize it, or export its vectors to onnx"
-            raise ConfigError(f"{path} is {'' if is_graph else 'no '}folder with an ONNX graph: {advice}")
-        loaded = load(path, device, precision)
-        for full_name, model in _split_tasks(name, loaded).items():
-            if full_name in models:
-                raise ConfigError(f"two models are called {full_name!r}: name one of them, as in other={path}")
-            models[full_name] = model
-            logger.info(f"loaded {full_name}: {model.description}")
+            raise ConfigError(f"{path} is {'a' if is_graph else 'no'} folder with an ONNX graph: {advice}")
+        named_paths[name] = path
+    models: dict[str, LanguageModel] = {}
+    for name, path in named_paths.items():
+        models |= _split_tasks(name, load(path, device, precision))
     return models
 
 

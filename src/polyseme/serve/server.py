@@ -1,8 +1,10 @@
 """Run the server until it is stopped; SIGTERM and SIGINT let requests in progress finish."""
 
 import logging
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,8 +25,10 @@ class ServerConfig(AppConfig):
     drain_seconds: int = 30  # for requests in progress when the server is stopped
 
 
-def serve_models(models: Mapping[str, LanguageModel], config: ServerConfig = ServerConfig()) -> None:
-    """Serve models until the process is told to stop."""
+def serve_models(
+    models: Mapping[str, LanguageModel], config: ServerConfig = ServerConfig(), listener: socket.socket | None = None
+) -> None:
+    """Serve models until the process is told to stop; `listener` is a socket that was opened before."""
     require_packages({"starlette": "the server", "uvicorn": "the server"})
     import uvicorn
 
@@ -32,7 +36,7 @@ def serve_models(models: Mapping[str, LanguageModel], config: ServerConfig = Ser
     from polyseme.serve.registry import ModelRegistry
 
     app = create_app(ModelRegistry(models), config)
-    listener = open_socket(config.host, config.port)
+    listener = listener or open_socket(config.host, config.port)
     sys.setswitchinterval(SWITCH_INTERVAL)
     settings = uvicorn.Config(
         app,
@@ -46,9 +50,13 @@ def serve_models(models: Mapping[str, LanguageModel], config: ServerConfig = Ser
     )
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    logger.info(f"serving {', '.join(models)} at http://{shown}:{port}")
+    for name, model in models.items():
+        logger.info(f"{name}: {model.description}")
+    logger.info(f"serving at http://{shown}:{port}")
     if not config.token and host not in ("127.0.0.1", "::1"):
         logger.warning(f"{shown} can be reached from other machines, and there is no token: anybody can use the models")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn drains, then raises it again: the status is 0
     uvicorn.Server(settings).run(sockets=[listener])
 
 

@@ -105,6 +105,11 @@ class ModelWorker:
         """The number of requests that wait."""
         return len(self._calls) + len(self._generations)
 
+    @property
+    def num_generations(self) -> int:
+        """The number of requests whose text is being generated."""
+        return sum(len(members) for _, members in self._active)
+
     def check_room(self) -> None:
         """Raise if the queue is full."""
         if self.queue_length >= self.limits.max_queue:
