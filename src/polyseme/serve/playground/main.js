@@ -47,7 +47,7 @@ function showModels() {
   const others = state.models.filter((model) => model !== state.model);
   byId("compare").replaceChildren(element("option", { value: "" }, "no other"), ...others.map(option));
   byId("compare").value = state.other?.name || "";
-  byId("compare").closest("label").hidden = !others.length;
+  byId("compare").parentElement.hidden = !others.length;
   byId("about").textContent = [state.model, state.other].filter(Boolean).map(describe).join("  —  ");
 }
 
