@@ -7,7 +7,7 @@ import polyseme
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from tests.serve.models import running_server, save_models  # noqa: E402
+from tests.serve.models import running_server, save_models
 
 
 @pytest.fixture(scope="session")

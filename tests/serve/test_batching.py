@@ -27,12 +27,12 @@ class Recorder:
         self.sizes.append((num_calls, num_tokens))
 
 
-def run_calls(run, inputs, limits=WorkerLimits(), tokens=1, keys=None, resize=None):
+def run_calls(run, inputs, limits=None, tokens=1, keys=None, resize=None):
     """Submit calls at once while the worker is busy; return their outcomes and the sizes of the batches."""
     recorder, gate = Recorder(), threading.Event()
 
     async def submit():
-        worker = ModelWorker("test", limits, recorder, resize=resize)
+        worker = ModelWorker("test", limits or WorkerLimits(), recorder, resize=resize)
         loop = asyncio.get_running_loop()
         blocker = Call("blocker", [0], 0, lambda _: gate.wait(5) and [0], loop.create_future())
         worker.submit(blocker)
@@ -89,7 +89,9 @@ def test_out_of_memory_halves_the_batch_and_recovers():
             raise MemoryError
         return values
 
-    outcomes, _ = run_calls(run, [[i] for i in range(8)], WorkerLimits(max_batch_tokens=8000), 1000, resize=budgets.append)
+    outcomes, _ = run_calls(
+        run, [[i] for i in range(8)], WorkerLimits(max_batch_tokens=8000), 1000, resize=budgets.append
+    )
     assert outcomes == [[i] for i in range(8)]
     assert sizes == [8, 4, 2, 2, 4, 2, 2] and budgets == [4000, 2000, 1000]
 
@@ -271,7 +273,8 @@ def test_a_disconnected_client_is_not_computed_for(models):
 
         def start_request(text):
             body = f'{{"text": "{text}"}}'.encode()
-            head = f"POST /v1/embed HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            head = f"POST /v1/embed HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
+            head += "Content-Type: application/json"
             connection = socket.create_connection((host, int(port)))
             connection.sendall(head.encode() + b"\r\n\r\n" + body)
             return connection

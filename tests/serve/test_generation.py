@@ -193,7 +193,10 @@ def test_the_client_predicts_and_generates(url, models):
     }.items():
         remote, local = polyseme.connect(url, name).predict(example), models[name].predict(example)
         assert type(remote) is type(local) and remote.value == pytest.approx(local.value, abs=1e-5)
-    assert polyseme.connect(url, "answer").answer("The cat sat.", "Who?").text == models["answer"].answer("The cat sat.", "Who?").text
+    assert (
+        polyseme.connect(url, "answer").answer("The cat sat.", "Who?").text
+        == models["answer"].answer("The cat sat.", "Who?").text
+    )
     remote, local = polyseme.connect(url, "gpt2"), models["gpt2"]
     (text,), (expected,) = remote.generate(PROMPT, max_new_tokens=5), local.generate(PROMPT, max_new_tokens=5)
     assert (text.text, text.tokens, text.is_finished) == (expected.text, expected.tokens, expected.is_finished)

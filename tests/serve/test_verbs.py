@@ -100,7 +100,7 @@ def test_tags_of_one_entity_are_one_span():
     from polyseme.serve.verbs import tag_result
     from polyseme.tasks.tagging import Tagging
 
-    words, tags = "a b c d e f".split(), ("B-X", "I-X", "O", "I-Y", "B-Y", "NOUN")
+    words, tags = ["a", "b", "c", "d", "e", "f"], ("B-X", "I-X", "O", "I-Y", "B-Y", "NOUN")
     row = tag_result("a b  c d e f", words, Tagging(tags, (1.0,) * 6))
     spans = [(span.label, span.text) for span in row.spans]
     assert spans == [("X", "a b"), ("Y", "d"), ("Y", "e"), ("NOUN", "f")]
@@ -174,7 +174,10 @@ def test_a_text_that_is_too_long_is_rejected_with_its_length(url, models):
         answer = send(url, f"/v1/{verb}", {"model": model, "text": text})
         length = len(models[model].tokenizer.encode(text))
         assert answer.status == 413 and answer.json["error"]["type"] == "too_long"
-        assert f"{length} tokens" in answer.json["error"]["message"] or f"{length + 1} tokens" in answer.json["error"]["message"]
+        assert (
+            f"{length} tokens" in answer.json["error"]["message"]
+            or f"{length + 1} tokens" in answer.json["error"]["message"]
+        )
     (row,) = post(url, "embed", model="bert", text=text, truncate=True)
     np.testing.assert_allclose(row["vectors"], models["bert"].embed(text, truncate=True), atol=1e-5)
     answer = send(url, "/v1/classify", {"model": "classify", "text": text})
@@ -225,4 +228,8 @@ def test_metrics_are_prometheus_text(url):
     assert float(values['polyseme_requests_total{verb="embed",status="200"}']) >= 1
     assert float(values['polyseme_batch_tokens_count{model="bert"}']) >= 1
     names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    assert len(names) == sum(line.startswith("# TYPE") for line in lines) == sum(line.startswith("# HELP") for line in lines)
+    assert (
+        len(names)
+        == sum(line.startswith("# TYPE") for line in lines)
+        == sum(line.startswith("# HELP") for line in lines)
+    )

@@ -5,7 +5,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-MODELS_HELP = "Folders of models or runs, files of word vectors, or names from `polyseme models`; NAME=PATH to name one."
+MODELS_HELP = (
+    "Folders of models or runs, files of word vectors, or names from `polyseme models`; NAME=PATH to name one."
+)
 BATCH_HELP = "Most tokens of a batch; default: what the model reads at once, 2,048 on a CPU and 65,536 on a GPU."
 ENGINE_HELP = "torch, or onnx: folders that `quantize` or `export --to onnx --head vectors` wrote."
 

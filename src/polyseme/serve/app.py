@@ -30,6 +30,7 @@ from polyseme.serve.handling import (
     resolve_timeout,
     run_plan,
 )
+from polyseme.serve.metrics import Labels
 from polyseme.serve.openai_format import plan_embeddings
 from polyseme.serve.registry import ModelRegistry, ServedModel
 from polyseme.serve.security import SecurityMiddleware
@@ -41,8 +42,9 @@ logger = logging.getLogger(__name__)
 PACKAGE = Path(__file__).parent
 
 
-def create_app(registry: ModelRegistry, config: AppConfig = AppConfig()) -> Starlette:
+def create_app(registry: ModelRegistry, config: AppConfig | None = None) -> Starlette:
     """Return the application, which starts its workers when a server starts it."""
+    config = config or AppConfig()
     state = ServerState(registry, config)
 
     @contextlib.asynccontextmanager
@@ -173,7 +175,7 @@ async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' text format."""
     state: ServerState = request.app.state.server
     workers = state.workers.items()
-    gauges = {
+    gauges: dict[str, dict[Labels, float]] = {
         "polyseme_requests_in_flight": {(): float(state.num_in_flight)},
         "polyseme_queue_length": {(("model", name),): float(worker.queue_length) for name, worker in workers},
         "polyseme_active_generations": {(("model", name),): float(worker.num_generations) for name, worker in workers},

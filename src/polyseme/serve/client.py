@@ -196,7 +196,7 @@ class RemoteModel(LanguageModel):
         return self.predict(list(zip(check_texts(texts), check_texts(pairs), strict=True)))
 
     def tag(self, texts: Texts) -> Any:
-        """Tag the words of texts: for each a dictionary with `words`, `offsets`, `tags`, `probabilities` and `spans`."""
+        """Tag the words of texts: for each `words`, `offsets`, `tags`, `probabilities` and `spans`, a dictionary."""
         self._require("predict")
         rows = self._post_texts("tag", [texts] if isinstance(texts, str) else check_texts(texts), {})
         return rows[0] if isinstance(texts, str) else rows
@@ -234,7 +234,7 @@ class RemoteModel(LanguageModel):
         return results + (self._post(verb, options | {name: part}) if part else [])
 
     def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        """Send a request over this thread's connection and return the parsed response; a stale connection is renewed."""
+        """Send a request over this thread's connection, renewed if it is stale; return the parsed response."""
         connection = getattr(self._local, "connection", None)
         is_new = connection is None
         while True:

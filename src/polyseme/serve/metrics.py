@@ -58,7 +58,8 @@ class Metrics:
     def format(self, gauges: Mapping[str, Mapping[Labels, float]]) -> str:
         """Return all metrics, and values that are measured now."""
         lines = []
-        all_gauges = {"polyseme_uptime_seconds": {(): time.time() - self._start}, **gauges}
+        all_gauges: dict[str, Mapping[Labels, float]] = {"polyseme_uptime_seconds": {(): time.time() - self._start}}
+        all_gauges |= gauges
         for name, values in all_gauges.items():
             lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} gauge"]
             lines += [f"{name}{_format(labels)} {value:g}" for labels, value in values.items()]

@@ -45,9 +45,7 @@ def plan_embeddings(served: ServedModel, request: EmbeddingsRequest) -> Plan:
     texts = as_texts(request.input, "input")
     if request.dimensions is not None and request.dimensions != served.dim:
         raise DataError(f"dimensions is {request.dimensions}, and the model {served.name!r} has {served.dim}")
-    inner = EmbedRequest(
-        texts=tuple(texts), truncate=request.truncate, encoding_format=request.encoding_format
-    )
+    inner = EmbedRequest(texts=tuple(texts), truncate=request.truncate, encoding_format=request.encoding_format)
     plan = plan_embed(served, inner)
 
     def respond(results: Sequence[Any]) -> EmbeddingsResponse:

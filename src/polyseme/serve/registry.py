@@ -135,7 +135,7 @@ class ServedModel:
 
 
 def find_usage_example(served: ServedModel) -> Any:
-    """Return an example of the model's task: that of its card, which has the form of the training data, or the task's."""
+    """Return an example of the task: that of the card, which has the form of the training data, or a general one."""
     task = served.task
     if task is None:
         return EXAMPLE_TEXT
@@ -171,7 +171,10 @@ def example_request(served: ServedModel, verb: str) -> dict[str, Any]:
     gap, text, pair = f"The {mask} barks.", *EXAMPLE_PAIR
     requests: dict[str, dict[str, Any]] = {
         "fill": {"text": f"The capital of France is {mask}.", "top_k": 5},
-        "choose": {"text": gap if is_masked else "The dog", "choices": ["dog", "cat"] if is_masked else ["barks", "sings"]},
+        "choose": {
+            "text": gap if is_masked else "The dog",
+            "choices": ["dog", "cat"] if is_masked else ["barks", "sings"],
+        },
         "rerank": {"query": "a good film", "texts": [EXAMPLE_TEXT, pair, "I liked the movie."]},
         "generate": {"text": "Once upon a time"},
         "predict": {"examples": [example]},

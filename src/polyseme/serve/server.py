@@ -13,7 +13,9 @@ from polyseme.inference.base import LanguageModel
 from polyseme.serve.state import AppConfig
 
 logger = logging.getLogger(__name__)
-SWITCH_INTERVAL = 0.0005  # seconds after which a thread gives way: the event loop waits for the worker's at most so long
+SWITCH_INTERVAL = (
+    0.0005  # seconds after which a thread gives way: the event loop waits for the worker's at most so long
+)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class ServerConfig(AppConfig):
 
 
 def serve_models(
-    models: Mapping[str, LanguageModel], config: ServerConfig = ServerConfig(), listener: socket.socket | None = None
+    models: Mapping[str, LanguageModel], config: ServerConfig | None = None, listener: socket.socket | None = None
 ) -> None:
     """Serve models until the process is told to stop; `listener` is a socket that was opened before."""
     require_packages({"starlette": "the server", "uvicorn": "the server"})
@@ -35,6 +37,7 @@ def serve_models(
     from polyseme.serve.app import create_app
     from polyseme.serve.registry import ModelRegistry
 
+    config = config or ServerConfig()
     app = create_app(ModelRegistry(models), config)
     listener = listener or open_socket(config.host, config.port)
     sys.setswitchinterval(SWITCH_INTERVAL)

@@ -4,6 +4,7 @@ Verbs with the same key, also of different requests, are computed at once. No re
 """
 
 import math
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -111,9 +112,13 @@ def plan_score(served: ServedModel, request: requests.ScoreRequest) -> Plan:
     num_tokens = sum(n * n for n in counts) if is_masked else sum(counts)
 
     def respond(results: Results) -> responses.ScoreResponse:
-        return responses.ScoreResponse(served.name, [score_result(each) for each in results], responses.Usage(sum(counts)))
+        return responses.ScoreResponse(
+            served.name, [score_result(each) for each in results], responses.Usage(sum(counts))
+        )
 
-    run = partial(served.model.score, pll_metric=request.pll_metric)
+    def run(inputs: Results) -> Results:
+        return served.model.score(list(inputs), request.pll_metric)
+
     return Plan(("score", request.pll_metric), texts, num_tokens, run, respond)
 
 
@@ -221,22 +226,22 @@ def plan_choose(served: ServedModel, request: requests.ChooseRequest) -> Plan:
         rows = [choose_result(each, choices) for each, choices in zip(results, choice_lists)]
         return responses.ChooseResponse(served.name, rows, usage)
 
-    options = {"normalization": request.normalization, "context": request.context}
+    options = request.normalization, request.context
 
     def run(inputs: Results) -> Results:
         texts, choices = zip(*inputs)
-        ranked: Results = served.model.rank_choices(list(texts), list(choices), **options)
+        ranked: Results = served.model.rank_choices(
+            list(texts), list(choices), normalization=options[0], context=options[1]
+        )
         return ranked
 
-    return Plan(("choose", *options.values()), questions, usage.num_tokens, run, respond)
+    return Plan(("choose", *options), questions, usage.num_tokens, run, respond)
 
 
 def choose_result(ranked: ChoiceResult, choices: Sequence[str]) -> responses.ChooseResult:
     """Convert the ranking of a language model."""
     scores = [score_result(score) for score in ranked.scores]
-    return responses.ChooseResult(
-        ranked.best_index, choices[ranked.best_index], list(ranked.normalized_scores), scores
-    )
+    return responses.ChooseResult(ranked.best_index, choices[ranked.best_index], list(ranked.normalized_scores), scores)
 
 
 def plan_rerank(served: ServedModel, request: requests.RerankRequest) -> Plan:
@@ -246,7 +251,9 @@ def plan_rerank(served: ServedModel, request: requests.RerankRequest) -> Plan:
         usage = count_usage(served, [*texts, *[query] * len(texts)])
         examples = [(query, text) for text in texts]
         respond = partial(_order, served, request, usage)
-        return plan_examples(served, examples, usage.num_tokens, request.truncate, lambda rows: respond(_pair_scores(served, rows)))
+        return plan_examples(
+            served, examples, usage.num_tokens, request.truncate, lambda rows: respond(_pair_scores(served, rows))
+        )
     options = ("last", "text", request.truncate)
     counts = count_checked(served, [query, *texts], request.truncate)
 
@@ -416,8 +423,9 @@ def count_checked(
 
     `truncate` is None if a text cannot be cut.
     """
-    limit = served.model.max_text_tokens if is_pooled and served.has("embed") else served.max_tokens
-    limit = limit if limit is not None else math.inf
+    limit = served.max_tokens or sys.maxsize
+    if is_pooled and served.has("embed"):
+        limit = min(limit, served.model.max_text_tokens)
     counts = served.count_tokens(texts)
     for number, (text, count) in enumerate(zip(texts, counts), 1):
         where = f"text {number} of {len(texts)}" if len(texts) > 1 else "the text"
@@ -426,7 +434,7 @@ def count_checked(
         if count > limit and not truncate:
             advice = "shorten it" if truncate is None else "shorten it, or set truncate"
             raise RequestError("too_long", f"{where} has {count:,} tokens, and the model reads {limit:,}: {advice}")
-    return [int(min(count, limit)) for count in counts]
+    return [min(count, limit) for count in counts]
 
 
 PLANS: dict[str, tuple[type[requests.ModelRequest], type, Callable[[ServedModel, Any], Plan]]] = {

@@ -9,7 +9,7 @@ import numpy as np
 def encode_array(array: np.ndarray, encoding_format: str) -> tuple[list[Any] | str, list[int]]:
     """Return an array as JSON, and its shape."""
     array = np.ascontiguousarray(array, dtype="<f4")
-    data = base64.b64encode(array).decode() if encoding_format == "base64" else array.tolist()
+    data = base64.b64encode(array.data).decode() if encoding_format == "base64" else array.tolist()
     return data, list(array.shape)
 
 

@@ -22,9 +22,7 @@ Timeout = Annotated[
 ]
 Text = Annotated[str | None, Rule("One text. Use either `text` or `texts`.")]
 TextList = Annotated[tuple[str, ...] | None, Rule("Several texts.", min_length=1, max_length=MAX_TEXTS)]
-Truncate = Annotated[
-    bool, Rule("Whether to cut a text that is longer than the model reads; otherwise it is an error.")
-]
+Truncate = Annotated[bool, Rule("Whether to cut a text that is longer than the model reads; otherwise it is an error.")]
 EncodingFormat = Annotated[
     Literal["float", "base64"],
     Rule("Arrays as nested lists of numbers, or as base64 of little-endian float32, which is faster."),
@@ -96,9 +94,9 @@ class EmbedRequest(TextRequest):
 class ScoreRequest(TextRequest):
     """Compute the log-probability of texts."""
 
-    pll_metric: Annotated[
-        Literal["original", "within_word_l2r"] | None, Rule("How a masked model scores a text.")
-    ] = None
+    pll_metric: Annotated[Literal["original", "within_word_l2r"] | None, Rule("How a masked model scores a text.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -149,9 +147,9 @@ class AnswerRequest(TextRequest):
     """Find the answers to questions in texts."""
 
     question: Annotated[str | None, Rule("The question about the text, or about all texts.")] = None
-    questions: Annotated[
-        tuple[str, ...] | None, Rule("One question per text.", min_length=1, max_length=MAX_TEXTS)
-    ] = None
+    questions: Annotated[tuple[str, ...] | None, Rule("One question per text.", min_length=1, max_length=MAX_TEXTS)] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -251,9 +249,7 @@ class GenerateRequest(DecodingRequest):
     """Continue prompts, or generate a target for each text; with `stream` as server-sent events."""
 
     prefix: Annotated[str, Rule("What every generated text starts with; not repeated in the result.")] = ""
-    stop: Annotated[
-        tuple[str, ...], Rule("A text ends before the first of these strings.", max_length=MAX_STOP)
-    ] = ()
+    stop: Annotated[tuple[str, ...], Rule("A text ends before the first of these strings.", max_length=MAX_STOP)] = ()
     num_top_tokens: Annotated[int, Rule("Number of most likely tokens to report at each step.", 0, 20)] = 0
     stream: Annotated[bool, Rule("Whether to send tokens as they are generated.")] = False
     truncate: Annotated[bool, Rule("Whether to drop the start of a prompt that is too long.")] = False
@@ -289,7 +285,9 @@ class StreamOptions(BoundedConfig):
 class CompletionsRequest(ModelRequest):
     """OpenAI's request for completions of prompts."""
 
-    prompt: Annotated[str | tuple[str, ...], Rule("A prompt, or a list of prompts.", min_length=1, max_length=None)] = ""
+    prompt: Annotated[str | tuple[str, ...], Rule("A prompt, or a list of prompts.", min_length=1, max_length=None)] = (
+        ""
+    )
     max_tokens: Annotated[int | None, Rule("Most tokens of a completion. Default: 16.", 1, MAX_NEW_TOKENS)] = None
     temperature: Annotated[float | None, Rule("0 takes the most likely token. Default: 1.", 0, 2)] = None
     top_p: Annotated[float | None, Rule("Nucleus sampling: cumulative probability.", None, 1, 0)] = None

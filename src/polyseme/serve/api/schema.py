@@ -47,7 +47,8 @@ class BoundedConfig(Config):
     """A config whose annotations may have a `Rule`."""
 
     def __post_init__(self) -> None:
-        for name, (_, rule) in field_rules(type(self)).items():
+        cls: type = type(self)
+        for name, (_, rule) in field_rules(cls).items():
             if rule is not None:
                 rule.check(name, getattr(self, name))
 
@@ -67,7 +68,7 @@ def field_rules(cls: type) -> dict[str, tuple[Any, Rule | None]]:
 
 
 def json_schema(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to the JSON schema of a dataclass, which is added to the definitions with those it refers to."""
+    """Return a reference to the JSON schema of a dataclass; add it to the definitions, with those it refers to."""
     if cls.__name__ not in definitions:
         definitions[cls.__name__] = {}  # a class may refer to itself
         properties, required = {}, []
@@ -79,7 +80,7 @@ def json_schema(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
                 required.append(field.name)
             elif isinstance(field.default, str | int | float | bool):
                 properties[field.name]["default"] = field.default
-        definition = {"type": "object", "properties": properties, "required": required}
+        definition: dict[str, Any] = {"type": "object", "properties": properties, "required": required}
         definition["description"] = (cls.__doc__ or "").strip().split("\n\n")[0]
         if issubclass(cls, Config):
             definition["additionalProperties"] = False
@@ -95,7 +96,7 @@ def _field_schema(hint: Any, rule: Rule | None, definitions: dict[str, Any]) -> 
         return schema
     parts = schema.get("anyOf", [schema])
     for part in parts:
-        bounds = {
+        bounds: dict[str, dict[str, float | None]] = {
             "number": {
                 "minimum": rule.minimum,
                 "maximum": rule.maximum,
