@@ -85,6 +85,10 @@ def check_embed(card, model, values):
     cells = [float(text) for text in card.locator("td.heat").all_text_contents()]
     np.testing.assert_allclose(cells, (unit @ unit.T).ravel(), atol=0.0051)
     assert card.locator(".plot circle").count() == len(vectors)
+    with card.page.expect_download() as download:
+        card.get_by_role("button", name="Download").click()
+    saved = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
+    np.testing.assert_allclose(saved["vectors"], vectors, atol=1e-5)
 
 
 def check_words(card, model, values):
@@ -258,6 +262,11 @@ def test_the_keyboard_reaches_everything(open_playground):
     unnamed = """[...document.querySelectorAll("input, select, textarea, button")].filter((node) =>
       !node.labels?.length && !node.ariaLabel && !node.textContent.trim()).map((node) => node.outerHTML)"""
     assert page.evaluate(unnamed) == []
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("[role=tabpanel]:visible").get_by_role("button", name="Copy").press("Enter")
+    page.get_by_role("button", name="Copied").wait_for()
+    code = page.locator("[role=tabpanel]:visible .code pre").text_content()
+    assert page.evaluate("navigator.clipboard.readText()") == code
 
 
 def test_a_candidate_is_put_into_the_text(open_playground, models):
@@ -326,7 +335,7 @@ def test_two_models_are_compared(open_playground):
 
 def test_errors_are_one_line_and_keep_what_was_typed(open_playground):
     page = open_playground("bert", "fill", allowed=("422", "413", "ERR_"))
-    for text, part in (("no mask here", "there is no [MASK]"), ("[MASK] " + "cat " * 100, "tokens")):
+    for text, part in (("no mask here", "There is no [MASK]"), ("[MASK] " + "cat " * 100, "tokens")):
         type_values(page, {"Text with masks": text})
         error = run(page).locator("[role=alert]")
         assert part in error.text_content() and "\n" not in error.text_content()
@@ -351,6 +360,9 @@ def test_a_token_is_asked_for(open_playground, models):
     token = "a-token-of-this-test"
     with running_server({"vectors": models["vectors"]}, token=token) as address:
         page = open_playground("vectors", "neighbors", address, allowed=("401",))
+        page.keyboard.press("Escape")
+        page.get_by_text("The server needs a token.").wait_for()
+        page.get_by_role("button", name="Try again").click()
         page.get_by_label("Token", exact=True).fill("wrong")
         page.keyboard.press("Enter")
         page.get_by_text("refused").wait_for()

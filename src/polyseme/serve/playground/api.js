@@ -23,7 +23,7 @@ async function send(path, options = {}) {
     if (token) headers.Authorization = `Bearer ${token}`;
     let response;
     try {
-      response = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+      response = await fetch(path, { ...options, headers, cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new ApiError("unreachable", "the server cannot be reached; is it still running?");

@@ -5,14 +5,16 @@ import { element } from "./dom.js";
 const KEY = "polyseme-values"; // in this tab of the browser, so that a reload keeps what was typed
 const typed = JSON.parse(sessionStorage.getItem(KEY) || "{}");
 
+const save = () => sessionStorage.setItem(KEY, JSON.stringify(typed));
+
 export function forget(verb) {
   delete typed[verb];
-  sessionStorage.setItem(KEY, JSON.stringify(typed));
+  save();
 }
 
 function remember(verb, name, value) {
   typed[verb] = { ...typed[verb], [name]: value };
-  sessionStorage.setItem(KEY, JSON.stringify(typed));
+  save();
 }
 
 // Replaces the mask of one model by that of another in all texts that were typed.
@@ -23,6 +25,7 @@ export function translateMasks(from, to) {
       if (typeof value === "string") values[name] = value.replaceAll(from, to);
     }
   }
+  save();
 }
 
 // A field: {name, label, kind, help?, isOption?, shown?(model, example), ...attributes of its input}. Kinds: text (several

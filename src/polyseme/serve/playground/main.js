@@ -197,10 +197,12 @@ async function answer(panel, card, signal) {
   } catch (error) {
     status.textContent = "";
     if (error.name === "AbortError") status.textContent = "Stopped";
-    else content.append(element("p", { class: "error", role: "alert" }, `${error.message.replace(/\.?$/, "")}.`));
+    else content.append(element("p", { class: "error", role: "alert" }, sentence(error.message)));
   }
   return null;
 }
+
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1).replace(/\.?$/, ".");
 
 function describeTimes(times, usage) {
   const parts = [formatTime(times.total)];
@@ -269,7 +271,7 @@ async function start() {
     state.models = await getModels();
   } catch (error) {
     const retry = element("button", { type: "button", click: () => location.reload() }, "Try again");
-    byId("message").replaceChildren(`${error.message} `, retry);
+    byId("message").replaceChildren(`${sentence(error.message)} `, retry);
     return;
   }
   byId("message").remove();

@@ -1,8 +1,9 @@
 // Vectors: decoded, compared by their cosine, and projected to two dimensions by principal component analysis.
 
 export function decodeFloats(text) {
-  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0)), view = new DataView(bytes.buffer);
-  return Float32Array.from({ length: bytes.length / 4 }, (_, i) => view.getFloat32(4 * i, true));
+  const characters = atob(text), bytes = new Uint8Array(characters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = characters.charCodeAt(i);
+  return new Float32Array(bytes.buffer); // little-endian, as on every device with a browser
 }
 
 const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0);

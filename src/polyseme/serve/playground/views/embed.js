@@ -14,7 +14,7 @@ function matrix(rows, labels, name) {
   return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, grid);
 }
 
-const WIDTH = 360, HEIGHT = 260, MARGIN = 18;
+const MAX_SHOWN = 50, WIDTH = 360, HEIGHT = 260, MARGIN = 18;
 
 function plot(rows, names) {
   const { points, shares } = project(rows);
@@ -29,10 +29,11 @@ function plot(rows, names) {
 }
 
 export function drawEmbed(results, { body, model }) {
-  const rows = results.map((result) => result.vectors);
+  const rows = results.map((result) => result.vectors), shown = rows.slice(0, MAX_SHOWN), texts = body.texts.slice(0, MAX_SHOWN);
   const save = () => download(`${model.name}-vectors.json`, JSON.stringify({ model: model.name, texts: body.texts, vectors: rows }));
-  const parts = [element("h3", {}, "Cosine similarity"), matrix(rows, body.texts, "Cosine similarity of the texts")];
-  if (rows.length > 2) parts.push(element("h3", {}, "Map"), plot(rows, body.texts));
+  const parts = [element("h3", {}, "Cosine similarity"), matrix(shown, texts, "Cosine similarity of the texts")];
+  if (rows.length > MAX_SHOWN) parts.push(note(`The first ${MAX_SHOWN} of ${rows.length} texts.`));
+  if (rows.length > 2) parts.push(element("h3", {}, "Map"), plot(shown, texts));
   parts.push(element("div", { class: "actions" }, element("button", { type: "button", class: "quiet", click: save }, "Download the vectors"),
     element("span", { class: "hint" }, `${rows.length} × ${rows[0].length} numbers`)));
   return parts;
@@ -66,7 +67,7 @@ function occurrences(results, texts, word) {
 }
 
 export function drawWords(results, { body, values }) {
-  const found = occurrences(results, body.texts, values.word);
+  const found = occurrences(results, body.texts, values.word).slice(0, MAX_SHOWN);
   if (found.length < 2) return note(`“${values.word}” is in ${found.length ? "one place" : "none"} of these sentences; at least two are needed.`);
   const last = found[0].layers.length - 1, view = element("div");
   const output = element("output", { for: "words-layer" });

@@ -10,7 +10,7 @@ export class GenerateView {
   constructor({ model, body, content, signal }) {
     Object.assign(this, { model, body, content, signal, texts: [], spans: [] });
     this.isContinuation = !model.verbs.includes("translate");
-    this.detail = element("div", { class: "detail", "aria-live": "polite" }, note("Point at a token, or move with the arrow keys, to see its alternatives."));
+    this.detail = element("div", { class: "detail", "aria-live": "polite" }, note("The darker a token, the less likely it was. Point at one, or move with the arrow keys, to see its alternatives."));
   }
 
   async run(verb, body) {
@@ -52,7 +52,8 @@ export class GenerateView {
 
   showDetail(token, probability, span) {
     for (const other of this.spans.flat()) other.classList.toggle("shown", other === span);
-    const bars = token.top_tokens.map((each) => ({
+    const isListed = token.top_tokens.some((each) => each.token === token.token);
+    const bars = [...token.top_tokens, ...(isListed ? [] : [token])].map((each) => ({
       label: visible(each.token), share: Math.exp(each.log_prob), value: percent(Math.exp(each.log_prob)), isBest: each.token === token.token,
     }));
     const title = element("h3", {}, `${visible(token.token)}  ${percent(probability)}`);
