@@ -334,7 +334,8 @@ def test_two_models_are_compared(open_playground):
 
 
 def test_errors_are_one_line_and_keep_what_was_typed(open_playground):
-    page = open_playground("bert", "fill", allowed=("422", "413", "ERR_"))
+    page = open_playground("bert", "embed", allowed=("422", "413", "ERR_"))
+    page.locator("#tab-fill").click()
     for text, part in (("no mask here", "There is no [MASK]"), ("[MASK] " + "cat " * 100, "tokens")):
         type_values(page, {"Text with masks": text})
         error = run(page).locator("[role=alert]")
