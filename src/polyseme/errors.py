@@ -41,6 +41,10 @@ class DataError(PolysemeError, ValueError):
     """A file, row, text, or corpus that cannot be used."""
 
 
+class TextTooLongError(DataError):
+    """A text that has more tokens than the model reads."""
+
+
 class ModelError(PolysemeError):
     """A model folder, weights, or tokenizer that is missing, damaged, or incompatible."""
 

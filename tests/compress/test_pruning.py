@@ -203,7 +203,8 @@ def test_prune_command(run_cli, project, tmp_path):
     assert [line.split("  ")[0] for line in lines[1:6]] == [
         "megabytes", "parameters", "ms per text", "accuracy", "accuracy, random heads",
     ]  # fmt: skip
-    assert f"Removed 2 of 4 heads of {model} by importance" in lines[6] and "CPU, 1 thread" in lines[6]
+    assert lines[6] == f"Removed 2 of 4 heads of {model} by importance." and "CPU, 1 thread" in lines[7]
+    assert lines[8] == f"{out}; see {out}/compression.html" and (out / "compression.html").is_file()
     config = json.loads((out / "config.json").read_text())
     assert config["model_type"] == "bert-pruned" and config["architectures"] == []
     assert "transformers" not in (out / "README.md").read_text().split("## ")[1]

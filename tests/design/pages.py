@@ -55,7 +55,7 @@ def format_layers() -> str:
     """Format the import order as a table, lowest layer first."""
     lines = ["| layer | may import the layers above it in this table |", "|---|---|"]
     for number, units in enumerate(layers(), 1):
-        names = ["polyseme/__init__.py" if unit == "__init__" else unit for unit in units]
+        names = [f"polyseme/{unit}.py" if unit.startswith("__") else unit for unit in units]
         lines.append(f"| {number} | {', '.join(f'`{name}`' for name in names)} |")
     return "\n".join(lines)
 

@@ -185,7 +185,7 @@ def test_many_files_that_are_cut_off(writer, inputs, complete):
 
 def test_threads_do_not_print_after_an_error(project, tmp_path):
     """In a process of its own, because threads that outlive the failed command must not print either."""
-    command = [sys.executable, "-m", "polyseme.cli.main", "pretrain", project / "bert.json", "--corpus",
+    command = [sys.executable, "-m", "polyseme", "pretrain", project / "bert.json", "--corpus",
                project / "corpus-bert", "--out", tmp_path / "run"]  # fmt: skip
     limited = f"ulimit -f 60; exec {shlex.join(map(str, command))}"  # in blocks of 1,024 bytes
     process = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=120)

@@ -213,10 +213,10 @@ def test_overload_gets_429_and_service_returns(models):
     lock = threading.Lock()
 
     class Slow(type(models["bert"])):
-        def _embed(self, *args, **options):
+        def _embed_sequences(self, *args):
             with lock:
                 time.sleep(0.05)
-            return super()._embed(*args, **options)
+            return super()._embed_sequences(*args)
 
     slow = Slow(models["bert"].folder)
     with running_server({"slow": slow}, max_queue=4, max_batch_tokens=1) as url:
@@ -240,9 +240,9 @@ def test_overload_gets_429_and_service_returns(models):
 
 def test_deadlines(models):
     class Slow(type(models["bert"])):
-        def _embed(self, *args, **options):
+        def _embed_sequences(self, *args):
             time.sleep(0.3)
-            return super()._embed(*args, **options)
+            return super()._embed_sequences(*args)
 
     with running_server({"slow": Slow(models["bert"].folder)}) as url:
         start = time.perf_counter()
@@ -262,11 +262,11 @@ def test_a_disconnected_client_is_not_computed_for(models):
     started, computed = threading.Event(), []
 
     class Slow(type(models["bert"])):
-        def _embed(self, texts, *args, **options):
-            computed.extend(texts)
+        def _embed_sequences(self, sequences, *args):
+            computed.extend(len(each.ids) for each in sequences)
             started.set()
             time.sleep(0.2)
-            return super()._embed(texts, *args, **options)
+            return super()._embed_sequences(sequences, *args)
 
     with running_server({"slow": Slow(models["bert"].folder)}) as url:
         host, port = url.removeprefix("http://").split(":")
@@ -279,13 +279,13 @@ def test_a_disconnected_client_is_not_computed_for(models):
             connection.sendall(head.encode() + b"\r\n\r\n" + body)
             return connection
 
-        first = start_request("the cat")
+        first = start_request("the cat sees")
         assert started.wait(5)
-        start_request("the dog").close()  # waits in the queue, and is gone before its turn
+        start_request("the dog sees the cat").close()  # waits in the queue, and is gone before its turn
         time.sleep(0.05)
-        assert send(url, "/v1/embed", {"text": "the fish"}).status == 200
+        assert send(url, "/v1/embed", {"text": "the"}).status == 200
         first.close()
-        assert computed == ["the cat", "the fish"]
+        assert computed == [5, 3]  # tokens with special ones
 
 
 def test_a_disconnected_stream_stops(url, monkeypatch):

@@ -170,3 +170,27 @@ def test_no_job_is_started_that_cannot_end_in_time(run, tmp_path):
     runner.write_json(tmp_path / "out/times.json", {"seconds": {"train": 1000.0, "search": 1000.0}})
     assert run("out", time_limit=500.0).num_done == 1
     assert run("out", time_limit=3000.0).is_complete
+
+
+def test_later_seeds_are_trained_before_the_first_is_measured(run, tmp_path, monkeypatch):
+    """With several jobs at a time. They run here one after the other, the first seed as late as possible."""
+    ended = []
+
+    class InOrder(runner.Scheduler):
+        is_local = False
+
+        def run(self, jobs_left, is_ready=lambda job: True):
+            pending = list(jobs_left)
+            while pending:
+                ready = [job for job in pending if is_ready(job)]
+                job = min(ready, key=lambda job: (job.kind == "train", job.kind == "train" and job.seed == 0))
+                pending.remove(job)
+                jobs.run_job(self.plan, job)
+                self.on_end(job, "", 1.0)
+                ended.append(str(job) if job.kind != "pretrain" else f"{job.arm}: model of seed {job.seed}")
+
+    assert run("whole", arm("bert"), seeds=2).is_complete
+    monkeypatch.setattr(runner, "Scheduler", InOrder)
+    assert run("parallel", arm("bert"), seeds=2).is_complete
+    assert ended == ["bert: search", "bert: model of seed 1", "bert: seed 0", "bert: seed 1"]
+    assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")

@@ -1,17 +1,14 @@
 """`polyseme distill`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
 from polyseme.cli import options
 from polyseme.cli.completion import DATASET_NAMES, RECIPE_NAMES, TASK_NAMES, complete
-from polyseme.cli.output import parse_seeds, parse_settings, print_json, print_table
+from polyseme.cli.output import parse_seeds, parse_settings, print_compression
 from polyseme.errors import ConfigError
-
-if TYPE_CHECKING:
-    from polyseme.compress.result import CompressionResult
 
 TASK_HELP = "Distill a model that was fine-tuned for this task: classification, tagging, extractive_qa, a data set, …"
 STUDENT_HELP = (
@@ -56,15 +53,5 @@ def distill(
         settings |= {name: value} if value is not None else {}
     compressed = run(teacher, corpus, out=out, student=student, task=task or None, resume=resume, **settings)
     if distributed.init_process_group()[0] == 0:
-        print_compression(compressed, as_json)
+        print_compression(compressed, as_json, f"training: {out / 'report.html'}")
     distributed.shutdown()
-
-
-def print_compression(compressed: "CompressionResult", as_json: bool) -> None:
-    """Print the comparison of a model with the smaller one as a table or as JSON."""
-    if as_json:
-        print_json(compressed.to_json())
-        return
-    print_table(*compressed.table)
-    pages = f"see {compressed.out}/compression.html and {compressed.out}/report.html"
-    print(f"measured on {compressed.record['device']}; {compressed.out}/model; {pages}")

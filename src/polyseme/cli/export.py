@@ -9,7 +9,7 @@ from typer import Option
 
 from polyseme.cli import options
 from polyseme.cli.completion import complete
-from polyseme.cli.output import print_json, print_table
+from polyseme.cli.output import print_compression
 from polyseme.io.lock import locks_folder
 
 FORMATS = ("onnx", "torch", "static")
@@ -50,18 +50,13 @@ def export(
 
     settings = {"head": head, "cache": cache, "opset": opset, "dim": dim}
     exported = run(model, to, out, data=data, task=task, **settings)  # type: ignore[arg-type]
-    if as_json:
-        print_json(exported.to_json())
-        return
-    print_table(*exported.table)
-    record = exported.record
+    record, lines = exported.record, []
     if "outputs" in record:
         for name, (inputs, outputs) in record["graphs"].items():
-            print(f"{out / name}: inputs {list_names(inputs)}; outputs {list_names(outputs)}")
+            lines.append(f"{out / name}: inputs {list_names(inputs)}; outputs {list_names(outputs)}")
         difference = f"{record['max_difference']:.1e} at {record['num_shapes']} shapes"
-        print(f"largest difference from the outputs of the model: {difference}")
+        lines.append(f"largest difference from the outputs of the model: {difference}")
     else:
-        print(
-            f"{out}: {record['num_tokens']:,} vectors of dimension {record['dim']}, for `polyseme embed` and `search`"
-        )
-    print(f"times on one text, with {record['num_threads']} thread{'s' * (record['num_threads'] > 1)}")
+        vectors = f"{record['num_tokens']:,} vectors of dimension {record['dim']}"
+        lines.append(f"{vectors}, for `polyseme embed` and `search`")
+    print_compression(exported, as_json, *lines)

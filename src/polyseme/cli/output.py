@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from polyseme.errors import ConfigError
 
 if TYPE_CHECKING:
+    from polyseme.compress.result import CompressionResult
     from polyseme.config import ConfigT
 
 
@@ -100,3 +101,14 @@ def apply_overrides(config: "ConfigT", overrides: Sequence[str]) -> "ConfigT":
     for path, value in parse_overrides(overrides).items():
         config = config.with_override(path, value)
     return config
+
+
+def print_compression(compressed: "CompressionResult", as_json: bool, *lines: str) -> None:
+    """Print what a smaller model saves and costs: its table, more lines, and its page; or all of it as JSON."""
+    if as_json:
+        print_json(compressed.to_json())
+        return
+    print_table(*compressed.table)
+    for line in (*lines, f"times: median of single texts, {compressed.record['device']}"):
+        print(line)
+    print(f"{compressed.out}; see {compressed.out / 'compression.html'}")

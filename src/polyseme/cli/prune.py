@@ -7,7 +7,7 @@ from typer import Option
 
 from polyseme.cli import options
 from polyseme.cli.completion import complete
-from polyseme.cli.output import parse_seeds, parse_settings, print_json, print_table
+from polyseme.cli.output import parse_seeds, parse_settings, print_compression
 
 STRATEGIES = ("top", "alternate", "loss", "importance", "gates", "norm", "magnitude", "random")
 SCHEDULES = ("one-shot", "gradual", "iterative")
@@ -96,9 +96,4 @@ def prune(
         **{"from_scratch": from_scratch, "seeds": parse_seeds(seeds)},
     )
     pruned = run(model, out=out, data=data, dev=dev, task=task, corpus=corpus, **settings)
-    if as_json:
-        print_json(pruned.to_json())
-        return
-    print_table(*pruned.table)
-    print(f"{pruned.notes[0]} Time: median of single texts, {pruned.record['device']}.")
-    print(pruned.out)
+    print_compression(pruned, as_json, pruned.notes[0])

@@ -7,7 +7,7 @@ from typer import Option
 
 from polyseme.cli import options
 from polyseme.cli.completion import complete
-from polyseme.cli.output import print_json, print_table
+from polyseme.cli.output import print_compression
 
 NUMBER_TYPES = ("int8", "bfloat16")
 MODES = ("dynamic", "static", "weights")
@@ -51,9 +51,4 @@ def quantize(
         calibration=calibration,
         **{"to": to, "mode": mode, "max_drop": max_drop, "head": head, "opset": opset},
     )
-    if as_json:
-        print_json(quantized.to_json())
-        return
-    print_table(*quantized.table)
-    print(f"time: median of single texts, {quantized.record['device']}")
-    print(quantized.out)
+    print_compression(quantized, as_json)

@@ -164,11 +164,15 @@ def _on_device(network: NeuralLM, device: str) -> NeuralLM:
     return NeuralLM(replace(network.folder, model=copy.deepcopy(network.model)), device, tasks=network.tasks)
 
 
-def describe_devices() -> str:
-    """Name the devices that latencies are measured on, and the number of threads of the CPU."""
+def describe_cpu() -> str:
+    """Say how many threads of the CPU a latency was measured with."""
     num_threads = torch.get_num_threads()
-    gpu = f"; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"CPU, {num_threads} thread{'s' * (num_threads > 1)}{gpu}"
+    return f"CPU, {num_threads} thread{'s' * (num_threads > 1)}"
+
+
+def describe_devices() -> str:
+    """Name the devices that `latency_rows` measures on."""
+    return describe_cpu() + (f"; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "")
 
 
 def median_ms(readers: Sequence[Callable[[str], object]], texts: Sequence[str]) -> Iterator[float]:

@@ -56,6 +56,10 @@ def create_app(registry: ModelRegistry, config: AppConfig | None = None) -> Star
             await asyncio.to_thread(state.close)
 
     routes = [
+        Route("/v1/embeddings", _measured("embeddings", embeddings), methods=["POST"]),
+        *(Route(f"/v1/{verb}", _measured(verb, _verb_endpoint(verb)), methods=["POST"]) for verb in PLANS),
+        Route("/v1/generate", _measured("generate", generate), methods=["POST"]),
+        Route("/v1/completions", _measured("completions", completions), methods=["POST"]),
         Route("/health", health),
         Route("/ready", ready),
         Route("/metrics", metrics),
@@ -64,10 +68,6 @@ def create_app(registry: ModelRegistry, config: AppConfig | None = None) -> Star
         Route("/openapi.json", openapi),
         Route("/docs", docs),
         Route("/", playground),
-        *(Route(f"/v1/{verb}", _measured(verb, _verb_endpoint(verb)), methods=["POST"]) for verb in PLANS),
-        Route("/v1/generate", _measured("generate", generate), methods=["POST"]),
-        Route("/v1/embeddings", _measured("embeddings", embeddings), methods=["POST"]),
-        Route("/v1/completions", _measured("completions", completions), methods=["POST"]),
         Mount("/playground", StaticFiles(directory=PACKAGE / "playground")),
         Mount("/docs", StaticFiles(directory=PACKAGE / "pages")),
     ]

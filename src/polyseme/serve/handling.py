@@ -21,6 +21,7 @@ T = TypeVar("T")
 MAX_BODY_BYTES = 2 << 20
 MAX_INLINE_CHARS = 20_000  # a longer body is tokenized in another thread, so that other requests do not wait for it
 TIMEOUT_HEADER = "x-timeout"
+WATCH_AFTER = 0.02  # seconds until a request is watched for the disconnection of its client
 
 
 async def read_request(request: Request, cls: type[Any]) -> tuple[Any, int]:
@@ -90,18 +91,34 @@ async def run_plan(state: ServerState, worker: ModelWorker, plan: Plan, request:
 
 
 async def wait_until(request: Request, work: Awaitable[T], timeout: float) -> T:
-    """Return what is awaited; raise if the deadline passes or the client disconnects."""
-    task = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
+    """Return what is awaited; raise if the deadline passes or the client disconnects.
+
+    Whether the client is still there is asked only after a moment: most requests are done by then.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    watchers: list[asyncio.Task[None]] = []
+    is_late = False
+
+    def watch() -> None:
+        watchers.append(loop.create_task(_wait_for_disconnect(request)))
+        watchers[0].add_done_callback(lambda watcher: task.cancel() if not watcher.cancelled() else None)
+
+    def expire() -> None:
+        nonlocal is_late
+        is_late = True
+        task.cancel()
+
+    timers = loop.call_later(WATCH_AFTER, watch), loop.call_later(timeout, expire)
     try:
-        await asyncio.wait({task, disconnect}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if disconnect.done():
-            raise asyncio.CancelledError
-        raise RequestError("deadline_exceeded", f"the request took longer than its timeout of {timeout:g} s")
+        return await task
+    except asyncio.CancelledError:
+        if not is_late:
+            raise
+        message = f"the request took longer than its timeout of {timeout:g} s"
+        raise RequestError("deadline_exceeded", message) from None
     finally:
-        disconnect.cancel()
+        for timer in (*timers, *watchers):
+            timer.cancel()
         task.cancel()
 
 

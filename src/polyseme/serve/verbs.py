@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.inference.base import LanguageModel
 from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.prediction import predict
 from polyseme.inference.results import ChoiceResult, TextScore
 from polyseme.inference.word_vectors import WordVectors
+from polyseme.nn.layer_selection import LayerSelection
 from polyseme.serve.api import requests, responses
 from polyseme.serve.api.arrays import encode_array
 from polyseme.serve.api.errors import RequestError
@@ -69,23 +69,43 @@ def plan_fill(served: ServedModel, request: requests.FillRequest) -> Plan:
 
 def plan_embed(served: ServedModel, request: requests.EmbedRequest) -> Plan:
     """Compute vectors."""
-    texts, options = request.all_texts, (request.layers, request.granularity, request.truncate)
-    counts = count_checked(served, texts, request.truncate, is_pooled=request.granularity == "text")
+    texts = request.all_texts
+    encoded, counts, options, run = prepare_embed(served, texts, request.layers, request.granularity, request.truncate)
 
     def respond(results: Results) -> responses.EmbedResponse:
         units = [unit_names(served, text, request.granularity, request.truncate) for text in texts]
-        encoded = [encode_array(vectors, request.encoding_format) for vectors in results]
-        rows = [responses.EmbedResult(data, shape, names) for (data, shape), names in zip(encoded, units)]
+        arrays = [encode_array(vectors, request.encoding_format) for vectors in results]
+        rows = [responses.EmbedResult(data, shape, names) for (data, shape), names in zip(arrays, units)]
         return responses.EmbedResponse(served.name, rows, responses.Usage(sum(counts)))
 
-    run = partial(embed, served.model, options=options)
-    return Plan(("embed", *options), texts, sum(counts), run, respond)
+    return Plan(("embed", *options), encoded, sum(counts), run, respond)
 
 
-def embed(model: LanguageModel, texts: Results, options: tuple[Any, ...]) -> Results:
-    """Return the vectors of texts."""
-    vectors: Results = model.embed(list(texts), *options)
-    return vectors
+def prepare_embed(
+    served: ServedModel, texts: Sequence[str], layers: str | int, granularity: Any, truncate: bool
+) -> tuple[Results, list[int], tuple[Any, ...], Callable[[Results], Results]]:
+    """Return the inputs of an embedding, their numbers of tokens, its options, and the function that computes it.
+
+    A network's texts are encoded here, once, and not in the worker's thread.
+    """
+    model = served.model
+    if isinstance(model, NeuralLM):
+        LayerSelection.parse(layers).indices(model.model.trunk.config.num_layers)  # raises if there is none
+        num_special = model.tokenizer.num_special_tokens_to_add()
+        sequences = model.encode_for_embed(texts, granularity, truncate)
+        counts = [len(each.ids) - num_special for each in sequences]
+
+        def embed_sequences(inputs: Results) -> Results:
+            return model.embed_sequences(inputs, layers, granularity)
+
+        return sequences, counts, (layers, granularity), embed_sequences
+    counts = count_checked(served, texts, truncate)
+
+    def embed_texts(inputs: Results) -> Results:
+        vectors: Results = model.embed(list(inputs), layers, granularity, truncate)
+        return vectors
+
+    return texts, counts, (layers, granularity, truncate), embed_texts
 
 
 def unit_names(served: ServedModel, text: str, granularity: str, truncate: bool) -> list[str] | None:
@@ -254,16 +274,14 @@ def plan_rerank(served: ServedModel, request: requests.RerankRequest) -> Plan:
         return plan_examples(
             served, examples, usage.num_tokens, request.truncate, lambda rows: respond(_pair_scores(served, rows))
         )
-    options = ("last", "text", request.truncate)
-    counts = count_checked(served, [query, *texts], request.truncate)
+    encoded, counts, options, run = prepare_embed(served, [query, *texts], "last", "text", request.truncate)
 
     def respond_vectors(vectors: Results) -> responses.RerankResponse:
         matrix = np.asarray(vectors, dtype=np.float64)
         matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12)
         return _order(served, request, responses.Usage(sum(counts)), (matrix[1:] @ matrix[0]).tolist())
 
-    run = partial(embed, served.model, options=options)
-    return Plan(("embed", *options), [query, *texts], sum(counts), run, respond_vectors)
+    return Plan(("embed", *options), encoded, sum(counts), run, respond_vectors)
 
 
 def _pair_scores(served: ServedModel, results: Results) -> list[float]:
@@ -416,16 +434,12 @@ def check_lengths(served: ServedModel, texts: Sequence[str]) -> None:
     count_checked(served, texts)
 
 
-def count_checked(
-    served: ServedModel, texts: Sequence[str], truncate: bool | None = None, is_pooled: bool = False
-) -> list[int]:
+def count_checked(served: ServedModel, texts: Sequence[str], truncate: bool | None = None) -> list[int]:
     """Return the number of tokens of each text; raise if one has none, or more than the model reads.
 
     `truncate` is None if a text cannot be cut.
     """
     limit = served.max_tokens or sys.maxsize
-    if is_pooled and served.has("embed"):
-        limit = min(limit, served.model.max_text_tokens)
     counts = served.count_tokens(texts)
     for number, (text, count) in enumerate(zip(texts, counts), 1):
         where = f"text {number} of {len(texts)}" if len(texts) > 1 else "the text"

@@ -41,7 +41,7 @@ JobKind = Literal["calibrate", "search", "train", "pretrain"]
 
 @dataclass(frozen=True)
 class Job:
-    """A part of a study that runs on its own; `pretrain` is the part of `train` that a CPU does."""
+    """A part of a study that runs on its own; `pretrain` is the first part of `train`."""
 
     kind: JobKind
     arm: str

@@ -94,18 +94,25 @@ class StudyRunner:
     plan: StudyPlan
     end_time: float = 0.0
     tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
+    is_local: bool = True  # one job at a time, in this process
 
     def run(self) -> None:
         """Calibrate all arms before any other runs, then search learning rates and train, several at a time."""
         plan = self.plan
         arms = [arm for arm in plan.arms if self._seeds_left(arm)]
         scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
+        self.is_local = scheduler.is_local
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         if scheduler.is_stopped:
             return
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
         jobs = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
-        jobs += [Job("train", arm.name, seed) for seed in plan.seeds for arm in arms if seed in self._seeds_left(arm)]
+        rows = [(arm, seed) for seed in plan.seeds for arm in arms if seed in self._seeds_left(arm)]
+        if not scheduler.is_local:  # later seeds are trained while the first is measured
+            jobs += [Job("train", arm.name, seed) for arm, seed in rows if seed == plan.seeds[0]]
+            rows = [(arm, seed) for arm, seed in rows if seed != plan.seeds[0]]
+            jobs += [Job("pretrain", arm.name, seed) for arm, seed in rows]
+        jobs += [Job("train", arm.name, seed) for arm, seed in rows]
         if jobs:
             scheduler.run(jobs, self._is_ready)
 
@@ -118,14 +125,20 @@ class StudyRunner:
         return [s for s in plan.seeds if not all(plan.is_done(each, s) for each in plan.evaluated_arms(arm))]
 
     def _is_ready(self, job: Job) -> bool:
-        """Return whether a job can start: an arm needs its learning rate, and later seeds what the first one chose."""
+        """Return whether a job can start.
+
+        Training needs the learning rate of the arm; measuring a later seed needs its model, and the fine-tuning rates
+        that the first seed chose.
+        """
         arm, first = self.plan.study.find_arm(job.arm), self.plan.seeds[0]
-        if job.kind != "train":
+        if job.kind not in ("pretrain", "train"):
             return True
         if needs_search(self.plan, arm):
             return False
-        first_job = Job("train", arm.name, first)
-        return job.seed == first or first_job in self.tried or first not in self._seeds_left(arm)
+        if job.kind == "pretrain" or job.seed == first:
+            return True
+        has_rates = Job("train", arm.name, first) in self.tried or first not in self._seeds_left(arm)
+        return has_rates and (self.is_local or Job("pretrain", arm.name, job.seed) in self.tried)
 
     def _estimate(self, job: Job) -> float:
         """Return the seconds that a job is expected to take: as long as the longest of its kind so far."""
@@ -133,6 +146,7 @@ class StudyRunner:
         if job.kind in times:
             return float(times[job.kind])
         share = {"calibrate": 0.0, "search": plan.options.search_fraction * len(plan.study.lr_factors), "train": 1.0}
+        share["pretrain"] = share["train"]
         return START_SECONDS + share[job.kind] * 60 * plan.budget.minutes * self._num_jobs
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
@@ -141,7 +155,7 @@ class StudyRunner:
         self.tried.add(job)
         if error:
             logger.error("%s failed: %s", job, error)
-            for seed in [job.seed] if job.kind == "train" else self._seeds_left(arm):
+            for seed in [job.seed] if job.kind in ("pretrain", "train") else self._seeds_left(arm):
                 for each in plan.evaluated_arms(arm):
                     if not plan.is_done(each, seed):
                         write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
@@ -162,6 +176,8 @@ class StudyRunner:
             return f": {1000 * facts['seconds_per_step']:.1f} ms per step, {facts['steps']:,} steps"
         if job.kind == "search":
             return f": learning rate {plan.read_arm_file(arm, 'lr.json')['lr']:g}"
+        if job.kind == "pretrain":
+            return ": trained, not measured yet"
         row = read_json_object(plan.row_path(arm, job.seed))
         values = [f"{name} {facts['value']:.4g}" for name, facts in row["metrics"].items()]
         return ": " + ", ".join([*values, *(["void"] if row["is_void"] else [])])

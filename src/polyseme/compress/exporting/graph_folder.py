@@ -23,7 +23,14 @@ from polyseme.compress.exporting.graph import (
     select_outputs,
 )
 from polyseme.compress.exporting.verification import GraphRunner, check_difference, checked_shapes, measure_difference
-from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
+from polyseme.compress.result import (
+    SAMPLE_TEXTS,
+    CompressionResult,
+    CompressionRow,
+    count_megabytes,
+    describe_cpu,
+    median_ms,
+)
 from polyseme.errors import ModelError, PolysemeError
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.io.hashes import hashed_directory
@@ -157,7 +164,7 @@ def write_graph_folder(
             "outputs": [name for module in modules.values() for name in module.output_names],
             "max_difference": difference,
             "num_shapes": len(shapes),
-            "num_threads": torch.get_num_threads(),
+            "device": describe_cpu(),
         }
         files = " and ".join(record["graphs"])
         notes = (

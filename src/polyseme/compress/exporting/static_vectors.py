@@ -13,7 +13,14 @@ import torch
 
 from polyseme.compress.examples import QualityExamples
 from polyseme.compress.exporting.evaluation import check_static_examples, static_spearman
-from polyseme.compress.result import SAMPLE_TEXTS, CompressionResult, CompressionRow, count_megabytes, median_ms
+from polyseme.compress.result import (
+    SAMPLE_TEXTS,
+    CompressionResult,
+    CompressionRow,
+    count_megabytes,
+    describe_cpu,
+    median_ms,
+)
 from polyseme.errors import ConfigError, UnsupportedError
 from polyseme.families import FAMILIES
 from polyseme.inference.load import load
@@ -59,7 +66,7 @@ def write_static_vectors(
         if examples is not None:
             scores = examples.evaluate(network), static_spearman(examples, static)
             rows.append(CompressionRow.compare(examples.metric, *scores))
-        record = {"format": "static", "num_tokens": len(token_ids), "num_threads": torch.get_num_threads(), **settings}
+        record = {"format": "static", "num_tokens": len(token_ids), "device": describe_cpu(), **settings}
         notes = (f"Static vectors of {len(token_ids):,} tokens, computed by {network.path.name}.",)
         exported = CompressionResult(tuple(rows), path, record, notes=notes)
         exported.save(folder)

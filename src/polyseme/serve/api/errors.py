@@ -1,6 +1,14 @@
 """Errors of the server: a status, a type for programs, and a message for people."""
 
-from polyseme.errors import ConfigError, DataError, ModelError, PolysemeError, UnsupportedError, is_out_of_memory
+from polyseme.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    PolysemeError,
+    TextTooLongError,
+    UnsupportedError,
+    is_out_of_memory,
+)
 
 # Every type of error, with its status.
 ERROR_STATUS = {
@@ -44,6 +52,8 @@ def to_request_error(error: BaseException) -> RequestError:
         return RequestError("out_of_memory", "out of memory: send fewer or shorter texts, or try again later")
     if isinstance(error, UnsupportedError):
         return RequestError("unsupported", str(error))
+    if isinstance(error, TextTooLongError):
+        return RequestError("too_long", str(error))
     if isinstance(error, ConfigError | DataError):
         return RequestError("invalid_request", str(error))
     if isinstance(error, ModelError):

@@ -262,16 +262,16 @@ class ModelWorker:
         num_cells = sum(each.num_cells for _, members in self._active for each in members)
         if self._active and num_cells + self._generations[0].num_cells > self.max_cells:
             return []
-        taken: list[Generation] = []
+        batch: list[Generation] = []
         others: deque[Generation] = deque()
         for each in self._generations:
-            if not taken or (taken[0].can_join(each) and num_cells + each.num_cells <= self.max_cells):
-                taken.append(each)
+            if not batch or (batch[0].can_join(each) and num_cells + each.num_cells <= self.max_cells):
+                batch.append(each)
                 num_cells += each.num_cells
             else:
                 others.append(each)
         self._generations = others
-        return taken
+        return batch
 
     def _start_generations(self, generations: list[Generation]) -> None:
         try:
