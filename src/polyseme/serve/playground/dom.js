@@ -41,7 +41,10 @@ export function formatNumber(value, digits = 3) {
   return value.toLocaleString("en", { maximumFractionDigits: size >= 1000 ? 0 : digits });
 }
 
-export const formatTime = (ms) => (ms < 10 ? `${ms.toFixed(1)} ms` : ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(2)} s`);
+export function formatTime(ms) {
+  return ms < 1000 ? `${ms.toFixed(ms < 10 ? 1 : 0)} ms` : `${(ms / 1000).toFixed(2)} s`;
+}
+
 export const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 // Rows with a bar each: {label, share, value, onClick?, isBest?}. The label may be a string or a node.
@@ -60,10 +63,11 @@ export function barList(rows, name) {
 
 // A table with a caption for screen readers; columns: {title, isNumber}, cells: strings or nodes.
 export function table(caption, columns, rows) {
-  const kind = (column) => (column.isNumber ? "n" : null);
-  const head = element("tr", {}, ...columns.map((column) => element("th", { scope: "col", class: kind(column) }, column.title)));
-  const body = rows.map((cells) => element("tr", {}, ...cells.map((cell, i) => element("td", { class: kind(columns[i]), dir: columns[i].isNumber ? null : "auto" }, cell))));
-  const grid = element("table", {}, element("caption", { class: "hidden" }, caption), element("thead", {}, head), element("tbody", {}, ...body));
+  const kind = ({ isNumber }) => ({ class: isNumber ? "n" : null, dir: isNumber ? null : "auto" });
+  const head = columns.map((column) => element("th", { scope: "col", ...kind(column) }, column.title));
+  const body = rows.map((cells) => element("tr", {}, ...cells.map((cell, i) => element("td", kind(columns[i]), cell))));
+  const grid = element("table", {}, element("caption", { class: "hidden" }, caption),
+    element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...body));
   return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, grid);
 }
 
@@ -72,7 +76,8 @@ export const note = (text) => element("p", { class: "note" }, text);
 // Moves the focus within a group whose members have one tab stop; returns the member moved to.
 export function moveFocus(event, members, { previous = "ArrowLeft", next = "ArrowRight" } = {}) {
   const index = members.indexOf(document.activeElement), last = members.length - 1;
-  const target = { [previous]: index ? index - 1 : last, [next]: index < last ? index + 1 : 0, Home: 0, End: last }[event.key];
+  const before = index ? index - 1 : last, after = index < last ? index + 1 : 0;
+  const target = { [previous]: before, [next]: after, Home: 0, End: last }[event.key];
   if (index < 0 || target === undefined) return null;
   event.preventDefault();
   members[index].tabIndex = -1;

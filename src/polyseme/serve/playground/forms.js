@@ -70,11 +70,12 @@ export class Form {
   buildField(field, initial, onChange) {
     const { verb } = this, id = `${verb}-${field.name}`;
     const value = typed[verb]?.[field.name] ?? show(field.kind, initial);
-    const common = { id, "aria-describedby": field.help ? `${id}-help` : null, spellcheck: field.kind === "json" ? "false" : null };
+    const help = field.help ? element("small", { id: `${id}-help` }, field.help) : null;
+    const common = { id, "aria-describedby": help?.id, spellcheck: field.kind === "json" ? "false" : null };
     const limits = { min: field.min, max: field.max, step: field.step, placeholder: field.placeholder };
     let input;
     if (field.kind === "select") {
-      const options = field.options(this.model).map(([key, label]) => element("option", { value: key }, label));
+      const options = field.choices.map(([key, label]) => element("option", { value: key }, label));
       input = element("select", common, ...options);
     } else if (["text", "lines", "json"].includes(field.kind)) {
       input = element("textarea", { ...common, rows: field.rows || 3, dir: "auto" });
@@ -89,8 +90,8 @@ export class Form {
       onChange();
     });
     this.inputs.set(field.name, input);
-    const help = field.help ? element("small", { id: `${id}-help` }, field.help) : null;
-    return element("div", { class: `field ${field.kind}` }, element("label", { for: id }, field.label), input, field.extra?.(input, this.model), help);
+    const label = element("label", { for: id }, field.label), extra = field.extra?.(input, this.model);
+    return element("div", { class: `field ${field.kind}` }, label, input, extra, help);
   }
 
   // The values of all fields that are filled in; throws if one cannot be read.

@@ -83,7 +83,8 @@ function showTabs(names) {
 function buildPanel(tab) {
   const panel = { tab, form: null, running: null };
   panel.formBox = element("div", { class: "form-box" });
-  panel.results = element("div", { class: "results", role: "region", "aria-label": "Results" }, note("Run the example, or type your own."));
+  panel.results = element("div", { class: "results", role: "region", "aria-label": "Results" },
+    note("Run the example, or type your own."));
   panel.code = element("pre", { tabindex: 0 });
   panel.node = element("section", { role: "tabpanel", id: `panel-${tab}`, "aria-labelledby": `tab-${tab}`, class: "panel" },
     element("p", { class: "about" }, TABS[tab].about), panel.formBox, panel.results, codeBox(panel));
@@ -116,8 +117,9 @@ function codeBox(panel) {
     copy.textContent = isCopied ? "Copied" : "Select and copy";
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   });
-  const head = element("div", { class: "code-head" }, element("fieldset", {}, element("legend", {}, "This request as"), ...languages), copy);
-  return element("section", { class: "code", "aria-label": "Code for this request" }, head, panel.code);
+  const choice = element("fieldset", {}, element("legend", {}, "This request as"), ...languages);
+  return element("section", { class: "code", "aria-label": "Code for this request" },
+    element("div", { class: "code-head" }, choice, copy), panel.code);
 }
 
 // The clipboard needs a secure context, which a server on another machine may not be: then the text is selected.
@@ -177,9 +179,9 @@ async function run(panel) {
 }
 
 function buildCard(model) {
-  const card = { model, status: element("p", { class: "status", role: "status" }), content: element("div", { class: "content" }) };
-  card.node = element("article", { class: "card" }, element("header", {}, element("h2", {}, model.name), card.status), card.content);
-  return card;
+  const status = element("p", { class: "status", role: "status" }), content = element("div", { class: "content" });
+  const header = element("header", {}, element("h2", {}, model.name), status);
+  return { model, status, content, node: element("article", { class: "card" }, header, content) };
 }
 
 async function answer(panel, card, signal) {
@@ -208,9 +210,9 @@ function describeTimes(times, usage) {
   const parts = [formatTime(times.total)];
   if (times.run !== undefined) parts.push(`${formatTime(times.queue)} waiting`, `${formatTime(times.run)} computing`);
   if (times.first !== undefined) parts.push(`first token after ${formatTime(times.first)}`);
-  const made = usage.num_generated_tokens;
-  if (times.first !== undefined && made > 1) parts.push(`${(1000 * (made - 1) / Math.max(times.total - times.first, 0.1)).toFixed(0)} tokens/s`);
-  else parts.push(plural(usage.num_tokens, "token"));
+  const numTokens = usage.num_generated_tokens || usage.num_tokens;
+  parts.push(plural(numTokens, "token"));
+  if (usage.num_generated_tokens) parts.push(`${(1000 * numTokens / times.total).toFixed(0)} tokens/s`);
   return parts.join(" · ");
 }
 

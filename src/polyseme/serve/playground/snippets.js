@@ -24,7 +24,9 @@ function toPython(value, useTuple = false) {
 }
 
 // The arguments of the method of each verb: [method, positional values, names of options].
-const DECODING = ["max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "num_return_sequences", "num_beams"];
+const DECODING = [
+  "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed", "num_return_sequences", "num_beams",
+];
 const CALLS = {
   fill: (body) => ["fill", [body.text], ["top_k"]],
   embed: (body) => ["embed", [body.texts], ["layers", "granularity"]],
@@ -54,7 +56,9 @@ function pythonCall(verb, body, model) {
     const examples = body.examples || body.texts.map((text) => [text.split(/\s+/).filter(Boolean), body.predicate]);
     return `print(model.predict([${examples.map((example) => toPython(example, true)).join(", ")}]))\n`;
   }
-  if (verb === "choose" && model.task) return `print(model.predict((${toPython(body.text)}, ${toPython(body.choices, true)})))\n`;
+  if (verb === "choose" && model.task) {
+    return `print(model.predict((${toPython(body.text)}, ${toPython(body.choices, true)})))\n`;
+  }
   const [method, values, names] = CALLS[verb](body);
   const options = names.filter((name) => body[name] !== undefined).map((name) => `${name}=${toPython(body[name])}`);
   const written = [...values.map((value) => toPython(value)), ...options].join(", ");

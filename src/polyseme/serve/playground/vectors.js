@@ -22,7 +22,8 @@ export function project(rows) {
   const total = values.reduce((sum, value) => sum + Math.max(value, 0), 0) || 1;
   const axes = [0, 1].map((k) => {
     const index = order[k], scale = Math.sqrt(Math.max(values[index] ?? 0, 0));
-    return { share: scale ** 2 / total, coordinates: rows.map((_, i) => (index === undefined ? 0 : vectors[i][index] * scale)) };
+    const coordinates = rows.map((_, i) => (index === undefined ? 0 : vectors[i][index] * scale));
+    return { share: scale ** 2 / total, coordinates };
   });
   return { points: rows.map((_, i) => axes.map((axis) => axis.coordinates[i])), shares: axes.map((axis) => axis.share) };
 }

@@ -8,12 +8,18 @@ import { drawChoose, drawClassify, drawNeighbors, drawNextSentence, drawRerank, 
 import { drawAnswer, drawEncode, drawPredict, drawTag, drawTranslate } from "./views/texts.js";
 
 const text = (label, more = {}) => ({ name: "text", label, kind: "text", isRequired: true, ...more });
-const lines = (name, label, more = {}) => ({ name, label, kind: "lines", isRequired: true, rows: 4, help: "One per line.", ...more });
+const word = (name, label, more = {}) => ({ name, label, kind: "word", isRequired: true, ...more });
+const lines = (name, label, more = {}) => (
+  { name, label, kind: "lines", isRequired: true, rows: 4, help: "One per line.", ...more }
+);
 const number = (name, label, more = {}) => ({ name, label, kind: "number", isOption: true, ...more });
-const select = (name, label, choices, more = {}) => ({ name, label, kind: "select", isOption: true, options: () => choices, ...more });
+const select = (name, label, choices, more = {}) => ({ name, label, kind: "select", isOption: true, choices, ...more });
 const MORE_TEXTS = ["The film was a delight.", "I liked the movie.", "The street is wet.", "It rained all day."];
 const moreTexts = (verb) => (model) => (model.examples[verb]?.texts ? {} : { texts: MORE_TEXTS });
-const LAYERS = ["last", "second_to_last", "sum_last_4", "concat_last_4", "sum_all", "embeddings"];
+const same = (name) => [name, name];
+const LAYERS = ["last", "second_to_last", "sum_last_4", "concat_last_4", "sum_all", "embeddings"].map(same);
+const METRICS = [["", "default"], ...["original", "within_word_l2r"].map(same)];
+const NORMALIZATIONS = [["none", "log-probability"], ["length", "mean per token"], ["unconditional", "gain over no text"]];
 const hasLayers = (model) => model.kind === "NeuralLM" || model.kind === "ElmoModel";
 
 const maxNewTokens = number("max_new_tokens", "Most new tokens", { min: 0, max: 4096, placeholder: "model's" });
@@ -45,7 +51,7 @@ export const TABS = {
     label: "Embed",
     about: "Turns texts into vectors. The matrix shows the cosine of each pair.",
     example: moreTexts("embed"),
-    fields: [lines("texts", "Texts"), select("layers", "Layers", LAYERS.map((name) => [name, name]), { shown: hasLayers, value: "last" })],
+    fields: [lines("texts", "Texts"), select("layers", "Layers", LAYERS, { shown: hasLayers, value: "last" })],
     draw: drawEmbed,
   },
   words: {
@@ -54,7 +60,7 @@ export const TABS = {
     verb: "embed",
     isSupported: (model) => model.verbs.includes("embed") && hasLayers(model),
     example: () => ({ word: WORD, texts: WORD_TEXTS }),
-    fields: [{ name: "word", label: "Word", kind: "word", isRequired: true }, lines("texts", "Sentences with the word", { rows: 7 })],
+    fields: [word("word", "Word"), lines("texts", "Sentences with the word", { rows: 7 })],
     body: ({ texts }) => ({ texts, layers: "all", granularity: "word" }),
     hidden: { encoding_format: "base64" },
     draw: drawWords,
@@ -63,37 +69,53 @@ export const TABS = {
     label: "Score",
     about: "How likely a text is for the model. Fewer bits per character: less surprising.",
     example: moreTexts("score"),
-    fields: [lines("texts", "Texts"), select("pll_metric", "Masked models", [["", "default"], ["original", "original"], ["within_word_l2r", "within_word_l2r"]], { shown: (model) => model.verbs.includes("fill") })],
+    fields: [
+      lines("texts", "Texts"),
+      select("pll_metric", "Masked models", METRICS, { shown: (model) => model.verbs.includes("fill") }),
+    ],
     draw: drawScore,
   },
   classify: {
     label: "Classify",
     about: "Predicts the label, or the number, of each text or pair of texts.",
-    fields: [lines("texts", "Texts"), lines("pairs", "Second texts of the pairs", { isRequired: false, shown: (model, example) => "pair" in example || "pairs" in example })],
+    fields: [
+      lines("texts", "Texts"),
+      lines("pairs", "Second texts of the pairs", { shown: (model, example) => "pair" in example || "pairs" in example }),
+    ],
     draw: drawClassify,
   },
   tag: {
     label: "Tag",
     about: "Predicts a tag for every word. Words are separated by spaces.",
-    fields: [lines("texts", "Texts"), { name: "predicate", label: "Predicate (number of its word, from 0)", kind: "number", min: 0, shown: (model, example) => "predicate" in example }],
+    fields: [
+      lines("texts", "Texts"),
+      number("predicate", "Predicate (number of its word, from 0)",
+        { isOption: false, min: 0, shown: (model, example) => "predicate" in example }),
+    ],
     draw: drawTag,
   },
   answer: {
     label: "Answer",
     about: "Finds the answer to a question in a text.",
-    fields: [text("Text", { rows: 6 }), { name: "question", label: "Question", kind: "word", isRequired: true }],
+    fields: [text("Text", { rows: 6 }), word("question", "Question")],
     draw: drawAnswer,
   },
   choose: {
     label: "Choose",
     about: "Ranks what may follow a text, fill its gap, or fit it best.",
-    fields: [text("Text"), lines("choices", "Choices"), select("normalization", "Compare by", [["none", "log-probability"], ["length", "mean per token"], ["unconditional", "gain over no text"]], { shown: (model) => !model.task, value: "none" })],
+    fields: [
+      text("Text"), lines("choices", "Choices"),
+      select("normalization", "Compare by", NORMALIZATIONS, { shown: (model) => !model.task, value: "none" }),
+    ],
     draw: drawChoose,
   },
   rerank: {
     label: "Rerank",
     about: "Orders texts by how well they match a query.",
-    fields: [{ name: "query", label: "Query", kind: "word", isRequired: true }, lines("texts", "Texts", { rows: 5 }), number("top_k", "Best texts only", { min: 1, max: 256, placeholder: "all" })],
+    fields: [
+      word("query", "Query"), lines("texts", "Texts", { rows: 5 }),
+      number("top_k", "Best texts only", { min: 1, max: 256, placeholder: "all" }),
+    ],
     draw: drawRerank,
   },
   generate: {
@@ -107,13 +129,16 @@ export const TABS = {
   translate: {
     label: "Translate",
     about: "Translates each text, by beam search unless the settings say otherwise.",
-    fields: [lines("texts", "Texts"), { ...numBeams, placeholder: "5" }, maxNewTokens, { name: "split_sentences", label: "Split long texts into sentences", kind: "checkbox", isOption: true }],
+    fields: [
+      lines("texts", "Texts"), { ...numBeams, placeholder: "5" }, maxNewTokens,
+      { name: "split_sentences", label: "Split long texts into sentences", kind: "checkbox", isOption: true },
+    ],
     draw: drawTranslate,
   },
   neighbors: {
     label: "Neighbors",
     about: "The words with the most similar vectors. Click one to go on from there.",
-    fields: [{ name: "text", label: "Word", kind: "word", isRequired: true }, number("top_k", "Neighbors", { min: 1, max: 1000 })],
+    fields: [word("text", "Word"), number("top_k", "Neighbors", { min: 1, max: 1000 })],
     draw: drawNeighbors,
   },
   predict: {
@@ -125,7 +150,12 @@ export const TABS = {
   attention: {
     label: "Attention",
     about: "Which words each head of each layer looks at.",
-    fields: [text("Text"), { name: "pair", label: "Second text (optional)", kind: "word", shown: (model) => model.verbs.includes("next_sentence") }, { name: "target", label: "Target (optional)", kind: "word", shown: (model) => model.verbs.includes("translate") }, { name: "merge_words", label: "Merge the tokens of a word", kind: "checkbox", value: true }],
+    fields: [
+      text("Text"),
+      word("pair", "Second text (optional)", { isRequired: false, shown: (model) => model.verbs.includes("next_sentence") }),
+      word("target", "Target (optional)", { isRequired: false, shown: (model) => model.verbs.includes("translate") }),
+      { name: "merge_words", label: "Merge the tokens of a word", kind: "checkbox", value: true },
+    ],
     hidden: { encoding_format: "base64" },
     draw: drawAttention,
   },
@@ -144,5 +174,5 @@ export const TABS = {
 };
 
 export function tabsOf(model) {
-  return Object.keys(TABS).filter((name) => (TABS[name].isSupported ? TABS[name].isSupported(model) : model.verbs.includes(name)));
+  return Object.keys(TABS).filter((name) => TABS[name].isSupported?.(model) ?? model.verbs.includes(name));
 }

@@ -1,4 +1,4 @@
-// Attention: all heads as small pictures, and one head as lines between words, as on the page of `polyseme explain attention`.
+// Attention: all heads as small pictures, and one head as lines between words, as on the page of `explain attention`.
 
 import { element, moveFocus, plural, svgElement, withShare } from "../dom.js";
 import { decodeFloats } from "../vectors.js";
@@ -9,10 +9,11 @@ const formatWeight = (weight) => (weight < 0.005 ? "<0.01" : weight.toFixed(2));
 
 export function drawAttention(results) {
   const maps = results.map((map) => ({ ...map, values: decodeFloats(map.weights) }));
-  const view = element("div"), show = (map) => view.replaceChildren(...new MapView(map).nodes);
+  const view = element("div"), show = (map) => view.replaceChildren(new MapView(map).node);
   show(maps[0]);
   if (maps.length === 1) return view;
-  const select = element("select", {}, ...maps.map((map, i) => element("option", { value: i }, NAMES[map.name] || map.name)));
+  const options = maps.map((map, i) => element("option", { value: i }, NAMES[map.name] || map.name));
+  const select = element("select", {}, ...options);
   select.addEventListener("change", () => show(maps[+select.value]));
   return [element("label", { class: "slider" }, "Attention ", select), view];
 }
@@ -26,9 +27,11 @@ class MapView {
     this.queries = map.queries.map((label, i) => this.word("queries", label, i));
     this.keys = map.keys.map((label, i) => this.word("keys", label, i));
     this.description = element("p", { class: "note", role: "status" });
-    this.lines = element("div", { class: "links" }, this.column("From", this.queries), this.svg, this.column("To", this.keys));
+    const columns = [this.column("From", this.queries), this.svg, this.column("To", this.keys)];
+    this.lines = element("div", { class: "links" }, ...columns);
     this.lines.addEventListener("pointerleave", () => this.activate(null));
-    this.nodes = [element("div", { class: "attention" }, this.grid(), element("div", {}, this.title, this.lines, this.description))];
+    const oneHead = element("div", {}, this.title, this.lines, this.description);
+    this.node = element("div", { class: "attention" }, this.grid(), oneHead);
     new ResizeObserver(() => this.draw()).observe(this.svg);
     addEventListener("themechange", () => { if (this.lines.isConnected) this.paint(); });
   }
@@ -57,7 +60,8 @@ class MapView {
     const grid = element("div", { class: "heads", role: "group", "aria-label": "Heads, one row per layer" }, ...rows);
     grid.addEventListener("keydown", (event) => this.moveHead(event));
     requestAnimationFrame(() => this.paint());
-    return element("details", { open: true }, element("summary", {}, `${plural(this.layers, "layer")} × ${plural(this.heads, "head")}`), grid);
+    const title = `${plural(this.layers, "layer")} × ${plural(this.heads, "head")}`;
+    return element("details", { open: true }, element("summary", {}, title), grid);
   }
 
   paint() {
@@ -65,7 +69,8 @@ class MapView {
     const [, , numQueries, numKeys] = this.map.shape;
     const height = Math.min(numQueries, MAX_PIXELS), width = Math.min(numKeys, MAX_PIXELS);
     this.buttons.forEach((button, i) => {
-      const canvas = button.firstChild, image = new ImageData(width, height), layer = Math.floor(i / this.heads), head = i % this.heads;
+      const canvas = button.firstChild, image = new ImageData(width, height);
+      const layer = Math.floor(i / this.heads), head = i % this.heads;
       for (let query = 0; query < numQueries; query++) {
         for (let key = 0; key < numKeys; key++) {
           const place = 4 * (Math.floor((query * height) / numQueries) * width + Math.floor((key * width) / numKeys));
@@ -95,9 +100,10 @@ class MapView {
   // ------------------------------------------------------------------------------------------ one head
 
   word(side, label, index) {
-    const button = element("button", { type: "button", dir: "auto", title: label, tabindex: index ? -1 : 0 }, element("span", {}, label), element("i"));
-    for (const event of ["pointerenter", "focus", "click"]) button.addEventListener(event, () => this.activate({ side, index }));
-    return button;
+    const show = () => this.activate({ side, index });
+    const attributes = { type: "button", dir: "auto", title: label, tabindex: index ? -1 : 0 };
+    const listeners = { pointerenter: show, focus: show, click: show };
+    return element("button", { ...attributes, ...listeners }, element("span", {}, label), element("i"));
   }
 
   column(name, buttons) {
@@ -147,12 +153,14 @@ class MapView {
       button.tabIndex = isChosen ? 0 : -1;
     });
     if (!active) {
-      this.description.textContent = `All lines of weight ${THRESHOLD} or more. Point at a word, or move to it with the arrow keys, to see its weights.`;
+      this.description.textContent = `All lines of weight ${THRESHOLD} or more. Point at a word, or move to it with the `
+        + "arrow keys, to see its weights.";
       return;
     }
     const isQuery = active.side === "queries", others = isQuery ? map.keys : map.queries;
     const largest = [...(isQuery ? shown.keys : shown.queries)].sort((a, b) => b[1] - a[1]).slice(0, MAX_LISTED);
     const listed = largest.map(([i, weight]) => `${others[i]} ${formatWeight(weight)}`).join(", ") || "no word";
-    this.description.textContent = `“${map[active.side][active.index]}” ${isQuery ? "attends to" : "is attended to by"} ${listed}.`;
+    const relation = isQuery ? "attends to" : "is attended to by";
+    this.description.textContent = `“${map[active.side][active.index]}” ${relation} ${listed}.`;
   }
 }

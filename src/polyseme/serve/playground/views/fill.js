@@ -19,7 +19,8 @@ function putIn(before, token) {
 }
 
 function compose(parts, picks, mask) {
-  return parts.slice(1).reduce((text, part, i) => (picks[i] === null ? text + mask : putIn(text, picks[i])) + part, parts[0]);
+  const add = (text, part, i) => (picks[i] === null ? text + mask : putIn(text, picks[i])) + part;
+  return parts.slice(1).reduce(add, parts[0]);
 }
 
 export function drawFill(results, { model, body, form }) {
@@ -36,7 +37,8 @@ export function drawFill(results, { model, body, form }) {
       return withShare(chip, probability);
     });
     const rest = 1 - candidates.reduce((sum, { probability }) => sum + probability, 0);
-    return element("section", { class: "mask" }, element("h3", {}, results[0].length > 1 ? `Mask ${mask + 1}` : "Candidates"),
+    const title = results[0].length > 1 ? `Mask ${mask + 1}` : "Candidates";
+    return element("section", { class: "mask" }, element("h3", {}, title),
       element("div", { class: "chips", role: "group", "aria-label": `Candidates for mask ${mask + 1}` }, ...chips),
       note(`All other words: ${percent(Math.max(rest, 0))}`));
   });
@@ -58,7 +60,9 @@ export function drawFill(results, { model, body, form }) {
     const nodes = [];
     parts.forEach((part, i) => {
       nodes.push(part);
-      if (i < picks.length) nodes.push(element("mark", { class: picks[i] === null ? "slot" : "slot filled" }, picks[i] ?? (picks.length > 1 ? String(i + 1) : "?")));
+      if (i === picks.length) return;
+      const empty = picks.length > 1 ? String(i + 1) : "?";
+      nodes.push(element("mark", { class: picks[i] === null ? "slot" : "slot filled" }, picks[i] ?? empty));
     });
     sentence.replaceChildren(...nodes);
   }

@@ -3,14 +3,15 @@
 import { postVerb, streamVerb } from "../api.js";
 import { barList, element, formatNumber, moveFocus, note, percent, withShare } from "../dom.js";
 
-const REASONS = { eos: "The model ended the text.", stop: "A stop string ended the text.", length: "The length limit was reached." };
+const REASONS = { eos: "The model ended the text.", stop: "A stop string ended it.", length: "The length limit was reached." };
+const HINT = "The stronger its color, the less likely a token was. Point at one, or move with the arrow keys, for alternatives.";
 const visible = (token) => token.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 
 export class GenerateView {
   constructor({ model, body, content, signal }) {
     Object.assign(this, { model, body, content, signal, texts: [], spans: [] });
     this.isContinuation = !model.verbs.includes("translate");
-    this.detail = element("div", { class: "detail", "aria-live": "polite" }, note("The darker a token, the less likely it was. Point at one, or move with the arrow keys, to see its alternatives."));
+    this.detail = element("div", { class: "detail", "aria-live": "polite" }, note(HINT));
   }
 
   async run(verb, body) {
@@ -40,12 +41,11 @@ export class GenerateView {
 
   addToken(token) {
     const box = this.textBox(token.index), spans = this.spans[token.index], probability = Math.exp(token.log_prob);
-    const label = `${visible(token.token)}, ${percent(probability)}`;
-    const span = element("span", { class: token.text ? "token" : "token silent", tabindex: spans.length ? -1 : 0, role: "button", "aria-label": label }, token.text || "·");
     const show = () => this.showDetail(token, probability, span);
-    span.addEventListener("pointerenter", show);
-    span.addEventListener("focus", show);
-    span.addEventListener("click", show);
+    const span = element("span", {
+      class: token.text ? "token" : "token silent", role: "button", tabindex: spans.length ? -1 : 0,
+      "aria-label": `${visible(token.token)}, ${percent(probability)}`, pointerenter: show, focus: show, click: show,
+    }, token.text || "·");
     spans.push(withShare(span, 1 - probability));
     box.append(span);
   }
@@ -53,16 +53,19 @@ export class GenerateView {
   showDetail(token, probability, span) {
     for (const other of this.spans.flat()) other.classList.toggle("shown", other === span);
     const isListed = token.top_tokens.some((each) => each.token === token.token);
-    const bars = [...token.top_tokens, ...(isListed ? [] : [token])].map((each) => ({
-      label: visible(each.token), share: Math.exp(each.log_prob), value: percent(Math.exp(each.log_prob)), isBest: each.token === token.token,
-    }));
+    const bars = [...token.top_tokens, ...(isListed ? [] : [token])].map((each) => {
+      const share = Math.exp(each.log_prob);
+      return { label: visible(each.token), share, value: percent(share), isBest: each.token === token.token };
+    });
     const title = element("h3", {}, `${visible(token.token)}  ${percent(probability)}`);
-    this.detail.replaceChildren(title, note(`Log-probability ${formatNumber(token.log_prob, 2)}`), barList(bars, "Most likely tokens"));
+    const score = note(`Log-probability ${formatNumber(token.log_prob, 2)}`);
+    this.detail.replaceChildren(title, score, barList(bars, "Most likely tokens"));
   }
 
   addWhole(result, index) {
     const prompt = this.isContinuation ? element("span", { class: "prompt" }, this.body.text) : null;
-    this.content.append(element("h3", {}, `Text ${index + 1}`), element("p", { class: "output", dir: "auto" }, prompt, result.text),
+    this.content.append(element("h3", {}, `Text ${index + 1}`),
+      element("p", { class: "output", dir: "auto" }, prompt, result.text),
       note(`Log-probability ${formatNumber(result.score, 2)} · ${REASONS[result.finish_reason] || ""}`));
   }
 }

@@ -10,12 +10,12 @@ const sharesOf = (logs) => {
 };
 
 export function drawScore(results, { body }) {
-  const columns = ["Text", "Bits per character", "Perplexity", "Log-probability", "Tokens"].map((title, i) => ({ title, isNumber: i > 0 }));
-  const rows = results.map((score, i) => [body.texts[i], formatNumber(score.bits_per_character), formatNumber(score.perplexity, 1),
+  const titles = ["Text", "Bits per character", "Perplexity", "Log-probability", "Tokens"];
+  const bits = results.map((score) => score.bits_per_character), most = Math.max(...bits);
+  const rows = results.map((score, i) => [body.texts[i], formatNumber(bits[i]), formatNumber(score.perplexity, 1),
     formatNumber(score.log_prob, 2), String(score.num_tokens)]);
-  const most = Math.max(...results.map((score) => score.bits_per_character || 0));
-  const grid = table("Scores", columns, rows);
-  grid.querySelectorAll("td:nth-child(2)").forEach((cell, i) => withShare(cell, results[i].bits_per_character / most).classList.add("meter"));
+  const grid = table("Scores", titles.map((title, i) => ({ title, isNumber: i > 0 })), rows);
+  grid.querySelectorAll("td:nth-child(2)").forEach((cell, i) => withShare(cell, bits[i] / most).classList.add("meter"));
   return grid;
 }
 
@@ -28,9 +28,11 @@ export function drawClassify(results, { body }) {
 
 export function prediction({ label, probabilities, number, similarity }) {
   if (number !== undefined) return element("p", { class: "figure" }, formatNumber(number));
-  if (similarity !== undefined) return barList([{ label: "similarity", share: similarity, value: formatNumber(similarity) }], "Similarity");
+  if (similarity !== undefined) {
+    return barList([{ label: "similarity", share: similarity, value: formatNumber(similarity) }], "Similarity");
+  }
   const rows = Object.entries(probabilities).sort((a, b) => b[1] - a[1]);
-  const bars = rows.map(([name, probability]) => ({ label: name, share: probability, value: percent(probability), isBest: name === label }));
+  const bars = rows.map(([name, share]) => ({ label: name, share, value: percent(share), isBest: name === label }));
   return barList(bars, "Labels");
 }
 
@@ -47,16 +49,21 @@ export function drawRerank(results) {
   const scores = results.map((row) => row.score), low = Math.min(...scores), high = Math.max(...scores);
   const isBounded = low >= -1 && high <= 1;
   const share = (score) => (isBounded ? score : (score - low) / (high - low || 1));
-  const bars = results.map(({ text, score }, i) => ({ label: text, share: share(score), value: formatNumber(score), isBest: i === 0 }));
+  const bars = results.map(({ text, score }, i) => (
+    { label: text, share: share(score), value: formatNumber(score), isBest: i === 0 }
+  ));
   return barList(bars, "Texts, best match first");
 }
 
 export function drawNeighbors([neighbors], { form, run }) {
   const follow = (word) => () => { form.setText("text", word); run(); };
-  const bars = neighbors.map(({ word, similarity }) => ({ label: word, share: similarity, value: formatNumber(similarity), onClick: follow(word) }));
+  const bars = neighbors.map(({ word, similarity }) => (
+    { label: word, share: similarity, value: formatNumber(similarity), onClick: follow(word) }
+  ));
   return barList(bars, "Neighbors, nearest first");
 }
 
 export function drawNextSentence([probability]) {
-  return barList([{ label: "follows", share: probability, value: percent(probability) }, { label: "does not", share: 1 - probability, value: percent(1 - probability) }], "Next sentence");
+  const shares = [["follows", probability], ["does not", 1 - probability]];
+  return barList(shares.map(([label, share]) => ({ label, share, value: percent(share) })), "Next sentence");
 }

@@ -1,6 +1,6 @@
 // Answers about places in a text. Offsets count characters as Python does, which JavaScript's strings do not.
 
-import { element, formatNumber, note, percent, withShare } from "../dom.js";
+import { element, formatNumber, note, percent } from "../dom.js";
 import { prediction } from "./lists.js";
 
 const NUM_COLORS = 8;
@@ -22,40 +22,50 @@ export function drawTag(results, { model, body }) {
   const labels = [...new Set([...known, ...used])].filter((label) => label !== "O" && label !== "_");
   const color = (label) => `color-${(labels.indexOf(label) % NUM_COLORS) + 1}`;
   const paragraphs = results.map((result, i) => {
-    const certainty = (span) => Math.min(...result.offsets.flatMap(([start, end], k) => (start >= span.start && end <= span.end ? [result.probabilities[k]] : [])));
-    const mark = (span, text) => element("mark", { class: `span ${color(span.label)}`, title: `${span.label}: ${percent(certainty(span))}` },
+    const isIn = (span, k) => result.offsets[k][0] >= span.start && result.offsets[k][1] <= span.end;
+    const certainty = (span) => Math.min(...result.probabilities.filter((_, k) => isIn(span, k)));
+    const mark = (span, text) => element("mark",
+      { class: `span ${color(span.label)}`, title: `${span.label}: ${percent(certainty(span))}` },
       text, element("small", {}, span.label));
     return element("p", { class: "tagged", dir: "auto" }, ...markSpans(body.texts[i], result.spans, mark));
   });
   const shown = [...new Set(used)];
-  const legend = element("ul", { class: "legend", "aria-label": "Legend" }, ...shown.map((label) => element("li", {},
-    element("i", { class: `swatch ${color(label)}`, "aria-hidden": "true" }), `${label} (${used.filter((each) => each === label).length})`)));
+  const legend = element("ul", { class: "legend", "aria-label": "Legend" }, ...shown.map((label) => {
+    const swatch = element("i", { class: `swatch ${color(label)}`, "aria-hidden": "true" });
+    return element("li", {}, swatch, `${label} (${used.filter((each) => each === label).length})`);
+  }));
   const words = element("details", {}, element("summary", {}, "Every word"), ...results.map((result) => wordTags(result)));
   return [...paragraphs, shown.length ? legend : note("No word has a tag."), words];
 }
 
 function wordTags({ words, tags, probabilities }) {
-  return element("div", { class: "pieces" }, ...words.map((word, i) => withShare(element("span", { class: "piece" },
-    element("b", { dir: "auto" }, word), element("small", {}, tags[i]), element("small", {}, percent(probabilities[i]))), probabilities[i])));
+  return pieces(words.map((word, i) => [word, tags[i], percent(probabilities[i])]));
+}
+
+// Words or tokens, each with small lines below it.
+function pieces(rows) {
+  return element("div", { class: "pieces" }, ...rows.map(([word, ...below]) => element("span", { class: "piece" },
+    element("b", { dir: "auto" }, word), ...below.map((line) => element("small", {}, line)))));
 }
 
 export function drawAnswer([answer], { body }) {
-  if (!answer.text) return [element("p", { class: "figure" }, "No answer in this text"), note(`Probability ${percent(answer.probability)}`)];
+  const probability = `Probability ${percent(answer.probability)}`;
+  if (!answer.text) return [element("p", { class: "figure" }, "No answer in this text"), note(probability)];
   const mark = (_, text) => element("mark", { class: "answer" }, text);
   const spans = answer.start >= 0 ? [answer] : [];
   return [element("p", { class: "figure", dir: "auto" }, answer.text),
-    note(`Probability ${percent(answer.probability)} · score of “no answer” minus that of the answer: ${formatNumber(answer.null_score_diff, 2)}`),
+    note(`${probability} · score of “no answer” minus that of the answer: ${formatNumber(answer.null_score_diff, 2)}`),
     element("p", { class: "tagged", dir: "auto" }, ...markSpans(body.text, spans, mark))];
 }
 
 export function drawTranslate(results, { body }) {
-  return results.flatMap((result, i) => [element("h3", { dir: "auto" }, body.texts[i]), element("p", { class: "output", dir: "auto" }, result.text),
+  return results.flatMap((result, i) => [element("h3", { dir: "auto" }, body.texts[i]),
+    element("p", { class: "output", dir: "auto" }, result.text),
     note(`Log-probability ${formatNumber(result.score, 2)}${result.is_finished ? "" : " · cut at the length limit"}`)]);
 }
 
 export function drawEncode([{ tokens, input_ids: ids }]) {
-  return [note(`${tokens.length} tokens with special ones`), element("div", { class: "pieces" }, ...tokens.map((token, i) => element("span", { class: "piece" },
-    element("b", { dir: "auto" }, token), element("small", {}, String(ids[i])))))];
+  return [note(`${tokens.length} tokens with special ones`), pieces(tokens.map((token, i) => [token, String(ids[i])]))];
 }
 
 export function drawPredict(results) {
