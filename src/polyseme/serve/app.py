@@ -36,7 +36,8 @@ from polyseme.serve.registry import ModelRegistry, ServedModel
 from polyseme.serve.security import SecurityMiddleware
 from polyseme.serve.state import AppConfig, ServerState
 from polyseme.serve.streaming import answer_completions, answer_generate
-from polyseme.serve.verbs import PLANS, Plan
+from polyseme.serve.verbs import PLANS
+from polyseme.serve.verbs.plan import Plan
 
 logger = logging.getLogger(__name__)
 PACKAGE = Path(__file__).parent

@@ -15,7 +15,7 @@ from polyseme.serve.api.schema import to_plain
 from polyseme.serve.batching.worker import Call, ModelWorker
 from polyseme.serve.registry import ServedModel
 from polyseme.serve.state import ServerState
-from polyseme.serve.verbs import Plan
+from polyseme.serve.verbs.plan import Plan
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 2 << 20
@@ -117,9 +117,10 @@ async def wait_until(request: Request, work: Awaitable[T], timeout: float) -> T:
         message = f"the request took longer than its timeout of {timeout:g} s"
         raise RequestError("deadline_exceeded", message) from None
     finally:
-        for timer in (*timers, *watchers):
+        for timer in timers:
             timer.cancel()
-        task.cancel()
+        for pending in (*watchers, task):
+            pending.cancel()
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -21,7 +21,7 @@ from polyseme.serve.handling import json_response, resolve_timeout, run_plan, wa
 from polyseme.serve.openai_format import CompletionFormatter, start_completions
 from polyseme.serve.registry import ServedModel
 from polyseme.serve.state import ServerState
-from polyseme.serve.verbs import Plan, count_usage
+from polyseme.serve.verbs.plan import Plan, count_usage
 
 logger = logging.getLogger(__name__)
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
