@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -71,6 +71,11 @@ def resolve_timeout(state: ServerState, request: Request, body: ModelRequest) ->
         message = f"the header X-Timeout is {header[:40]!r}, expected a number of seconds up to 3600"
         raise RequestError("invalid_header", message) from None
     return min(seconds, state.config.timeout)
+
+
+async def call_sized(size: int, function: Callable[..., T], *args: Any) -> T:
+    """Call a function that tokenizes a body of this size: here, or in another thread if it takes long."""
+    return await asyncio.to_thread(function, *args) if size > MAX_INLINE_CHARS else function(*args)
 
 
 async def run_plan(state: ServerState, worker: ModelWorker, plan: Plan, request: Request, timeout: float) -> Response:
