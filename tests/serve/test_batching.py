@@ -307,3 +307,17 @@ def test_a_disconnected_stream_stops(url, monkeypatch):
     while 'polyseme_active_generations{model="gpt2"} 0' not in send(url, "/metrics").content.decode():
         assert time.perf_counter() < deadline
     assert len(steps) < 40
+
+
+def test_concurrent_requests_keep_their_own_options(url, models):
+    def request(i):
+        if i % 2:
+            answer = send(url, "/v1/fill", {"model": "bert", "text": "The [MASK] cat", "top_k": i})
+            return len(answer.json["results"][0][0]) == i
+        layers = ("last", 0, "all", "sum_all")[i // 2 % 4]
+        answer = send(url, "/v1/embed", {"model": "bert", "text": "The old cat", "layers": layers})
+        expected = models["bert"].embed("The old cat", layers=layers)
+        return np.allclose(answer.json["results"][0]["vectors"], expected, atol=1e-5)
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(request, range(1, 49)))

@@ -98,7 +98,7 @@ def test_tag(url, models):
 
 
 def test_tags_of_one_entity_are_one_span():
-    from polyseme.serve.verbs import tag_result
+    from polyseme.serve.verbs.task_models import tag_result
     from polyseme.tasks.tagging import Tagging
 
     words, tags = ["a", "b", "c", "d", "e", "f"], ("B-X", "I-X", "O", "I-Y", "B-Y", "NOUN")

@@ -222,7 +222,7 @@ class NeuralLM(LanguageModel):
         self, sequences: Sequence[EncodedSequence], layers: str | int, granularity: Granularity
     ) -> np.ndarray | list[np.ndarray]:
         """Compute the vectors of encoded texts, as `embed` does."""
-        return self._guard(self._embed_sequences)(sequences, layers, granularity)  # type: ignore[no-any-return]
+        return self._guard(self._embed_sequences)(sequences, layers, granularity)
 
     @torch.inference_mode()
     def _embed_sequences(

@@ -22,7 +22,7 @@ from polyseme.serve.api.openapi import openapi_document
 from polyseme.serve.api.requests import CompletionsRequest, EmbeddingsRequest, GenerateRequest
 from polyseme.serve.api.responses import ModelsResponse, OpenAIModel, OpenAIModelsResponse
 from polyseme.serve.handling import (
-    MAX_INLINE_CHARS,
+    call_sized,
     error_response,
     find_model,
     json_response,
@@ -36,7 +36,8 @@ from polyseme.serve.registry import ModelRegistry, ServedModel
 from polyseme.serve.security import SecurityMiddleware
 from polyseme.serve.state import AppConfig, ServerState
 from polyseme.serve.streaming import answer_completions, answer_generate
-from polyseme.serve.verbs import PLANS, Plan
+from polyseme.serve.verbs import PLANS
+from polyseme.serve.verbs.plan import Plan
 
 logger = logging.getLogger(__name__)
 PACKAGE = Path(__file__).parent
@@ -127,10 +128,7 @@ async def answer_plan(
     body, size = await read_request(request, cls)
     served, worker = find_model(state, body, verb)
     timeout = resolve_timeout(state, request, body)
-    if size > MAX_INLINE_CHARS:
-        plan = await asyncio.to_thread(make_plan, served, body)
-    else:
-        plan = make_plan(served, body)
+    plan = await call_sized(size, make_plan, served, body)
     return await run_plan(state, worker, plan, request, timeout)
 
 
@@ -142,17 +140,17 @@ async def embeddings(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     """Generate texts, all at once or as a stream."""
     state: ServerState = request.app.state.server
-    body, _ = await read_request(request, GenerateRequest)
+    body, size = await read_request(request, GenerateRequest)
     served, worker = find_model(state, body, "generate")
-    return await answer_generate(state, served, worker, request, body)
+    return await answer_generate(state, served, worker, request, body, size)
 
 
 async def completions(request: Request) -> Response:
     """Answer OpenAI's request for completions."""
     state: ServerState = request.app.state.server
-    body, _ = await read_request(request, CompletionsRequest)
+    body, size = await read_request(request, CompletionsRequest)
     served, worker = find_model(state, body, "generate")
-    return await answer_completions(state, served, worker, request, body)
+    return await answer_completions(state, served, worker, request, body, size)
 
 
 # ------------------------------------------------------------------------------------------------- information

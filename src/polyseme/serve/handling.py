@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -15,7 +15,7 @@ from polyseme.serve.api.schema import to_plain
 from polyseme.serve.batching.worker import Call, ModelWorker
 from polyseme.serve.registry import ServedModel
 from polyseme.serve.state import ServerState
-from polyseme.serve.verbs import Plan
+from polyseme.serve.verbs.plan import Plan
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 2 << 20
@@ -73,6 +73,11 @@ def resolve_timeout(state: ServerState, request: Request, body: ModelRequest) ->
     return min(seconds, state.config.timeout)
 
 
+async def call_sized(size: int, function: Callable[..., T], *args: Any) -> T:
+    """Call a function that tokenizes a body of this size: here, or in another thread if it takes long."""
+    return await asyncio.to_thread(function, *args) if size > MAX_INLINE_CHARS else function(*args)
+
+
 async def run_plan(state: ServerState, worker: ModelWorker, plan: Plan, request: Request, timeout: float) -> Response:
     """Wait for a plan's results, its deadline or the client's disconnection, whichever comes first."""
     loop = asyncio.get_running_loop()
@@ -117,9 +122,10 @@ async def wait_until(request: Request, work: Awaitable[T], timeout: float) -> T:
         message = f"the request took longer than its timeout of {timeout:g} s"
         raise RequestError("deadline_exceeded", message) from None
     finally:
-        for timer in (*timers, *watchers):
+        for timer in timers:
             timer.cancel()
-        task.cancel()
+        for pending in (*watchers, task):
+            pending.cancel()
 
 
 async def _wait_for_disconnect(request: Request) -> None:

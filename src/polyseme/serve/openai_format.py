@@ -26,7 +26,8 @@ from polyseme.serve.api.responses import (
 )
 from polyseme.serve.batching.generation import TextGeneration
 from polyseme.serve.registry import ServedModel
-from polyseme.serve.verbs import Plan, plan_embed
+from polyseme.serve.verbs.plan import Plan
+from polyseme.serve.verbs.vectors import plan_embed
 
 DEFAULT_MAX_TOKENS = 16
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}

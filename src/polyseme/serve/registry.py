@@ -139,8 +139,8 @@ def find_usage_example(served: ServedModel) -> Any:
     task = served.task
     if task is None:
         return EXAMPLE_TEXT
-    metadata = served.model.folder.metadata if isinstance(served.model, NeuralLM) else {}
-    usage = metadata.get("usage")
+    source = served.model.folder if isinstance(served.model, NeuralLM) else served.model
+    usage = getattr(source, "metadata", {}).get("usage")
     try:
         value = ast.literal_eval(usage["example"]) if isinstance(usage, dict) else task.usage_example
         task.parse_value(value, "example")
@@ -158,6 +158,8 @@ def example_request(served: ServedModel, verb: str) -> dict[str, Any]:
     if verb == "neighbors" and isinstance(served.model, WordVectors):
         words = [word for word in served.model.words[:2000] if len(word) > 3 and word.isalpha()]
         return {"text": (words or served.model.words)[0], "top_k": 10}
+    if verb == "tag" and isinstance(example, str):
+        return {"text": example}
     if verb == "tag":
         words, predicate = (example[0], example[1]) if isinstance(example[-1], int) else (example, None)
         return {"text": " ".join(words)} | ({} if predicate is None else {"predicate": predicate})

@@ -13,6 +13,7 @@ from polyseme.inference.base import LanguageModel
 from polyseme.serve.state import AppConfig
 
 logger = logging.getLogger(__name__)
+MAX_CONNECTIONS = 8192
 SWITCH_INTERVAL = (
     0.0005  # seconds after which a thread gives way: the event loop waits for the worker's at most so long
 )
@@ -49,6 +50,7 @@ def serve_models(
         timeout_graceful_shutdown=config.drain_seconds,
         timeout_keep_alive=30,
         backlog=2048,
+        limit_concurrency=MAX_CONNECTIONS,
         ws="none",
     )
     host, port = listener.getsockname()[:2]

@@ -9,6 +9,8 @@ from polyseme.serve.batching.worker import ModelWorker, WorkerLimits
 from polyseme.serve.metrics import Metrics, ModelMetrics
 from polyseme.serve.registry import ModelRegistry, ServedModel
 
+WARM_UP_TEXT = "the first call takes longer"
+
 
 @dataclass(frozen=True)
 class AppConfig:
@@ -35,8 +37,10 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def start(self) -> None:
-        """Start a worker for each model."""
+        """Warm up each model and start its worker."""
         for name, served in self.registry.models.items():
+            if served.has("embed"):
+                served.model.embed([WARM_UP_TEXT])
             self.workers[name] = _start_worker(served, self.config, ModelMetrics(self.metrics, name))
         self.is_ready = True
 

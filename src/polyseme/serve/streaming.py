@@ -1,7 +1,6 @@
 """Responses of text generation: whole, or as server-sent events."""
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -11,24 +10,25 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from polyseme.errors import ConfigError, PolysemeError
+from polyseme.generation.config import GenerationConfig
 from polyseme.serve.api.errors import RequestError, to_request_error
 from polyseme.serve.api.requests import CompletionsRequest, GenerateRequest
 from polyseme.serve.api.responses import GeneratedResult, GenerateResponse, TokenEvent, Usage
 from polyseme.serve.api.schema import to_plain
 from polyseme.serve.batching.generation import TextGeneration
 from polyseme.serve.batching.worker import ModelWorker
-from polyseme.serve.handling import json_response, resolve_timeout, run_plan, wait_until
+from polyseme.serve.handling import call_sized, json_response, resolve_timeout, run_plan, wait_until
 from polyseme.serve.openai_format import CompletionFormatter, start_completions
 from polyseme.serve.registry import ServedModel
 from polyseme.serve.state import ServerState
-from polyseme.serve.verbs import Plan, count_usage
+from polyseme.serve.verbs.plan import Plan, count_usage
 
 logger = logging.getLogger(__name__)
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 async def answer_generate(
-    state: ServerState, served: ServedModel, worker: ModelWorker, request: Request, body: GenerateRequest
+    state: ServerState, served: ServedModel, worker: ModelWorker, request: Request, body: GenerateRequest, size: int
 ) -> Response:
     """Answer `/v1/generate`; beam search has no stream."""
     timeout = resolve_timeout(state, request, body)
@@ -36,12 +36,8 @@ async def answer_generate(
     if config.num_beams:
         if body.stream or body.stop or body.num_top_tokens:
             raise ConfigError("num_beams is set: beam search has no stream, stop and num_top_tokens")
-        return await run_plan(state, worker, plan_beams(served, body), request, timeout)
-    texts = body.all_texts
-    options: dict[str, Any] = {"prefix": body.prefix, "stop": body.stop, "num_top_tokens": body.num_top_tokens}
-    generator = served.model._text_generator
-    generation = TextGeneration(generator, texts, config, **options, truncate=body.truncate)
-    generation.keeps_events = body.num_top_tokens > 0
+        return await run_plan(state, worker, await call_sized(size, plan_beams, served, body), request, timeout)
+    generation = await call_sized(size, start_generation, served, body, config)
 
     def respond(results: list[GeneratedResult]) -> GenerateResponse:
         copies = config.num_return_sequences
@@ -58,6 +54,15 @@ async def answer_generate(
     finally:
         generation.cancel()
     return json_response(respond(results))
+
+
+def start_generation(served: ServedModel, body: GenerateRequest, config: GenerationConfig) -> TextGeneration:
+    """Return the generation that a request asks for."""
+    options: dict[str, Any] = {"prefix": body.prefix, "stop": body.stop, "num_top_tokens": body.num_top_tokens}
+    generator = served.model._text_generator
+    generation = TextGeneration(generator, body.all_texts, config, **options, truncate=body.truncate)
+    generation.keeps_events = body.num_top_tokens > 0
+    return generation
 
 
 def plan_beams(served: ServedModel, body: GenerateRequest) -> Plan:
@@ -88,11 +93,11 @@ def plan_beams(served: ServedModel, body: GenerateRequest) -> Plan:
 
 
 async def answer_completions(
-    state: ServerState, served: ServedModel, worker: ModelWorker, request: Request, body: CompletionsRequest
+    state: ServerState, served: ServedModel, worker: ModelWorker, request: Request, body: CompletionsRequest, size: int
 ) -> Response:
     """Answer `/v1/completions`."""
     timeout = resolve_timeout(state, request, body)
-    generation = start_completions(served, body)
+    generation = await call_sized(size, start_completions, served, body)
     formatter = CompletionFormatter(served, body, generation)
     submit(worker, generation)
     if body.stream:
@@ -114,14 +119,17 @@ async def iter_events(
     generation: TextGeneration, timeout: float | None = None
 ) -> AsyncIterator[TokenEvent | GeneratedResult]:
     """Yield the events of a generation; raise its error, or at the deadline. Leaving the loop cancels it."""
+    loop = asyncio.get_running_loop()
+    end = None if timeout is None else loop.time() + timeout
     try:
-        async with contextlib.AsyncExitStack() as stack:
-            if timeout is not None:
-                await stack.enter_async_context(asyncio.timeout(timeout))
-            while (event := await generation.events.get()) is not None:
-                if isinstance(event, BaseException):
-                    raise event
-                yield event
+        while True:
+            rest = None if end is None else end - loop.time()
+            event = await asyncio.wait_for(generation.events.get(), rest)
+            if event is None:
+                return
+            if isinstance(event, BaseException):
+                raise event
+            yield event
     except TimeoutError:
         message = f"the request took longer than its timeout of {timeout:g} s"
         raise RequestError("deadline_exceeded", message) from None

@@ -8,6 +8,13 @@ function element(tag, text, className) {
   return node;
 }
 
+// Words between backticks are code.
+function rich(tag, text) {
+  const node = element(tag);
+  (text || "").split("`").forEach((part, index) => node.append(index % 2 ? element("code", part) : part));
+  return node;
+}
+
 function nameOf(ref) {
   return ref.split("/").pop();
 }
@@ -43,8 +50,8 @@ function fieldTable(schema) {
     const cell = element("td");
     cell.append(element("code", name));
     const isRequired = (schema.required || []).includes(name);
-    const standard = "default" in field ? JSON.stringify(field.default) : isRequired ? "required" : "";
-    row.append(cell, element("td", typeOf(field) + boundsOf(field), "type"), element("td", standard), element("td", field.description));
+    const standard = field.default === "" ? "" : "default" in field ? JSON.stringify(field.default) : isRequired ? "required" : "";
+    row.append(cell, element("td", typeOf(field) + boundsOf(field), "type"), element("td", standard), rich("td", field.description));
     table.append(row);
   }
   const scroll = element("div", "", "scroll");
@@ -58,7 +65,7 @@ function describe(title, ref, schemas) {
   const seen = new Set(queue);
   while (queue.length) {
     const name = queue.shift();
-    parts.push(element("h4", parts.length ? name : title + ": " + name), element("p", schemas[name].description), fieldTable(schemas[name]));
+    parts.push(element("h4", parts.length ? name : title + ": " + name), rich("p", schemas[name].description), fieldTable(schemas[name]));
     Object.values(schemas[name].properties || {}).flatMap(referencesOf).forEach((inner) => {
       if (!seen.has(inner)) { seen.add(inner); queue.push(inner); }
     });
