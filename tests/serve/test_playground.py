@@ -361,6 +361,7 @@ def test_a_token_is_asked_for(open_playground, models):
     token = "a-token-of-this-test"
     with running_server({"vectors": models["vectors"]}, token=token) as address:
         page = open_playground("vectors", "neighbors", address, allowed=("401",))
+        page.get_by_label("Token", exact=True).wait_for()
         page.keyboard.press("Escape")
         page.get_by_text("The server needs a token.").wait_for()
         page.get_by_role("button", name="Try again").click()
