@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from polyseme.inference.word_vectors import WordVectors
     from polyseme.recipes.describe import RecipeDescription
     from polyseme.report.results import EvaluationResult, FinetuneResult, PretrainResult
+    from polyseme.serve.client import RemoteModel, connect
     from polyseme.text.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -63,6 +64,7 @@ _MODULES = {
     "inference.word_vectors": ("WordVectors",),
     "recipes.describe": ("RecipeDescription",),
     "report.results": ("EvaluationResult", "FinetuneResult", "PretrainResult"),
+    "serve.client": ("RemoteModel", "connect"),
     "text.tokenizer": ("Tokenizer",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
@@ -78,7 +80,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name in _LAZY:
         return getattr(import_module(f"polyseme.{_LAZY[name]}"), name)
-    if name in ("compress", "explain"):
+    if name in ("compress", "explain", "serve"):
         return import_module(f"polyseme.{name}")
     raise AttributeError(f"module 'polyseme' has no attribute {name!r}")
 

@@ -13,6 +13,7 @@ EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("matplotlib", "tensorboard"), "report"),
     **dict.fromkeys(("pyarrow", "py3langid"), "text"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export"),
+    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     **{"sentencepiece": "unigram", "mido": "music", "sacrebleu": "translate", "h5py": "elmo", "distributed": "cluster"},
     "PIL": "vision",
 }
@@ -39,6 +40,10 @@ class ConfigError(PolysemeError, ValueError):
 
 class DataError(PolysemeError, ValueError):
     """A file, row, text, or corpus that cannot be used."""
+
+
+class TextTooLongError(DataError):
+    """A text that has more tokens than the model reads."""
 
 
 class ModelError(PolysemeError):

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation",),
     ("__init__",),
     ("compress", "explain"),
+    ("serve",),
     ("pipelines",),
     ("studies",),
     ("cli",),
@@ -60,6 +61,8 @@ HEAVY = {
         "onnxruntime",
         "onnxscript",
         "PIL",
+        "starlette",
+        "uvicorn",
     ),
 }
 

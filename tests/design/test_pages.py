@@ -68,7 +68,8 @@ def program_options() -> set[str]:
 
 def command_lines(page: Path) -> list[str]:
     """Return what follows `polyseme` on a page: in a bash block, in an indented line, or between backticks."""
-    lines = [line for block in code_blocks(page, "bash") for line in block.splitlines()]
+    blocks = [*code_blocks(page, "bash"), *code_blocks(page, "sh")]  # the latter do not end by themselves
+    lines = [line for block in blocks for line in block.splitlines()]
     indented = re.findall(r"^    (polyseme .*)$", read(page), re.MULTILINE)
     inline = re.findall(r"`(polyseme [^`]*)`", read(page))
     texts = [text for text in (*lines, *indented, *inline) if text.startswith("polyseme ")]

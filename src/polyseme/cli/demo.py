@@ -30,3 +30,4 @@ def demo(
             raise ConfigError(f"{out} contains something other than a demo: choose another --out")
         shutil.rmtree(out)
     print(f"see {run_demo(out, minutes, seeds)}")
+    print(f"to serve its models at http://127.0.0.1:8000: polyseme serve {out / 'task'} {out / 'pretrain'}")

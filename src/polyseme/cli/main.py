@@ -32,6 +32,7 @@ from polyseme.cli import (
     query,
     score,
     search,
+    serve,
     study,
     tokenizer,
     translate,
@@ -103,6 +104,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "neighbors": vectors.neighbors,
     "analogy": vectors.analogy,
     "similarity": vectors.similarity,
+    "serve": serve.serve,
     "demo": demo.demo,
     "doctor": doctor.doctor,
 }

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +38,16 @@ class GeneratedToken(NamedTuple):
     score: float
 
 
+class StepObserver(Protocol):
+    """What watches the steps of `stream_tokens`, and may end sequences before their time."""
+
+    def observe(self, log_probs: Tensor, sequences: Sequence[int | None]) -> None:
+        """Take the log-probabilities [rows, vocabulary] of a step, and the sequence of each row, None if it ended."""
+
+    def has_ended(self, sequence: int) -> bool:
+        """Whether no more tokens of a sequence are needed."""
+
+
 def per_prompt_limits(max_new_tokens: int | Sequence[int], num_prompts: int) -> list[int]:
     """Return the number of tokens that each prompt may get."""
     token_limits = [max_new_tokens] * max(num_prompts, 1) if isinstance(max_new_tokens, int) else list(max_new_tokens)
@@ -57,6 +67,7 @@ def stream_tokens(
     suppress_tokens: Collection[int] = (),
     sample_indices: Sequence[int] | None = None,
     use_cache: bool = True,
+    observer: StepObserver | None = None,
 ) -> Iterator[list[GeneratedToken]]:
     """Yield the tokens of each step, with end tokens; `max_new_tokens` is one limit, or one per prompt.
 
@@ -76,6 +87,8 @@ def stream_tokens(
     for step in range(max(token_limits)):
         scores = session.scores
         log_probs = scores.log_softmax(-1)
+        if observer is not None:
+            observer.observe(log_probs, active)
         tokens = sampler(scores.index_fill_(1, suppressed, -math.inf), active, step)
         token_log_probs = log_probs.gather(1, tokens[:, None])[:, 0]
         token_values, score_values = torch.stack([tokens.double(), token_log_probs.double()]).tolist()  # one sync
@@ -85,6 +98,8 @@ def stream_tokens(
             None if n is None or token in eos_token_ids or step + 1 == token_limits[n] else n
             for n, token, _ in step_tokens
         ]
+        if observer is not None:
+            active = [None if n is None or observer.has_ended(n) else n for n in active]
         num_active = sum(n is not None for n in active)
         if not num_active:
             return

@@ -218,19 +218,39 @@ def stream_text(generator: TextGenerator, prompt: str, config: GenerationConfig,
     prompt_ids, sources = generator.encode_inputs([prompt], prefix)
     special = generator.eos_token_ids, generator.suppress_tokens
     steps = stream_tokens(generator.model, prompt_ids, config.max_new_tokens, config.sampling, sources, *special)
-    tokens: list[int] = []
-    emitted = ""
+    decoder = IncrementalDecoder(generator, prompt_ids[0])
     for ((_, token, _),) in steps:
         if token in generator.eos_token_ids:
             break
-        tokens.append(token)
-        text = generator.decode(prompt_ids[0], tokens)
-        if text.startswith(emitted) and not text.endswith("\ufffd") and text != emitted:
-            yield text[len(emitted) :]
-            emitted = text
-    text = generator.decode(prompt_ids[0], tokens)
-    if text.startswith(emitted) and text != emitted:
-        yield text[len(emitted) :]
+        if piece := decoder.push(token):
+            yield piece
+    if piece := decoder.finish():
+        yield piece
+
+
+class IncrementalDecoder:
+    """The text of one sequence that grows by tokens; an incomplete character is held back."""
+
+    def __init__(self, generator: TextGenerator, prompt_ids: Sequence[int]):
+        self.generator, self.prompt_ids = generator, prompt_ids
+        self.tokens: list[int] = []
+        self.text = ""
+
+    def push(self, token: int) -> str:
+        """Add a token; return what it adds to the text, which may be empty."""
+        self.tokens.append(token)
+        return self._advance(holds_back=True)
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return self._advance(holds_back=False)
+
+    def _advance(self, holds_back: bool) -> str:
+        text = self.generator.decode(self.prompt_ids, self.tokens)
+        if not text.startswith(self.text) or (holds_back and text.endswith("\ufffd")):
+            return ""
+        piece, self.text = text[len(self.text) :], text
+        return piece
 
 
 def decode_continuation(tokenizer: Tokenizer, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> str:

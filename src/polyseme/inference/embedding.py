@@ -1,7 +1,7 @@
 """Vectors of texts, words, and tokens."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.nn.functional as F
@@ -23,28 +23,53 @@ def check_granularity(granularity: str) -> None:
         raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
 
 
+class EncodedSequence(NamedTuple):
+    """Token ids and segment ids of a text with special tokens, and the tokens, without them, that start a word."""
+
+    ids: np.ndarray
+    segments: np.ndarray
+    word_starts: np.ndarray
+
+
 def embed_texts(
     packed: PackedModel, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
 ) -> np.ndarray | list[np.ndarray]:
     """Compute one vector per text, [texts, dim], or a list with the vectors of each text's words or tokens."""
+    return embed_sequences(packed, encode_texts(packed, texts, granularity, truncate), layers, granularity)
+
+
+def encode_texts(
+    packed: PackedModel, texts: Sequence[str], granularity: Granularity, truncate: bool
+) -> list[EncodedSequence]:
+    """Encode texts as `embed_sequences` takes them."""
     check_granularity(granularity)
+    if granularity != "text":
+        return _encode(packed, texts, truncate, packed.max_len)
+    packed.pooling.check()
+    texts = [text.lower() for text in texts] if packed.pooling.lowercase else texts
+    return _encode(packed, texts, truncate, packed.max_pooled_len)
+
+
+def embed_sequences(
+    packed: PackedModel, sequences: Sequence[EncodedSequence], layers: str | int, granularity: Granularity
+) -> np.ndarray | list[np.ndarray]:
+    """Compute what `embed_texts` does of encoded texts."""
     if granularity == "text":
         vectors = np.empty((0, packed.model.trunk.config.dim), dtype=np.float32)
-        for index, means in to_host_async(iter_text_vectors(packed, texts, layers, truncate)):
-            vectors = vectors if len(vectors) else np.empty((len(texts), *means.shape[1:]), dtype=np.float32)
+        for index, means in to_host_async(_iter_pooled(packed, sequences, layers)):
+            vectors = vectors if len(vectors) else np.empty((len(sequences), *means.shape[1:]), dtype=np.float32)
             vectors[index] = means
         return vectors
     selection = LayerSelection.parse(layers)
     indices = selection.indices(packed.model.trunk.config.num_layers)
-    ids, segments, word_starts = _encode(packed, texts, truncate, packed.max_len)
-    rows: list[Any] = [None] * len(ids)
+    rows: list[Any] = [None] * len(sequences)
     num_prefix = packed.tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
     num_suffix = packed.tokenizer.num_special_tokens_to_add() - num_prefix
-    for batch, hidden in _batch_states(packed, ids, segments, selection, indices):
+    for batch, hidden in _batch_states(packed, sequences, selection, indices):
         for i, part in zip(batch.indices, hidden.split(list(batch.inputs.layout.lengths))):
             rows[i] = part.float().cpu().numpy()
             if granularity == "word":
-                rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], word_starts[i])
+                rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], sequences[i].word_starts)
     return rows
 
 
@@ -52,23 +77,22 @@ def iter_text_vectors(
     packed: PackedModel, texts: Sequence[str], layers: str | int, truncate: bool
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Yield the indices and the vectors of batches of texts, with gradients unless these are disabled."""
+    return _iter_pooled(packed, encode_texts(packed, texts, "text", truncate), layers)
+
+
+def _iter_pooled(
+    packed: PackedModel, sequences: Sequence[EncodedSequence], layers: str | int
+) -> Iterator[tuple[np.ndarray, Tensor]]:
     selection = LayerSelection.parse(layers)
     indices = selection.indices(packed.model.trunk.config.num_layers)
-    packed.pooling.check()
-    texts = [text.lower() for text in texts] if packed.pooling.lowercase else texts
-    ids, segments, _ = _encode(packed, texts, truncate, packed.max_pooled_len)
-    for batch, hidden in _batch_states(packed, ids, segments, selection, indices):
+    for batch, hidden in _batch_states(packed, sequences, selection, indices):
         yield batch.indices, _pool(hidden, batch.inputs.layout, packed.pooling)
 
 
 def _batch_states(
-    packed: PackedModel,
-    ids: Sequence[np.ndarray],
-    segments: Sequence[np.ndarray],
-    selection: LayerSelection,
-    layers: Sequence[int],
+    packed: PackedModel, sequences: Sequence[EncodedSequence], selection: LayerSelection, layers: Sequence[int]
 ) -> Iterator[tuple[PackedBatch, Tensor]]:
-    for batch in packed.batches(ids, segments):
+    for batch in packed.batches([each.ids for each in sequences], [each.segments for each in sequences]):
         layer_states = packed.model.trunk(batch.inputs, layers=layers).layers
         yield batch, selection.combine([layer_states[layer] for layer in layers])
 
@@ -84,15 +108,12 @@ def _pool(hidden: Tensor, layout: PackedLayout, pooling: TextPooling) -> Tensor:
     return F.normalize(vectors, dim=-1) if pooling.normalize else vectors
 
 
-def _encode(
-    packed: PackedModel, texts: Sequence[str], truncate: bool, max_len: int
-) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Token ids and segment ids with special tokens, and the tokens of each text that start a word."""
+def _encode(packed: PackedModel, texts: Sequence[str], truncate: bool, max_len: int) -> list[EncodedSequence]:
     tokenizer = packed.tokenizer
     encoded = tokenizer.encode_corpus(list(texts))
     ends = np.cumsum(encoded.lengths)
     num_special = tokenizer.num_special_tokens_to_add()
-    ids, segments, word_starts = [], [], []
+    sequences = []
     for text, start, end in zip(texts, ends - encoded.lengths, ends):
         if start == end:
             raise DataError(f"the text has no tokens: {text!r}")
@@ -100,10 +121,9 @@ def _encode(
             end = min(end, start + max_len - num_special)
         packed.check_length(end - start + num_special, text, max_len)
         input_ids, segment_ids = tokenizer.build_inputs_with_special_tokens(encoded.ids[start:end].tolist())
-        ids.append(np.array(input_ids))
-        segments.append(np.array(segment_ids))
-        word_starts.append(np.flatnonzero(encoded.word_starts[start:end]))
-    return ids, segments, word_starts
+        starts = np.flatnonzero(encoded.word_starts[start:end])
+        sequences.append(EncodedSequence(np.array(input_ids), np.array(segment_ids), starts))
+    return sequences
 
 
 def _mean_per_word(vectors: np.ndarray, word_starts: np.ndarray) -> np.ndarray:

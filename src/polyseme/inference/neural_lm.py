@@ -18,7 +18,7 @@ from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
-from polyseme.inference.embedding import embed_texts
+from polyseme.inference.embedding import EncodedSequence, embed_sequences, embed_texts, encode_texts
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
 from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, TaskTarget
@@ -159,18 +159,22 @@ class NeuralLM(LanguageModel):
 
     @torch.inference_mode()
     def _fill(self, texts: Sequence[str], top_k: int) -> list[list[list[MaskPrediction]]]:
-        return [self._fill_masks(text, top_k) for text in texts]
-
-    def _fill_masks(self, text: str, top_k: int) -> list[list[MaskPrediction]]:
-        ids, segments = self._packed.encode_sequence(text)
-        rows = np.flatnonzero(ids == self.tokenizer.special_token_ids.mask)
-        if not len(rows):
-            raise DataError(f"there is no {self.tokenizer.mask_token} in {text!r}")
-        ((_, inputs),) = self._packed.batches([ids], [segments])
-        probs = torch.cat(list(self._packed.log_probs("masked", inputs, torch.from_numpy(rows)))).exp()
-        best = probs.topk(min(top_k, probs.shape[-1]))
-        tokens = [self.tokenizer.convert_ids_to_tokens(row) for row in best.indices.tolist()]
-        return [list(map(MaskPrediction, *row)) for row in zip(tokens, best.values.tolist())]
+        encoded = [self._packed.encode_sequence(text) for text in texts]
+        positions = [np.flatnonzero(ids == self.tokenizer.special_token_ids.mask) for ids, _ in encoded]
+        for text, masks in zip(texts, positions):
+            if not len(masks):
+                raise DataError(f"there is no {self.tokenizer.mask_token} in {text!r}")
+        predictions: list[list[list[MaskPrediction]]] = [[] for _ in texts]
+        for index, inputs in self._packed.batches([ids for ids, _ in encoded], [segments for _, segments in encoded]):
+            starts = np.cumsum([0, *inputs.layout.lengths])
+            rows = torch.from_numpy(np.concatenate([start + positions[i] for start, i in zip(starts, index)]))
+            text_of_row = iter(np.repeat(index, [len(positions[i]) for i in index]).tolist())
+            for log_probs in self._packed.log_probs("masked", inputs, rows):
+                best = log_probs.exp().topk(min(top_k, log_probs.shape[-1]))
+                for ids, probs in zip(best.indices.tolist(), best.values.tolist()):
+                    tokens = self.tokenizer.convert_ids_to_tokens(ids)
+                    predictions[next(text_of_row)].append(list(map(MaskPrediction, tokens, probs)))
+        return predictions
 
     @torch.inference_mode()
     def _next_sentence(self, first: str, second: str) -> float:
@@ -218,6 +222,22 @@ class NeuralLM(LanguageModel):
         self, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
     ) -> np.ndarray | list[np.ndarray]:
         return embed_texts(self._packed, texts, layers, granularity, truncate)
+
+    def encode_for_embed(self, texts: Sequence[str], granularity: Granularity, truncate: bool) -> list[EncodedSequence]:
+        """Encode texts as `embed` does, for `embed_sequences`; a program may combine those of several calls."""
+        return encode_texts(self._packed, texts, granularity, truncate)
+
+    def embed_sequences(
+        self, sequences: Sequence[EncodedSequence], layers: str | int, granularity: Granularity
+    ) -> np.ndarray | list[np.ndarray]:
+        """Compute the vectors of encoded texts, as `embed` does."""
+        return self._guard(self._embed_sequences)(sequences, layers, granularity)
+
+    @torch.inference_mode()
+    def _embed_sequences(
+        self, sequences: Sequence[EncodedSequence], layers: str | int, granularity: Granularity
+    ) -> np.ndarray | list[np.ndarray]:
+        return embed_sequences(self._packed, sequences, layers, granularity)
 
     @property
     def attention_inspector(self) -> AttentionInspector:

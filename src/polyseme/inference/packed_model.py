@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import DataError
+from polyseme.errors import DataError, TextTooLongError
 from polyseme.families import text_start_id
 from polyseme.generation.text import first_id
 from polyseme.inference.results import TextScore
@@ -166,7 +166,9 @@ class PackedModel:
         max_len = max_len or self.max_len
         if length > max_len:
             excerpt = re.sub(r"\s+", " ", text[:40])
-            raise DataError(f"a text of {length} tokens is longer than the model reads ({max_len}): {excerpt!r}…")
+            raise TextTooLongError(
+                f"a text of {length} tokens is longer than the model reads ({max_len}): {excerpt!r}…"
+            )
 
     def encode_sequence(self, text: str, pair: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Encode a text or a pair with its special tokens; returns token ids and segment ids."""

@@ -85,6 +85,7 @@ ATTENTION_SENTENCE = "Returns the first element of the list, or None if it is em
 NEXT_STEPS = (
     ("Fill a mask", 'polyseme fill {out}/pretrain/model "Return the [MASK] of the array."'),
     ("Tag your own sentences", "polyseme predict {out}/task/model --data SENTENCES.conll --out tagged.conll"),
+    ("Serve both models, with a playground in the browser", "polyseme serve {out}/task {out}/pretrain"),
     ("Pre-train longer", "polyseme demo --minutes 15"),
     (
         "Fine-tune the bundled model on your labels",

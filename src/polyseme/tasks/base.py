@@ -101,13 +101,12 @@ class TaskConfig(Config, Codec):
     answers_questions: ClassVar[bool] = False  # whether it finds the answer to a question in a text
     usage_example: ClassVar[Any] = "The film was a delight."  # what is passed to it in the code of a model card
     usage_method: ClassVar[str] = "predict"  # of a loaded model, which that code calls
+    verb: ClassVar[str] = ""  # of a server, which its models answer besides `predict`
     pipeline_tag: ClassVar[str] = ""  # the Hub's name of the task, if it has one
     text_format: ClassVar[str] = ""  # how it is written as text: its name, then its fields; empty if it cannot be
 
     name: str = field(default="", kw_only=True)
     text_template: TextToTextTemplate | None = field(default=None, kw_only=True)
-
-    # ------------------------------------------------------------------------------------------------ examples
 
     @classmethod
     def read(

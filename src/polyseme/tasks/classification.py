@@ -36,6 +36,7 @@ class LabelTask(LabelSetTask, TextTask):
 
     default_metric = "accuracy"
     supports_attribution = True
+    verb = "classify"
 
     positive_label: str = field(default="", kw_only=True)
 

@@ -57,8 +57,7 @@ class ContrastiveTask(TextTask):
 
     allows_lm_loss = False
     task_type = "contrastive"
-    usage_method = "embed"
-    pipeline_tag = "sentence-similarity"
+    verb = "classify"
     default_metric = "spearman"
     head_type = "embed"
     example_type = TripletExample

@@ -90,6 +90,7 @@ class ExtractiveQATask(TaskConfig):
     record_suffixes = NESTED_SUFFIXES
     feature_networks = ("bidaf", "bilstm")
     answers_questions = True
+    verb = "answer"
     supports_attribution = True
     averages_logits = True
     scores_tokens = True

@@ -46,6 +46,7 @@ class MultipleChoiceTask(SequenceTask):
     """Each choice is read with the text, and a softmax over their scores decides (Radford et al. 2018, §3.3)."""
 
     task_type = "multiple_choice"
+    verb = "choose"
     usage_example = ("It rained all day.", ("The street is wet.", "The street is dry."))
     pipeline_tag = "multiple-choice"
     example_type = ChoiceExample

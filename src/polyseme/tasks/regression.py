@@ -37,6 +37,7 @@ class RegressionTask(TextTask):
     """
 
     task_type = "regression"
+    verb = "classify"
     default_metric = "spearman"
     required_packages = {"scipy": "the correlation of numbers"}  # noqa: RUF012
     text_format = "regression text1: {text} text2: {pair}"

@@ -64,6 +64,7 @@ class WordTask(LabelSetTask):
     default_metric = "f1"
     head_type = "tag"
     supports_attribution = True
+    verb = "tag"
     pipeline_tag = "token-classification"
     record_suffixes = rows.NESTED_SUFFIXES
     feature_networks = ("bilstm", "linear")

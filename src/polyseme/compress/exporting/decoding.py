@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,9 @@ class DecodingGraphs:
             "cache": [asdict(each) for each in self.step.cache],
             "source_cache": [asdict(each) for each in self.step.source_cache],
         }
+
+    def write_heads(self, folder: Path, graph_format: Any) -> None:
+        """Write nothing: a graph that generates text runs without Polyseme."""
 
     @torch.inference_mode()
     def measure_difference(self, runners: Mapping[str, GraphRunner], shapes: Sequence[tuple[int, int]]) -> float:

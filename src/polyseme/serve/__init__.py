@@ -1,0 +1,44 @@
+"""Serve models over HTTP, and use them from another process.
+
+    polyseme serve run/model task/model
+    remote = polyseme.connect("http://127.0.0.1:8000")
+    remote.embed(["a cat", "a dog"])
+
+`create_app` returns the application for another server, and `serve_models` runs one.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyseme.serve.app import create_app
+    from polyseme.serve.client import RemoteModel, connect
+    from polyseme.serve.registry import ModelRegistry, load_models
+    from polyseme.serve.server import ServerConfig, serve_models
+    from polyseme.serve.state import AppConfig
+
+__all__ = [
+    "AppConfig",
+    "ModelRegistry",
+    "RemoteModel",
+    "ServerConfig",
+    "connect",
+    "create_app",
+    "load_models",
+    "serve_models",
+]
+_MODULES = {
+    "app": ("create_app",),
+    "client": ("RemoteModel", "connect"),
+    "registry": ("ModelRegistry", "load_models"),
+    "server": ("ServerConfig", "serve_models"),
+    "state": ("AppConfig",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: the client does not need the server's packages."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"polyseme.serve.{module}"), name)
+    raise AttributeError(f"module 'polyseme.serve' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The server's interface: requests, responses, errors, and the OpenAPI document that describes them."""

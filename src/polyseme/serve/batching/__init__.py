@@ -1,0 +1,1 @@
+"""Batches of concurrent requests: a worker thread per model, and generation that streams."""

@@ -1,0 +1,320 @@
+"""One worker thread per model: concurrent calls are combined into batches of about `max_batch_tokens` tokens.
+
+An idle worker starts at once. After a batch, calls that arrived meanwhile run together; if they do not fill a batch,
+the worker waits for more, until the oldest has waited `max_wait`. Steps of text generation run in turn with batches.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from polyseme.errors import PolysemeError, is_out_of_memory
+from polyseme.serve.api.errors import RequestError
+
+logger = logging.getLogger(__name__)
+MIN_BATCH_TOKENS = 64  # a single request is not divided further when memory runs out
+BATCHES_BEFORE_GROWTH = 64  # after memory ran out, the budget is doubled when this many batches have succeeded
+RETRY_AFTER_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """How calls are combined, and how many may wait; `max_wait` is in seconds."""
+
+    max_wait: float = 0.005
+    max_batch_tokens: int = 16_384
+    max_queue: int = 512
+
+
+@dataclass(eq=False)
+class Call:
+    """One request's part of a batch: calls with the same key are run at once, on all of their inputs."""
+
+    key: Hashable
+    inputs: Sequence[Any]
+    num_tokens: int
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    future: asyncio.Future[Sequence[Any]]
+    arrival: float = field(default_factory=time.perf_counter)
+    start: float = 0.0
+    end: float = 0.0
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the results any more."""
+        return self.future.done()
+
+
+class Generation(Protocol):
+    """Texts that are generated step by step."""
+
+    arrival: float
+    num_cells: int  # rows × columns of the buffers that it needs
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for the texts any more."""
+
+    def can_join(self, other: "Generation") -> bool:
+        """Whether another one can run in the same batch."""
+
+    def start(self, others: "Sequence[Generation]") -> Callable[[], bool]:
+        """Start a batch of this one and others; return a function that runs a step, and says whether more follow."""
+
+    def fail(self, error: BaseException) -> None:
+        """Report an error to whoever waits."""
+
+
+class BatchListener(Protocol):
+    """What is told about every batch, from the worker's thread."""
+
+    def record_batch(self, num_calls: int, num_tokens: int, seconds: float) -> None:
+        """Take the size and time of a batch."""
+
+
+class ModelWorker:
+    """The queue of a model, and the thread that runs it."""
+
+    def __init__(
+        self,
+        name: str,
+        limits: WorkerLimits,
+        listener: BatchListener | None = None,
+        max_cells: int = 1 << 14,
+        resize: Callable[[int], None] | None = None,
+    ):
+        """`resize` is told how many tokens may be read at once when memory ran out, and later when more may be."""
+        self.name, self.limits, self.listener, self.max_cells = name, limits, listener, max_cells
+        self.batch_tokens, self.resize = limits.max_batch_tokens, resize  # fewer tokens after memory ran out
+        self._num_successes = 0
+        self._calls: deque[Call] = deque()
+        self._generations: deque[Generation] = deque()
+        self._active: list[tuple[Callable[[], bool], list[Generation]]] = []
+        self._condition = threading.Condition()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def queue_length(self) -> int:
+        """The number of requests that wait."""
+        return len(self._calls) + len(self._generations)
+
+    @property
+    def num_generations(self) -> int:
+        """The number of requests whose text is being generated."""
+        return sum(len(members) for _, members in self._active)
+
+    def check_room(self) -> None:
+        """Raise if the queue is full."""
+        if self.queue_length >= self.limits.max_queue:
+            with self._condition:
+                self._drop_cancelled()
+            if self.queue_length >= self.limits.max_queue:
+                message = f"{self.queue_length} requests are waiting for the model {self.name!r}: try again later"
+                raise RequestError("overloaded", message, {"Retry-After": str(RETRY_AFTER_SECONDS)})
+
+    def submit(self, work: Call | Generation) -> None:
+        """Add work to the queue; raise if it is full."""
+        self.check_room()
+        with self._condition:
+            if self._is_closing:
+                raise RequestError("unavailable", "the server is shutting down")
+            queue: deque[Any] = self._calls if isinstance(work, Call) else self._generations
+            queue.append(work)
+            self._condition.notify()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Finish what was submitted and end the thread."""
+        with self._condition:
+            self._is_closing = True
+            self._condition.notify()
+        self._thread.join(timeout)
+
+    # ------------------------------------------------------------------------------------- the worker's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                was_idle = self._wait_for_work()
+                if was_idle is None:
+                    return
+                batch = self._take_calls(was_idle)
+                generations = self._take_generations()
+            if batch:
+                self._run_batch(batch)
+            if generations:
+                self._start_generations(generations)
+            self._active = [each for each in self._active if self._step(*each)]
+
+    def _wait_for_work(self) -> bool | None:
+        """Wait until there is work; return whether the worker was idle before, or None to end."""
+        was_idle = False
+        self._drop_cancelled()
+        while not (self._calls or self._generations or self._active):
+            if self._is_closing:
+                return None
+            was_idle = True
+            self._condition.wait()
+            self._drop_cancelled()
+        return was_idle
+
+    def _drop_cancelled(self) -> None:
+        if any(call.is_cancelled for call in self._calls):
+            self._calls = deque(call for call in self._calls if not call.is_cancelled)
+        if any(each.is_cancelled for each in self._generations):
+            self._generations = deque(each for each in self._generations if not each.is_cancelled)
+
+    def _take_calls(self, was_idle: bool) -> list[Call]:
+        """Take the oldest call and others with its key, up to the budget; wait for more after a batch."""
+        if not self._calls:
+            return []
+        if not was_idle and not self._active and not self._is_closing:
+            deadline = self._calls[0].arrival + self.limits.max_wait
+            while self._calls and not self._is_full() and (rest := deadline - time.perf_counter()) > 0:
+                self._condition.wait(rest)
+                self._drop_cancelled()
+        batch: list[Call] = []
+        others: deque[Call] = deque()
+        num_tokens = 0
+        for call in self._calls:
+            fits = not batch or (call.key == batch[0].key and num_tokens + call.num_tokens <= self.batch_tokens)
+            if fits:
+                batch.append(call)
+                num_tokens += call.num_tokens
+            else:
+                others.append(call)
+        self._calls = others
+        return batch
+
+    def _is_full(self) -> bool:
+        first = self._calls[0]
+        return sum(call.num_tokens for call in self._calls if call.key == first.key) >= self.batch_tokens
+
+    def _run_batch(self, batch: list[Call]) -> None:
+        start, num_tokens = time.perf_counter(), sum(call.num_tokens for call in batch)
+        for call in batch:
+            call.start = start
+        self._compute(batch)
+        if self.listener is not None:
+            self.listener.record_batch(len(batch), num_tokens, time.perf_counter() - start)
+
+    def _compute(self, batch: list[Call]) -> None:
+        """Run a batch and deliver the results; if it fails, run its halves, so that an error reaches its own call."""
+        batch = [call for call in batch if not call.is_cancelled]
+        if not batch:
+            return
+        try:
+            inputs = batch[0].inputs if len(batch) == 1 else [each for call in batch for each in call.inputs]
+            results = batch[0].run(inputs)
+        except Exception as error:
+            if _is_memory_error(error):
+                num_tokens = sum(call.num_tokens for call in batch)
+                self._shrink(num_tokens)
+                if len(batch) == 1 and self.resize is not None and self.batch_tokens >= MIN_BATCH_TOKENS:
+                    self._compute(batch)
+                    return
+            elif not isinstance(error, PolysemeError):
+                logger.error(f"a batch of the model {self.name} failed: {type(error).__name__}", exc_info=error)
+            if len(batch) == 1:
+                deliver([(batch[0], error)])
+                return
+            middle = len(batch) // 2
+            self._compute(batch[:middle])
+            self._compute(batch[middle:])
+            return
+        self._grow()
+        outcomes: list[tuple[Call, Any]] = []
+        first, end = 0, time.perf_counter()
+        for call in batch:
+            call.end = end
+            outcomes.append((call, results[first : first + len(call.inputs)]))
+            first += len(call.inputs)
+        deliver(outcomes)
+
+    def _shrink(self, num_tokens: int) -> None:
+        """Halve the budget after memory ran out."""
+        self.batch_tokens, self._num_successes = max(min(self.batch_tokens, num_tokens) // 2, 1), 0
+        if self.resize is not None:
+            self.resize(self.batch_tokens)
+        logger.warning(f"out of memory: batches of {self.name} are limited to {self.batch_tokens:,} tokens for a while")
+
+    def _grow(self) -> None:
+        """Return to the full budget step by step."""
+        if self.batch_tokens < self.limits.max_batch_tokens:
+            self._num_successes += 1
+            if self._num_successes >= BATCHES_BEFORE_GROWTH:
+                self.batch_tokens, self._num_successes = min(2 * self.batch_tokens, self.limits.max_batch_tokens), 0
+                if self.resize is not None:
+                    self.resize(self.batch_tokens)
+
+    # ---------------------------------------------------------------------------------------------- generation
+
+    def _take_generations(self) -> list[Generation]:
+        """Take the oldest generation and those that can join it, if there is memory for them beside active ones."""
+        if not self._generations:
+            return []
+        num_cells = sum(each.num_cells for _, members in self._active for each in members)
+        if self._active and num_cells + self._generations[0].num_cells > self.max_cells:
+            return []
+        batch: list[Generation] = []
+        others: deque[Generation] = deque()
+        for each in self._generations:
+            if not batch or (batch[0].can_join(each) and num_cells + each.num_cells <= self.max_cells):
+                batch.append(each)
+                num_cells += each.num_cells
+            else:
+                others.append(each)
+        self._generations = others
+        return batch
+
+    def _start_generations(self, generations: list[Generation]) -> None:
+        try:
+            self._active.append((generations[0].start(generations[1:]), generations))
+        except Exception as error:
+            self._fail_generations(generations, error)
+
+    def _step(self, step: Callable[[], bool], members: list[Generation]) -> bool:
+        """Run a step of a batch; return whether more follow."""
+        try:
+            return not all(each.is_cancelled for each in members) and step()
+        except Exception as error:
+            self._fail_generations(members, error, has_started=True)
+            return False
+
+    def _fail_generations(self, members: list[Generation], error: Exception, has_started: bool = False) -> None:
+        """Report an error; members of a batch that has not started run by themselves."""
+        if len(members) > 1 and not has_started:
+            for each in members:
+                self._start_generations([each])
+            return
+        if not isinstance(error, PolysemeError) and not is_out_of_memory(error):
+            logger.error(f"generation by the model {self.name} failed: {type(error).__name__}", exc_info=error)
+        for each in members:
+            each.fail(error)
+
+
+def _is_memory_error(error: BaseException) -> bool:
+    return is_out_of_memory(error) or (error.__cause__ is not None and is_out_of_memory(error.__cause__))
+
+
+def deliver(outcomes: Sequence[tuple[Call, Any]]) -> None:
+    """Set the results, or errors, of calls in the thread of their event loop, with one wake-up for all."""
+
+    def set_outcomes() -> None:
+        for call, outcome in outcomes:
+            if call.future.done():
+                continue
+            if isinstance(outcome, BaseException):
+                call.future.set_exception(outcome)
+            else:
+                call.future.set_result(outcome)
+
+    loop = outcomes[0][0].future.get_loop()
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(set_outcomes)

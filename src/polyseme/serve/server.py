@@ -1,0 +1,77 @@
+"""Run the server until it is stopped; SIGTERM and SIGINT let requests in progress finish."""
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polyseme.errors import ConfigError, require_packages
+from polyseme.inference.base import LanguageModel
+from polyseme.serve.state import AppConfig
+
+logger = logging.getLogger(__name__)
+MAX_CONNECTIONS = 8192
+SWITCH_INTERVAL = (
+    0.0005  # seconds after which a thread gives way: the event loop waits for the worker's at most so long
+)
+
+
+@dataclass(frozen=True)
+class ServerConfig(AppConfig):
+    """Where the server listens, and the settings of its application."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    drain_seconds: int = 30  # for requests in progress when the server is stopped
+
+
+def serve_models(
+    models: Mapping[str, LanguageModel], config: ServerConfig | None = None, listener: socket.socket | None = None
+) -> None:
+    """Serve models until the process is told to stop; `listener` is a socket that was opened before."""
+    require_packages({"starlette": "the server", "uvicorn": "the server"})
+    import uvicorn
+
+    from polyseme.serve.app import create_app
+    from polyseme.serve.registry import ModelRegistry
+
+    config = config or ServerConfig()
+    app = create_app(ModelRegistry(models), config)
+    listener = listener or open_socket(config.host, config.port)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=config.drain_seconds,
+        timeout_keep_alive=30,
+        backlog=2048,
+        limit_concurrency=MAX_CONNECTIONS,
+        ws="none",
+    )
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    for name, model in models.items():
+        logger.info(f"{name}: {model.description}")
+    logger.info(f"serving at http://{shown}:{port}")
+    if not config.token and host not in ("127.0.0.1", "::1"):
+        logger.warning(f"{shown} can be reached from other machines, and there is no token: anybody can use the models")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn drains, then raises it again: the status is 0
+    uvicorn.Server(settings).run(sockets=[listener])
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raise `ConfigError` if the address cannot be used."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
+    return listener

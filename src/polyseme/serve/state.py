@@ -1,0 +1,65 @@
+"""What all requests share: the models, their workers, and the metrics."""
+
+import time
+from dataclasses import dataclass, field
+
+from polyseme.generation.text import MAX_CACHE_CELLS
+from polyseme.inference.neural_lm import NeuralLM
+from polyseme.serve.batching.worker import ModelWorker, WorkerLimits
+from polyseme.serve.metrics import Metrics, ModelMetrics
+from polyseme.serve.registry import ModelRegistry, ServedModel
+
+WARM_UP_TEXT = "the first call takes longer"
+
+
+@dataclass(frozen=True)
+class AppConfig:
+    """The settings of an application: see `polyseme serve --help`."""
+
+    max_wait: float = 5.0  # milliseconds
+    max_batch_tokens: int = 0  # 0: what the model reads at once
+    max_queue: int = 512
+    timeout: float = 60.0  # seconds
+    token: str = ""
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class ServerState:
+    """What all requests share: models, workers and metrics."""
+
+    registry: ModelRegistry
+    config: AppConfig
+    metrics: Metrics = field(default_factory=Metrics)
+    workers: dict[str, ModelWorker] = field(default_factory=dict)
+    is_ready: bool = False
+    num_in_flight: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def start(self) -> None:
+        """Warm up each model and start its worker."""
+        for name, served in self.registry.models.items():
+            if served.has("embed"):
+                served.model.embed([WARM_UP_TEXT])
+            self.workers[name] = _start_worker(served, self.config, ModelMetrics(self.metrics, name))
+        self.is_ready = True
+
+    def close(self) -> None:
+        """Finish all work and end the workers."""
+        self.is_ready = False
+        for worker in self.workers.values():
+            worker.close()
+
+
+def _start_worker(served: ServedModel, config: AppConfig, listener: ModelMetrics) -> ModelWorker:
+    network = served.model if isinstance(served.model, NeuralLM) else None
+    model_tokens = network.max_batch_tokens if network is not None else WorkerLimits.max_batch_tokens
+    limits = WorkerLimits(config.max_wait / 1000, config.max_batch_tokens or model_tokens, config.max_queue)
+
+    def resize(num_tokens: int) -> None:
+        assert network is not None
+        network.max_batch_tokens = min(num_tokens, model_tokens)
+
+    kind = "cuda" if network is not None and network.device.type == "cuda" else "cpu"
+    max_cells = MAX_CACHE_CELLS[kind]
+    return ModelWorker(served.name, limits, listener, max_cells, resize if network is not None else None)
