@@ -44,7 +44,7 @@ def finetune(
         data = [data]
     else:
         check_names(data)
-    tasks, family = [each.task for each in data], FAMILIES[model_config.family]
+    tasks, family = [each.task for each in data], get_family(model_config.family)
     lm_loss_weight = 0.0 if teacher else default_lm_loss_weight(family, tasks)
     config, chosen = choose_settings(config, model_config.trunk, metadata, lm_loss_weight)
     if out is not None:
