@@ -32,6 +32,7 @@ UnfreezeOption = Annotated[
 ]
 LM_LOSS_HELP = "Weight λ of an auxiliary language-model loss on the same texts; default: 0.5 for GPT, as in its paper."
 ORDERS_HELP = "Read each pair in both orders and add the states; default: for GPT and similarity, as in its paper."
+DecayOption = Annotated[float | None, Option(help="Factor of the learning rate from each layer to the next.")]
 LMLossOption = Annotated[float | None, Option(help=LM_LOSS_HELP, min=0)]
 OrdersOption = Annotated[bool | None, Option("--symmetric-pairs/--no-symmetric-pairs", help=ORDERS_HELP)]
 GridOption = Annotated[list[str], Option(help="Grid search: name=value,value…; the best on the dev examples is kept.")]
@@ -56,9 +57,7 @@ def finetune(
     data: Annotated[list[Path], Option(help="Folder of a named data set, as distributed.")] = [],
     seeds: options.SeedsOption = "1",
     overrides: options.SetOption = [],
-    layer_decay: Annotated[
-        float | None, Option(help="Factor of the learning rate from each layer to the next.")
-    ] = None,
+    layer_decay: DecayOption = None,
     unfreeze_every: UnfreezeOption = None,
     lm_loss_weight: LMLossOption = None,
     symmetric_pairs: OrdersOption = None,
