@@ -354,7 +354,7 @@ def describe_recipe(recipe: Any) -> RecipeDescription:
 
     >>> description = polyseme.describe_recipe("bert-large")
     >>> description.num_parameters, f"{description.flops:.1e}"
-    (335141888, '2.6e+20')
+    (335141888, '8.2e+19')
     """
     from polyseme.recipes.describe import describe_recipe as describe
 
