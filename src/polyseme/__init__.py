@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyseme.evaluation.comparison.api import Comparison, PretrainComparison
     from polyseme.evaluation.search import SearchHit
     from polyseme.generation.config import GenerationConfig
+    from polyseme.generation.captions import ImageCaption
     from polyseme.generation.text import GeneratedText, TranslatedText
     from polyseme.inference.base import LanguageModel
     from polyseme.inference.feature_extraction import ElmoModel
@@ -51,6 +52,7 @@ _MODULES = {
     "evaluation.comparison.api": ("Comparison", "PretrainComparison"),
     "evaluation.search": ("SearchHit",),
     "generation.config": ("GenerationConfig",),
+    "generation.captions": ("ImageCaption",),
     "generation.text": ("GeneratedText", "TranslatedText"),
     "inference.base": ("LanguageModel",),
     "inference.feature_extraction": ("ElmoModel",),

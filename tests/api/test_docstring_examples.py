@@ -32,6 +32,10 @@ def namespace(workdir, tiny_folders):
     return {"polyseme": polyseme, "gpt": polyseme.load(tiny_folders["gpt2"], device="cpu")}
 
 
+# of models that read images: tests/cli/test_images.py and tests/tasks/test_visual_qa.py
+IMAGE_OPERATIONS = ("caption", "answer_image")
+
+
 def run_examples(item, name, namespace):
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     tests = [test for test in finder.find(item, name, globs=namespace) if test.examples]
@@ -47,7 +51,7 @@ def test_every_public_function_has_an_example_that_runs(workdir, namespace, monk
     namespace["tokenizer"] = polyseme.Tokenizer.train("wordpiece", "text", vocab_size=120)
     for name in ("prepare", "pretrain", "load", "finetune", "evaluate", "predict", "compare"):
         run_examples(getattr(polyseme, name), name, namespace)
-    for name in [name for name in OPERATIONS if name not in ("translate", "answer")]:
+    for name in [name for name in OPERATIONS if name not in ("translate", "answer", *IMAGE_OPERATIONS)]:
         run_examples(getattr(LanguageModel, name), name, namespace)
     lists = ("list_recipes", "list_families", "list_datasets", "list_published_tables")
     for name in (*lists, "describe_recipe", "published_table"):

@@ -115,13 +115,13 @@ def test_version(run_cli):
 
 def test_completed_names_are_those_that_exist():
     from polyseme.datasets.catalog import DATASETS
-    from polyseme.families import FAMILIES
+    from polyseme.families import ALL_FAMILIES
     from polyseme.recipes import NGRAM_RECIPES, RECIPES
     from polyseme.tasks import TASKS
     from polyseme.text.pipelines import TOKENIZER_KINDS
 
     names = {
-        "FAMILY_NAMES": FAMILIES, "RECIPE_NAMES": {**RECIPES, **NGRAM_RECIPES}, "TASK_NAMES": TASKS,
+        "FAMILY_NAMES": ALL_FAMILIES, "RECIPE_NAMES": {**RECIPES, **NGRAM_RECIPES}, "TASK_NAMES": TASKS,
         "DATASET_NAMES": DATASETS, "TOKENIZER_KINDS": TOKENIZER_KINDS,
     }  # fmt: skip
     for variable, expected in names.items():

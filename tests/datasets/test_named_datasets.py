@@ -174,7 +174,7 @@ def test_invalid_tags_of_a_named_dataset_are_repaired(tmp_path, capsys):
 
 def test_every_dataset_is_tested():
     other = {"glue/cola", "glue/sst-2", "glue/mrpc", "glue/sts-b", "glue/wnli"}  # in test_catalogue
-    other |= {"conll-2012"}  # in test_coreference_files
+    other |= {"conll-2012", "easy-vqa"}  # in test_coreference_files and test_visual_qa
     here = {"squad/1.1", "squad/2.0", "squad-shifts", "triviaqa", "imdb", "race", "wic"}
     roles = {"srl", "srl/conll-2005", "srl/conll-2012"}  # in test_roles
     assert {*CASES, *TAGS, *other, *here, *roles} == set(DATASETS)

@@ -6,6 +6,7 @@ FAMILY_NAMES = (
     *("word2vec", "fasttext", "glove", "nnlm", "rnn_lm", "elmo", "flair", "seq2seq", "transformer"),
     *("bert", "roberta", "xlm_roberta", "camembert", "albert", "spanbert", "distilbert", "modernbert"),
     *("gpt", "gpt2", "transformer_xl", "xlnet", "gpt-bert", "t5", "music", "performance_rnn", "ulmfit"),
+    *("show_attend_tell", "image_transformer"),
 )
 RECIPE_NAMES = (
     *(
@@ -30,11 +31,12 @@ RECIPE_NAMES = (
     *("ulmfit-tiny", "ulmfit-lecture", "ulmfit-paper", "ulmfit-awd", "rnn_lm-tiny", "rnn_lm-medium"),
     *("word2vec-tiny", "cbow-tiny", "word2vec", "fasttext-tiny", "fasttext", "glove-tiny", "glove"),
     *("elmo-tiny", "elmo-small", "elmo-original", "flair-tiny", "flair-small", "flair", "taglm-tiny", "taglm"),
+    *("show-attend-tell-tiny", "show-attend-tell-base", "image-transformer-tiny"),
     *("ngram-3", "ngram-5"),
 )
 TASK_NAMES = (
     *("classification", "pair_classification", "regression", "tagging", "semantic_roles", "extractive_qa"),
-    *("multiple_choice", "coreference", "contrastive"),
+    *("multiple_choice", "coreference", "contrastive", "visual_qa"),
 )
 DATASET_NAMES = (
     *("glue/cola", "glue/sst-2", "glue/mrpc", "glue/sts-b", "glue/qqp", "glue/mnli", "glue/mnli-mm", "glue/qnli"),
@@ -54,7 +56,7 @@ DATASET_NAMES = (
         "trec-50",
     ),
     *("conll-2003", "wnut-17", "ner", "conll-2000", "conll-2012", "ud-pos"),
-    *("srl", "srl/conll-2005", "srl/conll-2012"),
+    *("srl", "srl/conll-2005", "srl/conll-2012", "easy-vqa"),
 )
 PUBLISHED_TABLES = (
     *("glue", "glue-dev", "glue-ensembles", "bert-miniatures", "superglue", "squad-1.1", "squad-2.0", "swag"),
