@@ -255,6 +255,7 @@ def test_the_keyboard_reaches_everything(open_playground):
     page.keyboard.press("Enter")
     assert chip.get_attribute("aria-pressed") == "true"
     page.goto(page.url.replace("fill", "attention"))
+    page.locator("#panel-attention").wait_for()
     card = run(page)
     card.locator(".column.from button").first.focus()
     page.keyboard.press("ArrowDown")
