@@ -61,6 +61,7 @@ def open_playground(browser, url):
 
 def run(page, number=0):
     """Run the request on screen with the keyboard and return the card of its result."""
+    page.locator("[role=tabpanel]:visible").wait_for()
     page.keyboard.press("Control+Enter")
     card = page.locator("[role=tabpanel]:visible .card").nth(number)
     card.and_(page.locator("[aria-busy=false]")).wait_for()
