@@ -63,9 +63,9 @@ INTRODUCTION = """# Distillation
 What does a student learn from its teacher? {sizes}
 The students have the same size, corpus and budget ({budget}),
 and differ only in their initial weights and in their loss. Each model was fine-tuned on tasks of GLUE; the scores are
-the primary metric × 100 on the dev set, mean ± standard deviation over {seeds} seeds. The
-[guide](../guide/distillation.md) describes the loss. `benchmarks/distillation.py` writes this page from
-[distillation.json](distillation.json).
+the primary metric × 100 on the dev set, mean ± standard deviation over {seeds} seeds of fine-tuning{rates}.
+Each student was trained once. The [guide](../guide/distillation.md) describes the loss.
+`benchmarks/distillation.py` writes this page from [distillation.json](distillation.json).
 """
 
 
@@ -126,17 +126,43 @@ def page(results: dict[str, Any]) -> str:
         size = [f"{cost['parameters']:,}", f"{cost['megabytes']:.1f}"]
         costs.append([NAMES[name], *size, *times, steps, held_out_loss(students, name)])
     columns = ["model", *(f"{task} ({metrics[task]})" for task in tasks), "mean"]
-    sizes = f"The teacher has {measures['teacher']['parameters']:,} parameters."
+    teacher = measures["teacher"]["parameters"]
+    sizes = f"The teacher, `{Path(results['models']['teacher']).name}`, has {teacher:,} parameters."
+    rates = sorted({rate["rate"] for row in results["summary"] for rate in row["rates"]})
+    choice = f", at the better of the learning rates {', '.join(f'{r:g}' for r in rates)} on these examples"
     introduction = INTRODUCTION.format(
-        sizes=sizes, budget=settings["budget"] or "half of the teacher's steps", seeds=settings["seeds"]
+        sizes=sizes,
+        budget=settings["budget"] or "half of the teacher's steps",
+        seeds=settings["seeds"],
+        rates=choice if len(rates) > 1 else "",
     )
     limit = f" Only {settings['max_train']} rows of each split were used." if settings["max_train"] else ""
     measured = ["model", "parameters", "MB", "ms, CPU", "ms, GPU", "steps", "held-out loss"]
     about = results["about"].replace("\n", ", ")
-    sections = [f"{about}.{limit}", table(columns, scores), table(measured, costs)]
+    sections = [f"{about}.{limit}", table(columns, scores), contributions(best, results["models"], tasks)]
+    sections.append(table(measured, costs))
     notes = "Milliseconds are the median of single texts of 9 to 20 words, on the CPU with one thread. "
-    notes += "The held-out loss is the mean over the masked tokens of held-out text."
+    notes += "The held-out loss is the mean over the masked tokens of held-out text. Sizes are those of the "
+    notes += "folders; the weights of `mini` are stored in int8, those of students in float32."
     return "\n\n".join([introduction.rstrip(), *sections, notes]) + "\n"
+
+
+def contributions(best: dict[Any, dict[str, float]], models: dict[str, str], tasks: Sequence[str]) -> str:
+    """Say what the teacher's layers and the distillation loss add, in points on average and in each task."""
+    sentences = []
+    pairs = {
+        "The teacher's layers add": ("initialized", "scratch"),
+        "The distillation loss adds": ("distilled", "initialized"),
+        "The teacher is ahead of this student by": ("teacher", "distilled"),
+    }
+    for what, (name, reference) in pairs.items():
+        try:
+            gains = [best[models[name], task]["mean"] - best[models[reference], task]["mean"] for task in tasks]
+        except KeyError:
+            continue  # a row is missing
+        parts = ", ".join(f"{task} {gain:+.1f}" for task, gain in zip(tasks, gains))
+        sentences.append(f"{what} {statistics.fmean(gains):.1f} points on average ({parts}).")
+    return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
 def held_out_loss(students: dict[str, Any], name: str) -> str:
