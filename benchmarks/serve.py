@@ -49,7 +49,9 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(command: Sequence[str], port: int, seconds: float = 180) -> Iterator[tuple[str, int]]:
     """Run a server until it is ready, and stop it at the end; yields its address and process id."""
-    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = {**os.environ, "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    output = subprocess.DEVNULL
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=output, env=env)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + seconds
     try:
@@ -167,7 +169,8 @@ def measure_peers(args: argparse.Namespace) -> dict[str, Any]:
             peers["sentence-transformers and starlette"] = measure_server(args, url)
     if args.infinity:
         command = [args.infinity, "-m", "infinity_emb.cli", "v2", "--model-id", folder, "--engine", "torch"]
-        command += ["--device", args.device, "--url-prefix", "/v1", "--no-model-warmup", "--no-bettertransformer"]
+        command += ["--device", args.device, "--url-prefix", "/v1", "--model-warmup", "false"]
+        command += ["--bettertransformer", "false", "--host", "127.0.0.1"]
         with running(command, free_port()) as (url, _):
             peers["infinity"] = measure_server(args, url)
     return peers

@@ -61,6 +61,7 @@ def open_playground(browser, url):
 
 def run(page, number=0):
     """Run the request on screen with the keyboard and return the card of its result."""
+    page.locator("[role=tabpanel]:visible").wait_for()
     page.keyboard.press("Control+Enter")
     card = page.locator("[role=tabpanel]:visible .card").nth(number)
     card.and_(page.locator("[aria-busy=false]")).wait_for()
@@ -255,6 +256,7 @@ def test_the_keyboard_reaches_everything(open_playground):
     page.keyboard.press("Enter")
     assert chip.get_attribute("aria-pressed") == "true"
     page.goto(page.url.replace("fill", "attention"))
+    page.locator("#panel-attention").wait_for()
     card = run(page)
     card.locator(".column.from button").first.focus()
     page.keyboard.press("ArrowDown")
