@@ -100,19 +100,16 @@ def finetune(
         baselines=["default"] * baselines + baseline, positive_label=positive_label,
         text_column=text_column, pair_column=pair_column, label_column=label_column, header=header, skip_bad=skip_bad,
         strict=strict, layer_decay=layer_decay, unfreeze_every=unfreeze_every, tag_decoder=tag_decoder,
-        lm_loss_weight=lm_loss_weight, symmetric_pairs=symmetric_pairs,
+        lm_loss_weight=lm_loss_weight, symmetric_pairs=symmetric_pairs, cross_view=cross_view or None,
         features=folders if features else None, layers=layers, join_at=join_at, word_vectors=word_vectors,
         freeze_word_embeddings=freeze_word_embeddings, network=network, cache_dir=cache_dir,
-        cross_view=cross_view or None,
         overrides=parse_overrides(overrides),
     )  # fmt: skip
     if run.grid:
         print_table([run.primary_metric, "settings"], [[f"{score:.4f}", name] for name, score in run.grid.items()])
-    if run.tasks:
-        _print_tasks(run)
-    else:
-        frozen = "over features" if folders else "words alone"
-        _print_task(run, frozen if model is None else "from scratch" if from_scratch else "fine-tuned")
+    frozen = "over features" if folders else "words alone"
+    kind = frozen if model is None else "from scratch" if from_scratch else "fine-tuned"
+    _print_tasks(run) if run.tasks else _print_task(run, kind)
 
 
 def tasks(
