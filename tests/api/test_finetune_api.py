@@ -75,7 +75,6 @@ def test_grid_ensemble_and_comparison(base, tmp_path):
         ("base", "classification", {"layers": "last"}, "`layers`, `join_at` and `cache_dir` apply to frozen models"),
         (None, "classification", {"features": "x", "freeze_word_embeddings": True}, "without `word_vectors`"),
         (None, "classification", {"features": "x", "from_scratch": True}, "apply to fine-tuning, and features are"),
-        (None, ["classification", "tagging"], {"features": "x"}, "several tasks need a model to fine-tune"),
         ("base", ["classification"], {"keep_seeds": True}, "`keep_seeds` and `keep_checkpoints` are for one task"),
         ("base", ["classification"], {}, "`train` must map the name of each task to its examples"),
         ("base", "glue/cola", {}, "glue/cola has its own files and columns: pass `data` alone"),

@@ -39,6 +39,8 @@ CALLS = {
     "rank_choices": lambda m: m.rank_choices("the", ["cat", "dog"]),
     "generate": lambda m: m.generate("the", max_new_tokens=2),
     "translate": lambda m: m.translate("the cat"),
+    "caption": lambda m: m.caption("cat.png"),
+    "answer_image": lambda m: m.answer_image("cat.png", "who?"),
     "embed": lambda m: m.embed("the cat"),
     "attention": lambda m: m.attention("the cat"),
     "encode": lambda m: m.encode("the cat"),
