@@ -17,7 +17,13 @@ from polyseme.finetuning import runner
 from polyseme.finetuning.config import CrossViewSettings, FeatureNetworkSettings
 from polyseme.finetuning.cross_view import CROSS_VIEW, MAX_SENTENCE_WORDS, UnlabeledText
 from polyseme.finetuning.experiment import RunOptions, TaskData
-from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, build_experiment, train_on_features
+from polyseme.finetuning.frozen import (
+    FEATURE_DEFAULTS,
+    FeatureInputs,
+    build_experiment,
+    build_reader,
+    train_on_features,
+)
 from polyseme.finetuning.training import SeedTraining
 from polyseme.nn.packing import tree_leaves
 from polyseme.tasks.classification import ClassificationTask
@@ -51,7 +57,8 @@ def config(unlabeled_dropout=0.0, **changes):
 
 def build(data, text, **changes):
     """Return an experiment and its unlabeled side."""
-    experiment = build_experiment(FeatureInputs(unlabeled=UnlabeledText.from_sentences(text)), data, config(**changes))
+    inputs, settings = FeatureInputs(unlabeled=UnlabeledText.from_sentences(text)), config(**changes)
+    experiment = build_experiment(inputs, data, settings, build_reader(inputs, data, settings))
     return experiment, experiment.unlabeled.__self__
 
 

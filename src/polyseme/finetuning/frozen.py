@@ -93,16 +93,18 @@ def train_on_features(
         check_names(data)
     if out is not None:
         check_folder(out)  # before anything is read
+    reader = build_reader(inputs, data, config)
     settings = describe_run(inputs.paths, data, config, options) | inputs.describe()
     run = UnfinishedRun(out, settings, options.on_start)
-    return run_experiment(build_experiment(inputs, data, config), run, options)
+    return run_experiment(build_experiment(inputs, data, config, reader), run, options)
 
 
-def build_experiment(inputs: FeatureInputs, data: Sequence[TaskData], config: FinetuneConfig) -> Experiment:
+def build_experiment(
+    inputs: FeatureInputs, data: Sequence[TaskData], config: FinetuneConfig, reader: FeatureReader
+) -> Experiment:
     """Return the experiment of training a network over features."""
     network = config.network or FeatureNetworkSettings()
     tasks = [each.task.replace(name=each.name).fit(each.train) for each in data]
-    reader = _build_reader(inputs, tasks, data, network, config.max_len or MAX_CONTEXT_WORDS)
     model_config = build_model_config(tasks, reader, network)
     cross_view = None
     if inputs.unlabeled is not None:
@@ -190,17 +192,13 @@ def build_model_config(
     return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: task.feature_head() for task in tasks})
 
 
-def _build_reader(
-    inputs: FeatureInputs,
-    tasks: Sequence[TaskConfig],
-    data: Sequence[TaskData],
-    network: FeatureNetworkSettings,
-    max_words: int,
-) -> FeatureReader:
+def build_reader(inputs: FeatureInputs, data: Sequence[TaskData], config: FinetuneConfig) -> FeatureReader:
+    """Load what a network over features reads, with the vocabulary of the training examples."""
+    network, max_words = config.network or FeatureNetworkSettings(), config.max_len or MAX_CONTEXT_WORDS
     pretrained = WordVectors.load(inputs.word_vectors) if inputs.word_vectors is not None else None
     vocabulary: dict[str, int] = {}
     if resolve_word_dim(network, pretrained):
-        pairs = ((task, example) for task, each in zip(tasks, data) for example in each.train)
+        pairs = ((each.task, example) for each in data for example in each.train)
         words = (word for task, e in pairs for texts in task.word_sequences(e) for text in texts for word in text)
         vocabulary = build_vocabulary(words, pretrained, network.freeze_word_embeddings)
     layers = resolve_layer_selections(network, len(inputs.encoders))
