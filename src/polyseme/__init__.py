@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from polyseme.errors import ConfigError, DataError, Interrupted, ModelError, PolysemeError, UnsupportedError
     from polyseme.evaluation.comparison.api import Comparison, PretrainComparison
     from polyseme.evaluation.search import SearchHit
-    from polyseme.generation.config import GenerationConfig
     from polyseme.generation.captions import ImageCaption
+    from polyseme.generation.config import GenerationConfig
     from polyseme.generation.text import GeneratedText, TranslatedText
     from polyseme.inference.base import LanguageModel
     from polyseme.inference.feature_extraction import ElmoModel
