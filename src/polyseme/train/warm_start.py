@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyseme.corpus.captions import region_format
+from polyseme.corpus.store import Corpus
 from polyseme.errors import DataError, ModelError, suggest
-from polyseme.families import FAMILIES
+from polyseme.families import get_family
 from polyseme.nn.trunks.base import TrunkConfig
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.text.tokenizer import Tokenizer
@@ -25,15 +27,16 @@ def init_from_model(path: Path, recipe: Recipe, corpus_path: Path) -> InitialMod
     """
     folder = load_model(path)
     saved_config = folder.model.config
-    recipe_trunk = FAMILIES[recipe.family].model_config().trunk
-    if _is_static(saved_config.trunk) and not _is_static(recipe_trunk):
+    family = get_family(recipe.family)
+    if _is_static(saved_config.trunk) and not _is_static(family.model_config().trunk):
         return _init_from_word_vectors(folder, recipe, corpus_path)
     if saved_config.family != recipe.family:
         raise ModelError(f"{path} is of the family {saved_config.family}, but {recipe.name} is for {recipe.family}")
-    tokenizer = Tokenizer.load(corpus_path / "tokenizer").with_cls_position(FAMILIES[recipe.family].cls_position)
+    tokenizer = Tokenizer.load(corpus_path / "tokenizer").with_cls_position(family.cls_position)
     if folder.tokenizer.hash != tokenizer.hash:
         raise DataError(f"{corpus_path} has another vocabulary than {path}: prepare it with the tokenizer of {path}")
-    model = recipe.check().model_config(tokenizer.vocab_size).build(recipe.seed)
+    regions = region_format(Corpus.open(corpus_path))
+    model = recipe.check().model_config(tokenizer.vocab_size, regions=regions).build(recipe.seed)
     saved_state, state = folder.model.state_dict(), model.state_dict()
     for name, tensor in state.items():
         if name not in saved_state:
@@ -56,9 +59,11 @@ def _init_from_word_vectors(folder: ModelFolder, recipe: Recipe, corpus_path: Pa
     path, tokenizer, word_tokenizer = folder.path, Tokenizer.load(corpus_path / "tokenizer"), folder.tokenizer
     target_tokenizer = Tokenizer.load(corpus_path / "target") if (corpus_path / "target").is_dir() else None
     vocab_sizes = tokenizer.vocab_size, target_tokenizer.vocab_size if target_tokenizer else 0
-    model = recipe.check().model_config(*vocab_sizes).build(recipe.seed)
+    regions = region_format(Corpus.open(corpus_path))
+    model = recipe.check().model_config(*vocab_sizes, regions=regions).build(recipe.seed)
     trunk: Any = model.trunk
-    table, vectors = getattr(trunk, "encoder", trunk).token_embeddings, folder.model.trunk.token_embeddings
+    reader = trunk if regions else getattr(trunk, "encoder", trunk)
+    table, vectors = reader.token_embeddings, folder.model.trunk.token_embeddings
     if not isinstance(table, Tensor) or not isinstance(vectors, Tensor) or table.shape[1] != vectors.shape[1]:
         raise ModelError(
             f"the vectors of {path} have {folder.model.config.trunk.dim} dimensions, but those of {recipe.name} "
