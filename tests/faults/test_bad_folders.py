@@ -293,7 +293,7 @@ def test_recipe_files(case, pretrain):
 
 def test_missing_recipes(pretrain, project, tmp_path):
     pretrain(recipe=tmp_path / "none.json", match=["none.json", "missing"])
-    pretrain(recipe="bert-tini", match=["bert-tini", "'bert-tiny'"])
+    pretrain(recipe="bert-tinny", match=["bert-tinny", "'bert-tiny'"])
     (tmp_path / "bad.json").write_text('{\n"name": "a",\n')
     pretrain(recipe=tmp_path / "bad.json", match=["bad.json", "line"])
     (tmp_path / "empty.json").write_text("")
