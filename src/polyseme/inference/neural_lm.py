@@ -18,7 +18,7 @@ from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
-from polyseme.inference.embedding import EncodedSequence, embed_sequences, embed_texts, encode_texts
+from polyseme.inference.embedding import EncodedSequence, embed_sequences, embed_texts
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
 from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, TaskTarget
@@ -223,14 +223,15 @@ class NeuralLM(LanguageModel):
     ) -> np.ndarray | list[np.ndarray]:
         return embed_texts(self._packed, texts, layers, granularity, truncate)
 
-    def encode_for_embed(self, texts: Sequence[str], granularity: Granularity, truncate: bool) -> list[EncodedSequence]:
-        """Encode texts as `embed` does, for `embed_sequences`; a program may combine those of several calls."""
-        return encode_texts(self._packed, texts, granularity, truncate)
+    @property
+    def packed_model(self) -> PackedModel:
+        """The model as functions of packed batches take it."""
+        return self._packed
 
     def embed_sequences(
         self, sequences: Sequence[EncodedSequence], layers: str | int, granularity: Granularity
     ) -> np.ndarray | list[np.ndarray]:
-        """Compute the vectors of encoded texts, as `embed` does."""
+        """Compute the vectors of texts that `encode_texts` encoded, maybe in several calls, as `embed` does."""
         return self._guard(self._embed_sequences)(sequences, layers, granularity)
 
     @torch.inference_mode()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from polyseme.errors import DataError
+from polyseme.inference.embedding import encode_texts
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.nn.layer_selection import LayerSelection
@@ -42,7 +43,7 @@ def prepare_embed(
     if isinstance(model, NeuralLM):
         LayerSelection.parse(layers).indices(model.model.trunk.config.num_layers)  # raises if there is none
         num_special = model.tokenizer.num_special_tokens_to_add()
-        sequences = model.encode_for_embed(texts, granularity, truncate)
+        sequences = encode_texts(model.packed_model, texts, granularity, truncate)
         counts = [len(each.ids) - num_special for each in sequences]
 
         def embed_sequences(inputs: Results) -> Results:
