@@ -233,7 +233,8 @@ def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
         for name, each in results["targets"].items()
     ]
     lines += [table(["target", "measured", "bound", "reached"], judged), ""]
-    command = f"python benchmarks/serve.py {' '.join(sys.argv[1:])}".strip()
+    options = ["PYTHON" if word == args.infinity else word for word in sys.argv[1:]]
+    command = " ".join(["python benchmarks/serve.py", *options])
     lines += [f"`{command}` writes this page and its JSON. The generator of load runs on the same machine.", ""]
     return "\n".join(lines)
 
@@ -269,7 +270,7 @@ def main() -> None:
     print(page)
     if args.out:
         suffix = "-gpu" if args.device == "cuda" else ""
-        write_json(args.out / f"serve{suffix}.json", {"measured": header(" ".join(sys.argv[1:])), **results})
+        write_json(args.out / f"serve{suffix}.json", {"measured": page.partition("|")[0].strip(), **results})
         (args.out / f"serve{suffix}.md").write_text(page)
 
 
