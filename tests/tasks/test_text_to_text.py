@@ -187,10 +187,10 @@ def test_long_examples_are_rejected_or_truncated(base):
     tokenizer = load_model(base).tokenizer
     data = [TextExample("f:1", "cat " * 40, "dog fish", label="yes"), TextExample("f:2", "cat", "dog", label="no")]
     task = text_task("pair_classification", data).codec
-    with pytest.raises(PolysemeError, match="1 of 2 examples are longer than 20 tokens, the first at f:1 with"):
-        task.encode(data, tokenizer, 20)
-    cut, whole = task.encode(data, tokenizer, 20, truncate=True)
-    assert cut.is_truncated and not whole.is_truncated and len(cut.ids) == 20
+    with pytest.raises(PolysemeError, match="1 of 2 examples are longer than 30 tokens, the first at f:1 with"):
+        task.encode(data, tokenizer, 30)
+    cut, whole = task.encode(data, tokenizer, 30, truncate=True)
+    assert cut.is_truncated and not whole.is_truncated and len(cut.ids) == 30
     assert tokenizer.decode(cut.ids).endswith("text2: dog fish")  # the longer text is truncated
     with pytest.raises(PolysemeError, match="max_len 7 leaves no room for text beside the words of 'pair text1:"):
         task.encode(data, tokenizer, 7, truncate=True)
