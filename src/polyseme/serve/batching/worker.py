@@ -87,11 +87,15 @@ class ModelWorker:
         listener: BatchListener | None = None,
         max_cells: int = 1 << 14,
         resize: Callable[[int], None] | None = None,
+        warm_up: Callable[[], object] | None = None,
     ):
-        """`resize` is told how many tokens may be read at once when memory ran out, and later when more may be."""
+        """`resize` is told how many tokens may be read at once when memory ran out, and later when more may be.
+
+        `warm_up` is called first, in the worker's thread, which has its own threads for computing.
+        """
         self.name, self.limits, self.listener, self.max_cells = name, limits, listener, max_cells
         self.batch_tokens, self.resize = limits.max_batch_tokens, resize  # fewer tokens after memory ran out
-        self._num_successes = 0
+        self._num_successes, self._warm_up = 0, warm_up
         self._calls: deque[Call] = deque()
         self._generations: deque[Generation] = deque()
         self._active: list[tuple[Callable[[], bool], list[Generation]]] = []
@@ -139,6 +143,11 @@ class ModelWorker:
     # ------------------------------------------------------------------------------------- the worker's thread
 
     def _run(self) -> None:
+        if self._warm_up is not None:
+            try:
+                self._warm_up()
+            except Exception as error:  # requests will say what is wrong
+                logger.warning(f"the first call of the model {self.name} failed: {type(error).__name__}")
         while True:
             with self._condition:
                 was_idle = self._wait_for_work()
