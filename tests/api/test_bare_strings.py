@@ -12,7 +12,12 @@ from polyseme.tasks.extractive_qa import ExtractiveQATask
 from tests.support.small_models import save_small_model
 
 TEXT_PARAMETERS = {"text", "texts", "prompt", "prompts", "first", "word", "words", "context", "examples"}
-INTERNAL = {"predict_examples", "evaluate", "encode_for_embed", "build_inputs_with_special_tokens"}  # take lists, or ids
+INTERNAL = {
+    "predict_examples",
+    "evaluate",
+    "encode_for_embed",
+    "build_inputs_with_special_tokens",
+}  # take lists, or ids
 TEXT = "the [MASK] sees the dog"
 # The second argument of methods that need one, for one text; a method that is not here is called without.
 ARGUMENTS = {"next_sentence": ["the cat"], "rank_choices": [["cat", "dog"]], "answer": ["who sees?"]}

@@ -296,7 +296,7 @@ def test_command(folders, tmp_path, run_cli):
         (["M", "--layers", "last"], "--layers, --join-at and --cache-dir apply to frozen models"),
         (
             ["--features", "F", "--from-scratch"],
-            "--from-scratch, --layer-decay, --unfreeze-every and --keep-checkpoints apply to fine-tuning",
+            "--unfreeze-every, --lm-loss-weight and --keep-checkpoints apply to fine-tuning",
         ),
         (["--features", "F", "--layers", "lst"], "unknown layers 'lst': a layer number or a name; did you mean 'last'"),
         (["--features", "F", "--network", "esim"], "esim does not fit tagging"),

@@ -80,7 +80,7 @@ def test_families(family, tiny_folders, monkeypatch):
     assert len(outputs) == 1 + (model_type in MODEL_TYPES) and all(outputs)
 
 
-@pytest.mark.parametrize("task_type", TASKS)
+@pytest.mark.parametrize("task_type", [name for name in TASKS if name != "visual_qa"])  # which needs an image model
 def test_tasks(task_type, tiny_folders, tmp_path, monkeypatch):
     folder = save_task_model(TASKS[task_type](), read_train(task_type), tiny_folders["bert"], tmp_path / "model")
     ours, theirs = run_snippets(folder, monkeypatch)

@@ -62,7 +62,7 @@ def test_an_objective_by_name(name):
     "path,value,message",
     [
         ("objective", "CausalML", r"objective is 'CausalML'; did you mean 'CausalLM'\?"),
-        ("objective", "x", "objective is 'x'; valid: CausalLM, Distillation"),
+        ("objective", "x", "objective is 'x'; valid: Captioning, CausalLM, Distillation"),
         ("schedule", "cosin", "shape is 'cosin', expected one of 'constant', 'linear', 'cosine'"),
         ("optimizer", "adam", "name is 'adam', expected one of 'adamw'"),
         ("budget", "20", "budget is 20, expected BudgetConfig"),

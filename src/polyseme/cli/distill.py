@@ -53,5 +53,5 @@ def distill(
         settings |= {name: value} if value is not None else {}
     compressed = run(teacher, corpus, out=out, student=student, task=task or None, resume=resume, **settings)
     if distributed.init_process_group()[0] == 0:
-        print_compression(compressed, as_json, f"training: {out / 'report.html'}")
+        print_compression(compressed, as_json, f"model: {out / 'model'}; training: {out / 'report.html'}")
     distributed.shutdown()

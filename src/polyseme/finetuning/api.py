@@ -87,7 +87,6 @@ class FeatureOptions:
 
     def inputs(self, out: Path) -> FeatureInputs:
         """What the network reads; features are cached next to the run unless `cache_dir` says where."""
-        check_folder(out)  # before anything is read
         vectors = Path(self.word_vectors) if self.word_vectors is not None else None
         return FeatureInputs(self.encoders, vectors, Path(self.cache_dir or out.parent / "features"), self.unlabeled)
 
@@ -132,6 +131,7 @@ def finetune(
         if value is not None:
             config, tasks = override(config, tasks, path, value)
     baseline_names = [_baseline_names(each.task, baselines) for each in tasks]
+    check_folder(out)  # before anything is read
     tasks = [read_task_data(each, sources[each.name], files, reading) for each in tasks]
     tasks = [replace(each, baselines=_lazy_baselines(each, names)) for each, names in zip(tasks, baseline_names)]
 
