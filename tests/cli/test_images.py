@@ -40,6 +40,7 @@ def test_caption(folder):
     image = folder / "shapes/train/000001.png"
     for name in ("show-attend-tell-tiny", "image-transformer-tiny"):
         assert run_cli("caption", folder / name, "--image", image).count("\n") == 1
+        assert 'model.caption("image.png").text' in (folder / name / "model/README.md").read_text()
     two = run_cli("caption", folder / name, "--image", image, "--image", image, "--num-beams", 2)
     assert two.count(str(image)) == 2
     (row,) = json.loads(run_cli("caption", folder / name, "--image", image, "--json"))

@@ -9,6 +9,7 @@ from polyseme.families import Family
 from polyseme.io.json import has_shape
 from polyseme.nn.model import Model, ModelConfig
 from polyseme.nn.trunks.encoder_decoder import EncoderDecoderConfig
+from polyseme.nn.trunks.image_text import ImageTextConfig
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.report.cards.model_card import ModelFacts, format_usage, write_model_card
 from polyseme.report.cards.readme import format_literal
@@ -110,6 +111,8 @@ def _call(config: ModelConfig, tokenizer: Tokenizer) -> str:
         return f"neighbors({format_literal(_pick_word(tokenizer))}, top_k=3)"
     if "previous" in heads and "next" in heads:
         return f"score({format_literal(TEXT)})"
+    if isinstance(config.trunk, ImageTextConfig):
+        return 'caption("image.png").text'
     if "next" in heads:
         is_seq2seq = isinstance(config.trunk, EncoderDecoderConfig)
         prompt = _pick_word(tokenizer) if tokenizer.kind == "events" else TEXT if is_seq2seq else "The cat"
@@ -125,6 +128,8 @@ def _pick_word(tokenizer: Tokenizer) -> str:
 
 def _pipeline_tag(config: ModelConfig, tokenizer: Tokenizer) -> str:
     """Return the Hub's name of what a model without a task does; none for music, or a model that maps text to text."""
+    if isinstance(config.trunk, ImageTextConfig):
+        return "image-to-text"
     if tokenizer.kind == "events" or ("next" in config.heads and isinstance(config.trunk, EncoderDecoderConfig)):
         return ""
     if "masked" in config.heads:
