@@ -230,7 +230,10 @@ class DecodingRequest(TextRequest):
     seed: Annotated[int, Rule("Seed of sampling.", MIN_INTEGER, MAX_INTEGER)] = 0
     num_return_sequences: Annotated[int, Rule("Number of texts for each prompt.", 1, MAX_ROWS)] = 1
     num_beams: Annotated[int | None, Rule("Width of a beam search; 0: none.", 0, MAX_ROWS)] = None
-    length_penalty: Annotated[float, Rule("Beam scores are divided by length to this power.", -100, 100)] = 1.0
+    length_penalty: Annotated[
+        float | None, Rule("Beam scores are divided by ((c + n) / (c + 1))^x for n tokens; this is x.", -100, 100)
+    ] = None
+    length_offset: Annotated[float | None, Rule("The constant c of the length penalty.", 0, 1000)] = None
     patience: Annotated[float, Rule("Beam search ends with `num_beams × patience` texts; 0: the best.", 0, 100)] = 0.0
 
     def generation_config(self, base: GenerationConfig | None = None) -> GenerationConfig:
@@ -257,7 +260,7 @@ class GenerateRequest(DecodingRequest):
 
 @dataclass(frozen=True)
 class TranslateRequest(DecodingRequest):
-    """Translate texts, by beam search of width 5 unless `num_beams` is set."""
+    """Translate texts, by default by a beam search of width 4 with the length penalty ((5 + n) / 6)^0.6."""
 
     split_sentences: Annotated[bool, Rule("Whether to translate a text that is too long sentence by sentence.")] = False
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.errors import ConfigError, DataError
-from polyseme.generation.config import GenerationConfig
+from polyseme.generation.config import TRANSLATION, GenerationConfig
 from polyseme.inference.results import ChoiceResult, TextScore
 from polyseme.serve.api import requests, responses
 from polyseme.serve.registry import ServedModel
@@ -98,8 +98,7 @@ def choose_result(ranked: ChoiceResult, choices: Sequence[str]) -> responses.Cho
 def plan_translate(served: ServedModel, request: requests.TranslateRequest) -> Plan:
     """Translate by beam search, or as the options say."""
     texts, usage = request.all_texts, count_usage(served, request.all_texts)
-    num_beams = 5 if request.num_beams is None and not request.do_sample else 0
-    config = request.generation_config(GenerationConfig(max_new_tokens=0, num_beams=num_beams))
+    config = request.generation_config(GenerationConfig(max_new_tokens=0) if request.do_sample else TRANSLATION)
     split = (lambda text: split_sentences(text, "")) if request.split_sentences else None
 
     def run(inputs: Results) -> Results:
