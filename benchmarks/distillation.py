@@ -153,7 +153,7 @@ def contributions(best: dict[Any, dict[str, float]], models: dict[str, str], tas
     pairs = {
         "The teacher's layers add": ("initialized", "scratch"),
         "The distillation loss adds": ("distilled", "initialized"),
-        "The teacher is ahead of this student by": ("teacher", "distilled"),
+        "The teacher is ahead of the distilled student by": ("teacher", "distilled"),
     }
     for what, (name, reference) in pairs.items():
         try:

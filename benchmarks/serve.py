@@ -152,7 +152,8 @@ def measure_overload(args: argparse.Namespace, capacity: float, unloaded_p99: fl
         "max_queue": max_queue,
         "limit_ms": limit_ms,
         **summary,
-        "num_lost_or_double": len(set(indices) ^ set(range(len(indices)))) + len(indices) - len(set(indices)),
+        "num_lost": sum(each["status"] == 0 for each in exchanges),  # the connection ended without a response
+        "num_double": len(indices) - len(set(indices)),
         "memory_mb": [memory_before, memory_after],
         "memory_growth": memory_after / memory_before - 1,
         "after": after["summary"],
@@ -202,7 +203,8 @@ def format_overload(overload: dict[str, Any], seconds: float) -> list[str]:
     rows = [
         ["requests per second", f"{overload['rate']:.0f} for {seconds:.0f} s, `--max-queue {overload['max_queue']}`"],
         ["responses by status", ", ".join(f"{n} × {status}" for status, n in overload["statuses"].items())],
-        ["lost or answered twice", overload["num_lost_or_double"]],
+        ["lost (status 0), answered twice", f"{overload['num_lost']}, {overload['num_double']}"],
+        ["accepted per second", f"{overload['texts_per_second']:.0f}"],
         ["accepted, p50 and p99 ms", f"{overload.get('p50_ms', 0):.1f}, {overload.get('p99_ms', 0):.1f}"],
         ["bound of the p99, ms", f"{overload['limit_ms']:.1f}"],
         [
