@@ -108,6 +108,14 @@ def test_validation_losses_are_ranked_only_for_one_objective(tmp_path):
     assert "**2.1" not in (out / "report.md").read_text()
 
 
+def test_rates_at_the_edge_of_the_search_are_named(study):
+    rates = {"a": [0.001, 0.002], "b": [0.001, 0.002, 0.004], "c": [0.002]}
+    searches = {name: {"lr": 0.002, "rates": [{"lr": lr} for lr in tried]} for name, tried in rates.items()}
+    (study / "lr.json").write_text(json.dumps(searches))
+    write_pages(study)
+    assert "**Edge of the search (a):** the best learning rate is the largest" in (study / "report.md").read_text()
+
+
 def test_export_and_index(study, tmp_path):
     docs = tmp_path / "docs"
     docs.mkdir()

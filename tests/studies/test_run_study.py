@@ -172,25 +172,39 @@ def test_no_job_is_started_that_cannot_end_in_time(run, tmp_path):
     assert run("out", time_limit=3000.0).is_complete
 
 
-def test_later_seeds_are_trained_before_the_first_is_measured(run, tmp_path, monkeypatch):
-    """With several jobs at a time. They run here one after the other, the first seed as late as possible."""
-    ended = []
+class InOrder(runner.Scheduler):
+    """Runs jobs one after the other as several at a time would, by their kind and seed in this order."""
 
-    class InOrder(runner.Scheduler):
-        is_local = False
+    is_local = False
+    priority = ()
 
-        def run(self, jobs_left, is_ready=lambda job: True):
-            pending = list(jobs_left)
-            while pending:
-                ready = [job for job in pending if is_ready(job)]
-                job = min(ready, key=lambda job: (job.kind == "train", job.kind == "train" and job.seed == 0))
-                pending.remove(job)
-                jobs.run_job(self.plan, job)
-                self.on_end(job, "", 1.0)
-                ended.append(str(job) if job.kind != "pretrain" else f"{job.arm}: model of seed {job.seed}")
+    def run(self, jobs_left, is_ready=lambda job: True):
+        pending, self.ended = list(jobs_left), []
+        while ready := [job for job in pending if is_ready(job)]:
+            job = min(ready, key=lambda job: [job.kind != "search", self.priority.index((job.kind, job.seed))])
+            pending.remove(job)
+            self.on_start(job)
+            jobs.run_job(self.plan, job)
+            self.on_end(job, "", 1.0)
+            ENDED.append(str(job) if job.kind != "pretrain" else f"{job.arm}: model of seed {job.seed}")
 
+
+ENDED = []
+
+
+@pytest.mark.parametrize(
+    "priority, ended",
+    [
+        (["pretrain 1", "train 0", "train 1"], ["model of seed 1", "seed 0", "seed 1"]),
+        (["train 0", "train 1", "pretrain 1"], ["seed 0", "seed 1"]),  # a model is not trained twice
+    ],
+)
+def test_models_of_later_seeds_are_trained_before_the_first_is_measured(run, tmp_path, monkeypatch, priority, ended):
     assert run("whole", arm("bert"), seeds=2).is_complete
+    ENDED.clear()
+    names = [name.split() for name in priority]
+    monkeypatch.setattr(InOrder, "priority", [("search", 0), *((kind, int(seed)) for kind, seed in names)])
     monkeypatch.setattr(runner, "Scheduler", InOrder)
     assert run("parallel", arm("bert"), seeds=2).is_complete
-    assert ended == ["bert: search", "bert: model of seed 1", "bert: seed 0", "bert: seed 1"]
+    assert ["bert: search", *(f"bert: {name}" for name in ended)] == ENDED
     assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")

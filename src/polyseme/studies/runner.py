@@ -94,25 +94,22 @@ class StudyRunner:
     plan: StudyPlan
     end_time: float = 0.0
     tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
-    is_local: bool = True  # one job at a time, in this process
+    started: set[Job] = field(default_factory=set)  # jobs that have been started in this call
 
     def run(self) -> None:
         """Calibrate all arms before any other runs, then search learning rates and train, several at a time."""
         plan = self.plan
         arms = [arm for arm in plan.arms if self._seeds_left(arm)]
-        scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
-        self.is_local = scheduler.is_local
+        scheduler = Scheduler(plan, self._estimate, self._on_end, self.started.add, self._num_jobs, self.end_time)
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         if scheduler.is_stopped:
             return
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
         jobs = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
         rows = [(arm, seed) for seed in plan.seeds for arm in arms if seed in self._seeds_left(arm)]
-        if not scheduler.is_local:  # later seeds are trained while the first is measured
-            jobs += [Job("train", arm.name, seed) for arm, seed in rows if seed == plan.seeds[0]]
-            rows = [(arm, seed) for arm, seed in rows if seed != plan.seeds[0]]
-            jobs += [Job("pretrain", arm.name, seed) for arm, seed in rows]
         jobs += [Job("train", arm.name, seed) for arm, seed in rows]
+        if not scheduler.is_local:  # where no row can be measured yet, later seeds are trained
+            jobs += [Job("pretrain", arm.name, seed) for arm, seed in rows if seed != plan.seeds[0]]
         if jobs:
             scheduler.run(jobs, self._is_ready)
 
@@ -127,18 +124,20 @@ class StudyRunner:
     def _is_ready(self, job: Job) -> bool:
         """Return whether a job can start.
 
-        Training needs the learning rate of the arm; measuring a later seed needs its model, and the fine-tuning rates
-        that the first seed chose.
+        Training needs the learning rate of the arm; measuring a later seed needs the fine-tuning rates that the first
+        seed chose, and waits for the job that trains its model alone, if there is one.
         """
         arm, first = self.plan.study.find_arm(job.arm), self.plan.seeds[0]
         if job.kind not in ("pretrain", "train"):
             return True
         if needs_search(self.plan, arm):
             return False
-        if job.kind == "pretrain" or job.seed == first:
-            return True
-        has_rates = Job("train", arm.name, first) in self.tried or first not in self._seeds_left(arm)
-        return has_rates and (self.is_local or Job("pretrain", arm.name, job.seed) in self.tried)
+        if job.kind == "pretrain":
+            return Job("train", arm.name, job.seed) not in self.started
+        has_rates = job.seed == first or Job("train", arm.name, first) in self.tried
+        has_rates = has_rates or first not in self._seeds_left(arm)
+        model_job = Job("pretrain", arm.name, job.seed)
+        return has_rates and (model_job not in self.started or model_job in self.tried)
 
     def _estimate(self, job: Job) -> float:
         """Return the seconds that a job is expected to take: as long as the longest of its kind so far."""

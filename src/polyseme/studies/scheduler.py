@@ -39,7 +39,7 @@ class RunningJob(NamedTuple):
 
 @dataclass
 class Scheduler:
-    """Runs jobs; `on_end` is called after each with its error, which is empty if it succeeded.
+    """Runs jobs; `on_start` is called before each, and `on_end` after each with its error, empty if it succeeded.
 
     A `time_limit` of 0 is none. `estimate` returns the seconds that a job is expected to take.
     """
@@ -47,6 +47,7 @@ class Scheduler:
     plan: StudyPlan
     estimate: Callable[[Job], float]
     on_end: Callable[[Job, str, float], None]
+    on_start: Callable[[Job], None]
     num_jobs: int = 0
     end_time: float = 0.0
     is_stopped: bool = field(default=False, init=False)  # by the time limit
@@ -93,6 +94,7 @@ class Scheduler:
 
     def _run_local(self, job: Job) -> None:
         start_time, error = time.monotonic(), ""
+        self.on_start(job)
         try:
             run_job(self.plan, job)
         except Interrupted:
@@ -105,6 +107,7 @@ class Scheduler:
         self.on_end(job, error, time.monotonic() - start_time)
 
     def _start(self, job: Job) -> RunningJob:
+        self.on_start(job)
         log = self.plan.out / "logs" / f"{job.arm}.{job.kind}-{job.seed}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(num_cores() // max(self.num_jobs, 1), 1))

@@ -10,6 +10,7 @@ from polyseme.studies.analysis.results import StudyResults
 from polyseme.studies.analysis.table import (
     MINUS,
     cost_table,
+    edge_arms,
     format_value,
     is_percent,
     measured_metrics,
@@ -197,6 +198,9 @@ def _limits(results: StudyResults, verdicts: Sequence[Verdict]) -> list[tuple[st
         names = dict.fromkeys(v.question.metric for v in verdicts if v.interval and not v.includes_examples)
         titles = ", ".join(METRICS[name].title for name in names)
         entries.append(("Examples are fixed", f"The intervals of {titles} are over seeds alone."))
+    if edges := edge_arms(results):
+        text = "the best learning rate is the largest or smallest that was tried, so a better one may lie beyond."
+        entries.append((f"Edge of the search ({', '.join(edges)})", text))
     return entries + _warnings(results)
 
 

@@ -162,6 +162,16 @@ def rate_table(results: StudyResults) -> Table | None:
     return Table(header, tuple(rows)) if rows else None
 
 
+def edge_arms(results: StudyResults) -> list[str]:
+    """Return the arms whose best learning rate is the largest or smallest of those that were tried."""
+    names = []
+    for name, search in results.learning_rates.items():
+        tried = [rate["lr"] for rate in search.get("rates", [])]
+        if len(tried) > 1 and search.get("lr") in (min(tried), max(tried)):
+            names.append(name)
+    return names
+
+
 def _row_rate(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return next((r["metrics"][name]["finetune"]["lr"] for r in rows if "finetune" in r["metrics"].get(name, {})), None)
 
