@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from polyseme.nn.attention import groups
 from polyseme.nn.attention.attend import (
     AttentionOptions,
     attend_bucketed,
+    attend_grouped,
     attend_varlen,
 )
 from polyseme.nn.attention.terms import attention_terms
@@ -43,6 +45,34 @@ def test_bucketed_attention_matches_eager(case, causal):
     weight = torch.randn_like(expected)
     for a, b in zip(*(torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (expected, output))):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("small_group", [0, 1 << 14])
+@pytest.mark.parametrize("causal, window", [(False, 0), (True, 0), (False, 2), (True, 1)])
+@pytest.mark.parametrize("case", ["sorted", "unsorted"])
+def test_grouped_attention_matches_runs_of_equal_length(case, causal, window, small_group, monkeypatch):
+    """With a bias, as on a GPU: few sequences in each group, or all."""
+    monkeypatch.setattr(groups, "SMALL_GROUP", small_group)
+    q, k, v, q_layout, k_layout = make_inputs(case)
+    bias = torch.randn(2, 2 * 9 - 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    options = AttentionOptions(causal, window, bias=bias)
+    expected = attend_bucketed(q, k, v, q_layout, k_layout, options)
+    output = attend_grouped(q, k, v, q_layout, options)
+    torch.testing.assert_close(output, expected, atol=1e-12, rtol=0)
+    weight = torch.randn_like(expected)
+    for a, b in zip(*(torch.autograd.grad((x * weight).sum(), (q, k, v, bias)) for x in (expected, output))):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+
+
+def test_groups_limit_padding():
+    lengths = (*range(60, 129), 500, 3)
+    layout = PackedLayout.from_lengths(lengths)
+    grouped = groups.group_sequences(layout, layout)
+    assert sum(group.num_sequences for group in grouped) == len(lengths) and len(grouped) < 8
+    assert [group.num_queries for group in grouped][-2:] == [500, 3]
+    padded = sum(group.num_sequences * group.num_queries**2 for group in grouped)
+    assert padded <= groups.MAX_PADDED_SHARE * sum(n**2 for n in lengths)
+    assert torch.cat([group.query_rows[group.query_places] for group in grouped]).tolist() == list(range(sum(lengths)))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polyseme.errors import PolysemeError
+from polyseme.nn.attention import relative
 from polyseme.nn.attention.multihead import NoPositionBiasConfig
 from polyseme.nn.attention.relative import QueryStream, RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
@@ -17,6 +18,12 @@ from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.transformer import TransformerConfig
 
 DIM = 12
+
+
+@pytest.fixture(autouse=True, params=["runs", "groups"])
+def grouping(request, monkeypatch):
+    """Sequences of equal length as one dense batch, or, as on a GPU, sequences of similar length with padding."""
+    monkeypatch.setattr(relative, "prefers_padding", lambda x: request.param == "groups")
 
 
 def build_attention(config: RelativeAttentionConfig, position_config: RelativePositionConfig):

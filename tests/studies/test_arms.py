@@ -72,9 +72,12 @@ def test_a_study_is_read_back_as_it_was_written(tmp_path):
     "losses,best",
     [
         ({0.5: 3.0, 1.0: 2.0, 2.0: 2.5}, 1.0),
-        ({0.5: 3.0, 1.0: None, 2.0: 2.9}, 2.0),  # a diverged run loses
-        ({0.5: 6.0, 1.0: 5.9, 2.0: 0.0}, 2.0),
+        ({0.5: 3.0, 1.0: None, 2.0: 2.9, 4.0: 2.95}, 2.0),  # a diverged run loses
+        ({0.5: 6.0, 1.0: 5.9, 2.0: 5.0, 4.0: None}, 2.0),  # beyond the largest rate
+        ({0.5: 6.0, 1.0: 5.9, 2.0: 5.0, 4.0: 4.0, 8.0: 3.0, 16.0: 2.0}, 16.0),  # but not forever
+        ({0.5: 2.0, 1.0: 3.0, 2.0: 4.0, 0.25: 1.5, 0.125: 1.8}, 0.25),  # below the smallest
         ({0.5: 3.0, 1.0: 3.0, 2.0: 3.0}, 1.0),  # a tie
+        ({0.5: None, 1.0: None, 2.0: None}, 1.0),
     ],
 )
 def test_the_learning_rate_with_the_lowest_loss_is_chosen(project, study_data, tmp_path, monkeypatch, losses, best):
@@ -93,8 +96,9 @@ def test_the_learning_rate_with_the_lowest_loss_is_chosen(project, study_data, t
     record = plan.read_arm_file(only, "lr.json")
     assert record["factor"] == best and record["lr"] == best * resolve_recipe(only, TINY).optimizer.lr
     assert {(recipe.seed, recipe.budget.steps) for recipe in recipes} == {(1_000_003, 2)}
+    assert [rate["factor"] for rate in record["rates"]] == list(losses)
     jobs.search_rate(plan, only)
-    assert len(recipes) == 3, "finished rates are not tried again"
+    assert len(recipes) == len(losses), "finished rates are not tried again"
 
 
 def test_a_void_run_loses_against_one_that_learned(project, study_data, tmp_path, monkeypatch):
@@ -106,10 +110,10 @@ def test_a_void_run_loses_against_one_that_learned(project, study_data, tmp_path
     monkeypatch.setattr(
         jobs,
         "run_pretraining",
-        lambda recipe, corpus, folder: {"valid": {"masked": 3.0 if folder.name.endswith("2") else 1.0}, "steps": 1},
+        lambda recipe, corpus, folder: {"valid": {"masked": 3.0 if folder.name.endswith("-1") else 1.0}, "steps": 1},
     )
     jobs.search_rate(plan, plan.arms[0])
-    assert plan.read_arm_file(plan.arms[0], "lr.json")["factor"] == 2.0
+    assert plan.read_arm_file(plan.arms[0], "lr.json")["factor"] == 1.0
 
 
 def test_an_arm_with_another_tokenizer_gets_a_corpus_of_the_same_text(project, study_data, tmp_path):

@@ -122,15 +122,31 @@ def test_only_chosen_arms_run_and_models_can_be_kept(run, tmp_path):
     assert run("out", keep_models=True).is_complete
 
 
-def test_a_study_with_other_settings_is_rejected(run):
+def test_a_study_with_other_settings_is_rejected(run, tmp_path):
     run("out")
     with pytest.raises(ConfigError, match="budget was '3steps', now '4steps'; repeat that call"):
         run("out", budget="4steps")
     with pytest.raises(ConfigError, match="seeds was"):
-        run("out", seeds=2)
+        run("out", seeds=[1, 0])
     with pytest.raises(ConfigError, match=r"study.arms.mlm.recipe was 'bert-tiny', now 'roberta-tiny'"):
         run("out", arm("nsp"), arm("mlm", "roberta-tiny", overrides={"objective": "MaskedLM"}))
     assert run("out", study=study_json() | {"title": "Another title"}).is_complete, "texts may change"
+    before = rows(tmp_path / "out")
+    assert run("out", seeds=2).num_done == 4, "seeds may be added"
+    assert before.items() < rows(tmp_path / "out").items()
+
+
+def test_an_arm_without_a_row_may_change(run, tmp_path):
+    run("out", arms=["mlm"])
+    arms = [arm(name, overrides={"objective": "MaskedLM"}) for name in ("nsp", "mlm")]
+    (tmp_path / "out/arms/nsp").mkdir()
+    (tmp_path / "out/arms/nsp/lr.json").write_text('{"lr": 1e-9}')
+    with pytest.raises(ConfigError, match="budget was"):
+        run("out", *arms, budget="4steps")
+    assert (tmp_path / "out/arms/nsp/lr.json").is_file(), "nothing is deleted before all is checked"
+    assert run("out", *arms).is_complete
+    row = json.loads((tmp_path / "out/arms/nsp/seed-0.json").read_text())
+    assert row["recipe"]["objective"]["kind"] == "MaskedLM" and row["lr"] > 1e-9
 
 
 @pytest.mark.parametrize(

@@ -96,10 +96,10 @@ class WordVectors(LanguageModel):
             subwords: Any = embeddings
 
             def oov_embedder(word: str) -> np.ndarray:
-                return subwords.word_vector(word).detach().cpu().numpy()
+                return subwords.word_vector(word).detach().float().cpu().numpy()
 
         device = next(folder.model.parameters()).device
-        vectors = embeddings.look_up(torch.tensor(token_ids, device=device)).detach().cpu().numpy()
+        vectors = embeddings.look_up(torch.tensor(token_ids, device=device)).detach().float().cpu().numpy()
         words = [tokenizer.vocabulary[i] for i in token_ids]
         return cls(words, vectors, folder.path, oov_embedder, tokenizer.lowercase, folder)
 

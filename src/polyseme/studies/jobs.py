@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,7 @@ from polyseme.weights.folder import read_model_config
 
 logger = logging.getLogger(__name__)
 VOID_RATIO = 0.95  # of the unigram loss, above which a model has learned little more than word frequencies
+MAX_EXTRA_RATES = 3  # beyond those of the study
 JobKind = Literal["calibrate", "search", "train", "pretrain"]
 
 
@@ -99,7 +101,7 @@ def search_rate(plan: StudyPlan, arm: Arm) -> None:
     """Try each learning rate for a part of the budget; write `lr.json` of an arm after each.
 
     The loss on the validation documents of the corpus decides. A run that diverges loses, then one that learns little
-    more than word frequencies.
+    more than word frequencies. While the best rate is the largest or smallest, a few more are tried beyond it.
     """
     path, record = plan.arm_folder(arm) / "lr.json", plan.read_arm_file(arm, "lr.json")
     recipe = resolve_recipe(arm, plan.options.overrides, plan.corpus)
@@ -107,14 +109,12 @@ def search_rate(plan: StudyPlan, arm: Arm) -> None:
     short = scale_run(recipe, arm_budget(plan, arm), plan.options.search_fraction).replace(seed=SEARCH_SEED)
     corpus, rates = arm_corpus(plan, arm), record.get("rates", [])
     if len(plan.study.lr_factors) == 1:
-        (factor,) = plan.study.lr_factors
-        write_json(path, {"lr": recipe.optimizer.lr * factor, "factor": factor, "rates": []})
+        (only_factor,) = plan.study.lr_factors
+        write_json(path, {"lr": recipe.optimizer.lr * only_factor, "factor": only_factor, "rates": []})
         return
     unigram_loss = measure_unigram_loss(Corpus.open(corpus))
-    for factor in plan.study.lr_factors:
+    while (factor := next_factor(plan.study.lr_factors, rates)) is not None:
         lr = recipe.optimizer.lr * factor
-        if any(rate["factor"] == factor for rate in rates):
-            continue
         folder = plan.arm_folder(arm) / f"search-{factor:g}"
         rate: dict[str, Any] = {"factor": factor, "lr": lr, "loss": None, "is_void": False}
         try:
@@ -126,12 +126,32 @@ def search_rate(plan: StudyPlan, arm: Arm) -> None:
         rates.append(rate)
         write_json(path, {"rates": rates})
         shutil.rmtree(folder, ignore_errors=True)
-
-    def quality(rate: dict[str, Any]) -> tuple[bool, bool, float]:
-        return rate["loss"] is not None, not rate["is_void"], -(rate["loss"] or 0.0)
-
-    best = max(rates, key=lambda rate: (*quality(rate), -abs(math.log(rate["factor"]))))
+    best = best_rate(rates)
     write_json(path, {"lr": best["lr"], "factor": best["factor"], "seed": SEARCH_SEED, "rates": rates})
+
+
+def best_rate(rates: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the rate with the lowest loss, of those that learned more than word frequencies if there are any."""
+
+    def quality(rate: Mapping[str, Any]) -> tuple[bool, bool, float, float]:
+        loss = rate["loss"]
+        return loss is not None, not rate["is_void"], -(loss or 0.0), -abs(math.log(rate["factor"]))
+
+    return max(rates, key=quality)
+
+
+def next_factor(factors: Sequence[float], rates: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the next factor to try: those of the study, then beyond the edge while the best one is there.
+
+    At most `MAX_EXTRA_RATES` more are tried; None if the search is over.
+    """
+    tried = [rate["factor"] for rate in rates]
+    if left := [factor for factor in factors if factor not in tried]:
+        return left[0]
+    low, high, best = min(tried), max(tried), best_rate(rates)
+    if len(tried) >= len(factors) + MAX_EXTRA_RATES or best["loss"] is None or best["factor"] not in (low, high):
+        return None
+    return float(2 * high if best["factor"] == high else low / 2)
 
 
 def final_recipe(plan: StudyPlan, arm: Arm, seed: int) -> AnyRecipe:

@@ -127,16 +127,34 @@ class StudyPlan:
         return dict(json.loads(json.dumps(plan)))
 
     def write(self, limits: Mapping[str, Any]) -> None:
-        """Write `study.json` with the limits of the metrics; raise `ConfigError` if the folder has another study."""
-        path, plan = self.out / "study.json", self.to_json() | {"limits": dict(limits)}
+        """Write `study.json` with the limits of the metrics; raise `ConfigError` if the folder has another study.
+
+        Seeds may be added to a started study, and arms without a finished row may change: what was chosen for them is
+        deleted.
+        """
+        path, plan, changed = self.out / "study.json", self.to_json() | {"limits": dict(limits)}, list[Arm]()
         if path.is_file():
             existing, current = map(_row_settings, (read_json_object(path), plan))
+            if existing["seeds"] == current["seeds"][: len(existing["seeds"])]:
+                existing["seeds"] = current["seeds"]
+            arms = existing["study"]["arms"], current["study"]["arms"]
+            changed = [arm for arm in self.study.arms if self._may_change(arm, *(each.get(arm.name) for each in arms))]
+            for arm in changed:
+                for each in arms:
+                    each.pop(arm.name, None)
             if difference := first_difference(existing, current):
                 advice = "repeat that call to continue it, or choose another folder"
                 raise ConfigError(f"{self.out} has a study with other settings: {difference}; {advice}")
         elif is_occupied(self.out):
             raise ConfigError(f"{self.out} already exists and is no study: choose another folder")
+        for arm in changed:
+            shutil.rmtree(self.arm_folder(arm), ignore_errors=True)
         write_json(path, plan)
+
+    def _may_change(self, arm: Arm, existing: Any, current: Any) -> bool:
+        """Return whether an arm has changed, and no row depends on it yet."""
+        has_rows = any(self.is_done(each, seed) for each in self.evaluated_arms(arm) for seed in self.seeds)
+        return existing != current and not has_rows
 
     @property
     def arms(self) -> list[Arm]:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyseme.nn import kernels
+from polyseme.nn.attention.groups import group_sequences, prefers_padding
 from polyseme.nn.layers.positions import apply_rotary, rotary_table
 from polyseme.nn.packing import CacheLayout, PackedLayout
 from polyseme.nn.padding import PaddedLayout
@@ -120,6 +121,8 @@ def attend_bucketed(
     """
     causal, window, dropout, scale, bias = options
     runs = equal_length_pairs(q_layout, k_layout)
+    if bias is not None and q_layout is k_layout and len(runs) > 1 and prefers_padding(q):
+        return attend_grouped(q, k, v, q_layout, options)
     q_sizes, k_sizes = [n * num_queries for n, num_queries, _ in runs], [n * num_keys for n, _, num_keys in runs]
     outputs = []
     for (n, num_queries, num_keys), *qkv in zip(runs, q.split(q_sizes), k.split(k_sizes), v.split(k_sizes)):
@@ -138,6 +141,25 @@ def attend_bucketed(
         else:
             output = F.scaled_dot_product_attention(qs, ks, vs, mask, dropout, is_plain_causal, scale=scale)
         outputs.append(output.transpose(1, 2).reshape(n * num_queries, *q.shape[1:]))
+    return torch.cat(outputs) if outputs else torch.zeros_like(q)
+
+
+def attend_grouped(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, options: AttentionOptions) -> Tensor:
+    """Compute self-attention with a bias on a GPU: adjacent sequences of similar length are padded to a dense batch."""
+    assert options.bias is not None
+    outputs = []
+    for group in group_sequences(layout, layout):
+        length = group.num_queries
+        # [n, heads, length, head_dim]
+        qs, ks, vs = (
+            x.index_select(0, group.query_rows).view(-1, length, *q.shape[1:]).transpose(1, 2) for x in (q, k, v)
+        )
+        visible = visibility_mask(length, length, options.causal, options.window, q.device)
+        masked_out = group.is_padding[:, None, None] if visible is None else group.is_padding[:, None, None] | ~visible
+        score_bias = expand_relative_bias(options.bias, length, length).to(q.dtype)
+        score_bias = score_bias.masked_fill(masked_out, torch.finfo(q.dtype).min)  # finite, for rows of padding
+        output = _attend_dense(qs, ks, vs, score_bias, options.dropout, options.resolve_scale(q.shape[-1]))
+        outputs.append(output.transpose(1, 2).flatten(0, 1).index_select(0, group.query_places))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 

@@ -24,6 +24,7 @@ from polyseme.errors import ConfigError
 from polyseme.nn import kernels
 from polyseme.nn.attention import attend
 from polyseme.nn.attention.attend import equal_length_pairs, visibility_mask
+from polyseme.nn.attention.groups import PaddedGroup, group_sequences, prefers_padding
 from polyseme.nn.attention.multihead import BaseAttention, BaseAttentionConfig
 from polyseme.nn.attention.terms import AttentionTerms, split_heads
 from polyseme.nn.layers.positions import sinusoidal_embedding
@@ -31,6 +32,7 @@ from polyseme.nn.memory import LayerCache
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.padding import PaddedLayout
 
+Rows = slice | Tensor
 MEMORY_RANK = torch.iinfo(torch.int64).min  # rank of tokens in memory: before all others
 
 
@@ -48,7 +50,7 @@ class QueryStream:
 
 @dataclass(frozen=True, eq=False)
 class EqualLengthRun:
-    """`num_sequences` adjacent sequences with `num_queries` queries and `num_keys` keys each."""
+    """`num_sequences` adjacent sequences with `num_queries` queries and `num_keys` keys each, or padded to them."""
 
     num_sequences: int
     num_queries: int
@@ -57,6 +59,7 @@ class EqualLengthRun:
     different_segment: Tensor | None  # bool [sequences, queries, keys]
     distance_start: Tensor | None  # int64 [sequences, queries], query stream only: table index of the first distance
     distance_index: Tensor | None = None  # int64 [sequences or 1, queries, keys], padded batch only: that of each key
+    group: PaddedGroup | None = None  # of sequences that are padded, on a GPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +100,22 @@ class RelativePositionContext:
             num_past = (self.key_layout.cu_seqlens.diff() - layout.cu_seqlens.diff()).long()
             num_past = num_past.index_select(0, layout.sequence_ids.index_select(0, targets))
             positions = layout.positions.index_select(0, targets) + num_past
+        pairs, groups = equal_length_pairs(query_layout, self.key_layout), list[PaddedGroup]()
+        if len(pairs) > 1 and self.key_layout is layout and prefers_padding(self.distances):  # without memory
+            groups = group_sequences(query_layout, layout)
+            pairs = [(group.num_sequences, group.num_queries, group.num_keys) for group in groups]
         runs, query_stop, key_stop = [], 0, 0
-        for n, num_queries, num_keys in equal_length_pairs(query_layout, self.key_layout):
-            queries, keys = slice(query_stop, query_stop + n * num_queries), slice(key_stop, key_stop + n * num_keys)
-            query_stop, key_stop = queries.stop, keys.stop
+        for i, (n, num_queries, num_keys) in enumerate(pairs):
+            queries: Rows = slice(query_stop, query_stop := query_stop + n * num_queries)
+            keys: Rows = slice(key_stop, key_stop := key_stop + n * num_keys)
             masked_out = different_segment = distance_start = None
             if not is_query_stream:
                 visible = visibility_mask(num_queries, num_keys, causal, window, self.distances.device)
                 masked_out = None if visible is None else ~visible
+            if groups:
+                queries, keys = groups[i].query_rows, groups[i].key_rows
+                is_padding = groups[i].is_padding[:, None].expand(-1, num_queries, -1).contiguous()
+                masked_out = is_padding if masked_out is None else masked_out | is_padding
             if ranks is not None and self.key_ranks is not None:
                 is_later = self.key_ranks[keys].view(n, 1, num_keys) > ranks[queries].view(n, num_queries, 1)
                 masked_out = is_later if masked_out is None else masked_out | is_later
@@ -112,7 +123,10 @@ class RelativePositionContext:
                 different_segment = segments[queries].view(n, -1, 1) != self.key_segments[keys].view(n, 1, -1)
             if positions is not None:
                 distance_start = self.largest_distance - positions[queries].view(n, num_queries)
-            runs.append(EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start))
+            group = groups[i] if groups else None
+            runs.append(
+                EqualLengthRun(n, num_queries, num_keys, masked_out, different_segment, distance_start, group=group)
+            )
         return runs
 
     def _padded_run(self, layout: PaddedLayout, causal: bool, window: int) -> EqualLengthRun:
@@ -257,15 +271,22 @@ class RelativeAttention(BaseAttention):
         """Return the attended values [rows, heads · head_dim] of the tokens or of the query stream."""
         runs = context.get_runs(self.config.causal, self.config.window, is_query_stream)
         heads, dropout = self.config.num_heads, self._dropout
-        num_queries = [run.num_sequences * run.num_queries for run in runs]
-        num_keys = [run.num_sequences * run.num_keys for run in runs]
+        groups = [run.group for run in runs if run.group is not None]
+        if groups:
+            queries = [q.index_select(0, group.query_rows) for group in groups]
+            keys, values = ([x.index_select(0, group.key_rows) for group in groups] for x in (k, v))
+        else:
+            num_queries = [run.num_sequences * run.num_queries for run in runs]
+            num_keys = [run.num_sequences * run.num_keys for run in runs]
+            queries, keys, values = q.split(num_queries), k.split(num_keys), v.split(num_keys)
         outputs = []
-        for run, qs, ks, vs in zip(runs, q.split(num_queries), k.split(num_keys), v.split(num_keys)):
+        for run, qs, ks, vs in zip(runs, queries, keys, values):
             if run.num_queries:
                 weights = F.dropout(self._run_weights(run, qs, ks, r, context), dropout)
-                values = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
-                attended = torch.bmm(weights, values).view(heads, qs.shape[0], -1)  # [heads, rows, head_dim]
-                outputs.append(attended.transpose(0, 1).flatten(1))
+                vs = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
+                attended = torch.bmm(weights, vs).view(heads, qs.shape[0], -1)  # [heads, rows, head_dim]
+                attended = attended.transpose(0, 1).flatten(1)
+                outputs.append(attended if run.group is None else attended.index_select(0, run.group.query_places))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
     def _run_weights(
