@@ -4,7 +4,7 @@ import datetime
 import fcntl
 import statistics
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -43,10 +43,12 @@ def hold_lock(path: Path, is_shared: bool = False) -> Iterator[None]:
 def measure_step_seconds(recipe: Recipe, corpus_path: Path, lock: Path) -> float:
     """Return the median time of a step.
 
-    Several processes may compile at the same time, but steps are timed while no other process does anything.
+    Several processes may compile at the same time, but steps are timed while no other process does anything, except
+    that it may open a corpus, which takes minutes where co-occurrences are counted.
     """
+    start_training = _open_corpus(recipe, corpus_path)
     with hold_lock(lock, is_shared=True):
-        reports = _start_training(recipe, corpus_path)
+        reports = start_training()
         for _ in range(COMPILE_STEPS):
             next(reports).metrics  # noqa: B018  # waits for the end of the step
     times: list[float] = []
@@ -60,16 +62,20 @@ def measure_step_seconds(recipe: Recipe, corpus_path: Path, lock: Path) -> float
     return statistics.median(end - start for start, end in pairwise(times)) / CHUNK_STEPS
 
 
-def _start_training(recipe: Recipe, corpus_path: Path) -> Generator[StepReport]:
-    """Return the steps of a run."""
+def _open_corpus(recipe: Recipe, corpus_path: Path) -> Callable[[], Generator[StepReport]]:
+    """Open the corpus of a run; return a function that starts to train and returns the steps."""
     corpus, tokenizer = Corpus.open(corpus_path), Tokenizer.load(corpus_path / "tokenizer")
     tokenizer = tokenizer.with_cls_position(get_family(recipe.family).cls_position)
     recipe = recipe.replace(batch_warmup_steps=0, seed=0)
     stream, _ = open_streams(recipe, corpus, SpecialIds.from_tokenizer(tokenizer))
-    state = build_train_state(recipe, recipe.model_config(tokenizer.vocab_size), setup_device())
-    set_vocabulary(state.model, tokenizer, stream.builder.token_counts)
-    state.total_steps = WARMUP_STEPS + TIMED_STEPS
-    yield from train(state, stream.steps(DataPosition(), 0))
+
+    def start() -> Generator[StepReport]:
+        state = build_train_state(recipe, recipe.model_config(tokenizer.vocab_size), setup_device())
+        set_vocabulary(state.model, tokenizer, stream.builder.token_counts)
+        state.total_steps = WARMUP_STEPS + TIMED_STEPS
+        yield from train(state, stream.steps(DataPosition(), 0))
+
+    return start
 
 
 def calibrate(recipe: Recipe, corpus: Path, budget: BudgetConfig, lock: Path, on_cpu: bool) -> dict[str, Any]:
