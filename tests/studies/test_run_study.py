@@ -188,39 +188,38 @@ def test_no_job_is_started_that_cannot_end_in_time(run, tmp_path):
     assert run("out", time_limit=3000.0).is_complete
 
 
-class InOrder(runner.Scheduler):
-    """Runs jobs one after the other as several at a time would, by their kind and seed in this order."""
+def test_models_are_trained_in_one_phase_and_measured_in_the_next(run, tmp_path, monkeypatch):
+    """With several jobs at a time, which run here one after the other."""
+    ended = []
 
-    is_local = False
-    priority = ()
+    class InOrder(runner.Scheduler):
+        is_local = False
 
-    def run(self, jobs_left, is_ready=lambda job: True):
-        pending, self.ended = list(jobs_left), []
-        while ready := [job for job in pending if is_ready(job)]:
-            job = min(ready, key=lambda job: [job.kind != "search", self.priority.index((job.kind, job.seed))])
-            pending.remove(job)
-            self.on_start(job)
-            jobs.run_job(self.plan, job)
-            self.on_end(job, "", 1.0)
-            ENDED.append(str(job) if job.kind != "pretrain" else f"{job.arm}: model of seed {job.seed}")
+        def run(self, jobs_left, is_ready=lambda job: True):
+            pending = list(jobs_left)
+            while ready := [job for job in pending if is_ready(job)]:
+                pending.remove(ready[-1])  # the first seed as late as possible
+                jobs.run_job(self.plan, ready[-1])
+                self.on_end(ready[-1], "", 1.0)
+                ended.append((ready[-1].kind, ready[-1].seed))
 
-
-ENDED = []
-
-
-@pytest.mark.parametrize(
-    "priority, ended",
-    [
-        (["pretrain 1", "train 0", "train 1"], ["model of seed 1", "seed 0", "seed 1"]),
-        (["train 0", "train 1", "pretrain 1"], ["seed 0", "seed 1"]),  # a model is not trained twice
-    ],
-)
-def test_models_of_later_seeds_are_trained_before_the_first_is_measured(run, tmp_path, monkeypatch, priority, ended):
-    assert run("whole", arm("bert"), seeds=2).is_complete
-    ENDED.clear()
-    names = [name.split() for name in priority]
-    monkeypatch.setattr(InOrder, "priority", [("search", 0), *((kind, int(seed)) for kind, seed in names)])
+    arms = arm("bert"), arm("counts", "ngram-5", transfer="none")
+    assert run("whole", *arms, seeds=3).is_complete
     monkeypatch.setattr(runner, "Scheduler", InOrder)
-    assert run("parallel", arm("bert"), seeds=2).is_complete
-    assert ["bert: search", *(f"bert: {name}" for name in ended)] == ENDED
+    assert run("parallel", *arms, seeds=3, jobs=4).is_complete
+    kinds = [kind for kind, _ in ended]
+    assert kinds == ["search", *["pretrain"] * 4, *["train"] * 4, *["pretrain"] * 2, *["train"] * 2]
+    assert [seed for kind, seed in ended if kind == "train"] == [0, 1, 0, 1, 2, 2]
     assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")
+
+
+def test_ngrams_are_counted_once(run, tmp_path, monkeypatch):
+    train, calls = jobs.train_ngram, []
+    monkeypatch.setattr(jobs, "train_ngram", lambda *args: calls.append(args) or train(*args))
+    study = study_json(arm("counts", "ngram-5", transfer="none"), metrics=("bits_per_character", "blimp"))
+    assert run("out", study=study, seeds=3, overrides={}).is_complete and len(calls) == 1
+    folder = tmp_path / "out/arms/counts"
+    first, last = (json.loads((folder / f"seed-{i}.json").read_text()) for i in (0, 2))
+    assert last["metrics"]["blimp"]["items"] == "seed-2.blimp.json" and last["seed"] == 2
+    assert last["metrics"]["blimp"]["value"] == first["metrics"]["blimp"]["value"]
+    assert (folder / "seed-2.blimp.json").read_bytes() == (folder / "seed-0.blimp.json").read_bytes()

@@ -60,7 +60,8 @@ def run_job(plan: StudyPlan, job: Job) -> None:
     if job.kind == "train":
         train_arm(plan, arm, job.seed)
     elif job.kind == "pretrain":
-        pretrain_arm(plan, arm, job.seed)
+        if not _repeats_first_seed(plan, arm, job.seed):
+            pretrain_arm(plan, arm, job.seed)
     else:
         run[job.kind](plan, arm)
 
@@ -182,6 +183,10 @@ def pretrain_arm(plan: StudyPlan, arm: Arm, seed: int) -> dict[str, Any]:
 
 def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
     """Train the model of a seed, measure every arm that uses it, write their rows, and delete the model."""
+    if _repeats_first_seed(plan, arm, seed):
+        for each in plan.evaluated_arms(arm):
+            copy_row(plan, each, seed)
+        return
     started, folder, recipe = time.perf_counter(), plan.run_folder(arm, seed), final_recipe(plan, arm, seed)
     if trains_on_cpu(recipe) and torch.cuda.is_available():
         _pretrain_on_cpu(plan, arm, seed)
@@ -204,6 +209,26 @@ def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
         shutil.rmtree(folder / "transfer", ignore_errors=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _repeats_first_seed(plan: StudyPlan, arm: Arm, seed: int) -> bool:
+    """Return whether a row is that of the first seed again: counts of n-grams have no seed."""
+    is_counted = isinstance(resolve_recipe(arm, plan.options.overrides, plan.corpus), NgramRecipe)
+    return is_counted and seed != plan.seeds[0]
+
+
+def copy_row(plan: StudyPlan, arm: Arm, seed: int) -> None:
+    """Write the row of a seed, and the values of its examples, as those of the first seed."""
+    first = plan.seeds[0]
+    if not plan.is_done(arm, first):
+        raise ModelError(f"seed {first} failed, whose results are those of all seeds")
+    row = read_json_object(plan.row_path(arm, first)) | {"seed": seed}
+    for metric in row["metrics"].values():
+        if "items" in metric:
+            name = metric["items"].replace(f"seed-{first}.", f"seed-{seed}.", 1)
+            shutil.copyfile(plan.arm_folder(arm) / metric["items"], plan.arm_folder(arm) / name)
+            metric["items"] = name
+    write_json(plan.row_path(arm, seed), row)
 
 
 def describe_training(

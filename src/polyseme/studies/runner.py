@@ -94,24 +94,30 @@ class StudyRunner:
     plan: StudyPlan
     end_time: float = 0.0
     tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
-    started: set[Job] = field(default_factory=set)  # jobs that have been started in this call
 
     def run(self) -> None:
-        """Calibrate all arms before any other runs, then search learning rates and train, several at a time."""
+        """Calibrate all arms before any other runs, search learning rates, then train and measure the rows.
+
+        Models are trained in one phase and measured in the next: a measurement has many small steps, each of which
+        would wait for the large ones of a training beside it.
+        """
         plan = self.plan
         arms = [arm for arm in plan.arms if self._seeds_left(arm)]
-        scheduler = Scheduler(plan, self._estimate, self._on_end, self.started.add, self._num_jobs, self.end_time)
+        scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
-        if scheduler.is_stopped:
-            return
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
-        jobs = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
-        rows = [(arm, seed) for seed in plan.seeds for arm in arms if seed in self._seeds_left(arm)]
-        jobs += [Job("train", arm.name, seed) for arm, seed in rows]
-        if not scheduler.is_local:  # where no row can be measured yet, later seeds are trained
-            jobs += [Job("pretrain", arm.name, seed) for arm, seed in rows if seed != plan.seeds[0]]
-        if jobs:
-            scheduler.run(jobs, self._is_ready)
+        scheduler.run([Job("search", arm.name) for arm in arms if needs_search(plan, arm)])
+        arms = [arm for arm in arms if not needs_search(plan, arm)]
+        for seeds in self._phases(len(arms)):
+            rows = [(arm.name, seed) for seed in seeds for arm in arms if seed in self._seeds_left(arm)]
+            if not scheduler.is_local:
+                scheduler.run([Job("pretrain", *row) for row in rows])
+            scheduler.run([Job("train", *row) for row in rows], self._has_rates)
+
+    def _phases(self, num_arms: int) -> list[list[int]]:
+        """Divide the seeds into phases, each of as many as it takes to have a row for every job at a time."""
+        size = max(-(-self._num_jobs // max(num_arms, 1)), 1)
+        return [list(self.plan.seeds[i : i + size]) for i in range(0, len(self.plan.seeds), size)]
 
     @property
     def _num_jobs(self) -> int:
@@ -121,23 +127,11 @@ class StudyRunner:
         plan = self.plan
         return [s for s in plan.seeds if not all(plan.is_done(each, s) for each in plan.evaluated_arms(arm))]
 
-    def _is_ready(self, job: Job) -> bool:
-        """Return whether a job can start.
-
-        Training needs the learning rate of the arm; measuring a later seed needs the fine-tuning rates that the first
-        seed chose, and waits for the job that trains its model alone, if there is one.
-        """
-        arm, first = self.plan.study.find_arm(job.arm), self.plan.seeds[0]
-        if job.kind not in ("pretrain", "train"):
-            return True
-        if needs_search(self.plan, arm):
-            return False
-        if job.kind == "pretrain":
-            return Job("train", arm.name, job.seed) not in self.started
-        has_rates = job.seed == first or Job("train", arm.name, first) in self.tried
-        has_rates = has_rates or first not in self._seeds_left(arm)
-        model_job = Job("pretrain", arm.name, job.seed)
-        return has_rates and (model_job not in self.started or model_job in self.tried)
+    def _has_rates(self, job: Job) -> bool:
+        """Return whether a row can be measured: a later seed needs the fine-tuning rates that the first one chose."""
+        first = self.plan.seeds[0]
+        is_measured = first not in self._seeds_left(self.plan.study.find_arm(job.arm))
+        return job.seed == first or is_measured or Job("train", job.arm, first) in self.tried
 
     def _estimate(self, job: Job) -> float:
         """Return the seconds that a job is expected to take: as long as the longest of its kind so far."""

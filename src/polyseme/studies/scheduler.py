@@ -39,7 +39,7 @@ class RunningJob(NamedTuple):
 
 @dataclass
 class Scheduler:
-    """Runs jobs; `on_start` is called before each, and `on_end` after each with its error, empty if it succeeded.
+    """Runs jobs; `on_end` is called after each with its error, which is empty if it succeeded.
 
     A `time_limit` of 0 is none. `estimate` returns the seconds that a job is expected to take.
     """
@@ -47,7 +47,6 @@ class Scheduler:
     plan: StudyPlan
     estimate: Callable[[Job], float]
     on_end: Callable[[Job, str, float], None]
-    on_start: Callable[[Job], None]
     num_jobs: int = 0
     end_time: float = 0.0
     is_stopped: bool = field(default=False, init=False)  # by the time limit
@@ -58,7 +57,9 @@ class Scheduler:
         return self.num_jobs <= 1 and not torch.cuda.is_available()
 
     def run(self, jobs: Sequence[Job], is_ready: Callable[[Job], bool] = lambda job: True) -> None:
-        """Run jobs in order, each when it is ready; a job that cannot end in time is not started."""
+        """Run jobs in order, each when it is ready; a job that cannot end in time is not started, nor any after it."""
+        if self.is_stopped:
+            return
         if self.is_local:
             for job in filter(is_ready, jobs):
                 if not self._fits(job):
@@ -94,7 +95,6 @@ class Scheduler:
 
     def _run_local(self, job: Job) -> None:
         start_time, error = time.monotonic(), ""
-        self.on_start(job)
         try:
             run_job(self.plan, job)
         except Interrupted:
@@ -107,7 +107,6 @@ class Scheduler:
         self.on_end(job, error, time.monotonic() - start_time)
 
     def _start(self, job: Job) -> RunningJob:
-        self.on_start(job)
         log = self.plan.out / "logs" / f"{job.arm}.{job.kind}-{job.seed}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(num_cores() // max(self.num_jobs, 1), 1))

@@ -253,14 +253,12 @@ class FeatureNetwork(Trunk):
         """
         assert self.encoder is not None and self.pair_network is not None
         is_second = torch.zeros(len(x), dtype=torch.bool, device=x.device) if segments is None else segments > 0
-        rows_per_side = [(~is_second).nonzero()[:, 0], is_second.nonzero()[:, 0]]
-        if not len(rows_per_side[1]):
-            rows_per_side[1] = rows_per_side[0]
+        rows_per_side = [rows for rows in ((~is_second).nonzero()[:, 0], is_second.nonzero()[:, 0]) if len(rows)]
         sides: list[Any] = []
         for rows in rows_per_side:
             side_layout = PackedLayout.from_lengths(layout.count_per_sequence(rows), device=x.device)
             sides += [self.encoder(x.index_select(0, rows), side_layout), side_layout]
-        outputs = self.pair_network(*sides)
+        outputs = self.pair_network(*sides, *(sides if len(rows_per_side) == 1 else []))
         if isinstance(self.pair_network, BiDAF):
             return self.pair_network.no_answer.expand(len(x), -1).index_copy(0, rows_per_side[0], outputs)
         return x.new_zeros(len(x), outputs.shape[1]).index_copy(0, layout.first_indices[: len(outputs)], outputs)
