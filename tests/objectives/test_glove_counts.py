@@ -7,10 +7,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sampling import ShuffledSampler, build_samples
+from polyseme.corpus.store import Corpus
 from polyseme.errors import PolysemeError
 from polyseme.objectives import glove as cooccurrence
 from polyseme.objectives.glove import CooccurrenceTable, GloVe
+from polyseme.objectives.packing import SpecialIds
+from polyseme.text.tokenizer import Tokenizer
 from tests.support.corpora import NUM_WORDS, WORD_IDS, zipf_corpus
 
 
@@ -73,3 +77,20 @@ def test_nothing_meets() -> None:
     pages.tokens[:] = 1
     with pytest.raises(PolysemeError, match="no two known words meet"):
         GloVe().bind(pages, WORD_IDS, 64)
+
+
+def test_the_same_text_is_counted_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process; another part of the corpus, or another window, is counted."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"the cat {i % 7} sat on the mat {i % 5}" for i in range(60)))
+    tokenizer = Tokenizer.train("words", text, 60)
+    prepare([text], tokenizer, tmp_path / "corpus", PrepareConfig(split="line", dedup="none", num_workers=1))
+    ids, counted = SpecialIds.from_tokenizer(tokenizer), []
+    table = cooccurrence.CooccurrenceTable
+    monkeypatch.setattr(cooccurrence, "CooccurrenceTable", lambda *args: counted.append(args) or table(*args))
+    corpus = Corpus.open(tmp_path / "corpus")
+    first, again = (GloVe().bind(Corpus.open(tmp_path / "corpus"), ids, 64) for _ in range(2))
+    assert len(counted) == 1 and again.keys is first.keys
+    parts = corpus.select(np.arange(30)), corpus.select(np.arange(30, 60))
+    others = [GloVe(window=2).bind(corpus, ids, 64), *(GloVe().bind(part, ids, 64) for part in parts)]
+    assert len(counted) == 4 and all(float(each.values.sum()) < float(first.values.sum()) for each in others)

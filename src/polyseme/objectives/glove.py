@@ -1,8 +1,9 @@
 """GloVe (Pennington et al. 2014): co-occurrences of words, counted in bounded memory and read in any order."""
 
+import hashlib
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -122,16 +123,14 @@ class CooccurrenceTable:
             starts = ends
 
 
-class _GloVeBatchBuilder(BatchBuilder):
-    """Samples are cells of the co-occurrence matrix: first as stored, then with their two words swapped."""
+class CellFiles:
+    """The cells of a co-occurrence matrix, sorted, in files that are deleted with this object."""
 
-    def __init__(self, config: GloVe, corpus: Corpus, special_ids: SpecialIds, max_len: int):
-        self.config, self.vocab_size = config, special_ids.vocab_size
-        samples = build_samples(corpus, max_len)
-        self.temporary_folder = tempfile.TemporaryDirectory(prefix="counts-")  # deleted with this object
+    def __init__(self, config: GloVe, corpus: Corpus, samples: SampleTable, non_special_mask: np.ndarray):
+        self.temporary_folder = tempfile.TemporaryDirectory(prefix="counts-")
         folder = Path(self.temporary_folder.name)
         table = CooccurrenceTable(folder, config.memory_mb << 20)
-        for keys, value in iter_cooccurrences(corpus, samples, special_ids.non_special_mask, config.window):
+        for keys, value in iter_cooccurrences(corpus, samples, non_special_mask, config.window):
             table.add(keys, value)
         with open(folder / "keys", "wb") as cells, open(folder / "values", "wb") as counts:
             for keys, values in table.sorted_chunks():
@@ -143,6 +142,31 @@ class _GloVeBatchBuilder(BatchBuilder):
         self.values = np.memmap(folder / "values", np.float32, "r")
         for run in folder.glob("*.npy"):
             run.unlink()
+
+
+# Counting takes minutes, and a process may train on the same text several times: the cells that were counted last
+_last_cells: list[tuple[Hashable, CellFiles]] = []
+
+
+def count_cells(config: GloVe, corpus: Corpus, samples: SampleTable, non_special_mask: np.ndarray) -> CellFiles:
+    """Count the cells of a corpus, or return those that were counted last if they are the same."""
+    if not isinstance(corpus, Corpus):
+        return CellFiles(config, corpus, samples, non_special_mask)
+    arrays = (corpus.document_ids, samples.starts, samples.lengths, non_special_mask)
+    hashes = tuple(hashlib.sha256(np.ascontiguousarray(array).data).digest() for array in arrays)
+    key = str(corpus.path.resolve()), corpus.manifest_hash, config.window, *hashes
+    if not _last_cells or _last_cells[0][0] != key:
+        _last_cells[:] = [(key, CellFiles(config, corpus, samples, non_special_mask))]
+    return _last_cells[0][1]
+
+
+class _GloVeBatchBuilder(BatchBuilder):
+    """Samples are cells of the co-occurrence matrix: first as stored, then with their two words swapped."""
+
+    def __init__(self, config: GloVe, corpus: Corpus, special_ids: SpecialIds, max_len: int):
+        self.config, self.vocab_size = config, special_ids.vocab_size
+        self.cells = count_cells(config, corpus, build_samples(corpus, max_len), special_ids.non_special_mask)
+        self.keys, self.values = self.cells.keys, self.cells.values
         one = np.ones(1, np.int64)
         super().__init__(SampleTable(one, one, one, one, one, one), 1)
 
