@@ -187,7 +187,8 @@ def _limits(results: StudyResults, verdicts: Sequence[Verdict]) -> list[tuple[st
             entries.append((f"{row['arm']}, seed {row['seed']}, failed", str(row["error"])))
     if results.num_seeds < 5:
         text = "seeds show large differences only; intervals are as wide as that implies."
-        entries.append(("Few seeds", f"{results.num_seeds} {text}"))
+        text = "One seed shows no variation." if results.num_seeds == 1 else f"{results.num_seeds} {text}"
+        entries.append(("Few seeds", text))
     entries.append(("Scale", f"{_budget(results)} of training: what holds here may not hold later."))
     if results.settings.get("limits"):
         limits = "; ".join(
