@@ -26,6 +26,7 @@ class ServerConfig(AppConfig):
     host: str = "127.0.0.1"
     port: int = 8000
     drain_seconds: int = 30  # for requests in progress when the server is stopped
+    num_workers: int = 1  # processes, each with its own models: see `serve_paths`
 
 
 def serve_models(
@@ -39,6 +40,10 @@ def serve_models(
     from polyseme.serve.registry import ModelRegistry
 
     config = config or ServerConfig()
+    if config.num_workers != 1:
+        raise ConfigError(
+            f"num_workers is {config.num_workers}, but loaded models stay in this process: use serve_paths"
+        )
     app = create_app(ModelRegistry(models), config)
     listener = listener or open_socket(config.host, config.port)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -65,12 +70,17 @@ def serve_models(
     uvicorn.Server(settings).run(sockets=[listener])
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raise `ConfigError` if the address cannot be used."""
+def open_socket(host: str, port: int, is_shared: bool = False) -> socket.socket:
+    """Return a socket that listens; raise `ConfigError` if the address cannot be used.
+
+    Several processes can have a shared one at the same address, each its own; Linux distributes connections evenly.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
