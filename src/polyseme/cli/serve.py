@@ -30,8 +30,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP: fill, embed, classify, generate, …, also in OpenAI's format. /docs describes it."""
     from polyseme.errors import require_packages
+    from polyseme.serve.config import ServerConfig
     from polyseme.serve.processes import ModelSources, serve_paths
-    from polyseme.serve.server import ServerConfig
 
     require_packages({"starlette": "the server", "uvicorn": "the server"})
     token = ""

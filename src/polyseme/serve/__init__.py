@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyseme.serve.app import create_app
     from polyseme.serve.client import RemoteModel, connect
-    from polyseme.serve.processes import serve_paths
+    from polyseme.serve.config import AppConfig, ServerConfig
+    from polyseme.serve.processes import ModelSources, serve_paths
     from polyseme.serve.registry import ModelRegistry, load_models
-    from polyseme.serve.server import ServerConfig, serve_models
-    from polyseme.serve.state import AppConfig
+    from polyseme.serve.server import serve_models
 
 __all__ = [
     "AppConfig",
     "ModelRegistry",
+    "ModelSources",
     "RemoteModel",
     "ServerConfig",
     "connect",
@@ -33,10 +34,10 @@ __all__ = [
 _MODULES = {
     "app": ("create_app",),
     "client": ("RemoteModel", "connect"),
-    "processes": ("serve_paths",),
+    "config": ("AppConfig", "ServerConfig"),
+    "processes": ("ModelSources", "serve_paths"),
     "registry": ("ModelRegistry", "load_models"),
-    "server": ("ServerConfig", "serve_models"),
-    "state": ("AppConfig",),
+    "server": ("serve_models",),
 }
 
 

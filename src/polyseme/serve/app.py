@@ -21,6 +21,7 @@ from polyseme.serve.api.errors import ERROR_STATUS, RequestError, to_request_err
 from polyseme.serve.api.openapi import openapi_document
 from polyseme.serve.api.requests import CompletionsRequest, EmbeddingsRequest, GenerateRequest
 from polyseme.serve.api.responses import ModelsResponse, OpenAIModel, OpenAIModelsResponse
+from polyseme.serve.config import AppConfig
 from polyseme.serve.handling import (
     call_sized,
     error_response,
@@ -33,7 +34,7 @@ from polyseme.serve.handling import (
 from polyseme.serve.openai_format import plan_embeddings
 from polyseme.serve.registry import ModelRegistry, ServedModel
 from polyseme.serve.security import SecurityMiddleware
-from polyseme.serve.state import AppConfig, ServerState
+from polyseme.serve.state import ServerState
 from polyseme.serve.streaming import answer_completions, answer_generate
 from polyseme.serve.verbs import PLANS
 from polyseme.serve.verbs.plan import Plan

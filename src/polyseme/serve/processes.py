@@ -1,4 +1,4 @@
-"""Load and serve models in one process, or in several that answer at the same port.
+"""Load and serve models in one process, or in several that answer at the same port, under a process without models.
 
 Each process has its own socket with SO_REUSEPORT; Linux assigns a connection to one of them by a hash of its address.
 (An event loop accepts all connections that wait: of one socket for two processes, one got over 90% of 64 connections.)
@@ -24,7 +24,8 @@ from typing import Any
 
 from polyseme.errors import ConfigError, PolysemeError, UnsupportedError, require_packages
 from polyseme.serve import server
-from polyseme.serve.server import ServerConfig, open_socket
+from polyseme.serve.config import ServerConfig
+from polyseme.serve.server import open_socket
 from polyseme.serve.shared_metrics import EndedMetrics
 
 logger = logging.getLogger(__name__)
@@ -47,10 +48,10 @@ class ModelSources:
 def serve_paths(sources: ModelSources, config: ServerConfig | None = None) -> None:
     """Load models and serve them until the process is told to stop, in `num_workers` processes."""
     require_packages({"starlette": "the server", "uvicorn": "the server"})
-    from polyseme.serve.registry import load_models
-
     config = config or ServerConfig()
     if config.num_workers == 1:
+        from polyseme.serve.registry import load_models
+
         with open_socket(config.host, config.port) as listener:  # before the models, which may take a while to load
             server.serve_models(load_models(**dataclasses.asdict(sources)), config, listener)
         return
@@ -66,11 +67,14 @@ def _check_workers(num_workers: int, device: str | None) -> None:
         raise ConfigError(f"num_workers is {num_workers}, expected 1 or more")
     if not sys.platform.startswith("linux"):
         raise UnsupportedError(f"{num_workers} workers cannot share a port on {sys.platform}: start one")
-    import torch
+    if device not in (None, "cpu"):
+        raise gpu_error(num_workers)
 
-    if (device or ("cuda" if torch.cuda.is_available() else "cpu")) != "cpu":
-        advice = "start one, or set `device` to cpu"
-        raise ConfigError(f"{num_workers} workers would each load the models to the GPU and take turns: {advice}")
+
+def gpu_error(num_workers: int) -> ConfigError:
+    """Return the error for several processes on a GPU."""
+    advice = "start one, or set `device` to cpu"
+    return ConfigError(f"{num_workers} workers would each load the models to the GPU and take turns: {advice}")
 
 
 def _reserve_address(config: ServerConfig) -> socket.socket:
@@ -130,7 +134,7 @@ class Supervisor:
     """Starts processes, replaces those that end, and stops all of them when it is told to."""
 
     def __init__(self, sources: ModelSources, config: ServerConfig):
-        settings = dataclasses.asdict(dataclasses.replace(config, num_workers=1))
+        settings = dataclasses.asdict(config)
         level = logging.getLogger("polyseme").getEffectiveLevel()
         self.settings = {"sources": dataclasses.asdict(sources), "config": settings, "log_level": level}
         self.config, self.environment = config, _worker_environment(config.num_workers)
@@ -237,6 +241,11 @@ class Supervisor:
 
 def _worker_environment(num_workers: int) -> dict[str, str]:
     """Return the environment of a process: its share of the cores, unless the number of threads is set."""
-    import torch
+    return {"OMP_NUM_THREADS": str(max(_count_cores() // num_workers, 1)), **os.environ}
 
-    return {"OMP_NUM_THREADS": str(max(torch.get_num_threads() // num_workers, 1)), **os.environ}
+
+def _count_cores() -> int:
+    """Count the cores that this process may use; two threads of a core are one."""
+    numbers = os.sched_getaffinity(0)
+    siblings = [Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") for number in numbers]
+    return len({path.read_text() if path.exists() else path.as_posix() for path in siblings})

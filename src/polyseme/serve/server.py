@@ -6,11 +6,13 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from polyseme.errors import ConfigError, require_packages
-from polyseme.inference.base import LanguageModel
-from polyseme.serve.state import AppConfig
+from polyseme.serve.config import ServerConfig
+
+if TYPE_CHECKING:
+    from polyseme.inference.base import LanguageModel
 
 logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 8192
@@ -19,18 +21,8 @@ SWITCH_INTERVAL = (
 )
 
 
-@dataclass(frozen=True)
-class ServerConfig(AppConfig):
-    """Where the server listens, and the settings of its application."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    drain_seconds: int = 30  # for requests in progress when the server is stopped
-    num_workers: int = 1  # processes, each with its own models: see `serve_paths`
-
-
 def serve_models(
-    models: Mapping[str, LanguageModel], config: ServerConfig | None = None, listener: socket.socket | None = None
+    models: "Mapping[str, LanguageModel]", config: ServerConfig | None = None, listener: socket.socket | None = None
 ) -> None:
     """Serve models until the process is told to stop; `listener` is a socket that was opened before."""
     require_packages({"starlette": "the server", "uvicorn": "the server"})

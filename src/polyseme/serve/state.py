@@ -9,24 +9,12 @@ from pathlib import Path
 from polyseme.generation.text import MAX_CACHE_CELLS
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.serve.batching.worker import ModelWorker, WorkerLimits
+from polyseme.serve.config import AppConfig
 from polyseme.serve.metrics import Labels, Metrics, ModelMetrics, Snapshot
 from polyseme.serve.registry import ModelRegistry, ServedModel
 from polyseme.serve.shared_metrics import SharedMetrics
 
 WARM_UP_TEXT = "the first call takes longer"
-
-
-@dataclass(frozen=True)
-class AppConfig:
-    """The settings of an application: see `polyseme serve --help`."""
-
-    max_wait: float = 5.0  # milliseconds
-    max_batch_tokens: int = 0  # 0: what the model reads at once
-    max_queue: int = 512
-    timeout: float = 60.0  # seconds
-    token: str = ""
-    hosts: tuple[str, ...] = ()
-    metrics_folder: str = ""  # in which several processes share their metrics
 
 
 @dataclass(eq=False)

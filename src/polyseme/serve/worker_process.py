@@ -12,12 +12,17 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from polyseme.errors import PolysemeError
 from polyseme.logs import log_to_stderr
+from polyseme.serve.config import ServerConfig
+from polyseme.serve.processes import gpu_error
 from polyseme.serve.registry import load_models
-from polyseme.serve.server import ServerConfig, open_socket, serve_models
+from polyseme.serve.server import open_socket, serve_models
 
 
 def main() -> None:
@@ -28,6 +33,8 @@ def main() -> None:
     log_to_stderr(settings["log_level"])
     config = ServerConfig(**settings["config"] | {"hosts": tuple(settings["config"]["hosts"])})
     try:
+        if settings["sources"]["device"] is None and torch.cuda.is_available():
+            raise gpu_error(config.num_workers)
         listener = open_socket(config.host, config.port, is_shared=True)
         models = load_models(**settings["sources"])
     except PolysemeError as error:
@@ -40,7 +47,7 @@ def main() -> None:
     if not json.loads(answer)["announces"]:
         logging.getLogger("polyseme.serve.server").setLevel(logging.ERROR)
     threading.Thread(target=watch, args=(channel,), name="watch", daemon=True).start()
-    serve_models(models, config, listener)
+    serve_models(models, replace(config, num_workers=1), listener)
 
 
 def send(channel: socket.socket, message: dict[str, Any]) -> None:
