@@ -1,18 +1,20 @@
 """Text generation by the server: requests that arrive over time, in continuous and in fixed batches.
 
-    python benchmarks/serve_generation.py [--rates 2 4 8 16] [--requests 96] [--layers 4] [--dim 256] [--out docs/results]
+    python benchmarks/serve_generation.py [--rates 4 8 16 1000] [--requests 64] [--layers 4] [--dim 256] [--out FOLDER]
 
-A GPT-2 with random weights and a vocabulary of 8,000. Requests arrive by a Poisson process, have prompts of 4 to 64 words
-and 8 to 128 new tokens (log-uniform), every second one is greedy, and the others have their own temperature, top_p and
-seed. The same requests go to the queue and the thread of a model in this process, without HTTP, and their events are read
-as a stream reads them. In fixed batches, requests that sample alike start together if they wait at the same time, and
-batches take turns. The tokens of both must be equal. A rate near infinity means that all requests arrive at once.
+A GPT-2 with random weights, whose token embeddings are scaled so that its distributions are about as peaked as those of
+a trained model. Requests arrive by a Poisson process and have prompts of 4 to 64 words and 8 to 128 new tokens
+(log-uniform); every second one is greedy, and the others have their own temperature, top_p and seed. The same requests
+go to the queue and the thread of a model in this process, without HTTP, and their events are read as a stream reads
+them. In fixed batches, requests that sample alike start together if they wait at the same time, and batches take turns.
+The tokens of both must be equal. At 1000 requests per second or more, all arrive at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import tempfile
 import time
@@ -28,6 +30,8 @@ from report import header, table
 import polyseme
 from polyseme.families import FAMILIES
 from polyseme.generation.config import GenerationConfig
+from polyseme.generation.text import MAX_CACHE_CELLS
+from polyseme.io.json import write_json
 from polyseme.serve.api.responses import GeneratedResult, TokenEvent
 from polyseme.serve.batching import scheduler
 from polyseme.serve.batching.generation import TextGeneration
@@ -35,8 +39,14 @@ from polyseme.serve.batching.worker import ModelWorker, WorkerLimits
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.weights.folder import save_model
 
-KINDS = {"continuous": None, "fixed": False}
-VOCAB_SIZE = 8000
+KINDS = ("continuous", "fixed")
+VOCAB_SIZE = 6000
+EMBEDDING_SCALE = 10.0
+NOTE = """\
+Requests arrive by a Poisson process, with prompts of 4 to 64 words and 8 to 128 new tokens; half of them sample
+with their own options. In continuous batches they join and leave between two steps; in fixed ones, those that sample
+alike and wait at the same time start together, and batches take turns. Both give the same tokens. The requests come
+from the process of the model, without HTTP."""
 
 
 def make_model(args: argparse.Namespace) -> Any:
@@ -44,11 +54,16 @@ def make_model(args: argparse.Namespace) -> Any:
     import pydoc_data.topics
 
     family = FAMILIES["gpt2"]
-    tokenizer = Tokenizer.train(family.tokenizer, iter([*pydoc_data.topics.topics.values(), *make_texts(200)]), VOCAB_SIZE)
+    tokenizer = Tokenizer.train(
+        family.tokenizer, iter([*pydoc_data.topics.topics.values(), *make_texts(200)]), VOCAB_SIZE
+    )
     sizes = {"num_layers": args.layers, "dim": args.dim, "num_heads": args.dim // 32, "max_len": 512}
     config = family.model_config(**sizes, vocab_size=tokenizer.vocab_size)
+    network = config.build(seed=1)
+    with torch.no_grad():
+        next(p for p in network.parameters() if p.shape == (tokenizer.vocab_size, args.dim)).mul_(EMBEDDING_SCALE)
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder) / "model", config.build(seed=1), tokenizer, {})
+        save_model(Path(folder) / "model", network, tokenizer, {})
         return polyseme.load(Path(folder) / "model")
 
 
@@ -80,12 +95,18 @@ async def run_request(model: Any, worker: ModelWorker, prompt: str, config: Gene
             times.append(time.perf_counter())
         elif isinstance(event, GeneratedResult):
             tokens = event.tokens
-    return {"first": times[0] - start, "gaps": np.diff(times).tolist(), "end": times[-1], "start": start, "tokens": tokens}
+    return {
+        "first": times[0] - start,
+        "gaps": np.diff(times).tolist(),
+        "end": times[-1],
+        "start": start,
+        "tokens": tokens,
+    }
 
 
 async def run_load(model: Any, requests: list[tuple[str, GenerationConfig]], rate: float) -> list[dict[str, Any]]:
     """Submit requests at random times; return what each measured."""
-    worker = ModelWorker("gpt2", WorkerLimits(max_queue=len(requests)), max_cells=scheduler_cells())
+    worker = ModelWorker("gpt2", WorkerLimits(max_queue=len(requests)), max_cells=MAX_CACHE_CELLS["cpu"])
     delays = np.random.default_rng(1).exponential(1 / rate, len(requests))
     start = time.perf_counter()
 
@@ -99,24 +120,18 @@ async def run_load(model: Any, requests: list[tuple[str, GenerationConfig]], rat
         await asyncio.to_thread(worker.close)
 
 
-def scheduler_cells() -> int:
-    """Return the limit of rows × columns on a CPU."""
-    from polyseme.generation.text import MAX_CACHE_CELLS
-
-    return MAX_CACHE_CELLS["cpu"]
-
-
 def measure(model: Any, requests: list[tuple[str, GenerationConfig]], rate: float, kind: str) -> dict[str, Any]:
     """Run a load in one kind of batch."""
     patch = mock.patch.object(scheduler, "supports_joining", lambda model: False)
-    with mock.MagicMock() if kind == "continuous" else patch:
+    with contextlib.nullcontext() if kind == "continuous" else patch:
         records = asyncio.run(run_load(model, requests, rate))
     seconds = max(each["end"] for each in records) - min(each["start"] for each in records)
     num_tokens = sum(len(each["tokens"]) for each in records)
     firsts = 1000 * np.array([each["first"] for each in records])
     gaps = 1000 * np.concatenate([each["gaps"] for each in records])
     return {
-        "kind": kind, "rate": rate, "tokens_per_second": num_tokens / seconds, "num_tokens": num_tokens, "seconds": seconds,
+        "kind": kind, "rate": rate, "tokens_per_second": num_tokens / seconds,
+        "num_tokens": num_tokens, "seconds": seconds,
         "first_p50_ms": np.percentile(firsts, 50), "first_p99_ms": np.percentile(firsts, 99),
         "gap_p50_ms": np.percentile(gaps, 50), "gap_p99_ms": np.percentile(gaps, 99),
         "tokens": [each["tokens"] for each in records],
@@ -129,14 +144,16 @@ def format_page(args: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     names = ["requests/s", "batches", "tokens/s", "first token p50, ms", "p99", "between tokens p50, ms", "p99"]
     columns = "tokens_per_second", "first_p50_ms", "first_p99_ms", "gap_p50_ms", "gap_p99_ms"
     cells = [
-        ["at once" if row["rate"] >= 1000 else f"{row['rate']:g}", row["kind"], *(f"{row[name]:,.0f}" for name in columns)]
+        [
+            "at once" if row["rate"] >= 1000 else f"{row['rate']:g}",
+            row["kind"],
+            *(f"{row[name]:,.0f}" for name in columns),
+        ]
         for row in rows
     ]
     command = " ".join(["python benchmarks/serve_generation.py", *sys.argv[1:]])
     lines = ["# Text generation by the server", "", header(shown), table(names, cells), ""]
-    lines += ["Requests arrive by a Poisson process, with prompts of 4 to 64 words and 8 to 128 new tokens; half of them sample"]
-    lines += ["with their own options. In continuous batches they join and leave between two steps; in fixed ones, those that"]
-    lines += ["sample alike and wait at the same time start together, and batches take turns. Both give the same tokens.", ""]
+    lines += [NOTE, ""]
     lines += [f"`{command}` writes this page and its JSON.", ""]
     return "\n".join(lines)
 
@@ -144,8 +161,8 @@ def format_page(args: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", type=float, nargs="+", default=[2, 4, 8, 16, 1000], help="requests per second")
-    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--rates", type=float, nargs="+", default=[4, 8, 16, 1000], help="requests per second")
+    parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--out", type=Path)
@@ -163,8 +180,6 @@ def main() -> None:
     page = format_page(args, rows)
     print(page)
     if args.out:
-        from polyseme.io.json import write_json
-
         write_json(args.out / "serve-generation.json", {"measured": page.partition("|")[0].strip(), "rows": rows})
         (args.out / "serve-generation.md").write_text(page)
 
