@@ -100,7 +100,7 @@ class WorkerProcess:
         self.channel, theirs = socket.socketpair()
         self.start, self.is_ready, self.buffer = time.monotonic(), False, b""
         with theirs:
-            command = [sys.executable, "-m", "polyseme.serve.worker_process", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "polyseme.serve.worker_process", str(theirs.fileno())]
             options: dict[str, Any] = {"pass_fds": [theirs.fileno()], "start_new_session": True, "env": environment}
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)  # Ctrl-C does not reach it
         self.send(settings)
@@ -180,9 +180,10 @@ class Supervisor:
                 if time.monotonic() >= self.restart_times[index]:
                     self.workers[index] = WorkerProcess(self.settings, self.environment)
                 continue
+            has_ended = worker.process.poll() is not None  # before its last messages are read
             for message in worker.receive():
                 self._handle(worker, message)
-            if worker.process.poll() is not None:
+            if has_ended:
                 self._replace(index, worker)
         if not self.has_started and all(worker is not None and worker.is_ready for worker in self.workers):
             self.has_started = True
@@ -240,8 +241,9 @@ class Supervisor:
 
 
 def _worker_environment(num_workers: int) -> dict[str, str]:
-    """Return the environment of a process: its share of the cores, unless the number of threads is set."""
-    return {"OMP_NUM_THREADS": str(max(_count_cores() // num_workers, 1)), **os.environ}
+    """Return the environment of a process: our modules, and a share of the cores unless OMP_NUM_THREADS is set."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return {"OMP_NUM_THREADS": str(max(_count_cores() // num_workers, 1)), **os.environ, "PYTHONPATH": path}
 
 
 def _count_cores() -> int:
