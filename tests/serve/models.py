@@ -96,9 +96,9 @@ def running_server(models: dict, **settings) -> Iterator[str]:
     import uvicorn
 
     from polyseme.serve.app import create_app
+    from polyseme.serve.config import AppConfig
     from polyseme.serve.registry import ModelRegistry
     from polyseme.serve.server import open_socket
-    from polyseme.serve.state import AppConfig
 
     app = create_app(ModelRegistry(models), AppConfig(**settings))
     listener = open_socket("127.0.0.1", 0)

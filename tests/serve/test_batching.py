@@ -10,9 +10,8 @@ import pytest
 
 import polyseme
 from polyseme.errors import DataError
-from polyseme.generation.sample import stream_tokens
+from polyseme.generation.continuous import ContinuousBatch
 from polyseme.serve.api.errors import RequestError
-from polyseme.serve.batching import generation
 from polyseme.serve.batching.worker import Call, ModelWorker, WorkerLimits
 from tests.serve.models import TEXTS, running_server, send
 
@@ -289,15 +288,14 @@ def test_a_disconnected_client_is_not_computed_for(models):
 
 
 def test_a_disconnected_stream_stops(url, monkeypatch):
-    steps = []
+    steps, sample = [], ContinuousBatch.sample
 
-    def slow_steps(*args, **options):
-        for step in stream_tokens(*args, **options):
-            time.sleep(0.02)
-            steps.append(step)
-            yield step
+    def slow_sample(batch):
+        time.sleep(0.02)
+        steps.append(len(batch.rows))
+        return sample(batch)
 
-    monkeypatch.setattr(generation, "stream_tokens", slow_steps)
+    monkeypatch.setattr(ContinuousBatch, "sample", slow_sample)
     events = polyseme.connect(url, "gpt2").stream_events({"text": "The cat", "max_new_tokens": 50})
     next(events)
     assert 'polyseme_active_generations{model="gpt2"} 1' in send(url, "/metrics").content.decode()

@@ -9,6 +9,7 @@ MODELS_HELP = (
     "Folders of models or runs, files of word vectors, or names from `polyseme models`; NAME=PATH to name one."
 )
 BATCH_HELP = "Most tokens of a batch; default: what the model reads at once, 2,048 on a CPU and 65,536 on a GPU."
+WORKERS_HELP = "Processes that answer requests, each with its own models and queues; on a CPU under Linux."
 ENGINE_HELP = "torch, or onnx: folders that `quantize` or `export --to onnx --head vectors` wrote."
 
 
@@ -16,9 +17,10 @@ def serve(
     models: Annotated[list[str], Argument(help=MODELS_HELP)],
     host: Annotated[str, Option(help="Address to listen at; 0.0.0.0 is all of this machine.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port to listen at; 0 chooses a free one.", min=0, max=65535)] = 8000,
+    workers: Annotated[int, Option(help=WORKERS_HELP, min=1, max=256)] = 1,
     max_wait: Annotated[float, Option(help="Milliseconds that a request waits for others.", min=0, max=10_000)] = 5.0,
     max_batch_tokens: Annotated[int | None, Option(help=BATCH_HELP, min=1)] = None,
-    max_queue: Annotated[int, Option(help="Most requests that wait; more get status 429.", min=1)] = 512,
+    max_queue: Annotated[int, Option(help="Most requests that wait in a process; more get status 429.", min=1)] = 512,
     timeout: Annotated[float, Option(help="Seconds until a request fails with status 503.", min=0.001)] = 60.0,
     token_file: Annotated[Path | None, Option(help="File with a token that requests must have.")] = None,
     allow_host: Annotated[list[str], Option(help="Name of this server in addresses, besides localhost.")] = [],
@@ -28,8 +30,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP: fill, embed, classify, generate, …, also in OpenAI's format. /docs describes it."""
     from polyseme.errors import require_packages
-    from polyseme.serve.registry import load_models
-    from polyseme.serve.server import ServerConfig, open_socket, serve_models
+    from polyseme.serve.config import ServerConfig
+    from polyseme.serve.processes import ModelSources, serve_paths
 
     require_packages({"starlette": "the server", "uvicorn": "the server"})
     token = ""
@@ -37,8 +39,6 @@ def serve(
         from polyseme.serve.security import read_token
 
         token = read_token(token_file)
-    config = ServerConfig(
-        max_wait, max_batch_tokens or 0, max_queue, timeout, token, (host, *allow_host), host=host, port=port
-    )
-    with open_socket(host, port) as listener:  # before the models, which may take a while to load
-        serve_models(load_models(models, device, precision, engine), config, listener)
+    options = max_wait, max_batch_tokens or 0, max_queue, timeout, token, (host, *allow_host)
+    config = ServerConfig(*options, host=host, port=port, num_workers=workers)
+    serve_paths(ModelSources(tuple(models), device, precision, engine), config)

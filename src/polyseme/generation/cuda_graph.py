@@ -74,14 +74,14 @@ def get_graphed_decoder(
     max_source_len: int,
     max_positions: int,
 ) -> GraphedDecoder:
-    """Reserve the model's decoder for a user; create one if it is in use or too small.
+    """Reserve the model's decoder for a user; create one if another user has it, or it is too small.
 
     No sequence has more than `max_positions` tokens.
     """
     weight_pointers = tuple(p.data_ptr() for p in model.parameters())
     with _LOCK:
         decoder = _DECODERS.get(model)
-        in_use = decoder is not None and decoder.current_user() is not None
+        in_use = decoder is not None and decoder.current_user() not in (None, user)
         has_room = decoder is not None and decoder.fits(memory, num_rows, max_len, max_source_len)
         if decoder is None or in_use or not has_room or decoder.weight_pointers != weight_pointers:
             if not in_use:

@@ -80,7 +80,7 @@ def stream_tokens(
     max_len = max(map(len, prompts)) + max(token_limits)
     session = start_session(model, prompts, sources, len(prompts), max_len, use_cache)
     key_ids = [(*(_source_ids(sources[i]) if sources else ()), -1, *ids) for i, ids in enumerate(prompts)]
-    keys = [_sample_key(sampling.seed, *each) for each in zip(key_ids, sample_indices or [0] * len(prompts))]
+    keys = [derive_text_key(sampling.seed, *each) for each in zip(key_ids, sample_indices or [0] * len(prompts))]
     sampler = _TokenSampler(sampling, prompts, keys, session.scores)
     suppressed = torch.tensor(list(suppress_tokens), dtype=torch.int64, device=session.scores.device)
     active: list[int | None] = list(range(len(prompts)))  # the sequence of each row; None if it has ended
@@ -105,7 +105,7 @@ def stream_tokens(
             return
         row_indices = None
         if session.should_compact(len(active), num_active):
-            row_indices = _compaction_order([n is not None for n in active])
+            row_indices = compaction_order([n is not None for n in active])
             active, tokens = [active[row] for row in row_indices], tokens[row_indices]
         session.advance(tokens, row_indices)
 
@@ -167,13 +167,27 @@ def sample_tokens(scores: Tensor, sampling: SamplingConfig, uniforms: Tensor) ->
     """Sample a token for each row of scores by the inverse of its cumulative distribution at a number in [0, 1)."""
     probs = (scores.double() / sampling.temperature).softmax(-1)
     if 0 < sampling.top_k < probs.shape[-1]:
-        threshold = probs.topk(sampling.top_k).values[:, -1:]
-        probs = probs.where(probs >= threshold, 0)
+        probs = keep_likely(probs, probs.topk(sampling.top_k).values[:, -1:])
     if sampling.top_p < 1:
-        sorted_probs = (probs / probs.sum(-1, keepdim=True)).sort(-1, descending=True).values
-        num_kept = (sorted_probs.cumsum(-1) - sorted_probs < sampling.top_p).sum(-1, keepdim=True).clamp(min=1)
-        threshold = sorted_probs.gather(-1, num_kept - 1) * probs.sum(-1, keepdim=True)
-        probs = probs.where(probs >= threshold * (1 - 1e-12), 0)
+        probs = keep_nucleus(probs, sampling.top_p)
+    return draw_tokens(probs, uniforms)
+
+
+def keep_likely(probs: Tensor, threshold: Tensor) -> Tensor:
+    """Set probabilities below the threshold of their row to 0."""
+    return probs.where(probs >= threshold, 0)
+
+
+def keep_nucleus(probs: Tensor, top_p: float | Tensor) -> Tensor:
+    """Set probabilities outside of the nucleus to 0; `top_p` is one for all rows, or [rows, 1]."""
+    sorted_probs = (probs / probs.sum(-1, keepdim=True)).sort(-1, descending=True).values
+    num_kept = (sorted_probs.cumsum(-1) - sorted_probs < top_p).sum(-1, keepdim=True).clamp(min=1)
+    threshold = sorted_probs.gather(-1, num_kept - 1) * probs.sum(-1, keepdim=True)
+    return keep_likely(probs, threshold * (1 - 1e-12))
+
+
+def draw_tokens(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw a token for each row, whose probabilities need not sum to 1."""
     cumulative = probs.cumsum(-1)
     token_ids = torch.searchsorted(cumulative, (uniforms[:, None] * cumulative[:, -1:]), right=True)[:, 0]
     # rounding may lead past the last token with a probability
@@ -188,13 +202,13 @@ def _source_ids(source: Any) -> Any:
     return source
 
 
-def _sample_key(seed: int, ids: Sequence[int], sample_index: int) -> np.uint64:
+def derive_text_key(seed: int, ids: Sequence[int], sample_index: int) -> np.uint64:
     """Derive a 64-bit random key from a seed, a text and the index of a sample."""
     content = hashlib.blake2b(np.array(ids, dtype="<i8").tobytes(), digest_size=8).digest()
     return np.uint64(derive_sample_keys(seed, sample_index, np.frombuffer(content, dtype="<u8"))[0])
 
 
-def _compaction_order(is_active: Sequence[bool]) -> list[int]:
+def compaction_order(is_active: Sequence[bool]) -> list[int]:
     """Return the row that moves to each place when inactive rows are dropped: the last rows fill the gaps."""
     num_active = sum(is_active)
     movable = [row for row in range(num_active, len(is_active)) if is_active[row]]

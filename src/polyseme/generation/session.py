@@ -62,7 +62,7 @@ def start_session(
             raise UnsupportedError("the model continues a prompt, and has no source")
         return model.start_session(prompts)
     trunk = model.config.trunk
-    _check_request(model, prompts, sources, max_len)
+    check_request(model, prompts, sources, max_len)
     if not use_cache:
         return _UncachedSession(model, prompts, sources)
     if trunk.has_query_stream:
@@ -99,7 +99,7 @@ def is_unbounded(model: Model) -> bool:
     return not isinstance(trunk, EncoderDecoderConfig) and (trunk.has_bounded_memory or not trunk.supports_static_shape)
 
 
-def _check_request(model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_len: int) -> None:
+def check_request(model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_len: int) -> None:
     """Raise an error for prompts that the model cannot continue."""
     trunk = model.config.trunk
     if not generation_head(model):
@@ -134,7 +134,7 @@ def pack_inputs(
     return Inputs(*pack(sequences), source=None if sources is None else EncoderInput(*pack(sources)))
 
 
-class _NeuralSession:
+class NeuralSession:
     """A session of a network. Abstract."""
 
     scores: Tensor
@@ -143,6 +143,7 @@ class _NeuralSession:
         self.model, self.head = model, generation_head(model)
 
     def should_compact(self, num_rows: int, num_active: int) -> bool:
+        """Whether it pays to drop finished rows: always, unless a class says otherwise."""
         return num_active < num_rows
 
     def _single_token_layout(self, num_rows: int) -> PackedLayout:
@@ -153,7 +154,7 @@ class _NeuralSession:
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-class _StaticCacheSession(_NeuralSession):
+class _StaticCacheSession(NeuralSession):
     """Keys and values in buffers that are allocated once; on a GPU a step is a CUDA graph."""
 
     def __init__(
@@ -212,7 +213,7 @@ class _StaticCacheSession(_NeuralSession):
             self.num_rows, self.layout = len(row_indices), self._single_token_layout(len(row_indices))
 
 
-class _MemorySession(_NeuralSession):
+class _MemorySession(NeuralSession):
     """The trunk's own memory: states of segments, or of a recurrent network."""
 
     def __init__(self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None):
@@ -249,7 +250,7 @@ class _QueryStreamSession(_MemorySession):
         self.scores = self._predict(trunk_output.hidden, layout, rows)
 
 
-class _UncachedSession(_NeuralSession):
+class _UncachedSession(NeuralSession):
     """Every step computes all states again."""
 
     def __init__(self, model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None):

@@ -74,6 +74,15 @@ class Memory:
         memory = self._select_rows(index, PackedLayout.from_lengths(sizes - 1, device=device))
         return replace(memory, num_seen=tuple(n - 1 for n in self.num_seen))
 
+    @classmethod
+    def concat(cls, memories: Sequence[Memory]) -> Memory:
+        """Put the sequences of several memories of a trunk without sources after one another."""
+        lengths = [length for memory in memories for length in memory.layout.lengths]
+        layout = PackedLayout.from_lengths(lengths, device=memories[0].layout.cu_seqlens.device)
+        layers = zip(*(memory.states for memory in memories))
+        states = tuple(tuple(map(torch.cat, zip(*parts))) for parts in layers)
+        return cls(layout, states, tuple(n for memory in memories for n in memory.num_seen))
+
     def select(self, sequence_ids: Sequence[int]) -> Memory:
         """Select sequences, in this order; one may occur several times."""
         memory = self._select_rows(*_sequence_rows(self.layout, sequence_ids))
@@ -188,6 +197,7 @@ class StaticKVCache:
         capacity: int,
         max_source_len: int = 0,
         static_shape: bool = False,
+        supports_append: bool = False,
     ) -> StaticKVCache:
         """Allocate empty buffers for a memory like this one; `max_source_len` is the length of the longest source."""
         num_sources = len(memory.source.layout.lengths) if memory.source is not None else 0
@@ -195,7 +205,8 @@ class StaticKVCache:
             torch.zeros(n, dtype=torch.int64, device=memory.layout.cu_seqlens.device) for n in (num_rows, num_sources)
         )
         # masked columns must still hold numbers
-        allocate = Tensor.new_zeros if static_shape or len(set(memory.layout.lengths)) > 1 else Tensor.new_empty
+        has_masked_columns = static_shape or supports_append or len(set(memory.layout.lengths)) > 1
+        allocate = Tensor.new_zeros if has_masked_columns else Tensor.new_empty
         states = [tuple(allocate(t, (num_rows, capacity, *t.shape[1:])) for t in pair) for pair in memory.states]
         sources = [tuple(t.new_zeros(num_sources, max_source_len, *t.shape[1:]) for t in pair) for pair in cross_kv]
         return cls(states, lengths, sources, source_lengths if num_sources else None, static_shape)  # type: ignore[arg-type]
@@ -213,6 +224,21 @@ class StaticKVCache:
             self.num_sources, self.sources_uniform = len(layout.lengths), len(set(layout.lengths)) < 2
             _scatter_packed(self.cross_kv, cross_kv, layout, self.source_lengths)
         return self
+
+    def append(self, memory: Memory, num_rows: int) -> None:
+        """Copy the memory of prompts to the rows after the first `num_rows`; call `set_row_lengths` afterwards."""
+        _scatter_packed(self.states, memory.states, memory.layout, self.lengths, num_rows)  # type: ignore[arg-type]
+
+    def copy_rows(self, other: StaticKVCache, num_rows: int) -> None:
+        """Copy the first rows of a cache of another size."""
+        for pair, other_pair in zip(self.states, other.states):
+            for buffer, other_buffer in zip(pair, other_pair):
+                buffer[:num_rows, : other.max_seqlen] = other_buffer[:num_rows, : other.max_seqlen]
+        self.lengths[:num_rows] = other.lengths[:num_rows]
+
+    def set_row_lengths(self, row_lengths: Sequence[int]) -> None:
+        """Take the lengths of the rows in use, which attention need not exceed, from the host."""
+        self.max_seqlen, self.uniform = max(row_lengths, default=0), len(set(row_lengths)) < 2
 
     @property
     def capacity(self) -> int:
@@ -275,11 +301,15 @@ class StaticLayerCache(LayerCache):
 
 
 def _scatter_packed(
-    buffers: Sequence[KeyValue], packed: Sequence[KeyValue], layout: PackedLayout, lengths: Tensor
+    buffers: Sequence[KeyValue],
+    packed: Sequence[KeyValue],
+    layout: PackedLayout,
+    lengths: Tensor,
+    first_row: int = 0,
 ) -> None:
-    """Copy packed sequences [T, …] to the beginnings of the first rows, and set the lengths of these rows."""
-    lengths[: len(layout.lengths)] = torch.tensor(layout.lengths).to(lengths.device)
-    sequence_ids = layout.sequence_ids
+    """Copy packed sequences [T, …] to the beginnings of rows from `first_row`, and set the lengths of these rows."""
+    lengths[first_row : first_row + len(layout.lengths)] = torch.tensor(layout.lengths).to(lengths.device)
+    sequence_ids = layout.sequence_ids + first_row if first_row else layout.sequence_ids
     for layer_buffers, layer_rows in zip(buffers, packed):
         for buffer, rows in zip(layer_buffers, layer_rows):
             index = sequence_ids * buffer.shape[1] + layout.positions

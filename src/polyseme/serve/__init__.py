@@ -4,7 +4,8 @@
     remote = polyseme.connect("http://127.0.0.1:8000")
     remote.embed(["a cat", "a dog"])
 
-`create_app` returns the application for another server, and `serve_models` runs one.
+`create_app` returns the application for another server, `serve_models` runs one with loaded models, and `serve_paths`
+loads the models itself, in one process or several.
 """
 
 from importlib import import_module
@@ -13,26 +14,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyseme.serve.app import create_app
     from polyseme.serve.client import RemoteModel, connect
+    from polyseme.serve.config import AppConfig, ServerConfig
+    from polyseme.serve.processes import ModelSources, serve_paths
     from polyseme.serve.registry import ModelRegistry, load_models
-    from polyseme.serve.server import ServerConfig, serve_models
-    from polyseme.serve.state import AppConfig
+    from polyseme.serve.server import serve_models
 
 __all__ = [
     "AppConfig",
     "ModelRegistry",
+    "ModelSources",
     "RemoteModel",
     "ServerConfig",
     "connect",
     "create_app",
     "load_models",
     "serve_models",
+    "serve_paths",
 ]
 _MODULES = {
     "app": ("create_app",),
     "client": ("RemoteModel", "connect"),
+    "config": ("AppConfig", "ServerConfig"),
+    "processes": ("ModelSources", "serve_paths"),
     "registry": ("ModelRegistry", "load_models"),
-    "server": ("ServerConfig", "serve_models"),
-    "state": ("AppConfig",),
+    "server": ("serve_models",),
 }
 
 

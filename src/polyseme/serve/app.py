@@ -21,6 +21,7 @@ from polyseme.serve.api.errors import ERROR_STATUS, RequestError, to_request_err
 from polyseme.serve.api.openapi import openapi_document
 from polyseme.serve.api.requests import CompletionsRequest, EmbeddingsRequest, GenerateRequest
 from polyseme.serve.api.responses import ModelsResponse, OpenAIModel, OpenAIModelsResponse
+from polyseme.serve.config import AppConfig
 from polyseme.serve.handling import (
     call_sized,
     error_response,
@@ -30,11 +31,10 @@ from polyseme.serve.handling import (
     resolve_timeout,
     run_plan,
 )
-from polyseme.serve.metrics import Labels
 from polyseme.serve.openai_format import plan_embeddings
 from polyseme.serve.registry import ModelRegistry, ServedModel
 from polyseme.serve.security import SecurityMiddleware
-from polyseme.serve.state import AppConfig, ServerState
+from polyseme.serve.state import ServerState
 from polyseme.serve.streaming import answer_completions, answer_generate
 from polyseme.serve.verbs import PLANS
 from polyseme.serve.verbs.plan import Plan
@@ -172,14 +172,7 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus' text format."""
     state: ServerState = request.app.state.server
-    workers = state.workers.items()
-    gauges: dict[str, dict[Labels, float]] = {
-        "polyseme_requests_in_flight": {(): float(state.num_in_flight)},
-        "polyseme_queue_length": {(("model", name),): float(worker.queue_length) for name, worker in workers},
-        "polyseme_active_generations": {(("model", name),): float(worker.num_generations) for name, worker in workers},
-        "polyseme_max_batch_tokens": {(("model", name),): float(worker.batch_tokens) for name, worker in workers},
-    }
-    return PlainTextResponse(state.metrics.format(gauges), media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(state.format_metrics(), media_type="text/plain; version=0.0.4")
 
 
 async def list_models(request: Request) -> Response:

@@ -4,11 +4,15 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 TIME_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKEN_BUCKETS = (16, 64, 256, 1024, 4096, 16_384, 65_536)
 CALL_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Labels = tuple[tuple[str, str], ...]
+Gauges = Mapping[str, Mapping[Labels, float]]
+Snapshot = dict[str, Any]  # the metrics of a process as JSON
+MAX_GAUGES = ("polyseme_max_batch_tokens",)  # of several processes the largest, not the sum
 
 
 class Histogram:
@@ -55,7 +59,30 @@ class Metrics:
                 self._histograms[name][key] = Histogram(bounds)
             self._histograms[name][key].add(value)
 
-    def format(self, gauges: Mapping[str, Mapping[Labels, float]]) -> str:
+    def to_snapshot(self, gauges: Gauges) -> Snapshot:
+        """Return all metrics, and values that are measured now, as JSON."""
+        with self._lock:
+            counters = [[name, key, value] for name, each in self._counters.items() for key, value in each.items()]
+            histograms = [
+                [name, key, list(each.bounds), list(each.counts), each.sum]
+                for name, by_labels in self._histograms.items()
+                for key, each in by_labels.items()
+            ]
+        values = [[name, key, value] for name, each in gauges.items() for key, value in each.items()]
+        return {"start": self._start, "counters": counters, "histograms": histograms, "gauges": values}
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Add the counters and histograms of another process."""
+        with self._lock:
+            self._start = min(self._start, snapshot["start"])
+            for name, labels, value in snapshot["counters"]:
+                self._counters[name][_to_labels(labels)] += value
+            for name, labels, bounds, counts, total in snapshot["histograms"]:
+                histogram = self._histograms[name].setdefault(_to_labels(labels), Histogram(bounds))
+                histogram.counts = [a + b for a, b in zip(histogram.counts, counts)]
+                histogram.sum += total
+
+    def format(self, gauges: Gauges) -> str:
         """Return all metrics, and values that are measured now."""
         lines = []
         all_gauges: dict[str, Mapping[Labels, float]] = {"polyseme_uptime_seconds": {(): time.time() - self._start}}
@@ -87,8 +114,26 @@ class ModelMetrics:
         self.metrics.observe("polyseme_batch_requests", num_calls, CALL_BUCKETS, model=self.model)
 
 
+def format_snapshots(snapshots: Sequence[Snapshot]) -> str:
+    """Return the metrics of several processes together."""
+    metrics, gauges = Metrics(), defaultdict[str, dict[Labels, float]](dict)
+    for snapshot in snapshots:
+        metrics.add(snapshot)
+        for name, labels, value in snapshot["gauges"]:
+            key = _to_labels(labels)
+            before = gauges[name].get(key, 0.0)
+            gauges[name][key] = max(before, value) if name in MAX_GAUGES else before + value
+    return metrics.format(gauges)
+
+
+def _to_labels(pairs: Sequence[Sequence[str]]) -> Labels:
+    return tuple((name, value) for name, value in pairs)
+
+
 HELP = {
     "polyseme_uptime_seconds": "Seconds since the server started.",
+    "polyseme_workers": "Processes that answer requests.",
+    "polyseme_worker_restarts_total": "Processes that ended and were started again.",
     "polyseme_queue_length": "Requests that wait for a model.",
     "polyseme_active_generations": "Requests whose text is being generated.",
     "polyseme_requests_in_flight": "Requests that have no response yet.",

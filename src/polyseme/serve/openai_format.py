@@ -77,7 +77,7 @@ def start_completions(served: ServedModel, request: CompletionsRequest) -> TextG
         stop=stop,
         num_top_tokens=request.logprobs or 0,
     )
-    generation.keeps_events = request.logprobs is not None
+    generation.keeps_events, generation.is_streamed = request.logprobs is not None, bool(request.stream)
     return generation
 
 

@@ -6,11 +6,13 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from polyseme.errors import ConfigError, require_packages
-from polyseme.inference.base import LanguageModel
-from polyseme.serve.state import AppConfig
+from polyseme.serve.config import ServerConfig
+
+if TYPE_CHECKING:
+    from polyseme.inference.base import LanguageModel
 
 logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 8192
@@ -19,17 +21,8 @@ SWITCH_INTERVAL = (
 )
 
 
-@dataclass(frozen=True)
-class ServerConfig(AppConfig):
-    """Where the server listens, and the settings of its application."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    drain_seconds: int = 30  # for requests in progress when the server is stopped
-
-
 def serve_models(
-    models: Mapping[str, LanguageModel], config: ServerConfig | None = None, listener: socket.socket | None = None
+    models: "Mapping[str, LanguageModel]", config: ServerConfig | None = None, listener: socket.socket | None = None
 ) -> None:
     """Serve models until the process is told to stop; `listener` is a socket that was opened before."""
     require_packages({"starlette": "the server", "uvicorn": "the server"})
@@ -39,6 +32,10 @@ def serve_models(
     from polyseme.serve.registry import ModelRegistry
 
     config = config or ServerConfig()
+    if config.num_workers != 1:
+        raise ConfigError(
+            f"num_workers is {config.num_workers}, but loaded models stay in this process: use serve_paths"
+        )
     app = create_app(ModelRegistry(models), config)
     listener = listener or open_socket(config.host, config.port)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -65,12 +62,17 @@ def serve_models(
     uvicorn.Server(settings).run(sockets=[listener])
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raise `ConfigError` if the address cannot be used."""
+def open_socket(host: str, port: int, is_shared: bool = False) -> socket.socket:
+    """Return a socket that listens; raise `ConfigError` if the address cannot be used.
+
+    Several processes can have a shared one at the same address, each its own; Linux distributes connections evenly.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         raise ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}") from None

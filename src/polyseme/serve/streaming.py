@@ -61,7 +61,7 @@ def start_generation(served: ServedModel, body: GenerateRequest, config: Generat
     options: dict[str, Any] = {"prefix": body.prefix, "stop": body.stop, "num_top_tokens": body.num_top_tokens}
     generator = served.model._text_generator
     generation = TextGeneration(generator, body.all_texts, config, **options, truncate=body.truncate)
-    generation.keeps_events = body.num_top_tokens > 0
+    generation.keeps_events, generation.is_streamed = body.num_top_tokens > 0, body.stream
     return generation
 
 

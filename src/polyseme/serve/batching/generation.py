@@ -1,20 +1,14 @@
-"""Text generation for one request, alone or in a batch with others; every token is reported as it is generated."""
+"""Text generation for one request: its texts, where they stop, and the events that it reports."""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-
-from torch import Tensor
+from collections.abc import Iterable, Sequence
 
 from polyseme.generation.config import GenerationConfig
-from polyseme.generation.sample import GeneratedToken, stream_tokens
 from polyseme.generation.session import is_unbounded, max_positions
 from polyseme.generation.text import IncrementalDecoder, TextGenerator
 from polyseme.nn.model import Model
 from polyseme.serve.api.errors import RequestError
 from polyseme.serve.api.responses import GeneratedResult, TokenEvent, TokenLogProb
-from polyseme.serve.batching.worker import Generation
 
 DEFAULT_NEW_TOKENS = 100
 StreamEvent = TokenEvent | GeneratedResult | BaseException
@@ -50,11 +44,16 @@ class GeneratedSequence:
     """One text: its tokens so far, its decoder, and why it ended."""
 
     def __init__(self, request: "TextGeneration", index: int, prompt_ids: Sequence[int]):
-        self.request, self.index = request, index
+        self.request, self.index, self.prompt_ids = request, index, prompt_ids
         self.decoder, self.filter = IncrementalDecoder(request.generator, prompt_ids), StopFilter(request.stop)
         self.tokens: list[int] = []
         self.events: list[TokenEvent] = []
         self.score, self.finish_reason = 0.0, ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the text is complete, or nobody waits for it."""
+        return bool(self.finish_reason) or self.request.is_cancelled
 
     def push(self, token: int, log_prob: float, top_tokens: list[TokenLogProb] | None) -> None:
         """Add a token and report it."""
@@ -64,16 +63,23 @@ class GeneratedSequence:
             self.finish_reason = "eos"
         else:
             self.tokens.append(token)
-        piece = self.filter.push(self.decoder.finish() if is_eos else self.decoder.push(token), is_eos)
+        piece = self.filter.push(self.decoder.finish() if is_eos else self._decode(token), is_eos)
         if self.filter.has_stopped:
             self.finish_reason = "stop"
         elif not is_eos and len(self.tokens) >= self.request.max_new_tokens:
             self.finish_reason = "length"
             piece += self.filter.push(self.decoder.finish(), is_last=True)
-        name = self.request.token_name(token)
-        event = TokenEvent(self.index, piece, name, token, log_prob, top_tokens)
-        self.events.append(event)
-        self.request.report(event)
+        if self.request.needs_pieces:
+            event = TokenEvent(self.index, piece, self.request.token_name(token), token, log_prob, top_tokens)
+            self.events.append(event)
+            self.request.report(event)
+
+    def _decode(self, token: int) -> str:
+        """Return what a token adds to the text; nothing until the end if only the whole text is needed."""
+        if self.request.needs_pieces or self.request.stop:
+            return self.decoder.push(token)
+        self.decoder.tokens.append(token)
+        return ""
 
     def to_result(self) -> GeneratedResult:
         """Return the whole text."""
@@ -84,7 +90,7 @@ class GeneratedSequence:
         )
 
 
-class TextGeneration(Generation):
+class TextGeneration:
     """The texts of one request: greedy or sampled, with one limit on their tokens."""
 
     def __init__(
@@ -107,10 +113,11 @@ class TextGeneration(Generation):
         self.sequences = [GeneratedSequence(self, index, ids) for index, ids in enumerate(rows)]
         source_lengths = [len(ids) for ids in self.sources or [[]] * len(prompts)]
         widths = (len(ids) + self.max_new_tokens + n for ids, n in zip(self.prompt_ids, source_lengths))
-        self.num_cells = copies * sum(widths)
-        self.arrival, self.keeps_events, self._is_cancelled = time.perf_counter(), False, False
+        self.num_cells = copies * sum(widths)  # rows × columns of the buffers that it needs
+        self.keeps_events = self.is_streamed = self._is_cancelled = False
         self.loop: asyncio.AbstractEventLoop | None = None
         self.events: asyncio.Queue[StreamEvent | None] = asyncio.Queue()
+        self.outbox: list[StreamEvent | None] = []
 
     def _fit_limits(self, truncate: bool) -> None:
         """Check the lengths of prompts and sources; choose the number of tokens if it is not set."""
@@ -135,7 +142,18 @@ class TextGeneration(Generation):
 
     @property
     def is_cancelled(self) -> bool:
+        """Whether nobody waits for the texts any more."""
         return self._is_cancelled
+
+    @property
+    def needs_pieces(self) -> bool:
+        """Whether the text of each token is needed, and not only the whole."""
+        return self.is_streamed or self.keeps_events
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all texts are complete."""
+        return all(sequence.finish_reason for sequence in self.sequences)
 
     def cancel(self) -> None:
         """Stop generating: nobody waits any more."""
@@ -145,27 +163,15 @@ class TextGeneration(Generation):
         """Return how a token is shown, with `_` for a space."""
         return self.generator.target_tokenizer.display_tokens([token])[0]
 
-    def can_join(self, other: Generation) -> bool:
-        """Whether the other one samples in the same way; limits and stop strings may differ."""
-        if not isinstance(other, TextGeneration) or other.generator is not self.generator:
-            return False
-        if (self.sources is None) != (other.sources is None):
-            return False
-        return replace(self.config, max_new_tokens=0) == replace(other.config, max_new_tokens=0)
-
-    def start(self, others: Sequence[Generation]) -> Callable[[], bool]:
-        members = [self, *(each for each in others if isinstance(each, TextGeneration))]
-        steps = _GenerationBatch(members).run()
-
-        def step() -> bool:
-            return next(steps, None) is not None
-
-        return step
+    def name_top_tokens(self, ids: Sequence[int], log_probs: Sequence[float]) -> list[TokenLogProb]:
+        """Return the first of some tokens, as many as the request asks for, that have a probability."""
+        names = map(self.token_name, ids[: self.num_top_tokens])
+        return [TokenLogProb(name, value) for name, value in zip(names, log_probs) if value > float("-inf")]
 
     def report(self, event: StreamEvent | None) -> None:
-        """Hand an event to the event loop; None ends the stream."""
-        if self.loop is not None and not self.loop.is_closed() and not self._is_cancelled:
-            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+        """Add an event, which `deliver_events` hands to the event loop; None ends the stream."""
+        if not self._is_cancelled and (self.is_streamed or not isinstance(event, TokenEvent)):
+            self.outbox.append(event)
 
     def finish(self) -> None:
         """Report the whole texts, and the end."""
@@ -174,8 +180,29 @@ class TextGeneration(Generation):
         self.report(None)
 
     def fail(self, error: BaseException) -> None:
+        """Report an error to whoever waits, and generate no more."""
         self.report(error)
         self.report(None)
+        deliver_events([self])
+        self.cancel()
+
+
+def deliver_events(generations: Iterable[TextGeneration]) -> None:
+    """Hand new events to the event loop of the requests, with one wake-up for all."""
+    outboxes = [(each, each.outbox) for each in generations if each.outbox]
+    if not outboxes:
+        return
+
+    def put_events() -> None:
+        for generation, events in outboxes:
+            for event in events:
+                generation.events.put_nowait(event)
+
+    for generation, _ in outboxes:
+        generation.outbox = []
+    loop = outboxes[0][0].loop
+    if loop is not None and not loop.is_closed():
+        loop.call_soon_threadsafe(put_events)
 
 
 def _fit(ids: list[int], limit: int, truncate: bool, keep: str, extra: int = 0) -> list[int]:
@@ -187,66 +214,3 @@ def _fit(ids: list[int], limit: int, truncate: bool, keep: str, extra: int = 0) 
         message = f"the text has {len(ids)} tokens, and the model reads {limit}{what}: shorten it, or set truncate"
         raise RequestError("too_long", message)
     return ids[:limit] if keep == "start" else ids[len(ids) - limit :]
-
-
-class _GenerationBatch:
-    """Requests that are generated together; an observer of the steps."""
-
-    def __init__(self, members: Sequence[TextGeneration]):
-        self.members = members
-        self.sequences = [sequence for member in members for sequence in member.sequences]
-        self.top_tokens: dict[int, list[TokenLogProb]] = {}
-        self.num_top_tokens = max(member.num_top_tokens for member in members)
-
-    def observe(self, log_probs: Tensor, sequences: Sequence[int | None]) -> None:
-        """Keep the most likely tokens of each text."""
-        if not self.num_top_tokens:
-            return
-        best = log_probs.topk(min(self.num_top_tokens, log_probs.shape[-1]))
-        for sequence, ids, values in zip(sequences, best.indices.tolist(), best.values.tolist()):
-            if sequence is not None:
-                request = self.sequences[sequence].request
-                names = map(request.token_name, ids[: request.num_top_tokens])
-                self.top_tokens[sequence] = [TokenLogProb(n, v) for n, v in zip(names, values) if v > float("-inf")]
-
-    def has_ended(self, sequence: int) -> bool:
-        """Whether a text is complete, or nobody waits for it."""
-        state = self.sequences[sequence]
-        return bool(state.finish_reason) or state.request.is_cancelled
-
-    def run(self) -> Iterator[bool]:
-        """Yield after every step; the first one starts the session."""
-        first = self.members[0]
-        copies = first.config.num_return_sequences
-        prompts = [ids for member in self.members for ids in member.prompt_ids for _ in range(copies)]
-        sources = None
-        if first.sources is not None:
-            sources = [ids for member in self.members for ids in member.sources or () for _ in range(copies)]
-        limits = [member.max_new_tokens for member in self.members for _ in member.sequences]
-        steps = stream_tokens(
-            first.generator.model,
-            prompts,
-            limits,
-            first.config.sampling,
-            sources,
-            first.generator.eos_token_ids,
-            first.generator.suppress_tokens,
-            sample_indices=[i % copies for i in range(len(prompts))],
-            observer=self,
-        )
-        unfinished = list(self.members)
-        for step in steps:
-            self._report(step)
-            for member in [each for each in unfinished if all(s.finish_reason for s in each.sequences)]:
-                member.finish()
-                unfinished.remove(member)
-            yield True
-        for member in unfinished:
-            member.finish()
-
-    def _report(self, step: Sequence[GeneratedToken]) -> None:
-        for sequence, token, log_prob in step:
-            state = self.sequences[sequence]
-            if not state.finish_reason and not state.request.is_cancelled:
-                top_tokens = self.top_tokens.get(sequence) if state.request.num_top_tokens else None
-                state.push(token, log_prob, top_tokens)

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from polyseme.errors import PolysemeError, is_out_of_memory
 from polyseme.serve.api.errors import RequestError
+from polyseme.serve.batching.generation import TextGeneration
+from polyseme.serve.batching.scheduler import GenerationScheduler
 
 logger = logging.getLogger(__name__)
 MIN_BATCH_TOKENS = 64  # a single request is not divided further when memory runs out
@@ -50,26 +52,6 @@ class Call:
         return self.future.done()
 
 
-class Generation(Protocol):
-    """Texts that are generated step by step."""
-
-    arrival: float
-    num_cells: int  # rows × columns of the buffers that it needs
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for the texts any more."""
-
-    def can_join(self, other: "Generation") -> bool:
-        """Whether another one can run in the same batch."""
-
-    def start(self, others: "Sequence[Generation]") -> Callable[[], bool]:
-        """Start a batch of this one and others; return a function that runs a step, and says whether more follow."""
-
-    def fail(self, error: BaseException) -> None:
-        """Report an error to whoever waits."""
-
-
 class BatchListener(Protocol):
     """What is told about every batch, from the worker's thread."""
 
@@ -93,12 +75,12 @@ class ModelWorker:
 
         `warm_up` is called first, in the worker's thread, which has its own threads for computing.
         """
-        self.name, self.limits, self.listener, self.max_cells = name, limits, listener, max_cells
+        self.name, self.limits, self.listener = name, limits, listener
         self.batch_tokens, self.resize = limits.max_batch_tokens, resize  # fewer tokens after memory ran out
         self._num_successes, self._warm_up = 0, warm_up
         self._calls: deque[Call] = deque()
-        self._generations: deque[Generation] = deque()
-        self._active: list[tuple[Callable[[], bool], list[Generation]]] = []
+        self._generations: deque[TextGeneration] = deque()
+        self._scheduler = GenerationScheduler(name, max_cells)
         self._condition = threading.Condition()
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=f"worker-{name}", daemon=True)
@@ -112,7 +94,7 @@ class ModelWorker:
     @property
     def num_generations(self) -> int:
         """The number of requests whose text is being generated."""
-        return sum(len(members) for _, members in self._active)
+        return self._scheduler.num_generations
 
     def check_room(self) -> None:
         """Raise if the queue is full."""
@@ -123,7 +105,7 @@ class ModelWorker:
                 message = f"{self.queue_length} requests are waiting for the model {self.name!r}: try again later"
                 raise RequestError("overloaded", message, {"Retry-After": str(RETRY_AFTER_SECONDS)})
 
-    def submit(self, work: Call | Generation) -> None:
+    def submit(self, work: Call | TextGeneration) -> None:
         """Add work to the queue; raise if it is full."""
         self.check_room()
         with self._condition:
@@ -154,18 +136,16 @@ class ModelWorker:
                 if was_idle is None:
                     return
                 batch = self._take_calls(was_idle)
-                generations = self._take_generations()
+                self._scheduler.admit(self._generations)
             if batch:
                 self._run_batch(batch)
-            if generations:
-                self._start_generations(generations)
-            self._active = [each for each in self._active if self._step(*each)]
+            self._scheduler.step()
 
     def _wait_for_work(self) -> bool | None:
         """Wait until there is work; return whether the worker was idle before, or None to end."""
         was_idle = False
         self._drop_cancelled()
-        while not (self._calls or self._generations or self._active):
+        while not (self._calls or self._generations or self._scheduler.batches):
             if self._is_closing:
                 return None
             was_idle = True
@@ -183,7 +163,7 @@ class ModelWorker:
         """Take the oldest call and others with its key, up to the budget; wait for more after a batch."""
         if not self._calls:
             return []
-        if not was_idle and not self._active and not self._is_closing:
+        if not was_idle and not self._scheduler.batches and not self._is_closing:
             deadline = self._calls[0].arrival + self.limits.max_wait
             while self._calls and not self._is_full() and (rest := deadline - time.perf_counter()) > 0:
                 self._condition.wait(rest)
@@ -261,51 +241,6 @@ class ModelWorker:
                 self.batch_tokens, self._num_successes = min(2 * self.batch_tokens, self.limits.max_batch_tokens), 0
                 if self.resize is not None:
                     self.resize(self.batch_tokens)
-
-    # ---------------------------------------------------------------------------------------------- generation
-
-    def _take_generations(self) -> list[Generation]:
-        """Take the oldest generation and those that can join it, if there is memory for them beside active ones."""
-        if not self._generations:
-            return []
-        num_cells = sum(each.num_cells for _, members in self._active for each in members)
-        if self._active and num_cells + self._generations[0].num_cells > self.max_cells:
-            return []
-        batch: list[Generation] = []
-        others: deque[Generation] = deque()
-        for each in self._generations:
-            if not batch or (batch[0].can_join(each) and num_cells + each.num_cells <= self.max_cells):
-                batch.append(each)
-                num_cells += each.num_cells
-            else:
-                others.append(each)
-        self._generations = others
-        return batch
-
-    def _start_generations(self, generations: list[Generation]) -> None:
-        try:
-            self._active.append((generations[0].start(generations[1:]), generations))
-        except Exception as error:
-            self._fail_generations(generations, error)
-
-    def _step(self, step: Callable[[], bool], members: list[Generation]) -> bool:
-        """Run a step of a batch; return whether more follow."""
-        try:
-            return not all(each.is_cancelled for each in members) and step()
-        except Exception as error:
-            self._fail_generations(members, error, has_started=True)
-            return False
-
-    def _fail_generations(self, members: list[Generation], error: Exception, has_started: bool = False) -> None:
-        """Report an error; members of a batch that has not started run by themselves."""
-        if len(members) > 1 and not has_started:
-            for each in members:
-                self._start_generations([each])
-            return
-        if not isinstance(error, PolysemeError) and not is_out_of_memory(error):
-            logger.error(f"generation by the model {self.name} failed: {type(error).__name__}", exc_info=error)
-        for each in members:
-            each.fail(error)
 
 
 def _is_memory_error(error: BaseException) -> bool:
