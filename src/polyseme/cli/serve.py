@@ -9,6 +9,7 @@ MODELS_HELP = (
     "Folders of models or runs, files of word vectors, or names from `polyseme models`; NAME=PATH to name one."
 )
 BATCH_HELP = "Most tokens of a batch; default: what the model reads at once, 2,048 on a CPU and 65,536 on a GPU."
+DELAY_HELP = "Milliseconds in which an accepted request should be done; others get status 429. 0: no limit."
 ENGINE_HELP = "torch, or onnx: folders that `quantize` or `export --to onnx --head vectors` wrote."
 
 
@@ -19,6 +20,7 @@ def serve(
     max_wait: Annotated[float, Option(help="Milliseconds that a request waits for others.", min=0, max=10_000)] = 5.0,
     max_batch_tokens: Annotated[int | None, Option(help=BATCH_HELP, min=1)] = None,
     max_queue: Annotated[int, Option(help="Most requests that wait; more get status 429.", min=1)] = 512,
+    max_delay: Annotated[float, Option(help=DELAY_HELP, min=0)] = 0.0,
     timeout: Annotated[float, Option(help="Seconds until a request fails with status 503.", min=0.001)] = 60.0,
     token_file: Annotated[Path | None, Option(help="File with a token that requests must have.")] = None,
     allow_host: Annotated[list[str], Option(help="Name of this server in addresses, besides localhost.")] = [],
@@ -38,7 +40,7 @@ def serve(
 
         token = read_token(token_file)
     config = ServerConfig(
-        max_wait, max_batch_tokens or 0, max_queue, timeout, token, (host, *allow_host), host=host, port=port
+        max_wait, max_batch_tokens or 0, max_queue, max_delay, timeout, token, (host, *allow_host), host=host, port=port
     )
     with open_socket(host, port) as listener:  # before the models, which may take a while to load
         serve_models(load_models(models, device, precision, engine), config, listener)

@@ -92,10 +92,11 @@ class SecurityMiddleware:
             return name.lower().rstrip(".") in self.hosts
 
 
-async def send_error(error: RequestError, send: Send) -> None:
-    """Send an error as a response."""
+async def send_error(error: RequestError, send: Send, closes_connection: bool = True) -> None:
+    """Send an error as a response; a connection has to be closed if the body of the request was not read."""
     body = json.dumps(error.to_json()).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    headers |= {"connection": "close"} if closes_connection else {}
     raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in {**headers, **error.headers}.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw_headers})
     await send({"type": "http.response.body", "body": body})

@@ -4,13 +4,17 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
+
 from polyseme.generation.text import MAX_CACHE_CELLS
 from polyseme.inference.neural_lm import NeuralLM
-from polyseme.serve.batching.worker import ModelWorker, WorkerLimits
+from polyseme.serve.api.errors import RequestError
+from polyseme.serve.batching.worker import ModelWorker, Streams, WorkerLimits
 from polyseme.serve.metrics import Metrics, ModelMetrics
 from polyseme.serve.registry import ModelRegistry, ServedModel
 
 WARM_UP_TEXT = "the first call takes longer"
+MAX_STREAMS = 4  # batches that a processor computes at once; Python runs one thread at a time
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class AppConfig:
     max_wait: float = 5.0  # milliseconds
     max_batch_tokens: int = 0  # 0: what the model reads at once
     max_queue: int = 512
+    max_delay: float = 0.0  # milliseconds; 0: none
     timeout: float = 60.0  # seconds
     token: str = ""
     hosts: tuple[str, ...] = ()
@@ -43,6 +48,18 @@ class ServerState:
             self.workers[name] = _start_worker(served, self.config, ModelMetrics(self.metrics, name))
         self.is_ready = True
 
+    def find_overload(self) -> RequestError | None:
+        """Return the error for a request that has not been read; None if some model may have room for it."""
+        for worker in self.workers.values():
+            if worker.has_room(worker.mean_call_tokens):
+                return None
+        return next((worker.overload_error() for worker in self.workers.values()), None)
+
+    def record_request(self, verb: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        self.metrics.count("polyseme_requests_total", verb=verb, status=str(status))
+        self.metrics.observe("polyseme_request_seconds", seconds, verb=verb)
+
     def close(self) -> None:
         """Finish all work and end the workers."""
         self.is_ready = False
@@ -53,7 +70,8 @@ class ServerState:
 def _start_worker(served: ServedModel, config: AppConfig, listener: ModelMetrics) -> ModelWorker:
     network = served.model if isinstance(served.model, NeuralLM) else None
     model_tokens = network.max_batch_tokens if network is not None else WorkerLimits.max_batch_tokens
-    limits = WorkerLimits(config.max_wait / 1000, config.max_batch_tokens or model_tokens, config.max_queue)
+    max_batch_tokens = config.max_batch_tokens or model_tokens
+    limits = WorkerLimits(config.max_wait / 1000, max_batch_tokens, config.max_queue, config.max_delay / 1000)
 
     def resize(num_tokens: int) -> None:
         assert network is not None
@@ -62,4 +80,22 @@ def _start_worker(served: ServedModel, config: AppConfig, listener: ModelMetrics
     kind = "cuda" if network is not None and network.device.type == "cuda" else "cpu"
     max_cells = MAX_CACHE_CELLS[kind]
     warm_up = partial(served.model.embed, [WARM_UP_TEXT]) if network is not None else None
-    return ModelWorker(served.name, limits, listener, max_cells, resize if network is not None else None, warm_up)
+    streams = make_streams(torch.get_num_threads()) if network is not None and _computes_on_cpu(served) else None
+    return ModelWorker(
+        served.name, limits, listener, max_cells, resize if network is not None else None, warm_up, streams
+    )
+
+
+def _computes_on_cpu(served: ServedModel) -> bool:
+    """Whether torch computes a network on the processor."""
+    return isinstance(served.model, NeuralLM) and served.model.device.type == "cpu" and not served.is_graph
+
+
+def make_streams(num_threads: int) -> Streams:
+    """Return streams that share this many threads of torch."""
+    number = min(num_threads, MAX_STREAMS)
+
+    def share_cores(has_all: bool) -> None:
+        torch.set_num_threads(num_threads if has_all else max(num_threads // number, 1))
+
+    return Streams(number, share_cores)
