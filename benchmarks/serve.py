@@ -153,7 +153,10 @@ def measure_overload(args: argparse.Namespace, capacity: float, unloaded_p99: fl
     exchanges, summary = output["exchanges"], output["summary"]
     indices = [each["index"] for each in exchanges]
     end = max(each["end"] for each in exchanges)
-    times = [(each["due"], 1000 * (each["end"] - each["due"])) for each in output["after"]]
+    times = [
+        (each["due"], 1000 * (each["end"] - each["due"]) if each["status"] == 200 else np.inf)
+        for each in output["after"]
+    ]
     windows = [times[i : i + 10] for i in range(len(times) - 9)]  # one slow request does not count
     normal = [window[0][0] for window in windows if np.median([ms for _, ms in window]) <= limit_ms]
     return {

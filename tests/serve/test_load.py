@@ -179,7 +179,7 @@ def test_calls_that_would_take_too_long_are_rejected():
 
     async def use(make_call):
         for num_tokens, seconds in ((10, 0.2), (100, 2.0)):
-            worker._estimate.add(num_tokens, seconds)
+            worker._estimates[False].add(num_tokens, seconds)
         assert worker.expected_delay(1000) == 0  # nothing is in its way
         running = [make_call(lambda values: gate.wait(5) and values, 10, False) for _ in range(1)]
         worker.submit(running[0])

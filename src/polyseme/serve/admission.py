@@ -25,7 +25,7 @@ class AdmissionMiddleware:
         """Pass a request on, or reject it."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         verb = self.verbs.get(scope["path"]) if is_post else None
-        error = self.state.find_overload() if verb is not None else None
+        error = self.state.find_overload(content_length(scope)) if verb is not None else None
         if verb is None or error is None:
             await self.app(scope, receive, send)
             return
@@ -34,6 +34,12 @@ class AdmissionMiddleware:
         if is_read is not None:
             await send_error(error, send, closes_connection=not is_read)
         self.state.record_request(verb, error.status if is_read is not None else 499, time.perf_counter() - start)
+
+
+def content_length(scope: Scope) -> int:
+    """Return the size of a request's body as its header says; 0 if it does not."""
+    value = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return int(value) if value.isdigit() and len(value) < 10 else 0
 
 
 async def drain(scope: Scope, receive: Receive) -> bool | None:

@@ -135,6 +135,7 @@ async def answer_plan(
     start = time.perf_counter()
     plan = await call_sized(size, make_plan, served, body)
     state.metrics.observe("polyseme_encode_seconds", time.perf_counter() - start, model=served.name)
+    worker.record_size(plan.num_tokens, size)
     return await run_plan(state, worker, plan, request, timeout)
 
 

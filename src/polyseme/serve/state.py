@@ -48,10 +48,10 @@ class ServerState:
             self.workers[name] = _start_worker(served, self.config, ModelMetrics(self.metrics, name))
         self.is_ready = True
 
-    def find_overload(self) -> RequestError | None:
-        """Return the error for a request that has not been read; None if some model may have room for it."""
+    def find_overload(self, num_bytes: int) -> RequestError | None:
+        """Return the error for a request of this size that has not been read; None if some model may have room."""
         for worker in self.workers.values():
-            if worker.has_room(worker.mean_call_tokens):
+            if worker.has_room(worker.tokens_per_byte * num_bytes):
                 return None
         return next((worker.overload_error() for worker in self.workers.values()), None)
 

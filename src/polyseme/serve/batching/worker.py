@@ -125,8 +125,8 @@ class ModelWorker:
         self._expected_ends: dict[int, float] = {}  # of the batches that streams compute
         self._has_all_cores = False  # whether a batch runs that no other may run beside
         self._is_generating = False
-        self._estimate = BatchTimeEstimate()
-        self.mean_call_tokens = 0.0  # of recent calls
+        self._estimates = {has_all: BatchTimeEstimate() for has_all in (True, False)}  # by cores: all, or a share
+        self.tokens_per_byte = 0.0  # of recent requests
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run, args=(stream,), name=f"worker-{name}-{stream}", daemon=True)
@@ -161,7 +161,8 @@ class ModelWorker:
             return 0.0
         is_free = len(ends) < len(self._threads) and not self._has_all_cores
         seconds_until_start = 0.0 if is_free else max(min(ends) - time.perf_counter(), 0.0)
-        return seconds_until_start + self._estimate(self._num_waiting_tokens + num_tokens)
+        estimate = self._estimates[len(self._threads) == 1]
+        return seconds_until_start + estimate(self._num_waiting_tokens + num_tokens)
 
     def check_room(self, num_tokens: float = 0.0) -> None:
         """Raise if a call of this many tokens may not wait."""
@@ -173,6 +174,10 @@ class ModelWorker:
         message = f"{self.queue_length} requests are waiting for the model {self.name!r}: try again later"
         return RequestError("overloaded", message, {"Retry-After": str(RETRY_AFTER_SECONDS)})
 
+    def record_size(self, num_tokens: int, num_bytes: int) -> None:
+        """Take into account how many tokens a request of this size has, to guess those of requests that are not read."""
+        self.tokens_per_byte += MEAN_WEIGHT * (num_tokens / max(num_bytes, 1) - self.tokens_per_byte)
+
     def submit(self, work: Call | Generation) -> None:
         """Add work to the queue; raise if it is full."""
         self.check_room(work.num_tokens if isinstance(work, Call) else 0)
@@ -182,7 +187,6 @@ class ModelWorker:
             if isinstance(work, Call):
                 self._calls.append(work)
                 self._num_waiting_tokens += work.num_tokens
-                self.mean_call_tokens += MEAN_WEIGHT * (work.num_tokens - self.mean_call_tokens)
             else:
                 self._generations.append(work)
             self._wake_stream()
@@ -303,30 +307,32 @@ class ModelWorker:
         """Record that a stream computes; on all cores if nothing else could use them now."""
         start = time.perf_counter()
         self._has_all_cores = not self._expected_ends and not (batch[0].is_parallel and (self._calls or len(batch) > 1))
-        self._expected_ends[stream] = start + self._estimate(sum(call.num_tokens for call in batch))
+        estimate = self._estimates[self._has_all_cores]
+        self._expected_ends[stream] = start + estimate(sum(call.num_tokens for call in batch))
         for call in batch:
             call.start = start
         self._wake_stream()
 
     def _run_batch(self, stream: int, batch: list[Call]) -> None:
+        """Run a batch and deliver its results, when the stream counts as free again: new calls may come at once."""
         start, num_tokens = time.perf_counter(), sum(call.num_tokens for call in batch)
         self.streams.share_cores(self._has_all_cores)
-        self._compute(batch)
+        outcomes = self._compute(batch)
         seconds = time.perf_counter() - start
         with self._lock:
-            if not self._has_all_cores or len(self._threads) == 1:
-                self._estimate.add(num_tokens, seconds)
+            self._estimates[self._has_all_cores].add(num_tokens, seconds)
             self._has_all_cores = False
             del self._expected_ends[stream]
             self._wake_stream()
+        deliver(outcomes)
         if self.listener is not None:
             self.listener.record_batch(len(batch), num_tokens, seconds)
 
-    def _compute(self, batch: list[Call]) -> None:
-        """Run a batch and deliver the results; if it fails, run its halves, so that an error reaches its own call."""
+    def _compute(self, batch: list[Call]) -> list[tuple[Call, Any]]:
+        """Return the results of a batch; if it fails, run its halves, so that an error reaches its own call."""
         batch = [call for call in batch if not call.is_cancelled]
         if not batch:
-            return
+            return []
         try:
             inputs = batch[0].inputs if len(batch) == 1 else [each for call in batch for each in call.inputs]
             results = batch[0].run(inputs)
@@ -335,17 +341,13 @@ class ModelWorker:
                 num_tokens = sum(call.num_tokens for call in batch)
                 self._shrink(num_tokens)
                 if len(batch) == 1 and self.resize is not None and self.batch_tokens >= MIN_BATCH_TOKENS:
-                    self._compute(batch)
-                    return
+                    return self._compute(batch)
             elif not isinstance(error, PolysemeError):
                 logger.error(f"a batch of the model {self.name} failed: {type(error).__name__}", exc_info=error)
             if len(batch) == 1:
-                deliver([(batch[0], error)])
-                return
+                return [(batch[0], error)]
             middle = len(batch) // 2
-            self._compute(batch[:middle])
-            self._compute(batch[middle:])
-            return
+            return self._compute(batch[:middle]) + self._compute(batch[middle:])
         self._grow()
         outcomes: list[tuple[Call, Any]] = []
         first, end = 0, time.perf_counter()
@@ -353,7 +355,7 @@ class ModelWorker:
             call.end = end
             outcomes.append((call, results[first : first + len(call.inputs)]))
             first += len(call.inputs)
-        deliver(outcomes)
+        return outcomes
 
     def _shrink(self, num_tokens: int) -> None:
         """Halve the budget after memory ran out."""
@@ -436,6 +438,6 @@ def deliver(outcomes: Sequence[tuple[Call, Any]]) -> None:
             else:
                 call.future.set_result(outcome)
 
-    loop = outcomes[0][0].future.get_loop()
-    if not loop.is_closed():
+    loop = outcomes[0][0].future.get_loop() if outcomes else None
+    if loop is not None and not loop.is_closed():
         loop.call_soon_threadsafe(set_outcomes)
