@@ -12,7 +12,7 @@ import pytest
 from polyseme.serve import state as state_module
 from polyseme.serve.admission import drain
 from polyseme.serve.api.errors import RequestError
-from polyseme.serve.batching.estimate import BatchTimeEstimate
+from polyseme.serve.batching.estimate import BatchTimeEstimate, DelayLimit
 from polyseme.serve.batching.worker import Call, ModelWorker, Streams, WorkerLimits
 from tests.serve.models import TEXTS, running_server, send
 
@@ -175,10 +175,10 @@ def test_the_time_of_a_batch_is_a_line_over_its_tokens():
 
 
 def test_calls_that_would_take_too_long_are_rejected():
-    worker, gate = make_worker(Cores(), max_delay=1.0), threading.Event()
+    worker, gate = make_worker(Cores(), max_delay=1.0), threading.Event()  # 0.5 s are accepted at first
 
     async def use(make_call):
-        for num_tokens, seconds in ((10, 0.2), (100, 2.0)):
+        for num_tokens, seconds in ((10, 0.1), (100, 1.0)):
             worker._estimates[False].add(num_tokens, seconds)
         assert worker.expected_delay(1000) == 0  # nothing is in its way
         running = [make_call(lambda values: gate.wait(5) and values, 10, False) for _ in range(1)]
@@ -196,6 +196,23 @@ def test_calls_that_would_take_too_long_are_rejected():
         assert worker.has_room(1000)
 
     run_with_worker(worker, use)
+
+
+def test_the_limit_adapts_until_few_calls_are_late():
+    limit = DelayLimit(0.1)
+    for _ in range(10):
+        limit.record(0.2)
+    assert 0.02 < limit.seconds < 0.04
+    for _ in range(1000):
+        limit.record(0.2)
+    assert limit.seconds == pytest.approx(0.01)  # something is always accepted
+    for _ in range(20_000):
+        limit.record(0.05)
+    assert limit.seconds == pytest.approx(0.1)
+    before = limit.seconds
+    for i in range(2000):
+        limit.record(0.2 if i % 50 == 0 else 0.05)  # more than may be late
+    assert limit.seconds < before / 2
 
 
 @pytest.fixture

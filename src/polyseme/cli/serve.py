@@ -9,7 +9,7 @@ MODELS_HELP = (
     "Folders of models or runs, files of word vectors, or names from `polyseme models`; NAME=PATH to name one."
 )
 BATCH_HELP = "Most tokens of a batch; default: what the model reads at once, 2,048 on a CPU and 65,536 on a GPU."
-DELAY_HELP = "Milliseconds in which an accepted request should be done; others get status 429. 0: no limit."
+DELAY_HELP = "Milliseconds in which nearly all accepted requests are done; more get status 429. 0: no limit."
 ENGINE_HELP = "torch, or onnx: folders that `quantize` or `export --to onnx --head vectors` wrote."
 
 

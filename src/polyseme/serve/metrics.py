@@ -2,6 +2,7 @@
 
 import threading
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +22,7 @@ class Histogram:
     def add(self, value: float) -> None:
         """Count a value."""
         self.sum += value
-        self.counts[next((i for i, bound in enumerate(self.bounds) if value <= bound), len(self.bounds))] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
 
     def lines(self, name: str, labels: Labels) -> list[str]:
         """Return the lines of the text format."""

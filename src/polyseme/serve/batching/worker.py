@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from polyseme.errors import PolysemeError, is_out_of_memory
 from polyseme.serve.api.errors import RequestError
-from polyseme.serve.batching.estimate import BatchTimeEstimate
+from polyseme.serve.batching.estimate import BatchTimeEstimate, DelayLimit
 
 logger = logging.getLogger(__name__)
 MIN_BATCH_TOKENS = 64  # a single request is not divided further when memory runs out
@@ -35,7 +35,7 @@ class WorkerLimits:
     max_wait: float = 0.005
     max_batch_tokens: int = 16_384
     max_queue: int = 512
-    max_delay: float = 0.0  # a call that is expected to take longer is rejected
+    max_delay: float = 0.0  # calls that would probably take longer are rejected
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,7 @@ class ModelWorker:
         self._has_all_cores = False  # whether a batch runs that no other may run beside
         self._is_generating = False
         self._estimates = {has_all: BatchTimeEstimate() for has_all in (True, False)}  # by cores: all, or a share
+        self._delay_limit = DelayLimit(limits.max_delay) if limits.max_delay else None
         self.tokens_per_byte = 0.0  # of recent requests
         self._is_closing = False
         self._threads = [
@@ -152,7 +153,7 @@ class ModelWorker:
                 self._drop_cancelled()
             if self.queue_length >= self.limits.max_queue:
                 return False
-        return not self.limits.max_delay or self.expected_delay(num_tokens) <= self.limits.max_delay
+        return self._delay_limit is None or self.expected_delay(num_tokens) <= self._delay_limit.seconds
 
     def expected_delay(self, num_tokens: float) -> float:
         """Return the expected seconds until a call of this many tokens is done; 0 if nothing is in its way."""
@@ -160,7 +161,7 @@ class ModelWorker:
         if not ends:
             return 0.0
         is_free = len(ends) < len(self._threads) and not self._has_all_cores
-        seconds_until_start = 0.0 if is_free else max(min(ends) - time.perf_counter(), 0.0)
+        seconds_until_start = self.limits.max_wait if is_free else max(min(ends) - time.perf_counter(), 0.0)
         estimate = self._estimates[len(self._threads) == 1]
         return seconds_until_start + estimate(self._num_waiting_tokens + num_tokens)
 
@@ -174,8 +175,13 @@ class ModelWorker:
         message = f"{self.queue_length} requests are waiting for the model {self.name!r}: try again later"
         return RequestError("overloaded", message, {"Retry-After": str(RETRY_AFTER_SECONDS)})
 
+    def record_delay(self, seconds: float) -> None:
+        """Note how long a call took until its results arrived."""
+        if self._delay_limit is not None:
+            self._delay_limit.record(seconds)
+
     def record_size(self, num_tokens: int, num_bytes: int) -> None:
-        """Take into account how many tokens a request of this size has, to guess those of requests that are not read."""
+        """Note how many tokens a request of this size has, to guess those of requests that are not read."""
         self.tokens_per_byte += MEAN_WEIGHT * (num_tokens / max(num_bytes, 1) - self.tokens_per_byte)
 
     def submit(self, work: Call | Generation) -> None:
