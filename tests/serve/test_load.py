@@ -198,6 +198,28 @@ def test_calls_that_would_take_too_long_are_rejected():
     run_with_worker(worker, use)
 
 
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_the_time_of_batches_is_learned(num_streams):
+    worker = ModelWorker("test", WorkerLimits(max_delay=10.0), streams=Streams(num_streams))
+    gates = [threading.Event() for _ in range(2)]
+
+    async def use(make_call):
+        delays = []
+        for gate in gates:
+            blocker = make_call(lambda values, gate=gate: gate.wait(5) and values, is_parallel=False)
+            worker.submit(blocker)
+            await wait_for_start(blocker)
+            calls = [make_call(list, num_tokens=5) for _ in range(4)]
+            for call in calls:
+                worker.submit(call)
+            delays.append(worker.expected_delay(10))
+            gate.set()
+            await asyncio.gather(*(call.future for call in (blocker, *calls)))
+        assert delays[0] == 0 < delays[1]
+
+    run_with_worker(worker, use)
+
+
 def test_the_limit_adapts_until_few_calls_are_late():
     limit = DelayLimit(0.1)
     for _ in range(10):

@@ -312,7 +312,8 @@ class ModelWorker:
     def _start_batch(self, stream: int, batch: list[Call]) -> None:
         """Record that a stream computes; on all cores if nothing else could use them now."""
         start = time.perf_counter()
-        self._has_all_cores = not self._expected_ends and not (batch[0].is_parallel and (self._calls or len(batch) > 1))
+        is_shared = len(self._threads) > 1 and batch[0].is_parallel and bool(self._calls or len(batch) > 1)
+        self._has_all_cores = not self._expected_ends and not is_shared
         estimate = self._estimates[self._has_all_cores]
         self._expected_ends[stream] = start + estimate(sum(call.num_tokens for call in batch))
         for call in batch:
