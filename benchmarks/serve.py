@@ -37,7 +37,7 @@ import polyseme
 from polyseme.io.json import write_json
 
 MAX_WAIT = 5.0  # milliseconds
-DELAY_SHARE = 0.85  # of the bound of the 99th percentile, for the server; the rest is for the way to the client
+DELAY_SHARE = 0.95  # of the bound of the 99th percentile, for the server; the rest is for the way to the client
 TARGETS = {"throughput": 0.8, "latency": 1.2, "overload": 2.0, "memory": 0.05, "recovery": 2.0}
 HERE = Path(__file__).parent
 

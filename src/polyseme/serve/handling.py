@@ -88,7 +88,6 @@ async def run_plan(state: ServerState, worker: ModelWorker, plan: Plan, request:
         results = await wait_until(request, call.future, timeout)
     finally:
         call.future.cancel()
-    worker.record_delay(time.perf_counter() - call.arrival)
     state.metrics.observe("polyseme_queue_seconds", call.start - call.arrival, model=worker.name)
     timing = f"queue;dur={1000 * (call.start - call.arrival):.2f}, run;dur={1000 * (call.end - call.start):.2f}"
     headers = {"Server-Timing": timing}

@@ -14,6 +14,7 @@ from polyseme.serve.metrics import Metrics, ModelMetrics
 from polyseme.serve.registry import ModelRegistry, ServedModel
 
 WARM_UP_TEXT = "the first call takes longer"
+WARM_UP_SECONDS = 0.25  # of the last batch of a warm-up
 MAX_STREAMS = 4  # batches that a processor computes at once; Python runs one thread at a time
 
 
@@ -79,11 +80,24 @@ def _start_worker(served: ServedModel, config: AppConfig, listener: ModelMetrics
 
     kind = "cuda" if network is not None and network.device.type == "cuda" else "cpu"
     max_cells = MAX_CACHE_CELLS[kind]
-    warm_up = partial(served.model.embed, [WARM_UP_TEXT]) if network is not None else None
+    warm_up = partial(warm_up_model, network, limits.max_batch_tokens) if network is not None else None
     streams = make_streams(torch.get_num_threads()) if network is not None and _computes_on_cpu(served) else None
     return ModelWorker(
         served.name, limits, listener, max_cells, resize if network is not None else None, warm_up, streams
     )
+
+
+def warm_up_model(model: NeuralLM, max_batch_tokens: int) -> None:
+    """Compute batches of growing size, up to a full one or a slow one.
+
+    Later batches find the memory that they need, and the memory of a process does not grow under load.
+    """
+    num_texts, seconds = 1, 0.0
+    tokens_per_text = len(WARM_UP_TEXT.split()) + model.tokenizer.num_special_tokens_to_add()
+    while seconds < WARM_UP_SECONDS and num_texts * tokens_per_text <= max_batch_tokens:
+        start = time.perf_counter()
+        model.embed([WARM_UP_TEXT] * num_texts)
+        seconds, num_texts = time.perf_counter() - start, 4 * num_texts
 
 
 def _computes_on_cpu(served: ServedModel) -> bool:

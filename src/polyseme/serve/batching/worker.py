@@ -5,11 +5,12 @@ they wait for more, until the oldest has waited `max_wait`. Steps of text genera
 
 On a processor, several waiting calls are computed by several streams: threads that each run a batch on their share of
 the cores. They lose less time than one batch on all cores, above all if other threads need a core now and then. A call
-that waits alone runs on all cores.
+that waits alone runs on all cores, unless calls have just been rejected.
 """
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -19,12 +20,14 @@ from typing import Any, Protocol
 
 from polyseme.errors import PolysemeError, is_out_of_memory
 from polyseme.serve.api.errors import RequestError
-from polyseme.serve.batching.estimate import BatchTimeEstimate, DelayLimit
+from polyseme.serve.batching.estimate import BatchTimeEstimate
 
 logger = logging.getLogger(__name__)
 MIN_BATCH_TOKENS = 64  # a single request is not divided further when memory runs out
 BATCHES_BEFORE_GROWTH = 64  # after memory ran out, the budget is doubled when this many batches have succeeded
 RETRY_AFTER_SECONDS = 1
+EXPECTED_SHARE = 0.5  # of `max_delay`: later calls join the batch of a call, and the time of batches varies
+OVERLOAD_SECONDS = 1.0  # after a rejection
 MEAN_WEIGHT = 0.05  # of a call in the mean of recent ones
 
 
@@ -108,7 +111,7 @@ class ModelWorker:
     ):
         """`resize` is told how many tokens may be read at once when memory ran out, and later when more may be.
 
-        `warm_up` is called first, in the first stream's thread, which has its own threads for computing.
+        `warm_up` is called first in the thread of each stream, which has its own memory and threads for computing.
         """
         self.name, self.limits, self.listener, self.max_cells = name, limits, listener, max_cells
         self.batch_tokens, self.resize = limits.max_batch_tokens, resize  # fewer tokens after memory ran out
@@ -126,8 +129,9 @@ class ModelWorker:
         self._has_all_cores = False  # whether a batch runs that no other may run beside
         self._is_generating = False
         self._estimates = {has_all: BatchTimeEstimate() for has_all in (True, False)}  # by cores: all, or a share
-        self._delay_limit = DelayLimit(limits.max_delay) if limits.max_delay else None
         self.tokens_per_byte = 0.0  # of recent requests
+        self._last_rejection = -math.inf
+        self._max_wait = 0.0 if limits.max_delay else limits.max_wait  # no time is left to wait for others
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run, args=(stream,), name=f"worker-{name}-{stream}", daemon=True)
@@ -153,7 +157,13 @@ class ModelWorker:
                 self._drop_cancelled()
             if self.queue_length >= self.limits.max_queue:
                 return False
-        return self._delay_limit is None or self.expected_delay(num_tokens) <= self._delay_limit.seconds
+        max_delay = self.limits.max_delay
+        return not max_delay or self.expected_delay(num_tokens) <= EXPECTED_SHARE * max_delay
+
+    @property
+    def is_overloaded(self) -> bool:
+        """Whether calls were rejected a moment ago."""
+        return time.perf_counter() < self._last_rejection + OVERLOAD_SECONDS
 
     def expected_delay(self, num_tokens: float) -> float:
         """Return the expected seconds until a call of this many tokens is done; 0 if nothing is in its way."""
@@ -161,7 +171,7 @@ class ModelWorker:
         if not ends:
             return 0.0
         is_free = len(ends) < len(self._threads) and not self._has_all_cores
-        seconds_until_start = self.limits.max_wait if is_free else max(min(ends) - time.perf_counter(), 0.0)
+        seconds_until_start = 0.0 if is_free else max(min(ends) - time.perf_counter(), 0.0)
         estimate = self._estimates[len(self._threads) == 1]
         return seconds_until_start + estimate(self._num_waiting_tokens + num_tokens)
 
@@ -171,14 +181,10 @@ class ModelWorker:
             raise self.overload_error()
 
     def overload_error(self) -> RequestError:
-        """Return the error of a request that is rejected."""
+        """Return the error of a request that is rejected now."""
+        self._last_rejection = time.perf_counter()
         message = f"{self.queue_length} requests are waiting for the model {self.name!r}: try again later"
         return RequestError("overloaded", message, {"Retry-After": str(RETRY_AFTER_SECONDS)})
-
-    def record_delay(self, seconds: float) -> None:
-        """Note how long a call took until its results arrived."""
-        if self._delay_limit is not None:
-            self._delay_limit.record(seconds)
 
     def record_size(self, num_tokens: int, num_bytes: int) -> None:
         """Note how many tokens a request of this size has, to guess those of requests that are not read."""
@@ -209,8 +215,9 @@ class ModelWorker:
     # -------------------------------------------------------------------------------------- the worker's threads
 
     def _run(self, stream: int) -> None:
-        if stream == 0 and self._warm_up is not None:
+        if self._warm_up is not None:
             try:
+                self.streams.share_cores(len(self._threads) == 1)
                 self._warm_up()
             except Exception as error:  # requests will say what is wrong
                 logger.warning(f"the first call of the model {self.name} failed: {type(error).__name__}")
@@ -239,7 +246,7 @@ class ModelWorker:
             return bool(self._calls or self._generations or self._active)
         if self._has_all_cores or self._is_generating or self._generations or not self._calls:
             return False
-        return self._calls[0].is_parallel and (not is_alone or len(self._calls) > 1)
+        return self._calls[0].is_parallel and (not is_alone or len(self._calls) > 1 or self.is_overloaded)
 
     def _wake_stream(self) -> None:
         """Wake a stream for which there is work, and those that wait for a batch to fill when it is full."""
@@ -279,7 +286,7 @@ class ModelWorker:
     def _take_calls(self, stream: int, was_idle: bool) -> list[Call]:
         """Take the oldest call and others with its key, up to the budget; wait for more if the model is busy."""
         if self._calls and not was_idle and not self._active and not self._is_closing:
-            deadline = self._calls[0].arrival + self.limits.max_wait
+            deadline = self._calls[0].arrival + self._max_wait
             while self._calls and not self._is_full() and (rest := deadline - time.perf_counter()) > 0:
                 self._filling.add(stream)
                 self._turns[stream].wait(rest)
@@ -312,7 +319,8 @@ class ModelWorker:
     def _start_batch(self, stream: int, batch: list[Call]) -> None:
         """Record that a stream computes; on all cores if nothing else could use them now."""
         start = time.perf_counter()
-        is_shared = len(self._threads) > 1 and batch[0].is_parallel and bool(self._calls or len(batch) > 1)
+        has_others = bool(self._calls) or len(batch) > 1 or self.is_overloaded
+        is_shared = len(self._threads) > 1 and batch[0].is_parallel and has_others
         self._has_all_cores = not self._expected_ends and not is_shared
         estimate = self._estimates[self._has_all_cores]
         self._expected_ends[stream] = start + estimate(sum(call.num_tokens for call in batch))
