@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -99,7 +100,7 @@ def test_after_a_rejection_a_single_call_shares_the_cores():
             call = make_call(list)
             worker.submit(call)
             await call.future
-            worker.overload_error()
+            worker._last_rejection = time.perf_counter()
         assert worker.is_overloaded
         fixed = make_call(list, is_parallel=False)
         worker.submit(fixed)
@@ -212,6 +213,8 @@ def test_calls_that_would_take_too_long_are_rejected():
         assert not worker.has_room(30)
         gate.set()
         await waiting.future
+        assert worker.is_overloaded and not worker.has_room(1000) and worker.has_room(60)
+        worker._last_rejection = -1.0  # a while ago
         assert worker.has_room(1000)
 
     run_with_worker(worker, use)

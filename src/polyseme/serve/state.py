@@ -14,7 +14,7 @@ from polyseme.serve.metrics import Metrics, ModelMetrics
 from polyseme.serve.registry import ModelRegistry, ServedModel
 
 WARM_UP_TEXT = "the first call takes longer"
-WARM_UP_SECONDS = 0.25  # of the last batch of a warm-up
+WARM_UP_SECONDS, WARM_UP_TOKENS = 0.25, 512  # at most, of the last batch of a warm-up
 MAX_STREAMS = 4  # batches that a processor computes at once; Python runs one thread at a time
 
 
@@ -88,13 +88,10 @@ def _start_worker(served: ServedModel, config: AppConfig, listener: ModelMetrics
 
 
 def warm_up_model(model: NeuralLM, max_batch_tokens: int) -> None:
-    """Compute batches of growing size, up to a full one or a slow one.
-
-    Later batches find the memory that they need, and the memory of a process does not grow under load.
-    """
+    """Compute batches of growing size, up to a slow one, so that later ones find the memory that they need."""
     num_texts, seconds = 1, 0.0
     tokens_per_text = len(WARM_UP_TEXT.split()) + model.tokenizer.num_special_tokens_to_add()
-    while seconds < WARM_UP_SECONDS and num_texts * tokens_per_text <= max_batch_tokens:
+    while seconds < WARM_UP_SECONDS and num_texts * tokens_per_text <= min(max_batch_tokens, WARM_UP_TOKENS):
         start = time.perf_counter()
         model.embed([WARM_UP_TEXT] * num_texts)
         seconds, num_texts = time.perf_counter() - start, 4 * num_texts

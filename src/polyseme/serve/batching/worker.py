@@ -27,7 +27,8 @@ MIN_BATCH_TOKENS = 64  # a single request is not divided further when memory run
 BATCHES_BEFORE_GROWTH = 64  # after memory ran out, the budget is doubled when this many batches have succeeded
 RETRY_AFTER_SECONDS = 1
 EXPECTED_SHARE = 0.5  # of `max_delay`: later calls join the batch of a call, and the time of batches varies
-OVERLOAD_SECONDS = 1.0  # after a rejection
+ALONE_SHARE = 2 / 3  # of the expected time of a call in whose way nothing is: none will join it
+OVERLOAD_SECONDS = 1.0  # after a rejection because of other calls
 MEAN_WEIGHT = 0.05  # of a call in the mean of recent ones
 
 
@@ -131,6 +132,7 @@ class ModelWorker:
         self._estimates = {has_all: BatchTimeEstimate() for has_all in (True, False)}  # by cores: all, or a share
         self.tokens_per_byte = 0.0  # of recent requests
         self._last_rejection = -math.inf
+        self._max_expected_delay = EXPECTED_SHARE * limits.max_delay or math.inf
         self._max_wait = 0.0 if limits.max_delay else limits.max_wait  # no time is left to wait for others
         self._is_closing = False
         self._threads = [
@@ -152,13 +154,16 @@ class ModelWorker:
 
     def has_room(self, num_tokens: float = 0.0) -> bool:
         """Whether a call of this many tokens may wait: the queue is not full, and the call is done in time."""
+        has_room = not self._is_queue_full() and self.expected_delay(num_tokens) <= self._max_expected_delay
+        if not has_room and self._expected_ends:
+            self._last_rejection = time.perf_counter()
+        return has_room
+
+    def _is_queue_full(self) -> bool:
         if self.queue_length >= self.limits.max_queue:
             with self._lock:
                 self._drop_cancelled()
-            if self.queue_length >= self.limits.max_queue:
-                return False
-        max_delay = self.limits.max_delay
-        return not max_delay or self.expected_delay(num_tokens) <= EXPECTED_SHARE * max_delay
+        return self.queue_length >= self.limits.max_queue
 
     @property
     def is_overloaded(self) -> bool:
@@ -166,13 +171,16 @@ class ModelWorker:
         return time.perf_counter() < self._last_rejection + OVERLOAD_SECONDS
 
     def expected_delay(self, num_tokens: float) -> float:
-        """Return the expected seconds until a call of this many tokens is done; 0 if nothing is in its way."""
-        ends = list(self._expected_ends.values())
+        """Return the expected seconds until a call of this many tokens is done.
+
+        0 if nothing is in its way, so that it is accepted. Right after rejections it is only lower then, since a long
+        text would be late by itself.
+        """
+        ends, estimate = list(self._expected_ends.values()), self._estimates[len(self._threads) == 1]
         if not ends:
-            return 0.0
+            return ALONE_SHARE * estimate(num_tokens) if self.is_overloaded else 0.0
         is_free = len(ends) < len(self._threads) and not self._has_all_cores
         seconds_until_start = 0.0 if is_free else max(min(ends) - time.perf_counter(), 0.0)
-        estimate = self._estimates[len(self._threads) == 1]
         return seconds_until_start + estimate(self._num_waiting_tokens + num_tokens)
 
     def check_room(self, num_tokens: float = 0.0) -> None:
@@ -181,8 +189,7 @@ class ModelWorker:
             raise self.overload_error()
 
     def overload_error(self) -> RequestError:
-        """Return the error of a request that is rejected now."""
-        self._last_rejection = time.perf_counter()
+        """Return the error of a request that is rejected."""
         message = f"{self.queue_length} requests are waiting for the model {self.name!r}: try again later"
         return RequestError("overloaded", message, {"Retry-After": str(RETRY_AFTER_SECONDS)})
 
