@@ -17,17 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from report import header, table
+from texts import make_texts
 
 import polyseme
-
-
-def make_texts(number: int) -> list[str]:
-    """Generate texts of random words and log-normal lengths."""
-    rng = np.random.default_rng(0)
-    words = [*("the", "a", "of", "in", "model", "language", "word", "vector", "context"), *("and", "reads", "every")]
-    words += ["meaning", "stick", "bank", "river", "to", "is"]
-    lengths = np.clip(rng.lognormal(3.0, 0.8, number).astype(int), 3, 300)
-    return [" ".join(rng.choice(words, n)) for n in lengths]
 
 
 def main() -> None:

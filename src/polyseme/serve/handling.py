@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -81,7 +82,7 @@ async def call_sized(size: int, function: Callable[..., T], *args: Any) -> T:
 async def run_plan(state: ServerState, worker: ModelWorker, plan: Plan, request: Request, timeout: float) -> Response:
     """Wait for a plan's results, its deadline or the client's disconnection, whichever comes first."""
     loop = asyncio.get_running_loop()
-    call = Call(plan.key, plan.inputs, plan.num_tokens, plan.run, loop.create_future())
+    call = Call(plan.key, plan.inputs, plan.num_tokens, plan.run, loop.create_future(), plan.is_parallel)
     worker.submit(call)
     try:
         results = await wait_until(request, call.future, timeout)
@@ -90,9 +91,13 @@ async def run_plan(state: ServerState, worker: ModelWorker, plan: Plan, request:
     state.metrics.observe("polyseme_queue_seconds", call.start - call.arrival, model=worker.name)
     timing = f"queue;dur={1000 * (call.start - call.arrival):.2f}, run;dur={1000 * (call.end - call.start):.2f}"
     headers = {"Server-Timing": timing}
+    start = time.perf_counter()
     if plan.num_tokens > MAX_INLINE_CHARS // 4:
-        return await asyncio.to_thread(lambda: json_response(plan.respond(results), headers))
-    return json_response(plan.respond(results), headers)
+        response = await asyncio.to_thread(lambda: json_response(plan.respond(results), headers))
+    else:
+        response = json_response(plan.respond(results), headers)
+    state.metrics.observe("polyseme_render_seconds", time.perf_counter() - start, model=worker.name)
+    return response
 
 
 async def wait_until(request: Request, work: Awaitable[T], timeout: float) -> T:

@@ -2,11 +2,12 @@
 
 import threading
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-TIME_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+TIME_BUCKETS = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKEN_BUCKETS = (16, 64, 256, 1024, 4096, 16_384, 65_536)
 CALL_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Labels = tuple[tuple[str, str], ...]
@@ -25,7 +26,7 @@ class Histogram:
     def add(self, value: float) -> None:
         """Count a value."""
         self.sum += value
-        self.counts[next((i for i, bound in enumerate(self.bounds) if value <= bound), len(self.bounds))] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
 
     def lines(self, name: str, labels: Labels) -> list[str]:
         """Return the lines of the text format."""
@@ -140,7 +141,9 @@ HELP = {
     "polyseme_max_batch_tokens": "Most tokens of a batch, fewer for a while after memory ran out.",
     "polyseme_requests_total": "Requests by verb and status.",
     "polyseme_request_seconds": "Time from the end of a request to its response.",
+    "polyseme_encode_seconds": "Time to check and tokenize a request.",
     "polyseme_queue_seconds": "Time that a request waited for its batch.",
+    "polyseme_render_seconds": "Time to write a response as JSON.",
     "polyseme_tokens_total": "Tokens that were read.",
     "polyseme_generated_tokens_total": "Tokens that were generated.",
     "polyseme_batch_seconds": "Time of a batch.",

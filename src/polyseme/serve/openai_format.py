@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from polyseme.errors import ConfigError, DataError
@@ -55,7 +56,7 @@ def plan_embeddings(served: ServedModel, request: EmbeddingsRequest) -> Plan:
         num_tokens = response.usage.num_tokens
         return EmbeddingsResponse(data, served.name, OpenAIUsage(num_tokens, num_tokens))
 
-    return Plan(plan.key, plan.inputs, plan.num_tokens, plan.run, respond)
+    return replace(plan, respond=respond)
 
 
 def start_completions(served: ServedModel, request: CompletionsRequest) -> TextGeneration:

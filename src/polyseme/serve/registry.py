@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -208,7 +209,9 @@ def load_models(
 ) -> dict[str, LanguageModel]:
     """Load models by name: `NAME=PATH`, or the name of the folder. A folder of several tasks is one model for each.
 
-    The engine `onnx` takes folders with a graph for onnxruntime, and `torch` all others.
+    The engine `onnx` takes folders with a graph for onnxruntime, and `torch` all others. A thread of its own loads
+    them, so that OpenMP's threads end with it. Otherwise OpenMP would count more threads than cores, and those of the
+    workers would sleep between operations instead of waiting actively.
     """
     if engine not in ENGINES:
         raise ConfigError(f"`engine` is {engine!r}; {suggest(engine, ENGINES)}")
@@ -223,8 +226,9 @@ def load_models(
             raise ConfigError(f"{path} is {'a' if is_graph else 'no'} folder with an ONNX graph: {advice}")
         named_paths[name] = path
     models: dict[str, LanguageModel] = {}
-    for name, path in named_paths.items():
-        models |= _split_tasks(name, load(path, device, precision))
+    with ThreadPoolExecutor(1) as thread:
+        for name, path in named_paths.items():
+            models |= thread.submit(_load_tasks, name, path, device, precision).result()
     return models
 
 
@@ -236,6 +240,10 @@ def _split_name(argument: str) -> tuple[str, Path]:
     resolved = resolve_model(argument).absolute()
     folder = resolved.parent if resolved.name == "model" else resolved
     return re.sub(r"[^\w.@-]+", "-", folder.name) or "model", Path(argument)
+
+
+def _load_tasks(name: str, path: Path, device: str | None, precision: str) -> dict[str, LanguageModel]:
+    return _split_tasks(name, load(path, device, precision))
 
 
 def _split_tasks(name: str, model: LanguageModel) -> dict[str, LanguageModel]:

@@ -1,5 +1,6 @@
 """Checks of every request before it is read: its host, its origin, its token; and headers of every response."""
 
+import functools
 import hmac
 import ipaddress
 import json
@@ -14,6 +15,7 @@ from polyseme.errors import ConfigError
 from polyseme.serve.api.errors import RequestError
 
 MIN_TOKEN_LENGTH = 16
+MAX_CACHED_HOSTS = 64
 PUBLIC_PATHS = ("/", "/health", "/ready", "/docs", "/openapi.json")  # without a token; they tell nothing about texts
 PUBLIC_FOLDERS = ("/playground/", "/docs/")
 CONTENT_SECURITY_POLICY = (
@@ -48,6 +50,7 @@ class SecurityMiddleware:
     def __init__(self, app: ASGIApp, token: str = "", hosts: Iterable[str] = ()):
         self.app, self.token = app, token.encode()
         self.hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
+        self.is_allowed_host = functools.lru_cache(MAX_CACHED_HOSTS)(self._is_allowed_host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with an error."""
@@ -82,7 +85,7 @@ class SecurityMiddleware:
                 message = "a valid token is needed in the header `Authorization: Bearer TOKEN`"
                 raise RequestError("unauthorized", message, {"WWW-Authenticate": "Bearer"})
 
-    def is_allowed_host(self, header: str) -> bool:
+    def _is_allowed_host(self, header: str) -> bool:
         """Whether a Host header names this server: an address, which no foreign name can stand for, or a known name."""
         name = header.rsplit(":", 1)[0] if header.rsplit(":", 1)[-1].isdigit() else header
         try:
@@ -92,10 +95,11 @@ class SecurityMiddleware:
             return name.lower().rstrip(".") in self.hosts
 
 
-async def send_error(error: RequestError, send: Send) -> None:
-    """Send an error as a response."""
+async def send_error(error: RequestError, send: Send, closes_connection: bool = True) -> None:
+    """Send an error as a response; a connection has to be closed if the body of the request was not read."""
     body = json.dumps(error.to_json()).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    headers |= {"connection": "close"} if closes_connection else {}
     raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in {**headers, **error.headers}.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw_headers})
     await send({"type": "http.response.body", "body": body})

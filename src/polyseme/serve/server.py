@@ -1,5 +1,6 @@
 """Run the server until it is stopped; SIGTERM and SIGINT let requests in progress finish."""
 
+import gc
 import logging
 import signal
 import socket
@@ -59,6 +60,8 @@ def serve_models(
         logger.warning(f"{shown} can be reached from other machines, and there is no token: anybody can use the models")
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn drains, then raises it again: the status is 0
+    gc.collect()
+    gc.freeze()  # otherwise a full collection looks at all objects of torch, and stops all threads for long
     uvicorn.Server(settings).run(sockets=[listener])
 
 

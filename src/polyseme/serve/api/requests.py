@@ -1,9 +1,10 @@
 """The requests of all verbs. Field names are those of the Python API."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from polyseme.errors import ConfigError
 from polyseme.generation.config import GenerationConfig
@@ -31,7 +32,13 @@ EncodingFormat = Annotated[
 
 @dataclass(frozen=True)
 class ModelRequest(BoundedConfig):
-    """What every request has."""
+    """What every request has; errors name its endpoint."""
+
+    error_name: ClassVar[str] = "a request"
+
+    def __init_subclass__(cls) -> None:
+        endpoint = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Request")).lower()
+        cls.error_name = f"a request to /v1/{endpoint}"
 
     model: ModelName = ""
     timeout: Timeout = None
@@ -279,6 +286,8 @@ class EmbeddingsRequest(ModelRequest):
 @dataclass(frozen=True)
 class StreamOptions(BoundedConfig):
     """OpenAI's options of a streamed response."""
+
+    error_name: ClassVar[str] = "an object"
 
     include_usage: bool = False
     include_obfuscation: bool = False

@@ -25,6 +25,7 @@ class Plan:
     num_tokens: int
     run: Callable[[Results], Results]
     respond: Callable[[Results], Any]
+    is_parallel: bool = False  # whether `run` may be called by several threads at once
 
 
 def plan_examples(

@@ -29,7 +29,7 @@ def plan_embed(served: ServedModel, request: requests.EmbedRequest) -> Plan:
         rows = [responses.EmbedResult(data, shape, names) for (data, shape), names in zip(arrays, units)]
         return responses.EmbedResponse(served.name, rows, responses.Usage(sum(counts)))
 
-    return Plan(("embed", *options), encoded, sum(counts), run, respond)
+    return Plan(("embed", *options), encoded, sum(counts), run, respond, isinstance(served.model, NeuralLM))
 
 
 def prepare_embed(
@@ -93,7 +93,7 @@ def plan_rerank(served: ServedModel, request: requests.RerankRequest) -> Plan:
         matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12)
         return _order(served, request, responses.Usage(sum(counts)), (matrix[1:] @ matrix[0]).tolist())
 
-    return Plan(("embed", *options), encoded, sum(counts), run, respond_vectors)
+    return Plan(("embed", *options), encoded, sum(counts), run, respond_vectors, isinstance(served.model, NeuralLM))
 
 
 def _pair_scores(served: ServedModel, results: Results) -> list[float]:
