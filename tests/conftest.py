@@ -17,7 +17,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # children of the tests import `sit
 import gc
 import re
 import runpy
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if nextitem is None or nextitem.path != item.path:
         collect_garbage()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Do not send the output of a test that passed from a worker, which takes seconds in total: nobody reads it."""
+    report = yield
+    if report.passed and hasattr(item.config, "workerinput"):
+        report.sections.clear()
+    return report
 
 
 def collect_garbage() -> None:

@@ -116,7 +116,7 @@ def write_inputs(glue: Path) -> None:
     Path("TEXT").mkdir()
     for i in range(240):
         Path("TEXT", f"{i:03}.txt").write_text(texts[i % len(texts)], encoding="utf-8")
-    rows = [f"{text}\t{'cat' if 'cat' in text else 'other'}\n" for text in texts]
+    rows = [f"{text}\t{'cat' if 'cat' in text else 'other'}\n" for text in texts[::2]]
     for name in ("train.tsv", "dev.tsv"):
         Path(name).write_text("text\tlabel\n" + "".join(rows), encoding="utf-8")
     reviews = [f"{i},{text},{'cat' if 'cat' in text else 'other'}\n" for i, text in enumerate(texts)]
