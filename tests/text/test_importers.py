@@ -67,7 +67,9 @@ def test_bert(num_lines: int, tmp_path: Path) -> None:
     reloaded = Tokenizer.import_files([tmp_path / "vocab.txt"])
     assert not reloaded.lowercase
     original = legacy.BertTokenizerLegacy(str(tmp_path / "vocab.txt"), do_lower_case=False)
-    lines = [unicodedata.normalize("NFC", line) for line in mixed_lines(num_lines // 5)]  # the original does this itself
+    lines = [
+        unicodedata.normalize("NFC", line) for line in mixed_lines(num_lines // 5)
+    ]  # the original does this itself
     count_ties(reloaded, lambda line: original.convert_tokens_to_ids(original._tokenize(line)), lines)
 
 

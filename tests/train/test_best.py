@@ -147,7 +147,7 @@ TINY = {"model": {"num_layers": 1, "dim": 16, "num_heads": 2}, "batch_tokens": 5
 def test_a_run_records_why_and_resumes_with_its_shape(project, tmp_path, caplog, rejects):
     corpus, out = project / "corpus-bert", tmp_path / "run"
     caplog.set_level(logging.INFO)
-    run = polyseme.pretrain("best", corpus, out, budget="1s", valid_fraction=0.1, **TINY)
+    run = polyseme.pretrain("best", corpus, out, budget="3s", valid_fraction=0.1, **TINY)
     assert run.num_steps > 1 and caplog.text.count("best: ") == 3
     record, results = (json.loads((out / name).read_text()) for name in ("recipe.json", "results.json"))
     assert record["recipe"]["name"] == "best" and record["recipe"]["model"]["dim"] == 16
