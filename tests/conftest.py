@@ -28,6 +28,7 @@ from tests.support import commands
 from tests.support.project import Project, build_project
 from tests.support.text import documents, write_glue
 
+gc.set_threshold(50_000, 20, 20)  # collect garbage rarely: it took 4 % of the time
 runpy.run_path(str(Path(__file__).parent / "support/no_network/sitecustomize.py"))
 torch.set_num_threads(1)
 log_to_stderr()  # as every command does, so that no test depends on an earlier command
@@ -36,9 +37,8 @@ os.fsync = lambda handle: None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt modules and collected tests from garbage collection, and collect rarely: it took 4 % of the time."""
+    """Exempt modules and collected tests from garbage collection."""
     collect_garbage()
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)
