@@ -17,6 +17,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # children of the tests import `sit
 import gc
 import re
 import runpy
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from tests.support import commands
 from tests.support.project import Project, build_project
 from tests.support.text import documents, write_glue
 
+gc.set_threshold(50_000, 20, 20)  # collect garbage rarely: it took 4 % of the time
 runpy.run_path(str(Path(__file__).parent / "support/no_network/sitecustomize.py"))
 torch.set_num_threads(1)
 log_to_stderr()  # as every command does, so that no test depends on an earlier command
@@ -35,10 +37,31 @@ os.fsync = lambda handle: None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt modules and collected tests from garbage collection, and collect rarely: it took 4 % of the time."""
+    """Exempt modules and collected tests from garbage collection."""
+    collect_garbage()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """After the last test of a file, exempt what it imported: a collection took longer from file to file."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        collect_garbage()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Do not send the output of a test that passed from a worker, which takes seconds in total: nobody reads it."""
+    report = yield
+    if report.passed and hasattr(item.config, "workerinput"):
+        report.sections.clear()
+    return report
+
+
+def collect_garbage() -> None:
+    """Collect all garbage, and exempt the rest from later collections."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

@@ -29,3 +29,9 @@ class _Trees(Mapping[str, ast.Module]):
 
 
 TREES = _Trees()
+
+
+@functools.cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    """Return all nodes of a tree, which several rules look at."""
+    return list(ast.walk(tree))

@@ -4,7 +4,7 @@ import ast
 from collections import Counter
 from pathlib import PurePosixPath
 
-from tests.design.sources import TREES
+from tests.design.sources import TREES, nodes
 
 MAX_FILES, MAX_FUNCTION_LINES = 15, 60
 LARGE_FOLDERS = {"families", "cli", "tasks", "objectives"}  # one file per family, command, task or objective
@@ -23,7 +23,7 @@ def test_no_function_is_too_long():
     long = {
         f"{path}:{node.name}"
         for path, tree in TREES.items()
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno - node.lineno > MAX_FUNCTION_LINES
     }

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import polyseme
-from tests.design.sources import TREES
+from tests.design.sources import TREES, nodes
 
 VAGUE = {"found", "said", "given", "told", "kept", "made", "own", "both", "taken", "result", "item"}
 GPU_ONLY = "nn/kernels/"  # modules that need Triton and cannot be imported without it
@@ -17,7 +17,7 @@ GPU_ONLY = "nn/kernels/"  # modules that need Triton and cannot be imported with
 
 def variables(tree: ast.AST) -> Iterator[str]:
     """Names of all variables and parameters."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.arg):
@@ -27,7 +27,7 @@ def variables(tree: ast.AST) -> Iterator[str]:
 def test_a_class_name_has_one_meaning():
     places = defaultdict(list)
     for path, tree in TREES.items():
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(path)
     assert not {name: paths for name, paths in places.items() if len(paths) > 1 and not name.startswith("_")}

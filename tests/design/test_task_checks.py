@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from polyseme.tasks import TASKS
-from tests.design.sources import PACKAGE, TREES
+from tests.design.sources import PACKAGE, TREES, nodes
 
 FILES = {task.__name__: Path(inspect.getfile(task)).relative_to(PACKAGE).as_posix() for task in TASKS.values()}
 LISTS = {"tasks/__init__.py"}  # defines TASKS
@@ -16,7 +16,7 @@ LISTS = {"tasks/__init__.py"}  # defines TASKS
 
 def task_checks(tree: ast.AST, classes: set[str]) -> Iterator[str]:
     """Comparisons, `isinstance`, `match` and tables that tell one task from another."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             names = {getattr(side, "attr", getattr(side, "id", "")) for side in ast.walk(node)}
@@ -27,7 +27,7 @@ def task_checks(tree: ast.AST, classes: set[str]) -> Iterator[str]:
                 yield ast.unparse(node)
         elif isinstance(node, ast.Match) and "task" in ast.unparse(node.subject):
             yield ast.unparse(node.subject)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
             if classes & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}:
                 yield ast.unparse(node)
         elif isinstance(node, ast.Dict):

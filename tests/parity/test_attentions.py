@@ -1,4 +1,4 @@
-"""The attention of every family equals `output_attentions` of `transformers` to 1e-6."""
+"""The attention of every family equals `output_attentions` of `transformers` to 1e-6, of T5 to 5e-6."""
 
 import json
 
@@ -22,11 +22,11 @@ def load_both(folder, cls="AutoModel"):
     return polyseme.load(folder, device="cpu"), model
 
 
-def assert_same(attention_map, expected):
+def assert_same(attention_map, expected, atol=1e-6):
     """Compare with one tensor [1, heads, queries, keys] per layer."""
     expected = torch.cat(expected).numpy()
     assert attention_map.weights.dtype == np.float32
-    np.testing.assert_allclose(attention_map.weights, expected, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(attention_map.weights, expected, atol=atol, rtol=0)
     np.testing.assert_allclose(attention_map.weights.sum(-1), 1, atol=1e-6)
 
 
@@ -67,8 +67,7 @@ def test_encoder_decoder_attention_matches(target, tiny_folders):
             output_attentions=True,
         )
     assert attention.names == ("encoder", "decoder", "cross")
-    assert_same(attention["encoder"], outputs.encoder_attentions)
-    assert_same(attention["decoder"], outputs.decoder_attentions)
-    assert_same(attention["cross"], outputs.cross_attentions)
+    for name in attention.names:  # scores are large, because T5 does not scale them, and so are their rounding errors
+        assert_same(attention[name], getattr(outputs, f"{name}_attentions"), atol=5e-6)
     assert attention["cross"].queries == tokenizer.display_tokens(decoder_ids)
     assert attention["cross"].keys == attention["encoder"].keys

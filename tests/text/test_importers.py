@@ -19,6 +19,8 @@ from polyseme.text.sentencepiece_model import parse_model
 from polyseme.text.tokenizer import Tokenizer
 
 VOCAB = SHARED / "vocab"
+# two fifths of them are English, the rest is generated from the words of many scripts
+NUM_LINES = [3_000, pytest.param(10_000, marks=pytest.mark.slow)]
 needs_vocab = pytest.mark.skipif(not VOCAB.is_dir(), reason="the published vocabularies are not available")
 ENDING = ["", " ", "a  b", "<unk> </s> <s> [CLS] <0x0A>", "def-initely foo_bar<sep>foo", "\u2581x \u2581"]
 
@@ -54,22 +56,26 @@ def loses_marks(line: str) -> bool:
 
 
 @needs_vocab
-def test_bert(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_lines", NUM_LINES)
+def test_bert(num_lines: int, tmp_path: Path) -> None:
     legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
     uncased = Tokenizer.load(VOCAB / "bert-base-uncased-vocab.txt")
     original = legacy.BertTokenizerLegacy(str(VOCAB / "bert-base-uncased-vocab.txt"))
-    count_ties(uncased, lambda line: original.convert_tokens_to_ids(original._tokenize(line)), mixed_lines())
+    count_ties(uncased, lambda line: original.convert_tokens_to_ids(original._tokenize(line)), mixed_lines(num_lines))
     cased = Tokenizer.load(VOCAB / "bert-base-cased-tokenizer.json")
     (tmp_path / "vocab.txt").write_text("\n".join(cased.vocabulary) + "\n", encoding="utf-8")
     reloaded = Tokenizer.import_files([tmp_path / "vocab.txt"])
     assert not reloaded.lowercase
     original = legacy.BertTokenizerLegacy(str(tmp_path / "vocab.txt"), do_lower_case=False)
-    lines = [unicodedata.normalize("NFC", line) for line in mixed_lines(2_000)]  # the original does this itself
+    lines = [
+        unicodedata.normalize("NFC", line) for line in mixed_lines(num_lines // 5)
+    ]  # the original does this itself
     count_ties(reloaded, lambda line: original.convert_tokens_to_ids(original._tokenize(line)), lines)
 
 
 @needs_vocab
-def test_gpt2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_lines", NUM_LINES)
+def test_gpt2(num_lines: int, tmp_path: Path) -> None:
     tiktoken = pytest.importorskip("tiktoken")
     model = json.loads((VOCAB / "gpt2-tokenizer.json").read_text(encoding="utf-8"))["model"]
     (tmp_path / "encoder.json").write_text(json.dumps(model["vocab"]))
@@ -83,21 +89,22 @@ def test_gpt2(tmp_path: Path) -> None:
     special = {"<|endoftext|>": 50_256}
     original = tiktoken.Encoding("gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     tokenizer = Tokenizer.import_files([tmp_path / "vocab.bpe", tmp_path / "encoder.json"])
-    count_ties(tokenizer, original.encode_ordinary, mixed_lines())
+    count_ties(tokenizer, original.encode_ordinary, mixed_lines(num_lines))
     assert tokenizer.hash == Tokenizer.import_files([tmp_path / "encoder.json", tmp_path / "vocab.bpe"]).hash
     whole = Tokenizer.load(VOCAB / "gpt2-tokenizer.json")
     assert whole.vocabulary == tokenizer.vocabulary and whole.encode(" it's\n\n  ½") == tokenizer.encode(" it's\n\n  ½")
 
 
 @needs_vocab
-def test_gpt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_lines", NUM_LINES)
+def test_gpt(num_lines: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     files = [VOCAB / "encoder_bpe_40000.json", VOCAB / "vocab_40000.bpe"]
     for file, name in zip(files, ("vocab.json", "merges.txt")):
         shutil.copy(file, tmp_path / name)
     original = transformers.OpenAIGPTTokenizer.from_pretrained(tmp_path)
     tokenizer = Tokenizer.import_files(files)
-    lines = mixed_lines()
+    lines = mixed_lines(num_lines)
     assert count_ties(tokenizer, lambda line: original(line)["input_ids"], lines) == 0
     assert tokenizer.lowercase and tokenizer.kind == "bpe" and not tokenizer.is_byte_level
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("Unbelievable!")) == ["unbelievable</w>", "!</w>"]
@@ -106,19 +113,20 @@ def test_gpt(tmp_path: Path) -> None:
 
 
 @needs_vocab
-def test_albert() -> None:
+@pytest.mark.parametrize("num_lines", NUM_LINES)
+def test_albert(num_lines: int) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     tokenizer = Tokenizer.load(VOCAB / "albert-spiece.model")
     original = sentencepiece.SentencePieceProcessor(model_file=str(VOCAB / "albert-spiece.model"))
-    lines = [line[:300] for line in mixed_lines(13_000) if not loses_marks(line)][:10_000]
-    assert len(lines) == 10_000
+    lines = [line[:300] for line in mixed_lines(num_lines * 13 // 10) if not loses_marks(line)][:num_lines]
+    assert len(lines) == num_lines
     assert count_ties(tokenizer, original.encode, lines) == 0
     named = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     assert tokenizer.special_tokens_map == named and tokenizer.build_inputs_with_special_tokens([7], [8]) == (
         [2, 7, 3, 8, 3],
         [0, 0, 0, 1, 1],
     )
-    strays = [line for line in mixed_lines(10_000) if loses_marks(line)]
+    strays = [line for line in mixed_lines(num_lines) if loses_marks(line)]
     differ = [line for line in strays if tokenizer.encode(line) != original.encode(line)]
     assert 0 < len(differ) < 40, "`loses_marks` skips too many lines, or the loss is fixed"
 
@@ -140,10 +148,16 @@ CHOICES = {
 }
 
 
+@functools.cache
+def short_lines(num_generated: int, seed: int) -> list[str]:
+    """Return English and generated lines without marks that `tokenizers` would lose."""
+    return [line for line in english_lines(300) + generate_lines(num_generated, seed) if not loses_marks(line)]
+
+
 def train_sentencepiece(kind: str, **options) -> bytes:
     sentencepiece = pytest.importorskip("sentencepiece")
     model_buffer = io.BytesIO()
-    texts = [line for line in english_lines(300) + generate_lines(500, seed=9) if not loses_marks(line)]
+    texts = short_lines(500, seed=9)
     fixed = {"vocab_size": 1000, "hard_vocab_limit": False, "character_coverage": 0.999, "num_threads": 1}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_writer=model_buffer, model_type=kind, minloglevel=2, **fixed, **options
@@ -158,7 +172,7 @@ def test_sentencepiece(kind: str, choice: str, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(content)
     original = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_proto=content)
     tokenizer = Tokenizer.load(tmp_path)
-    lines = [line[:300] for line in english_lines(300) + generate_lines(900, seed=10) if not loses_marks(line)] + ENDING
+    lines = [line[:300] for line in short_lines(900, seed=10)] + ENDING
     assert len(lines) > 900
     assert count_ties(tokenizer, original.encode, lines) <= 10
     assert tokenizer.vocab_size == original.vocab_size() and tokenizer.kind == kind
