@@ -11,8 +11,8 @@ from polyseme.inference.neural_lm import NeuralLM
 from polyseme.serve.batching.worker import ModelWorker, WorkerLimits
 from polyseme.serve.config import AppConfig
 from polyseme.serve.metrics import Labels, Metrics, ModelMetrics, Snapshot
+from polyseme.serve.processes.shared_metrics import SharedMetrics
 from polyseme.serve.registry import ModelRegistry, ServedModel
-from polyseme.serve.shared_metrics import SharedMetrics
 
 WARM_UP_TEXT = "the first call takes longer"
 
