@@ -14,12 +14,12 @@ import pytest
 
 import polyseme
 from polyseme.errors import PolysemeError
-from polyseme.serve import processes
 from polyseme.serve.config import ServerConfig
 from polyseme.serve.metrics import Metrics
-from polyseme.serve.processes import ModelSources, Supervisor, serve_paths
+from polyseme.serve.processes import supervisor as processes
+from polyseme.serve.processes.shared_metrics import EndedMetrics, SharedMetrics
+from polyseme.serve.processes.supervisor import ModelSources, Supervisor, serve_paths
 from polyseme.serve.server import serve_models
-from polyseme.serve.shared_metrics import EndedMetrics, SharedMetrics
 from tests.serve.models import save_small_model, send
 from tests.serve.test_server import start_server
 

@@ -33,7 +33,7 @@ def serve(
     """Serve models over HTTP: fill, embed, classify, generate, …, also in OpenAI's format. /docs describes it."""
     from polyseme.errors import require_packages
     from polyseme.serve.config import ServerConfig
-    from polyseme.serve.processes import ModelSources, serve_paths
+    from polyseme.serve.processes.supervisor import ModelSources, serve_paths
 
     require_packages({"starlette": "the server", "uvicorn": "the server"})
     token = ""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polyseme.serve.app import create_app
     from polyseme.serve.client import RemoteModel, connect
     from polyseme.serve.config import AppConfig, ServerConfig
-    from polyseme.serve.processes import ModelSources, serve_paths
+    from polyseme.serve.processes.supervisor import ModelSources, serve_paths
     from polyseme.serve.registry import ModelRegistry, load_models
     from polyseme.serve.server import serve_models
 
@@ -35,7 +35,7 @@ _MODULES = {
     "app": ("create_app",),
     "client": ("RemoteModel", "connect"),
     "config": ("AppConfig", "ServerConfig"),
-    "processes": ("ModelSources", "serve_paths"),
+    "processes.supervisor": ("ModelSources", "serve_paths"),
     "registry": ("ModelRegistry", "load_models"),
     "server": ("serve_models",),
 }

@@ -14,8 +14,8 @@ from polyseme.serve.api.errors import RequestError
 from polyseme.serve.batching.worker import ModelWorker, Streams, WorkerLimits
 from polyseme.serve.config import AppConfig
 from polyseme.serve.metrics import Labels, Metrics, ModelMetrics, Snapshot
+from polyseme.serve.processes.shared_metrics import SharedMetrics
 from polyseme.serve.registry import ModelRegistry, ServedModel
-from polyseme.serve.shared_metrics import SharedMetrics
 
 WARM_UP_TEXT = "the first call takes longer"
 WARM_UP_SECONDS, WARM_UP_TOKENS = 0.25, 512  # at most, of the last batch of a warm-up

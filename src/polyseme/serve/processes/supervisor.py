@@ -25,8 +25,8 @@ from typing import Any
 from polyseme.errors import ConfigError, PolysemeError, UnsupportedError, require_packages
 from polyseme.serve import server
 from polyseme.serve.config import ServerConfig
+from polyseme.serve.processes.shared_metrics import EndedMetrics
 from polyseme.serve.server import open_socket
-from polyseme.serve.shared_metrics import EndedMetrics
 
 logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
@@ -100,7 +100,7 @@ class WorkerProcess:
         self.channel, theirs = socket.socketpair()
         self.start, self.is_ready, self.buffer = time.monotonic(), False, b""
         with theirs:
-            command = [sys.executable, "-P", "-m", "polyseme.serve.worker_process", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "polyseme.serve.processes.worker", str(theirs.fileno())]
             options: dict[str, Any] = {"pass_fds": [theirs.fileno()], "start_new_session": True, "env": environment}
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)  # Ctrl-C does not reach it
         self.send(settings)

@@ -1,7 +1,8 @@
-"""One of several processes that serve the same models: `python -m polyseme.serve.worker_process CHANNEL`.
+"""One of several processes that serve the same models: `python -m polyseme.serve.processes.worker CHANNEL`.
 
-The channel is a socket to the process that started it (see `polyseme.serve.processes`). It reads the settings, loads
-the models, says that it is ready, and listens when the others are ready too. It ends with the process that started it.
+The channel is a socket to the process that started it (see `polyseme.serve.processes.supervisor`). It reads the
+settings, loads the models, says that it is ready, and listens when the others are ready too. It ends with the process
+that started it.
 """
 
 import json
@@ -20,7 +21,7 @@ import torch
 from polyseme.errors import PolysemeError
 from polyseme.logs import log_to_stderr
 from polyseme.serve.config import ServerConfig
-from polyseme.serve.processes import gpu_error
+from polyseme.serve.processes.supervisor import gpu_error
 from polyseme.serve.registry import load_models
 from polyseme.serve.server import open_socket, serve_models
 

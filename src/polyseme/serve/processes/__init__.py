@@ -1,0 +1,1 @@
+"""Several processes that answer at one port: their start and end, and their metrics."""
