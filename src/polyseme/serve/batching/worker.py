@@ -223,7 +223,8 @@ class ModelWorker:
                     self._start_batch(stream, batch)
             if batch:
                 self._run_batch(stream, batch)
-            if stream == 0:
+            if self._is_generating and stream == 0:
+                self.streams.share_cores(True)
                 self._scheduler.step()
 
     def _can_run(self, stream: int) -> bool:
