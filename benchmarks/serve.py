@@ -37,7 +37,7 @@ import polyseme
 from polyseme.io.json import write_json
 
 MAX_WAIT = 5.0  # milliseconds
-DELAY_SHARE = 0.95  # of the bound of the 99th percentile, for the server; the rest is for the way to the client
+DELAY_SHARE = 0.85  # of the bound of the 99th percentile, for the server; the rest is for the way to the client
 TARGETS = {"throughput": 0.8, "latency": 1.2, "overload": 2.0, "memory": 0.05, "recovery": 2.0}
 HERE = Path(__file__).parent
 
@@ -286,13 +286,18 @@ def main() -> None:
     args = parser.parse_args()
     args.name = args.model.name if args.model else "all-MiniLM-L6-v2"
     args.model = args.model or find_minilm()
-    results: dict[str, Any] = {"offline": measure_offline(args, make_texts(args.requests))}
+    texts = make_texts(args.requests)
+    offline = [measure_offline(args, texts)]
+    results: dict[str, Any] = {}
     with running(serve_command(args), free_port()) as (url, pid):
         results["polyseme"] = measure_server(args, url, pid)
         if args.texts_per_request > 1:
             options = ["--clients", args.clients, "--texts-per-request", args.texts_per_request, "--encoding", "float"]
             options += ["--requests", args.requests // args.texts_per_request, "--max-seconds", args.round_seconds]
             results["floats"] = load(url, *options)["summary"]
+    offline.append(measure_offline(args, texts))  # before and after, since a moment of the machine may be slow
+    best = {"texts_per_second": max, "p50_ms": min, "p99_ms": min}
+    results["offline"] = {name: choose(each[name] for each in offline) for name, choose in best.items()}
     if args.overload_seconds:
         capacity = results["polyseme"]["clients"]["texts_per_second"] / args.texts_per_request
         results["overload"] = measure_overload(args, capacity, results["polyseme"]["unloaded"]["p99_ms"])

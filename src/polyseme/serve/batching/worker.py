@@ -113,7 +113,7 @@ class ModelWorker:
         self._is_generating = False
         self._estimates = {has_all: BatchTimeEstimate() for has_all in (True, False)}  # by cores: all, or a share
         self.tokens_per_byte = 0.0  # of recent requests
-        self._last_rejection = -math.inf
+        self._last_rejection = self._last_end = -math.inf  # of a call, and of a batch
         self._max_expected_delay = EXPECTED_SHARE * limits.max_delay or math.inf
         self._max_wait = 0.0 if limits.max_delay else limits.max_wait  # no time is left to wait for others
         self._is_closing = False
@@ -273,6 +273,8 @@ class ModelWorker:
 
     def _take_calls(self, stream: int, was_idle: bool) -> list[Call]:
         """Take the oldest call and others with its key, up to the budget; wait for more if the model is busy."""
+        if self._calls and not self._expected_ends and self._calls[0].arrival > self._last_end:
+            was_idle = True  # the call came after the last batch
         if self._calls and not was_idle and not self._scheduler.batches and not self._is_closing:
             deadline = self._calls[0].arrival + self._max_wait
             while self._calls and not self._is_full() and (rest := deadline - time.perf_counter()) > 0:
@@ -326,10 +328,11 @@ class ModelWorker:
             self._estimates[self._has_all_cores].add(num_tokens, seconds)
             self._has_all_cores = False
             del self._expected_ends[stream]
+            self._last_end = time.perf_counter()
             self._wake_stream()
-        deliver(outcomes)
         if self.listener is not None:
             self.listener.record_batch(len(batch), num_tokens, seconds)
+        deliver(outcomes)
 
     def _compute(self, batch: list[Call]) -> list[tuple[Call, Any]]:
         """Return the results of a batch; if it fails, run its halves, so that an error reaches its own call."""
