@@ -13,7 +13,7 @@ EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("matplotlib", "tensorboard"), "report"),
     **dict.fromkeys(("pyarrow", "py3langid"), "text"),
     **dict.fromkeys(("onnx", "onnxruntime", "onnxscript"), "export"),
-    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
+    **dict.fromkeys(("starlette", "uvicorn", "httptools", "uvloop"), "serve"),
     **{"sentencepiece": "unigram", "mido": "music", "sacrebleu": "translate", "h5py": "elmo", "distributed": "cluster"},
     "PIL": "vision",
 }
