@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ def free_port() -> int:
 def running(command: Sequence[str], port: int, seconds: float = 180) -> Iterator[tuple[str, int]]:
     """Run a server until it is ready, and stop it at the end; yields its address and process id."""
     env = {**os.environ, "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    output = subprocess.DEVNULL
+    output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
     process = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=output, env=env)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + seconds
@@ -65,7 +66,10 @@ def running(command: Sequence[str], port: int, seconds: float = 180) -> Iterator
                 if response.status == 200 and "infinity" in " ".join(command):
                     break
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{' '.join(command)} did not start (status {process.poll()})")
+                output.seek(0)
+                raise RuntimeError(
+                    f"{' '.join(command)} did not start (status {process.poll()}): {output.read()[-2000:]}"
+                )
             time.sleep(0.2)
         yield url, process.pid
     finally:
@@ -181,8 +185,8 @@ def measure_peers(args: argparse.Namespace) -> dict[str, Any]:
             peers["sentence-transformers and starlette"] = measure_server(args, url)
     if args.infinity:
         command = [args.infinity, "-m", "infinity_emb.cli", "v2", "--model-id", folder, "--engine", "torch"]
-        command += ["--device", args.device, "--url-prefix", "/v1", "--model-warmup", "false"]
-        command += ["--bettertransformer", "false", "--host", "127.0.0.1"]
+        command += ["--device", args.device, "--url-prefix", "/v1", "--no-model-warmup"]
+        command += ["--no-bettertransformer", "--host", "127.0.0.1"]
         with running(command, free_port()) as (url, _):
             peers["infinity"] = measure_server(args, url)
     return peers
