@@ -125,7 +125,8 @@ def measure_server(args: argparse.Namespace, url: str, pid: int = 0) -> dict[str
     options = ["--texts-per-request", args.texts_per_request, "--max-seconds", args.round_seconds]
     options += ["--clients", args.clients, "--requests", args.requests // args.texts_per_request]
     load(url, "--clients", 8, "--requests", 64)
-    single = load(url, "--clients", 1, "--requests", args.single_requests)["summary"]
+    singles = [load(url, "--clients", 1, "--requests", args.single_requests)["summary"] for _ in range(2)]
+    single = min(singles, key=lambda each: each["p50_ms"])  # the better of two, as offline
     unloaded, rounds = single, []
     if args.texts_per_request > 1:
         unloaded = load(url, *options, "--clients", 1, "--requests", args.single_requests)["summary"]

@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from encode_cpu import make_texts
+from texts import make_texts
 from report import header, table
 
 import polyseme

@@ -13,7 +13,7 @@ def make_texts(number: int) -> list[str]:
     rng = np.random.default_rng(0)
     words = [*("the", "a", "of", "in", "model", "language", "word", "vector", "context"), *("and", "reads", "every")]
     words += ["meaning", "stick", "bank", "river", "to", "is"]
-    lengths = np.clip(rng.lognormal(3.0, 0.8, number).astype(int), 3, 300)
+    lengths = np.clip(rng.lognormal(3.0, 0.8, number).astype(int), 3, 250)  # MiniLM reads 254 words
     return [" ".join(rng.choice(words, n)) for n in lengths]
 
 
