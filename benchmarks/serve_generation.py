@@ -24,8 +24,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from texts import make_texts
 from report import header, table
+from texts import make_texts
 
 import polyseme
 from polyseme.families import FAMILIES
