@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -304,3 +305,37 @@ def test_relative_softmax_matches_torch(num_queries: int, num_keys: int, is_quer
     assert relative_error(probs, expected) < 5e-3
     for grad, expected_grad in zip(grads, torch.autograd.grad(expected, exact, grad_output.double())):
         assert relative_error(grad, expected_grad) < 1e-2
+
+
+@pytest.mark.parametrize("family", ["xlnet", "t5"])
+def test_grouped_attention_matches_the_cpu(family: str, device: str = "cuda") -> None:
+    """Sequences of similar length are padded on a GPU; on a CPU those of equal length form batches."""
+    from polyseme.families import get_family
+    from polyseme.nn.attention.relative import QueryStream
+    from polyseme.nn.packing import EncoderInput
+
+    lengths = (40, 47, 47, 52, 60, 61, 63, 90)
+    tokens = torch.randint(5, 100, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    sizes = {"vocab_size": 100, "max_len": 128, "num_layers": 2, "dim": 64, "num_heads": 4, "dropout": 0.0}
+    torch.manual_seed(0)
+    trunk = get_family(family).trunk_config(**sizes, **({"num_decoder_layers": 2} if family == "t5" else {})).build()
+    trunk = trunk.double().eval()
+    for parameter in trunk.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+
+    def run(place: str) -> list[torch.Tensor]:
+        model, layout = copy.deepcopy(trunk).to(place), PackedLayout.from_lengths(lengths, device=place)
+        ids = tokens.to(place)
+        if family == "t5":
+            inputs = Inputs(ids, layout, source=EncoderInput(ids, layout))
+        else:
+            targets = (layout.positions % 6 == 2).nonzero()[:, 0]
+            rank = torch.full_like(ids, -1).index_copy(0, targets, targets)
+            counts = PackedLayout.from_lengths(layout.count_per_sequence(targets), device=place)
+            inputs = Inputs(ids, layout, query_stream=QueryStream(rank, targets, counts))
+        hidden = model(inputs).hidden
+        (hidden * torch.arange(hidden.numel(), device=place).view_as(hidden).sin()).sum().backward()
+        return [hidden.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    for actual, expected in zip(run(device), run("cpu"), strict=True):
+        torch.testing.assert_close(actual.cpu(), expected, atol=1e-9, rtol=1e-9)

@@ -57,10 +57,8 @@ def _pad_group(
     places = (query_sequences[queries] - first) * num_queries + q_layout.positions[queries]
     key_lengths = k_layout.cu_seqlens[first : stop + 1].long().diff()
     is_padding = torch.arange(num_keys, device=key_lengths.device) >= key_lengths[:, None]
-    query_rows, key_rows = (
-        _padded_rows(q_layout, first, stop, num_queries),
-        _padded_rows(k_layout, first, stop, num_keys),
-    )
+    query_rows = _padded_rows(q_layout, first, stop, num_queries)
+    key_rows = _padded_rows(k_layout, first, stop, num_keys)
     return PaddedGroup(stop - first, num_queries, num_keys, query_rows, key_rows, places, is_padding)
 
 
