@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from polyseme.serve.handling import MAX_BODY_BYTES
 from polyseme.serve.security import send_error
 from polyseme.serve.state import ServerState
-
-MAX_DRAINED_BYTES = 2 << 20
 
 
 class AdmissionMiddleware:
@@ -47,7 +46,7 @@ async def drain(scope: Scope, receive: Receive) -> bool | None:
     if any(name == b"expect" for name, _ in scope["headers"]):
         return False  # the client waits for permission to send its body, and gets the response instead
     num_bytes = 0
-    while num_bytes <= MAX_DRAINED_BYTES:
+    while num_bytes <= MAX_BODY_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
