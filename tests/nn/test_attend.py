@@ -69,10 +69,12 @@ def test_groups_limit_padding():
     layout = PackedLayout.from_lengths(lengths)
     grouped = groups.group_sequences(layout, layout)
     assert sum(group.num_sequences for group in grouped) == len(lengths) and len(grouped) < 8
-    assert [group.num_queries for group in grouped][-2:] == [500, 3]
-    padded = sum(group.num_sequences * group.num_queries**2 for group in grouped)
+    sides = [group.queries for group in grouped]
+    assert [side.length for side in sides][-2:] == [500, 3]
+    padded = sum(side.is_padding.numel() * side.length for side in sides)
     assert padded <= groups.MAX_PADDED_SHARE * sum(n**2 for n in lengths)
-    assert torch.cat([group.query_rows[group.query_places] for group in grouped]).tolist() == list(range(sum(lengths)))
+    rows = torch.cat([side.start + side.padded_to_packed[side.packed_to_padded] for side in sides])
+    assert rows.tolist() == list(range(sum(lengths)))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -202,7 +202,7 @@ def test_overfits_one_batch():
     ({"family": "bert", "objective": PermutationLM()}, "PermutationLM needs a query stream, which bert does not have"),
     ({"family": "transformer_xl", "objective": StreamingCausalLM(), "batch_warmup_steps": 5},
      "batch_warmup_steps is 5"),
-    ({"family": "xlnet", "objective": PermutationLM(), "compile": True}, "set it to false"),
+    ({"family": "transformer_xl", "objective": StreamingCausalLM(), "compile": True}, "set it to false"),
     ({"family": "xlnet", "objective": MaskedLM()},
      "xlnet predicts tokens by its query stream, which MaskedLM does not"),
     ({"family": "xlnet", "objective": StreamingCausalLM()}, "needs a head 'next', which xlnet does not have"),

@@ -124,6 +124,12 @@ class Corpus:
         """Hash that identifies the whole content, since the manifest lists the hash of every file."""
         return str(self.manifest["hash"])
 
+    @property
+    def content_hash(self) -> str:
+        """Hash of the tokens and their tokenizer, the same wherever the sources were read from."""
+        shards = [shard["files"] for shard in self.manifest["shards"]]
+        return manifest_hash({"tokenizer_hash": self.manifest["tokenizer_hash"], "shards": shards})
+
     def gather_tokens(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the token ids (int64) of many ranges, concatenated. Each range lies within one document."""
         return self._gather(starts, lengths, lambda shard, index: self._tokens[shard].take(index)).astype(np.int64)

@@ -96,7 +96,7 @@ def max_positions(model: Model) -> int:
 def is_unbounded(model: Model) -> bool:
     """Whether positions are relative or unused, so that texts may be longer than what is read at once."""
     trunk = model.config.trunk
-    return not isinstance(trunk, EncoderDecoderConfig) and (trunk.has_bounded_memory or not trunk.supports_static_shape)
+    return not isinstance(trunk, EncoderDecoderConfig) and (trunk.has_bounded_memory or trunk.depends_on_lengths)
 
 
 def check_request(model: Model, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_len: int) -> None:

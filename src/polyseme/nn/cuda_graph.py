@@ -20,7 +20,7 @@ def shape_signature(tree: object) -> tuple[object, ...]:
     Lengths and counts are not part of it, and neither are fields with the metadata `host_only`.
     """
     if isinstance(tree, PackedLayout):
-        return (tree.max_seqlen, tree.causal, tree.cu_seqlens.shape, tree.positions.shape)
+        return (tree.max_seqlen, tree.causal, tree.has_static_shape, tree.cu_seqlens.shape, tree.positions.shape)
     if isinstance(tree, Tensor | float):
         return (tree.shape if isinstance(tree, Tensor) else tree,)
     keys: tuple[object, ...] = ()

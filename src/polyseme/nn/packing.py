@@ -54,9 +54,9 @@ class PackedLayout:
     """B sequences concatenated to one list of T tokens.
 
     `lengths` are Python ints, so that no code has to wait for the device; `cu_seqlens` and `positions` are the same as
-    tensors. A batch of a fixed shape (for `torch.compile`) has empty sequences at its end: `cu_seqlens` has one entry
-    per slot, and `max_seqlen` may exceed the longest length. `causal` tells a hybrid trunk, which can read in either
-    way, that tokens see only those before them.
+    tensors. A batch of a static shape (for `torch.compile` and CUDA graphs) has empty sequences at its end:
+    `cu_seqlens` has one entry per slot, and `max_seqlen` may exceed the longest length. `causal` tells a hybrid trunk,
+    which can read in either way, that tokens see only those before them.
     """
 
     is_padded: ClassVar[bool] = False  # whether it stands for a padded batch, see `nn.padding`
@@ -65,12 +65,13 @@ class PackedLayout:
     cu_seqlens: Tensor = field(repr=False)  # int32 [slots + 1]
     positions: Tensor = field(repr=False)  # int64 [T], counted from the start of each sequence
     causal: bool = False
+    has_static_shape: bool = False  # whether kernels may depend on the number of slots and `max_seqlen`, not on lengths
 
     @classmethod
     def from_lengths(
         cls, lengths: Sequence[int] | np.ndarray, num_slots: int = 0, max_seqlen: int = 0, device: Device = "cpu"
     ) -> Self:
-        """Create the layout of sequences of these lengths, with at least `num_slots` slots."""
+        """Create the layout of sequences of these lengths; with `num_slots` and `max_seqlen`, of this static shape."""
         sizes = np.asarray(lengths, dtype=np.int64)
         ends = np.cumsum(sizes)
         num_tokens = int(ends[-1]) if len(ends) else 0
@@ -78,7 +79,8 @@ class PackedLayout:
         cu_seqlens[0], cu_seqlens[1 : len(sizes) + 1] = 0, ends
         positions = np.arange(num_tokens) - np.repeat(ends - sizes, sizes)
         starts, places = (torch.from_numpy(array).to(device, non_blocking=True) for array in (cu_seqlens, positions))
-        return cls(tuple(sizes.tolist()), max(max_seqlen, int(sizes.max(initial=0))), starts, places)
+        longest = max(max_seqlen, int(sizes.max(initial=0)))
+        return cls(tuple(sizes.tolist()), longest, starts, places, has_static_shape=num_slots > 0)
 
     @staticmethod
     @cached_index(256)
@@ -97,8 +99,8 @@ class PackedLayout:
 
     @property
     def longest(self) -> int:
-        """Length of the longest sequence, 0 if there is none."""
-        return max(self.lengths, default=0)
+        """Length of the longest sequence, 0 if there is none; with a static shape, that of the longest possible one."""
+        return self.max_seqlen if self.has_static_shape else max(self.lengths, default=0)
 
     @property
     def first_indices(self) -> Tensor:

@@ -140,7 +140,7 @@ class BatchBuilder(ABC):
         """Return the fixed shape of micro-batches, with room for all samples but in one of many millions of bins."""
         max_samples = _max_samples_per_bin(self.samples.lengths + self.num_special_tokens, micro_batch_tokens)
         num_sequences = max_samples + -(-micro_batch_tokens // self.max_len)
-        num_predictions = _round_up_to_8(self.max_predictions(micro_batch_tokens))
+        num_predictions = round_up_to_8(self.max_predictions(micro_batch_tokens))
         return StaticShape(micro_batch_tokens, num_sequences, self.max_len, num_predictions)
 
 
@@ -220,7 +220,7 @@ class Seq2SeqBatchBuilder(BatchBuilder):
         max_lengths = [max(int(lengths.max()), 2) for lengths in (self.source_lengths, self.target_lengths)]
         num_fillers = max(-(-(size + 8) // (max_len - 1)) for size, max_len in zip(sizes, max_lengths))
         num_sequences = _max_samples_per_bin(self.effective_lengths, micro_batch_tokens) + num_fillers
-        totals = [_round_up_to_8(size + num_fillers) for size in sizes]
+        totals = [round_up_to_8(size + num_fillers) for size in sizes]
         source, target = (
             StaticShape(total, num_sequences, max_len, total, num_fillers=num_fillers)
             for total, max_len in zip(totals, max_lengths)
@@ -305,9 +305,14 @@ def _fill_to_shape(tokens: np.ndarray, lengths: np.ndarray, shape: StaticShape |
 def _filler_lengths(num_tokens: int, max_seqlen: int, num_fillers: int = 0) -> list[int]:
     """Divide filler tokens into sequences: `num_fillers` that are not empty, or the fewest."""
     if num_fillers:
-        return np.diff(num_tokens * np.arange(num_fillers + 1) // num_fillers).tolist()
+        return divide_evenly(num_tokens, num_fillers).tolist()
     num_full, remainder = divmod(num_tokens, max_seqlen)
     return [max_seqlen] * num_full + [remainder] * (remainder > 0)
+
+
+def divide_evenly(number: int, num_parts: int) -> np.ndarray:
+    """Divide a number into integers that differ by at most 1."""
+    return np.diff(number * np.arange(num_parts + 1) // num_parts)
 
 
 def _append_constant(values: np.ndarray, size: int, value: int) -> Tensor:
@@ -333,5 +338,6 @@ def _build_targets(labels: Labels, max_rows: int) -> Targets:
     return _pad_targets(Targets(rows, values, len(rows)), max(max_rows - len(rows), 0))
 
 
-def _round_up_to_8(number: float) -> int:
+def round_up_to_8(number: float) -> int:
+    """Return the next multiple of 8, which matrix products prefer."""
     return 8 * math.ceil(number / 8)

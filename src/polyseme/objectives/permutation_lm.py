@@ -14,7 +14,15 @@ from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.packing import PackedLayout
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import Batch
-from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape, insert_ids, pack
+from polyseme.objectives.packing import (
+    BatchBuilder,
+    SpecialIds,
+    StaticShape,
+    divide_evenly,
+    insert_ids,
+    pack,
+    round_up_to_8,
+)
 from polyseme.rng import RandomStream, derive_sample_keys, integers, random_bits
 from polyseme.text.cached_encoder import concat_ranges
 
@@ -74,8 +82,22 @@ class _PermutationLMBatchBuilder(BatchBuilder):
         num_positions = np.where(fits, window_lengths, remaining) - lengths + 1
         return starts + integers(random_bits(window_keys, windows, RandomStream.SPAN_POSITION), num_positions), lengths
 
+    @property
+    def max_targets(self) -> int:
+        """The largest number of predicted tokens of a sequence."""
+        return (self.max_len - 2) // self.config.predict_one_in
+
+    def static_shape(self, micro_batch_tokens: int) -> StaticShape:
+        """Return a shape with enough filler sequences for the targets that fill up the query stream."""
+        shape = super().static_shape(micro_batch_tokens)
+        num_fillers = max(
+            -(-(micro_batch_tokens + 8) // (self.max_len - 1)), -(-shape.num_predictions // self.max_targets)
+        )
+        num_tokens = round_up_to_8(micro_batch_tokens + num_fillers)  # each filler has a token
+        num_sequences = shape.max_samples + num_fillers
+        return replace(shape, num_tokens=num_tokens, num_sequences=num_sequences, num_fillers=num_fillers)
+
     def batch(self, ids: np.ndarray, epoch: int, shape: StaticShape | None = None) -> Batch:
-        """Return a batch of exact size, whatever the shape: a query stream has one row per predicted position."""
         sizes, sample_keys = self.samples.lengths[ids], derive_sample_keys(self.seed, epoch, ids)
         ends = np.cumsum(sizes + 2)
         firsts = ends - sizes - 2
@@ -93,7 +115,18 @@ class _PermutationLMBatchBuilder(BatchBuilder):
         ranks = np.full(len(tokens), -1)
         ranks[positions[permutation]] = np.arange(len(positions)) - np.searchsorted(sequence_ids, sequence_ids)
 
-        batch = pack(tokens, sizes + 2, None, {"masked": (len(tokens) + np.arange(len(predicted)), tokens[predicted])})
-        query_layout = PackedLayout.from_lengths(lengths.sum(axis=1))
+        first_row = len(tokens) if shape is None else shape.num_tokens  # of the query stream
+        labels = first_row + np.arange(len(predicted)), tokens[predicted]
+        batch = pack(tokens, sizes + 2, shape, {"masked": labels})
+        num_targets, num_slots, max_targets = lengths.sum(axis=1), 0, 0
+        if shape is not None:  # targets that see nothing, at the first token of each filler sequence
+            filler_lengths = batch.inputs.layout.lengths[len(ids) :]
+            fillers = divide_evenly(shape.num_predictions - len(predicted), shape.num_fillers)
+            filler_starts = len(tokens) + np.cumsum(filler_lengths) - filler_lengths
+            predicted = np.append(predicted, np.repeat(filler_starts, fillers))
+            ranks = np.append(ranks, np.full(first_row - len(ranks), -1))
+            num_targets = np.append(num_targets, fillers)
+            num_slots, max_targets = shape.num_sequences, self.max_targets
+        query_layout = PackedLayout.from_lengths(num_targets, num_slots, max_targets)
         query_stream = QueryStream(torch.from_numpy(ranks), torch.from_numpy(predicted), query_layout)
         return replace(batch, inputs=replace(batch.inputs, query_stream=query_stream))

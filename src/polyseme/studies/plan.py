@@ -116,7 +116,7 @@ class StudyPlan:
             "kind": "study",
             "study": self.study.to_plain(),
             "corpus": str(self.corpus),
-            "corpus_hash": Corpus.open(self.corpus).manifest_hash,
+            "corpus_hash": Corpus.open(self.corpus).content_hash,
             "data": str(self.data),
             "held_out": str(self.options.held_out or ""),
             "budget": str(self.budget),

@@ -48,11 +48,12 @@ def can_capture(model: Model, has_static_shapes: bool, is_padded: bool) -> bool:
     """Return whether training steps of a model can be captured.
 
     Batches must have shapes that recur: by themselves (`has_static_shapes`), or because they are padded to few shapes,
-    which a trunk whose kernels depend on lengths does not allow. A module that reads tensors on the host rules it out.
+    on which not every trunk's kernels depend alone. A module that reads tensors on the host rules it out.
     """
     if any(getattr(module, "needs_host_sync", False) for module in model.modules()):
         return False
-    return has_static_shapes or (is_padded and not model.config.trunk.depends_on_lengths)
+    trunk = model.config.trunk
+    return has_static_shapes or (is_padded and (trunk.supports_static_shape or not trunk.depends_on_lengths))
 
 
 class StepExecutor:
@@ -85,9 +86,11 @@ class StepExecutor:
 
         The step is not captured if the batch needs the host, or if its lengths vary and the trunk depends on them.
         """
-        lengths, memory = batch.inputs.layout.lengths, batch.extra.memory
+        layout, memory = batch.inputs.layout, batch.extra.memory
         self.state.model.trunk.check(batch.inputs)
-        is_eager = (self.depends_on_lengths and len(set(lengths)) > 1) or not batch.extra.supports_cuda_graphs
+        lengths = layout.lengths
+        has_own_kernels = self.depends_on_lengths and not layout.has_static_shape and len(set(lengths)) > 1
+        is_eager = has_own_kernels or not batch.extra.supports_cuda_graphs
         call = self._run_first if is_first else self._run_next
         new_memory: Memory | None = (call.fn if is_eager else call)(batch, counts, memory)
         if new_memory is not None:

@@ -69,8 +69,11 @@ def attend(
         return attend_cached(q, k, v, k_layout, options)
     if isinstance(k_layout, PaddedLayout) and isinstance(q_layout, PaddedLayout):
         return attend_padded(q, k, v, q_layout, k_layout, options)
-    attend_packed = attend_varlen if _supports_flash(q, options) else attend_bucketed
-    return attend_packed(q, k, v, q_layout, k_layout, options)
+    if _supports_flash(q, options):
+        return attend_varlen(q, k, v, q_layout, k_layout, options)
+    if options.bias is not None and q_layout is k_layout and q_layout.has_static_shape and prefers_padding(q):
+        return attend_grouped(q, k, v, q_layout, options)  # compiled and captured, unlike what follows
+    return attend_bucketed(q, k, v, q_layout, k_layout, options)
 
 
 def _supports_flash(q: Tensor, options: AttentionOptions) -> bool:
@@ -147,19 +150,17 @@ def attend_bucketed(
 def attend_grouped(q: Tensor, k: Tensor, v: Tensor, layout: PackedLayout, options: AttentionOptions) -> Tensor:
     """Compute self-attention with a bias on a GPU: adjacent sequences of similar length are padded to a dense batch."""
     assert options.bias is not None
-    outputs = []
-    for group in group_sequences(layout, layout):
-        length = group.num_queries
-        # [n, heads, length, head_dim]
-        qs, ks, vs = (
-            x.index_select(0, group.query_rows).view(-1, length, *q.shape[1:]).transpose(1, 2) for x in (q, k, v)
-        )
-        visible = visibility_mask(length, length, options.causal, options.window, q.device)
-        masked_out = group.is_padding[:, None, None] if visible is None else group.is_padding[:, None, None] | ~visible
-        score_bias = expand_relative_bias(options.bias, length, length).to(q.dtype)
+    sides = [group.queries for group in group_sequences(layout, layout)]
+    sizes, outputs = [side.num_rows for side in sides], []
+    for side, *qkv in zip(sides, q.split(sizes), k.split(sizes), v.split(sizes)):
+        qs, ks, vs = (side.pad(x) for x in qkv)  # [heads, sequences, length, head_dim]
+        visible = visibility_mask(side.length, side.length, options.causal, options.window, q.device)
+        masked_out = side.is_padding[:, None]  # [sequences, 1 or length, length]
+        masked_out = masked_out if visible is None else masked_out | ~visible
+        score_bias = expand_relative_bias(options.bias, side.length, side.length).to(q.dtype)[:, None]
         score_bias = score_bias.masked_fill(masked_out, torch.finfo(q.dtype).min)  # finite, for rows of padding
         output = _attend_dense(qs, ks, vs, score_bias, options.dropout, options.resolve_scale(q.shape[-1]))
-        outputs.append(output.transpose(1, 2).flatten(0, 1).index_select(0, group.query_places))
+        outputs.append(side.unpad(output))
     return torch.cat(outputs) if outputs else torch.zeros_like(q)
 
 

@@ -1,6 +1,8 @@
 """Adjacent sequences of similar length as one padded batch: a GPU is faster with few large products than many small."""
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,16 +14,62 @@ SMALL_GROUP = 1 << 14  # scores of a head, below which padding costs less than a
 
 
 @dataclass(frozen=True, eq=False)
+class PaddedRows:
+    """The packed rows of adjacent sequences, padded at the end of each to `length` rows.
+
+    `padded_to_packed` has any row for padding. Rows are counted from the first one of the group, which is row `start`
+    of the batch.
+    """
+
+    length: int
+    start: int
+    num_rows: int
+    padded_to_packed: Tensor  # int64 [sequences · length]
+    packed_to_padded: Tensor  # int64 [rows]
+    is_padding: Tensor  # bool [sequences, length]
+
+    @classmethod
+    def create(cls, layout: PackedLayout, sequence_ids: Tensor, sequences: slice, rows: slice, length: int) -> Self:
+        """Return the rows of these sequences, without waiting for the device."""
+        first, num_rows = sequences.start, rows.stop - rows.start
+        offsets = torch.arange(length, device=sequence_ids.device)
+        starts = layout.cu_seqlens[first : sequences.stop].long() - rows.start
+        is_padding = offsets >= layout.cu_seqlens[first : sequences.stop + 1].long().diff()[:, None]
+        padded_to_packed = (starts[:, None] + offsets).clamp(max=max(num_rows - 1, 0)).flatten()
+        packed_to_padded = (sequence_ids[rows] - first) * length + layout.positions[rows]
+        return cls(length, rows.start, num_rows, padded_to_packed, packed_to_padded, is_padding)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Convert rows [rows, heads, head_dim] to [heads, sequences, length, head_dim].
+
+        Padding gets no gradient, so nothing that is kept may depend on it.
+        """
+        num_heads, padded_to_packed, packed_to_padded = self._head_indices(x.shape[1])
+        padded = _gather_rows(x.reshape(-1, x.shape[-1]), padded_to_packed, packed_to_padded, None)
+        return padded.view(num_heads, -1, self.length, x.shape[-1])
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """Convert [heads, sequences, length, head_dim] to rows [rows, heads, head_dim]."""
+        num_heads, padded_to_packed, packed_to_padded = self._head_indices(x.shape[0])
+        is_padding = self.is_padding.flatten().repeat(num_heads)
+        packed = _gather_rows(x.reshape(-1, x.shape[-1]), packed_to_padded, padded_to_packed, is_padding)
+        return packed.view(-1, num_heads, x.shape[-1])
+
+    def _head_indices(self, num_heads: int) -> tuple[int, Tensor, Tensor]:
+        """Return the packed row of each head and padded row, and the padded row of each packed row and head."""
+        heads = torch.arange(num_heads, device=self.is_padding.device)
+        padded_to_packed = self.padded_to_packed * num_heads + heads[:, None]  # [heads, sequences · length]
+        packed_to_padded = self.packed_to_padded[:, None] + heads * self.is_padding.numel()  # [rows, heads]
+        return num_heads, padded_to_packed.flatten(), packed_to_padded.flatten()
+
+
+@dataclass(frozen=True, eq=False)
 class PaddedGroup:
-    """`num_sequences` adjacent sequences, padded at their ends to `num_queries` queries and `num_keys` keys each."""
+    """`num_sequences` adjacent sequences with padded queries and keys."""
 
     num_sequences: int
-    num_queries: int
-    num_keys: int
-    query_rows: Tensor  # int64 [sequences · queries], the packed row of each query; any row for padding
-    key_rows: Tensor  # int64 [sequences · keys]
-    query_places: Tensor  # int64, the place of each packed query in the padded group
-    is_padding: Tensor  # bool [sequences, keys]
+    queries: PaddedRows
+    keys: PaddedRows
 
 
 def prefers_padding(x: Tensor) -> bool:
@@ -30,10 +78,35 @@ def prefers_padding(x: Tensor) -> bool:
 
 
 def group_sequences(q_layout: PackedLayout, k_layout: PackedLayout) -> list[PaddedGroup]:
-    """Divide all sequences into groups that waste little on padding; the loader sorts them by length."""
+    """Divide all sequences into groups that waste little on padding; the loader sorts them by length.
+
+    Layouts of a static shape are one group, for which no length is read: its kernels serve every batch of this shape.
+    """
+    layouts = (q_layout,) if q_layout is k_layout else (q_layout, k_layout)
+    sequence_ids = [layout.sequence_ids for layout in layouts]
+    if q_layout.has_static_shape:
+        num_slots = len(q_layout.cu_seqlens) - 1
+        sides = [
+            PaddedRows.create(layout, ids, slice(0, num_slots), slice(0, layout.num_tokens), layout.max_seqlen)
+            for layout, ids in zip(layouts, sequence_ids)
+        ]
+        return [PaddedGroup(num_slots, sides[0], sides[-1])]
+    groups, stops = [], [0] * len(layouts)
+    for sequences in _split_sequences(list(zip(q_layout.lengths, k_layout.lengths))):
+        sides = []
+        for i, (layout, ids) in enumerate(zip(layouts, sequence_ids)):
+            lengths = layout.lengths[sequences]
+            rows = slice(stops[i], stops[i] + sum(lengths))
+            stops[i] = rows.stop
+            sides.append(PaddedRows.create(layout, ids, sequences, rows, max(lengths)))
+        groups.append(PaddedGroup(sequences.stop - sequences.start, sides[0], sides[-1]))
+    return groups
+
+
+def _split_sequences(lengths: list[tuple[int, int]]) -> list[slice]:
+    """Divide sequences with these numbers of queries and keys into groups."""
     borders, padded_shape, num_scores = [0], (0, 0), 0
-    pairs = list(zip(q_layout.lengths, k_layout.lengths))
-    for i, (num_queries, num_keys) in enumerate(pairs):
+    for i, (num_queries, num_keys) in enumerate(lengths):
         shape = max(padded_shape[0], num_queries), max(padded_shape[1], num_keys)
         num_padded = (i + 1 - borders[-1]) * shape[0] * shape[1]
         num_scores += num_queries * num_keys
@@ -42,28 +115,27 @@ def group_sequences(q_layout: PackedLayout, k_layout: PackedLayout) -> list[Padd
             borders.append(i)
             shape, num_scores = (num_queries, num_keys), num_queries * num_keys
         padded_shape = shape
-    query_sequences = q_layout.sequence_ids
-    ends = [*borders[1:], len(pairs)] if pairs else []
-    return [_pad_group(q_layout, k_layout, query_sequences, first, stop) for first, stop in zip(borders, ends)]
+    return [slice(*pair) for pair in pairwise([*borders, len(lengths)])] if lengths else []
 
 
-def _pad_group(
-    q_layout: PackedLayout, k_layout: PackedLayout, query_sequences: Tensor, first: int, stop: int
-) -> PaddedGroup:
-    """Return the group of the sequences from `first` to `stop`, without waiting for the device."""
-    num_queries, num_keys = max(q_layout.lengths[first:stop]), max(k_layout.lengths[first:stop])
-    query_start = sum(q_layout.lengths[:first])
-    queries = slice(query_start, query_start + sum(q_layout.lengths[first:stop]))
-    places = (query_sequences[queries] - first) * num_queries + q_layout.positions[queries]
-    key_lengths = k_layout.cu_seqlens[first : stop + 1].long().diff()
-    is_padding = torch.arange(num_keys, device=key_lengths.device) >= key_lengths[:, None]
-    query_rows = _padded_rows(q_layout, first, stop, num_queries)
-    key_rows = _padded_rows(k_layout, first, stop, num_keys)
-    return PaddedGroup(stop - first, num_queries, num_keys, query_rows, key_rows, places, is_padding)
+class _GatherRows(torch.autograd.Function):
+    """Gather rows by `index`; the gradient is a gather by `inverse_index`, which is faster than a sum of rows.
+
+    It is 0 in rows that are `dropped`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse_index: Tensor, dropped: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inverse_index, dropped)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        inverse_index, dropped = ctx.saved_tensors
+        grad = grad_output.index_select(0, inverse_index)
+        return grad if dropped is None else grad.masked_fill(dropped[:, None], 0), None, None, None
 
 
-def _padded_rows(layout: PackedLayout, first: int, stop: int, num_rows: int) -> Tensor:
-    """Return the packed rows of sequences, each continued by those that follow it, as padding."""
-    starts = layout.cu_seqlens[first:stop].long()
-    rows = starts[:, None] + torch.arange(num_rows, device=starts.device)
-    return rows.clamp(max=max(layout.num_tokens - 1, 0)).flatten()
+def _gather_rows(x: Tensor, index: Tensor, inverse_index: Tensor, dropped: Tensor | None) -> Tensor:
+    gathered: Tensor = _GatherRows.apply(x, index, inverse_index, dropped)
+    return gathered

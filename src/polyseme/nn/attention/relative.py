@@ -61,6 +61,13 @@ class EqualLengthRun:
     distance_index: Tensor | None = None  # int64 [sequences or 1, queries, keys], padded batch only: that of each key
     group: PaddedGroup | None = None  # of sequences that are padded, on a GPU
 
+    @property
+    def num_rows(self) -> tuple[int, int]:
+        """Numbers of packed queries and keys."""
+        if self.group is not None:
+            return self.group.queries.num_rows, self.group.keys.num_rows
+        return self.num_sequences * self.num_queries, self.num_sequences * self.num_keys
+
 
 @dataclass(frozen=True, eq=False)
 class RelativePositionContext:
@@ -101,9 +108,10 @@ class RelativePositionContext:
             num_past = num_past.index_select(0, layout.sequence_ids.index_select(0, targets))
             positions = layout.positions.index_select(0, targets) + num_past
         pairs, groups = equal_length_pairs(query_layout, self.key_layout), list[PaddedGroup]()
-        if len(pairs) > 1 and self.key_layout is layout and prefers_padding(self.distances):  # without memory
+        has_many_lengths = layout.has_static_shape or len(pairs) > 1
+        if has_many_lengths and self.key_layout is layout and prefers_padding(self.distances):  # without memory
             groups = group_sequences(query_layout, layout)
-            pairs = [(group.num_sequences, group.num_queries, group.num_keys) for group in groups]
+            pairs = [(group.num_sequences, group.queries.length, group.keys.length) for group in groups]
         runs, query_stop, key_stop = [], 0, 0
         for i, (n, num_queries, num_keys) in enumerate(pairs):
             queries: Rows = slice(query_stop, query_stop := query_stop + n * num_queries)
@@ -113,8 +121,8 @@ class RelativePositionContext:
                 visible = visibility_mask(num_queries, num_keys, causal, window, self.distances.device)
                 masked_out = None if visible is None else ~visible
             if groups:
-                queries, keys = groups[i].query_rows, groups[i].key_rows
-                is_padding = groups[i].is_padding[:, None].expand(-1, num_queries, -1).contiguous()
+                queries, keys = (side.padded_to_packed + side.start for side in (groups[i].queries, groups[i].keys))
+                is_padding = groups[i].keys.is_padding[:, None].expand(-1, num_queries, -1).contiguous()
                 masked_out = is_padding if masked_out is None else masked_out | is_padding
             if ranks is not None and self.key_ranks is not None:
                 is_later = self.key_ranks[keys].view(n, 1, num_keys) > ranks[queries].view(n, num_queries, 1)
@@ -271,42 +279,40 @@ class RelativeAttention(BaseAttention):
         """Return the attended values [rows, heads · head_dim] of the tokens or of the query stream."""
         runs = context.get_runs(self.config.causal, self.config.window, is_query_stream)
         heads, dropout = self.config.num_heads, self._dropout
-        groups = [run.group for run in runs if run.group is not None]
-        if groups:
-            queries = [q.index_select(0, group.query_rows) for group in groups]
-            keys, values = ([x.index_select(0, group.key_rows) for group in groups] for x in (k, v))
-        else:
-            num_queries = [run.num_sequences * run.num_queries for run in runs]
-            num_keys = [run.num_sequences * run.num_keys for run in runs]
-            queries, keys, values = q.split(num_queries), k.split(num_keys), v.split(num_keys)
+        sizes = [run.num_rows for run in runs]
+        num_queries, num_keys = zip(*sizes) if sizes else ((), ())
         outputs = []
-        for run, qs, ks, vs in zip(runs, queries, keys, values):
-            if run.num_queries:
-                weights = F.dropout(self._run_weights(run, qs, ks, r, context), dropout)
-                vs = vs.view(run.num_sequences, run.num_keys, heads, -1).permute(2, 0, 1, 3).flatten(0, 1)
-                attended = torch.bmm(weights, vs).view(heads, qs.shape[0], -1)  # [heads, rows, head_dim]
-                attended = attended.transpose(0, 1).flatten(1)
-                outputs.append(attended if run.group is None else attended.index_select(0, run.group.query_places))
+        for run, qs, ks, vs in zip(runs, q.split(num_queries), k.split(num_keys), v.split(num_keys)):
+            if not run.num_queries:
+                continue
+            if run.group is None:  # [heads, rows, head_dim]
+                qs, ks, vs = (x.transpose(0, 1) for x in (qs, ks, vs))
+            else:
+                qs, ks, vs = run.group.queries.pad(qs), run.group.keys.pad(ks), run.group.keys.pad(vs)
+            weights = F.dropout(self._run_weights(run, qs.flatten(1, -2), ks, r, context), dropout)
+            attended = torch.bmm(weights, vs.reshape(len(weights), run.num_keys, -1)).view(heads, -1, self.head_dim)
+            attended = attended.transpose(0, 1) if run.group is None else run.group.queries.unpad(attended)
+            outputs.append(attended.flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)
 
     def _run_weights(
         self, run: EqualLengthRun, q: Tensor, k: Tensor, r: Tensor, context: RelativePositionContext
     ) -> Tensor:
-        """Return the probabilities of one run, [heads · sequences, queries, keys]."""
+        """Return the probabilities of one run, [heads · sequences, queries, keys]; q is [heads, rows, head_dim]."""
         u, v = (self.u, self.v) if self.u is not None else context.uv_biases or (None, None)
         if run.distance_start is None and run.distance_index is None:  # select the distances that occur in this run
             largest, smallest = context.largest_distance, 0 if self.config.causal else 1 - run.num_queries
             r = r[largest - run.num_keys : largest - smallest + 1]
         n, num_queries, num_keys = run.num_sequences, run.num_queries, run.num_keys
-        heads, head_dim = q.shape[1:]
+        heads, _, head_dim = q.shape
         q = q * head_dim**-0.5
 
         def biased_queries(bias: Tensor | None) -> Tensor:  # [heads, sequences · queries, head_dim]
-            return (q if bias is None else q + bias * head_dim**-0.5).transpose(0, 1).contiguous()
+            return (q if bias is None else q + bias[:, None] * head_dim**-0.5).contiguous()
 
         # (q + v)·r for all distances
         distance_scores = (biased_queries(v) @ r.permute(1, 2, 0)).view(heads * n, num_queries, -1)
-        keys = k.view(n, num_keys, heads, head_dim).permute(2, 0, 3, 1).reshape(heads * n, head_dim, num_keys)
+        keys = k.reshape(heads * n, num_keys, head_dim).transpose(1, 2)
         content, segment_scores = biased_queries(u).view(heads * n, num_queries, head_dim), None
         if self.s is not None and self.segments is not None and run.different_segment is not None:
             # the softmax ignores a constant over all keys, so only the difference of the two segment scores matters

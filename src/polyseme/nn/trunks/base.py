@@ -114,7 +114,7 @@ class TrunkConfig(Config, ABC):
     has_bounded_memory: bool = False  # whether its memory has a fixed size
     supports_static_shape: bool = False  # whether batches filled up to one shape compile to one graph
     supports_static_cache: bool = False  # whether its memory is the keys and values of all tokens
-    depends_on_lengths: bool = True  # whether a CUDA graph of it is valid for one set of lengths only
+    depends_on_lengths: bool = True  # whether kernels on batches without a static shape depend on their lengths
     matmul_params: int = 0  # number of matrix weights that a token is multiplied with
 
     @property

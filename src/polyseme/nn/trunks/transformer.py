@@ -60,7 +60,7 @@ class TransformerConfig(TrunkConfig):
     has_memory = derived(lambda self: self.causal or self.is_hybrid or self.has_relative_positions)
     has_bounded_memory = derived(lambda self: self.memory_len > 0)
     depends_on_lengths = derived(lambda self: not isinstance(self.position_bias, NoPositionBiasConfig))
-    supports_static_shape = derived(lambda self: not self.has_relative_positions)
+    supports_static_shape = derived(lambda self: not (self.has_relative_positions and self.memory_len))
 
     @property
     def has_relative_positions(self) -> bool:

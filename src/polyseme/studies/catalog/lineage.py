@@ -11,7 +11,7 @@ from polyseme.objectives.streaming_lm import StreamingCausalLM
 from polyseme.studies.base import Arm, Question, Study
 from polyseme.studies.catalog.settings import GLUE, SHORT_RUN, SMALL_TRANSFORMER, train_with
 
-# Recurrent and relative-position models have no static shapes to compile; steps are captured as CUDA graphs instead.
+# Recurrent models and those with a memory have no static shapes to compile; steps are captured as CUDA graphs instead.
 UNCOMPILED: dict[str, Any] = {"compile": False}
 RECURRENT: dict[str, Any] = {**SHORT_RUN, **UNCOMPILED, "size": "", "model.dropout": 0.0}
 WORDS = "words:30000"
@@ -59,11 +59,13 @@ FEATURE_ARMS = (
     Arm(
         "elmo",
         "elmo-small",
-        {**RECURRENT, **train_with(CausalLM(direction="both"))} | {"model.dim": 512, "model.ffn_dim": 1368},
+        {**RECURRENT, **train_with(CausalLM(direction="both"))}
+        | {"model.dim": 512, "model.ffn_dim": 1368, "max_len": 32},
         "features",
         {"layers": "scalar_mix"},
         tokenizer=WORDS,
-        note=f"LSTMs of 1,368 units projected to 256 in both directions; a step has words, not subwords. {FEATURES}",
+        note="LSTMs of 1,368 units projected to 256 in both directions, over sequences of 32 words (the released code "
+        f"unrolls 20); a step has words, not subwords. {FEATURES}",
     ),
     Arm(
         "flair",
@@ -117,7 +119,7 @@ FINETUNED_ARMS = (
     Arm(
         "xlnet",
         "xlnet-base",
-        {**SMALL_TRANSFORMER, **UNCOMPILED, **train_with(PermutationLM())},
+        {**SMALL_TRANSFORMER, **train_with(PermutationLM())},
         note="Single segments without memory.",
     ),
     Arm(
