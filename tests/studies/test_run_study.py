@@ -201,15 +201,19 @@ def test_models_are_trained_in_one_phase_and_measured_in_the_next(run, tmp_path,
                 pending.remove(ready[-1])  # the first seed as late as possible
                 jobs.run_job(self.plan, ready[-1])
                 self.on_end(ready[-1], "", 1.0)
-                ended.append((ready[-1].kind, ready[-1].seed))
+                ended.append(ready[-1])
 
     arms = arm("bert"), arm("counts", "ngram-5", transfer="none")
     assert run("whole", *arms, seeds=3).is_complete
     monkeypatch.setattr(runner, "Scheduler", InOrder)
     assert run("parallel", *arms, seeds=3, jobs=4).is_complete
-    kinds = [kind for kind, _ in ended]
-    assert kinds == ["search", *["pretrain"] * 4, *["train"] * 4, *["pretrain"] * 2, *["train"] * 2]
-    assert [seed for kind, seed in ended if kind == "train"] == [0, 1, 0, 1, 2, 2]
+    kinds = [job.kind for job in ended]
+    assert sorted(kinds[:5]) == [*["pretrain"] * 4, "search"]
+    assert kinds[5:] == [*["train"] * 4, *["pretrain"] * 2, *["train"] * 2]
+    bert = [job.kind for job in ended if job.arm == "bert"]
+    assert bert[:3] == ["search", "pretrain", "pretrain"], "no training starts before its learning rate is known"
+    assert ended[0].arm == "counts", "the others do not wait for it"
+    assert [job.seed for job in ended if job.kind == "train"] == [0, 1, 0, 1, 2, 2]
     assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")
 
 

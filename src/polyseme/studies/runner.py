@@ -93,26 +93,28 @@ class StudyRunner:
 
     plan: StudyPlan
     end_time: float = 0.0
+    searches: list[Job] = field(default_factory=list)  # of this call
     tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
 
     def run(self) -> None:
-        """Calibrate all arms before any other runs, search learning rates, then train and measure the rows.
+        """Calibrate all arms before any other runs, then search learning rates, train and measure.
 
         Models are trained in one phase and measured in the next: a measurement has many small steps, each of which
-        would wait for the large ones of a training beside it.
+        would wait for the large ones of a training beside it. The first phase trains an arm as soon as its learning
+        rate is known.
         """
         plan = self.plan
         arms = [arm for arm in plan.arms if self._seeds_left(arm)]
         scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
-        scheduler.run([Job("search", arm.name) for arm in arms if needs_search(plan, arm)])
-        arms = [arm for arm in arms if not needs_search(plan, arm)]
+        searches = self.searches = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
         for seeds in self._phases(len(arms)):
             rows = [(arm.name, seed) for seed in seeds for arm in arms if seed in self._seeds_left(arm)]
-            if not scheduler.is_local:
-                scheduler.run([Job("pretrain", *row) for row in rows])
+            trainings = [] if scheduler.is_local else [Job("pretrain", *row) for row in rows]
+            scheduler.run([*searches, *trainings], self._has_pretraining_rate)
             scheduler.run([Job("train", *row) for row in rows], self._has_rates)
+            searches = []
 
     def _phases(self, num_arms: int) -> list[list[int]]:
         """Divide the seeds into phases, each of as many as it takes to have a row for every job at a time."""
@@ -127,11 +129,19 @@ class StudyRunner:
         plan = self.plan
         return [s for s in plan.seeds if not all(plan.is_done(each, s) for each in plan.evaluated_arms(arm))]
 
+    def _has_pretraining_rate(self, job: Job) -> bool:
+        """Return whether a search can start, or a training, whose search has to be over."""
+        search = Job("search", job.arm)
+        if job == search or search not in self.searches:
+            return True
+        return search in self.tried and not needs_search(self.plan, self.plan.study.find_arm(job.arm))
+
     def _has_rates(self, job: Job) -> bool:
         """Return whether a row can be measured: a later seed needs the fine-tuning rates that the first one chose."""
         first = self.plan.seeds[0]
         is_measured = first not in self._seeds_left(self.plan.study.find_arm(job.arm))
-        return job.seed == first or is_measured or Job("train", job.arm, first) in self.tried
+        has_chosen = job.seed == first or is_measured or Job("train", job.arm, first) in self.tried
+        return has_chosen and self._has_pretraining_rate(job)
 
     def _estimate(self, job: Job) -> float:
         """Return the seconds that a job is expected to take: as long as the longest of its kind so far."""
