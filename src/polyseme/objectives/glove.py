@@ -64,7 +64,7 @@ class CellFiles:
             run.unlink()
 
 
-# Counting takes minutes, and a process may train on the same text several times: the cells that were counted last
+# Counting takes a while, and a process may train on the same text several times: the cells that were counted last
 _last_cells: list[tuple[Hashable, CellFiles]] = []
 
 
