@@ -3,7 +3,7 @@
 import hashlib
 import math
 import tempfile
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,9 +17,8 @@ from polyseme.errors import DataError
 from polyseme.nn.heads.word_vectors import CooccurrenceBatch
 from polyseme.objectives.base import Objective
 from polyseme.objectives.batch import SparseUpdateBatch
+from polyseme.objectives.cooccurrence import CooccurrenceCounter
 from polyseme.objectives.packing import BatchBuilder, SpecialIds, StaticShape
-
-TOKENS_PER_CHUNK = 1 << 18  # tokens whose pairs are counted at once
 
 
 @dataclass(frozen=True)
@@ -46,94 +45,15 @@ class GloVe(Objective):
         return _GloVeBatchBuilder(self, corpus, special_ids, max_len)
 
 
-def iter_cooccurrences(
-    corpus: Corpus, samples: SampleTable, non_special_mask: np.ndarray, window: int
-) -> Iterator[tuple[np.ndarray, float]]:
-    """Yield the pairs of known words at each distance as keys, first · vocab_size + second, smaller id first.
-
-    Unknown words are removed before distances are counted. The second value is the count of a pair, 1 / distance.
-    """
-    vocab_size = np.uint64(len(non_special_mask))
-    chunk_ends = np.arange(TOKENS_PER_CHUNK, samples.lengths.sum() + TOKENS_PER_CHUNK, TOKENS_PER_CHUNK)
-    borders = np.searchsorted(np.cumsum(samples.lengths), chunk_ends) + 1
-    for low, high in zip([0, *borders[:-1]], borders):
-        starts, lengths = samples.starts[low:high], samples.lengths[low:high]
-        tokens = corpus.gather_tokens(starts, lengths)
-        is_known = non_special_mask[tokens]
-        owner, tokens = np.repeat(np.arange(len(starts)), lengths)[is_known], tokens[is_known].astype(np.uint64)
-        for distance in range(1, window + 1):
-            same_sample = owner[distance:] == owner[:-distance]
-            pairs = tokens[distance:][same_sample], tokens[:-distance][same_sample]
-            yield np.minimum(*pairs) * vocab_size + np.maximum(*pairs), 1 / distance
-
-
-def sum_by_key(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sorted unique keys and the sum of the values of each."""
-    order = np.argsort(keys, kind="stable")
-    keys, values = keys[order], values[order]
-    firsts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else np.zeros(0, np.int64)
-    return keys[firsts], np.add.reduceat(values, firsts) if len(firsts) else values
-
-
-class CooccurrenceTable:
-    """Sums by key, with about `max_bytes` in memory and the rest in `folder`, as files with sorted keys."""
-
-    def __init__(self, folder: Path, max_bytes: int):
-        self.folder, self.max_entries = folder, max(max_bytes // 64, 1024)  # sorting takes a few times their size
-        self.keys: list[np.ndarray] = []
-        self.values: list[np.ndarray] = []
-        self.num_entries = self.num_runs = 0
-
-    def add(self, keys: np.ndarray, value: float) -> None:
-        """Add `value` to each of these keys."""
-        self.keys.append(keys)
-        self.values.append(np.full(len(keys), value))
-        self.num_entries += len(keys)
-        if self.num_entries > self.max_entries:
-            self._compact()
-            if self.num_entries > self.max_entries // 2:
-                self._spill()
-
-    def _compact(self) -> None:
-        keys, values = sum_by_key(np.concatenate(self.keys), np.concatenate(self.values))
-        self.keys, self.values, self.num_entries = [keys], [values], len(keys)
-
-    def _spill(self) -> None:
-        np.save(self.folder / f"keys-{self.num_runs}.npy", self.keys[0])
-        np.save(self.folder / f"values-{self.num_runs}.npy", self.values[0])
-        self.keys, self.values, self.num_entries = [], [], 0
-        self.num_runs += 1
-
-    def sorted_chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield chunks of sorted keys and their sums."""
-        if self.keys:
-            self._compact()
-            if not self.num_runs:
-                yield self.keys[0], self.values[0]
-                return
-            self._spill()
-        keys = [np.load(self.folder / f"keys-{i}.npy", mmap_mode="r") for i in range(self.num_runs)]
-        values = [np.load(self.folder / f"values-{i}.npy", mmap_mode="r") for i in range(self.num_runs)]
-        starts, chunk_size = [0] * self.num_runs, max(self.max_entries // max(self.num_runs, 1), 16)
-        while any(start < len(run) for start, run in zip(starts, keys)):
-            max_key = min(run[start : start + chunk_size][-1] for start, run in zip(starts, keys) if start < len(run))
-            ends = [int(np.searchsorted(run, max_key, side="right")) for run in keys]
-            chunks = [[run[a:b] for run, a, b in zip(runs, starts, ends)] for runs in (keys, values)]
-            yield sum_by_key(np.concatenate(chunks[0]), np.concatenate(chunks[1]))
-            starts = ends
-
-
 class CellFiles:
     """The cells of a co-occurrence matrix, sorted, in files that are deleted with this object."""
 
     def __init__(self, config: GloVe, corpus: Corpus, samples: SampleTable, non_special_mask: np.ndarray):
         self.temporary_folder = tempfile.TemporaryDirectory(prefix="counts-")
         folder = Path(self.temporary_folder.name)
-        table = CooccurrenceTable(folder, config.memory_mb << 20)
-        for keys, value in iter_cooccurrences(corpus, samples, non_special_mask, config.window):
-            table.add(keys, value)
+        counter = CooccurrenceCounter(corpus, samples, non_special_mask, config.window)
         with open(folder / "keys", "wb") as cells, open(folder / "values", "wb") as counts:
-            for keys, values in table.sorted_chunks():
+            for keys, values in counter.iter_cells(folder, config.memory_mb << 20):
                 cells.write(keys.data)
                 counts.write(values.astype(np.float32).data)
         if not (folder / "keys").stat().st_size:
@@ -144,7 +64,7 @@ class CellFiles:
             run.unlink()
 
 
-# Counting takes minutes, and a process may train on the same text several times: the cells that were counted last
+# Counting takes a while, and a process may train on the same text several times: the cells that were counted last
 _last_cells: list[tuple[Hashable, CellFiles]] = []
 
 
