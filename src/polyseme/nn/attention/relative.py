@@ -302,7 +302,9 @@ class RelativeAttention(BaseAttention):
         u, v = (self.u, self.v) if self.u is not None else context.uv_biases or (None, None)
         if run.distance_start is None and run.distance_index is None:  # select the distances that occur in this run
             largest, smallest = context.largest_distance, 0 if self.config.causal else 1 - run.num_queries
-            r = r[largest - run.num_keys : largest - smallest + 1]
+            num_distances = run.num_keys - smallest + 1
+            num_distances += -num_distances % 8  # products of other sizes are several times slower on a GPU
+            r = r[largest - run.num_keys :][:num_distances]
         n, num_queries, num_keys = run.num_sequences, run.num_queries, run.num_keys
         heads, _, head_dim = q.shape
         q = q * head_dim**-0.5
