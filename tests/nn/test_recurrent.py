@@ -9,6 +9,7 @@ from torch import nn
 
 from polyseme.errors import PolysemeError
 from polyseme.families import FAMILIES
+from polyseme.nn.layers import rnn
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.recurrent import RecurrentTrunk, RecurrentTrunkConfig
@@ -67,6 +68,20 @@ def test_fused_and_reference_implementations_agree(kind, lengths):
         matrices == trunk.config.matmul_params
         and RecurrentTrunkConfig.from_json(trunk.config.to_json()) == trunk.config
     )
+
+
+@pytest.mark.parametrize("lengths", [UNEVEN, EVEN], ids=["uneven", "even"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.get("direction") == "bidirectional"], ids=str)
+def test_one_kernel_for_both_directions_as_on_a_gpu(kind, lengths, monkeypatch):
+    trunk, (tokens, layout), outputs = build_trunk(make_config(**kind)), make_tokens(lengths), []
+    for is_joint in (False, True):
+        monkeypatch.setattr(rnn, "prefers_joint_kernel", lambda x, is_joint=is_joint: is_joint)
+        trunk.zero_grad()
+        hidden = trunk(Inputs(tokens, layout)).hidden
+        hidden.square().sum().backward()
+        outputs.append([hidden, *(p.grad for p in trunk.parameters())])
+    for separate, joint in zip(*outputs, strict=True):
+        torch.testing.assert_close(joint, separate, atol=1e-12, rtol=0)
 
 
 def sigmoid(x):

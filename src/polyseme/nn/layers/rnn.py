@@ -153,24 +153,29 @@ class RNNCellLayer(nn.Module):
         self, x: Tensor, order: TimeMajor, states: list[Tensor], use_reference: bool, context: SourceAttention | None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the output of each step and the final states; input and output are time-major."""
-        config = self.config
         states = [s.to(x.dtype) for s in states]  # under autocast a layer returns a narrower type than it gets
-        hidden_weight = F.dropout(self.weight_hh, config.weight_dropout, self.training)
-        weights = [self.weight_ih, hidden_weight, self.bias_ih, self._hidden_bias()]
-        if self.weight_hr is not None:
-            weights.append(self.weight_hr)
         if isinstance(order, PaddedTimeMajor):
-            return self._forward_padded(x, order, weights, states, context)
+            return self._forward_padded(x, order, self.kernel_weights(), states, context)
         if not order.max_seqlen:
             return x.new_zeros(*x.shape[:-1], self.output_dim), states
-        is_fused = not config.cell_clip and not config.projection_clip and self.weight_ch is None
-        is_fused = is_fused and not use_reference and not (config.cell == "gru" and config.gru_reset == "before")
-        sorted_states = order.sort_states(states)
-        if is_fused:
-            y, final_states = self._forward_fused(x, order, weights, sorted_states)
-        else:
-            y, final_states = self._forward_reference(x, order, weights, sorted_states, context)
+        if self.has_kernel and not use_reference:
+            y, (final_states,) = run_kernel([self], x, order, [states])
+            return y, final_states
+        y, final_states = self._forward_reference(x, order, self.kernel_weights(), order.sort_states(states), context)
         return y, order.unsort_states(final_states, states)
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether torch has a fused kernel for the cell."""
+        config = self.config
+        has_changes = config.cell_clip or config.projection_clip or self.weight_ch is not None
+        return not has_changes and not (config.cell == "gru" and config.gru_reset == "before")
+
+    def kernel_weights(self) -> list[Tensor]:
+        """Return the weights in the order of torch's kernels, with dropout."""
+        hidden_weight = F.dropout(self.weight_hh, self.config.weight_dropout, self.training)
+        weights = [self.weight_ih, hidden_weight, self.bias_ih, self._hidden_bias()]
+        return weights if self.weight_hr is None else [*weights, self.weight_hr]
 
     def _hidden_bias(self) -> Tensor:
         if self.bias_hh is not None:
@@ -179,19 +184,6 @@ class RNNCellLayer(nn.Module):
         if self.config.cell == "lstm" and self.config.fixed_forget_bias:
             bias[self.hidden_dim : 2 * self.hidden_dim] = self.config.fixed_forget_bias
         return bias
-
-    def _forward_fused(
-        self, x: Tensor, order: TimeMajor, weights: list[Tensor], states: list[Tensor]
-    ) -> tuple[Tensor, list]:
-        kernel: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[self.config.cell]
-        initial: Any = [s[None].contiguous() for s in states]
-        initial = initial if self.config.cell == "lstm" else initial[0]
-        settings = True, 1, 0.0, self.training, False  # biases, one layer, no dropout, training, one direction
-        if order.is_uniform:
-            y, *final_states = kernel(x.contiguous(), initial, weights, *settings, False)  # time comes first
-        else:
-            y, *final_states = kernel(x, torch.from_numpy(order.batch_sizes), initial, weights, *settings)
-        return y, [s[0] for s in final_states]
 
     def _forward_reference(
         self, x: Tensor, order: TimeMajor, weights: list[Tensor], states: list[Tensor], context: SourceAttention | None
@@ -270,6 +262,31 @@ def _clip(x: Tensor, limit: float) -> Tensor:
     return x.clamp(-limit, limit) if limit else x
 
 
+def run_kernel(
+    cells: Sequence[RNNCellLayer], x: Tensor, order: TimeMajor, states: Sequence[Sequence[Tensor]]
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """Run torch's fused kernel of a cell, or of two, of which the second one reads backward.
+
+    Returns the outputs of all steps, those of both cells concatenated, and the final states of each cell.
+    """
+    cell = cells[0].config.cell
+    kernel: Any = {"rnn": torch.rnn_tanh, "gru": torch.gru, "lstm": torch.lstm}[cell]
+    initial: Any = [torch.stack(pair) for pair in zip(*map(order.sort_states, states))]
+    initial = initial if cell == "lstm" else initial[0]
+    weights = [weight for each in cells for weight in each.kernel_weights()]
+    settings = True, 1, 0.0, cells[0].training, len(cells) == 2  # biases, one layer, no dropout, training, directions
+    if order.is_uniform:
+        y, *final_states = kernel(x.contiguous(), initial, weights, *settings, False)  # time comes first
+    else:
+        y, *final_states = kernel(x, torch.from_numpy(order.batch_sizes), initial, weights, *settings)
+    return y, [order.unsort_states([s[i] for s in final_states], states[i]) for i in range(len(cells))]
+
+
+def prefers_joint_kernel(x: Tensor) -> bool:
+    """Return whether one kernel for both directions is faster than two: on a GPU, where it runs them side by side."""
+    return x.is_cuda
+
+
 class RecurrentLayer(nn.Module):
     """One layer of a stack: a cell for each direction, and the skip connection around them."""
 
@@ -289,20 +306,30 @@ class RecurrentLayer(nn.Module):
         self, x: Tensor, order: TimeMajor, states: list[list[Tensor]], use_reference: bool = False, context: Any = None
     ) -> tuple[Tensor, list[list[Tensor]]]:
         """Return the outputs of all steps and the final states of each cell; input and output are time-major."""
-        outputs, final_states = [], []
-        for direction, cell, cell_states in zip(self.directions, self.cells, states):
-            is_backward = direction == "backward"
-            cell_input = order.reverse(x) if is_backward else x
-            y, cell_final_states = cell(cell_input, order, cell_states, use_reference, context)
-            outputs.append(order.reverse(y) if is_backward else y)
-            final_states.append(cell_final_states)
-        y = torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0]
+        y, final_states = self._run_cells(x, order, states, use_reference, context)
         if self.skip == "residual":
             y = x + y
         if self.gate is not None:
             gate = self.gate(x).sigmoid()
             y = gate * y + (1 - gate) * x
         return y, final_states
+
+    def _run_cells(
+        self, x: Tensor, order: TimeMajor, states: list[list[Tensor]], use_reference: bool, context: Any
+    ) -> tuple[Tensor, list[list[Tensor]]]:
+        cells = cast(list[RNNCellLayer], list(self.cells))
+        has_kernel = cells[0].has_kernel and not use_reference and bool(order.max_seqlen)
+        has_kernel = has_kernel and not isinstance(order, PaddedTimeMajor)
+        if self.directions == ("forward", "backward") and has_kernel and prefers_joint_kernel(x):
+            return run_kernel(cells, x, order, [[s.to(x.dtype) for s in each] for each in states])
+        outputs, final_states = [], []
+        for direction, cell, cell_states in zip(self.directions, cells, states):
+            is_backward = direction == "backward"
+            cell_input = order.reverse(x) if is_backward else x
+            y, cell_final_states = cell(cell_input, order, cell_states, use_reference, context)
+            outputs.append(order.reverse(y) if is_backward else y)
+            final_states.append(cell_final_states)
+        return torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0], final_states
 
 
 @dataclass(frozen=True)
