@@ -32,7 +32,7 @@ class EncodedSequences:
 
     ids: np.ndarray  # int32 [T]
     segments: np.ndarray  # int32 [T]
-    word_starts: np.ndarray  # bool [T]; False for special tokens
+    word_starts: np.ndarray  # bool, without special tokens
     lengths: np.ndarray  # int64 [number of texts]
 
     def __len__(self) -> int:
@@ -79,13 +79,12 @@ def embed_sequences(
     rows: list[Any] = [None] * len(sequences)
     num_prefix = packed.tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
     num_suffix = packed.tokenizer.num_special_tokens_to_add() - num_prefix
-    ends = np.cumsum(sequences.lengths)
+    word_starts = np.split(sequences.word_starts, np.cumsum(sequences.lengths - num_prefix - num_suffix)[:-1])
     for batch, hidden in _batch_states(packed, sequences, selection, indices):
         for i, part in zip(batch.indices, hidden.split(list(batch.inputs.layout.lengths))):
             rows[i] = part.float().cpu().numpy()
             if granularity == "word":
-                text = slice(ends[i] - sequences.lengths[i] + num_prefix, ends[i] - num_suffix)
-                starts = np.flatnonzero(sequences.word_starts[text])
+                starts = np.flatnonzero(word_starts[i])
                 rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], starts)
     return rows
 
@@ -143,21 +142,18 @@ def _encode(packed: PackedModel, texts: Sequence[str], truncate: bool, max_len: 
         rows = concat_ranges(encoded.offsets, lengths)
         ids, word_starts = ids[rows], word_starts[rows]
     sizes = lengths + num_special
-    ends = np.cumsum(sizes)
-    num_tokens = int(sizes.sum())
-    sequences = EncodedSequences(
-        np.empty(num_tokens, np.int32),
-        np.full(num_tokens, segment_template[num_prefix], np.int32),
-        np.zeros(num_tokens, bool),
-        sizes,
-    )
-    is_text = np.ones(num_tokens, bool)
+    ends, num_tokens = np.cumsum(sizes), len(ids) + num_special * len(sizes)
+    input_ids, is_text = np.empty(num_tokens, np.int32), np.ones(num_tokens, bool)
+    text_segment = segment_template[num_prefix]
+    segment_ids = np.full(num_tokens, text_segment, np.int32)
     for position, (token_id, segment) in enumerate(zip(template, segment_template)):
         if position != num_prefix:
             places = ends - sizes + position if position < num_prefix else ends - len(template) + position
-            sequences.ids[places], sequences.segments[places], is_text[places] = token_id, segment, False
-    sequences.ids[is_text], sequences.word_starts[is_text] = ids, word_starts
-    return sequences
+            input_ids[places], is_text[places] = token_id, False
+            if segment != text_segment:
+                segment_ids[places] = segment
+    input_ids[is_text] = ids
+    return EncodedSequences(input_ids, segment_ids, word_starts, sizes)
 
 
 def _mean_per_word(vectors: np.ndarray, word_starts: np.ndarray) -> np.ndarray:

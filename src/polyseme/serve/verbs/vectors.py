@@ -40,7 +40,8 @@ def write_embed_response(
 ) -> bytes:
     """Return an `EmbedResponse` in JSON; its parts are put together as text, which takes much less time."""
     rows = write_arrays(arrays, encoding_format)
-    shapes = [encode_json(array.shape) for array in arrays]
+    written_shapes = {shape: encode_json(shape) for shape in {array.shape for array in arrays}}
+    shapes = [written_shapes[array.shape] for array in arrays]
     if units is None:
         results = [b'{"vectors":%b,"shape":%b}' % row for row in zip(rows, shapes)]
     else:
