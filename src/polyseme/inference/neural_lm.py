@@ -18,7 +18,7 @@ from polyseme.generation.session import generation_head, is_seq2seq
 from polyseme.generation.text import TextGenerator
 from polyseme.inference import likelihood, scoring
 from polyseme.inference.base import Granularity, LanguageModel
-from polyseme.inference.embedding import EncodedSequence, embed_sequences, embed_texts
+from polyseme.inference.embedding import EncodedSequences, embed_sequences, embed_texts
 from polyseme.inference.inspection.attention import Attention, AttentionInspector
 from polyseme.inference.inspection.attribution import Attribution, AttributionInput, AttributionRequest, attribute_input
 from polyseme.inference.inspection.attribution_targets import LanguageModelTarget, TaskTarget
@@ -229,14 +229,14 @@ class NeuralLM(LanguageModel):
         return self._packed
 
     def embed_sequences(
-        self, sequences: Sequence[EncodedSequence], layers: str | int, granularity: Granularity
+        self, sequences: EncodedSequences, layers: str | int, granularity: Granularity
     ) -> np.ndarray | list[np.ndarray]:
         """Compute the vectors of texts that `encode_texts` encoded, maybe in several calls, as `embed` does."""
         return self._guard(self._embed_sequences)(sequences, layers, granularity)
 
     @torch.inference_mode()
     def _embed_sequences(
-        self, sequences: Sequence[EncodedSequence], layers: str | int, granularity: Granularity
+        self, sequences: EncodedSequences, layers: str | int, granularity: Granularity
     ) -> np.ndarray | list[np.ndarray]:
         return embed_sequences(self._packed, sequences, layers, granularity)
 

@@ -1,6 +1,7 @@
 """Packed batches of token sequences, and a model that reads them.
 
-On a GPU, a thread packs the next batches while one is computed, and results are copied to the host meanwhile.
+On a GPU, a thread packs the next batches, if there are several, while one is computed, and results are copied to the
+host meanwhile.
 """
 
 import re
@@ -21,6 +22,7 @@ from polyseme.nn.attention.relative import QueryStream
 from polyseme.nn.model import Model
 from polyseme.nn.packing import Inputs, PackedLayout, token_budget_batches, tree_map
 from polyseme.progress import progress
+from polyseme.text.cached_encoder import concat_ranges
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.loop import prefetch
 from polyseme.weights.pooling import TextPooling
@@ -46,13 +48,26 @@ def packed_batches(
     The last batch, whose copy to the host nothing hides, thus has the fewest results.
     """
     lengths = np.array([len(row) for row in ids], dtype=np.int64)
+    if not len(lengths):
+        return iter(())
+    flat_segments = None if segments is None else np.concatenate(segments)
+    return split_packed(np.concatenate(ids), flat_segments, lengths, max_batch_tokens, device)
 
-    def concat(rows: Sequence[np.ndarray], index: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.concatenate([rows[i] for i in index]).astype(np.int64, copy=False))
+
+def split_packed(
+    ids: np.ndarray, segments: np.ndarray | None, lengths: np.ndarray, max_batch_tokens: int, device: torch.device
+) -> Iterator[PackedBatch]:
+    """Split concatenated sequences of these lengths into the batches of `packed_batches`."""
+    starts = np.cumsum(lengths) - lengths
 
     def build(index: np.ndarray) -> Inputs:
-        segment_ids = None if segments is None else concat(segments, index)
-        return Inputs(concat(ids, index), PackedLayout.from_lengths(lengths[index]), segment_ids)
+        rows = concat_ranges(starts[index], lengths[index])
+
+        def take(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array[rows].astype(np.int64, copy=False))
+
+        segment_ids = None if segments is None else take(segments)
+        return Inputs(take(ids), PackedLayout.from_lengths(lengths[index]), segment_ids)
 
     for index, inputs in device_batches(build, lengths, max_batch_tokens, device):
         yield PackedBatch(index, inputs)
@@ -63,14 +78,16 @@ def device_batches(
 ) -> Iterator[tuple[np.ndarray, T]]:
     """Build batches of sequences of these lengths from their indices, shortest first, and copy them to a device."""
     is_cuda, total = device.type == "cuda", int(lengths.sum())
+    indices = list(token_budget_batches(lengths, max_batch_tokens))[::-1]
 
     def host_batches() -> Iterator[tuple[np.ndarray, T]]:
-        for index in reversed(list(token_budget_batches(lengths, max_batch_tokens))):
+        for index in indices:
             batch = build(index)
             yield index, tree_map(batch, Tensor.pin_memory) if is_cuda else batch
 
+    is_ahead = is_cuda and len(indices) > 1  # for a single batch, a thread would only cost time
     with progress("read", total, "tokens", show=total > 20 * max_batch_tokens) as bar:
-        for index, batch in prefetch(host_batches()) if is_cuda else host_batches():
+        for index, batch in prefetch(host_batches()) if is_ahead else host_batches():
             yield index, tree_map(batch, lambda tensor: tensor.to(device, non_blocking=True))
             bar.advance(int(lengths[index].sum()))
 
@@ -184,6 +201,11 @@ class PackedModel:
         """Pack sequences into batches on the model's device, without segments if the model has none."""
         used_segments = segments if self.model.config.trunk.num_segments else None
         return packed_batches(ids, used_segments, self.max_batch_tokens, self.device)
+
+    def split(self, ids: np.ndarray, segments: np.ndarray, lengths: np.ndarray) -> Iterator[PackedBatch]:
+        """Split concatenated sequences of these lengths into the batches of `batches`."""
+        used_segments = segments if self.model.config.trunk.num_segments else None
+        return split_packed(ids, used_segments, lengths, self.max_batch_tokens, self.device)
 
     def log_probs(self, head: str, inputs: Inputs, rows: Tensor) -> Iterator[Tensor]:
         """Yield the log-probabilities of a language-model head at the given rows, [rows, vocabulary], in chunks."""

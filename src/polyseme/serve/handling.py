@@ -12,7 +12,7 @@ from starlette.responses import Response
 from polyseme.io.json import parse_strict
 from polyseme.serve.api.errors import RequestError
 from polyseme.serve.api.requests import ModelRequest
-from polyseme.serve.api.schema import to_plain
+from polyseme.serve.api.schema import encode_json, to_plain
 from polyseme.serve.batching.worker import Call, ModelWorker
 from polyseme.serve.registry import ServedModel
 from polyseme.serve.state import ServerState
@@ -82,7 +82,7 @@ async def call_sized(size: int, function: Callable[..., T], *args: Any) -> T:
 async def run_plan(state: ServerState, worker: ModelWorker, plan: Plan, request: Request, timeout: float) -> Response:
     """Wait for a plan's results, its deadline or the client's disconnection, whichever comes first."""
     loop = asyncio.get_running_loop()
-    call = Call(plan.key, plan.inputs, plan.num_tokens, plan.run, loop.create_future(), plan.is_parallel)
+    call = Call(plan.key, plan.inputs, plan.num_tokens, plan.run, loop.create_future(), plan.is_parallel, plan.join)
     worker.submit(call)
     try:
         results = await wait_until(request, call.future, timeout)
@@ -139,9 +139,9 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def json_response(content: Any, headers: dict[str, str] | None = None) -> Response:
-    """Return a dataclass as JSON."""
-    body = json.dumps(to_plain(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Response(body.encode("utf-8", "replace"), headers=headers, media_type="application/json")
+    """Return a dataclass, or JSON that is written already, as a response."""
+    body = content if isinstance(content, bytes) else encode_json(to_plain(content))
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def error_response(error: RequestError) -> Response:

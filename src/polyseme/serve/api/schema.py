@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError
+
+_JSON_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,11 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_plain(each) for key, each in value.items()}
     return value
+
+
+def encode_json(value: Any) -> bytes:
+    """Return plain values as compact JSON; raise `ValueError` for a number that is not finite."""
+    return _JSON_ENCODER.encode(value).encode("utf-8", "replace")
 
 
 @functools.cache

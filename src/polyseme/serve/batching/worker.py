@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -52,16 +52,22 @@ class Streams:
     share_cores: Callable[[bool], None] = lambda has_all: None
 
 
+def join_lists(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the elements of all lists."""
+    return [each for part in parts for each in part]
+
+
 @dataclass(eq=False)
 class Call:
     """One request's part of a batch: calls with the same key are run at once, on all of their inputs."""
 
     key: Hashable
-    inputs: Sequence[Any]
+    inputs: Sized
     num_tokens: int
-    run: Callable[[Sequence[Any]], Sequence[Any]]
+    run: Callable[[Any], Sequence[Any]]
     future: asyncio.Future[Sequence[Any]]
     is_parallel: bool = False  # whether other streams may compute at the same time
+    join: Callable[[Sequence[Any]], Any] = join_lists  # of the inputs of several calls
     arrival: float = field(default_factory=time.perf_counter)
     start: float = 0.0
     end: float = 0.0
@@ -340,8 +346,9 @@ class ModelWorker:
         if not batch:
             return []
         try:
-            inputs = batch[0].inputs if len(batch) == 1 else [each for call in batch for each in call.inputs]
-            results = batch[0].run(inputs)
+            first_call = batch[0]
+            inputs = first_call.inputs if len(batch) == 1 else first_call.join([call.inputs for call in batch])
+            results = first_call.run(inputs)
         except Exception as error:
             if _is_memory_error(error):
                 num_tokens = sum(call.num_tokens for call in batch)

@@ -1,7 +1,7 @@
 """How a request is computed: inputs for the model's worker, and a response from the results."""
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.prediction import predict
 from polyseme.serve.api import responses
 from polyseme.serve.api.errors import RequestError
+from polyseme.serve.batching.worker import join_lists
 from polyseme.serve.registry import ServedModel
 
 Results = Sequence[Any]
@@ -21,11 +22,12 @@ class Plan:
     """How a request is computed: by `run`, on inputs that may be combined with those of other plans of the same key."""
 
     key: Hashable
-    inputs: Sequence[Any]
+    inputs: Sized
     num_tokens: int
-    run: Callable[[Results], Results]
-    respond: Callable[[Results], Any]
+    run: Callable[[Any], Results]
+    respond: Callable[[Results], Any]  # a dataclass, or JSON as bytes
     is_parallel: bool = False  # whether `run` may be called by several threads at once
+    join: Callable[[Sequence[Any]], Any] = join_lists  # of the inputs of several plans
 
 
 def plan_examples(

@@ -1,18 +1,21 @@
 """Verbs over vectors: embed, rerank, neighbors, and the attention between tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from polyseme.errors import DataError
-from polyseme.inference.embedding import encode_texts
+from polyseme.inference.base import Granularity
+from polyseme.inference.embedding import EncodedSequences, encode_texts
 from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.word_vectors import WordVectors
 from polyseme.nn.layer_selection import LayerSelection
 from polyseme.serve.api import requests, responses
-from polyseme.serve.api.arrays import encode_array
+from polyseme.serve.api.arrays import encode_array, write_arrays
+from polyseme.serve.api.schema import encode_json, to_plain
 from polyseme.serve.registry import ServedModel
 from polyseme.serve.verbs.plan import Plan, Results, check_lengths, count_checked, count_usage, plan_examples
 from polyseme.tasks.readers.rows import split_words
@@ -20,22 +23,37 @@ from polyseme.tasks.readers.rows import split_words
 
 def plan_embed(served: ServedModel, request: requests.EmbedRequest) -> Plan:
     """Compute vectors."""
-    texts = request.all_texts
-    encoded, counts, options, run = prepare_embed(served, texts, request.layers, request.granularity, request.truncate)
+    texts, granularity = request.all_texts, request.granularity
+    plan = plan_vectors(served, texts, request.layers, granularity, request.truncate)
 
-    def respond(results: Results) -> responses.EmbedResponse:
-        units = [unit_names(served, text, request.granularity, request.truncate) for text in texts]
-        arrays = [encode_array(vectors, request.encoding_format) for vectors in results]
-        rows = [responses.EmbedResult(data, shape, names) for (data, shape), names in zip(arrays, units)]
-        return responses.EmbedResponse(served.name, rows, responses.Usage(sum(counts)))
+    def respond(results: Results) -> bytes:
+        units = None
+        if granularity != "text":
+            units = [unit_names(served, text, granularity, request.truncate) for text in texts]
+        return write_embed_response(served.name, results, units, plan.num_tokens, request.encoding_format)
 
-    return Plan(("embed", *options), encoded, sum(counts), run, respond, isinstance(served.model, NeuralLM))
+    return replace(plan, respond=respond)
 
 
-def prepare_embed(
-    served: ServedModel, texts: Sequence[str], layers: str | int, granularity: Any, truncate: bool
-) -> tuple[Results, list[int], tuple[Any, ...], Callable[[Results], Results]]:
-    """Return the inputs of an embedding, their numbers of tokens, its options, and the function that computes it.
+def write_embed_response(
+    model: str, arrays: Results, units: Sequence[Sequence[str]] | None, num_tokens: int, encoding_format: str
+) -> bytes:
+    """Return an `EmbedResponse` in JSON; its parts are put together as text, which takes much less time."""
+    rows = write_arrays(arrays, encoding_format)
+    written_shapes = {shape: encode_json(shape) for shape in {array.shape for array in arrays}}
+    shapes = [written_shapes[array.shape] for array in arrays]
+    if units is None:
+        results = [b'{"vectors":%b,"shape":%b}' % row for row in zip(rows, shapes)]
+    else:
+        results = [b'{"vectors":%b,"shape":%b,"units":%b}' % row for row in zip(rows, shapes, map(encode_json, units))]
+    usage = encode_json(to_plain(responses.Usage(num_tokens)))
+    return b'{"model":%b,"results":[%b],"usage":%b}' % (encode_json(model), b",".join(results), usage)
+
+
+def plan_vectors(
+    served: ServedModel, texts: Sequence[str], layers: str | int, granularity: Granularity, truncate: bool
+) -> Plan:
+    """Compute vectors; the response is the vectors themselves.
 
     A network's texts are encoded here, once, and not in the worker's thread.
     """
@@ -44,26 +62,30 @@ def prepare_embed(
         LayerSelection.parse(layers).indices(model.model.trunk.config.num_layers)  # raises if there is none
         num_special = model.tokenizer.num_special_tokens_to_add()
         sequences = encode_texts(model.packed_model, texts, granularity, truncate)
-        counts = [len(each.ids) - num_special for each in sequences]
+        num_tokens = len(sequences.ids) - num_special * len(texts)
 
-        def embed_sequences(inputs: Results) -> Results:
+        def embed_sequences(inputs: EncodedSequences) -> Results:
             rows: Any = model.embed_sequences(inputs, layers, granularity)
             return rows
 
-        return sequences, counts, (layers, granularity), embed_sequences
+        key = "embed", layers, granularity
+        return Plan(key, sequences, num_tokens, embed_sequences, return_results, True, EncodedSequences.concat)
     counts = count_checked(served, texts, truncate)
 
     def embed_texts(inputs: Results) -> Results:
         vectors: Results = model.embed(list(inputs), layers, granularity, truncate)
         return vectors
 
-    return texts, counts, (layers, granularity, truncate), embed_texts
+    return Plan(("embed", layers, granularity, truncate), texts, sum(counts), embed_texts, return_results)
 
 
-def unit_names(served: ServedModel, text: str, granularity: str, truncate: bool) -> list[str] | None:
+def return_results(results: Results) -> Results:
+    """Return the results of a plan as they are."""
+    return results
+
+
+def unit_names(served: ServedModel, text: str, granularity: str, truncate: bool) -> list[str]:
     """Return the words or tokens of a text that have vectors."""
-    if granularity == "text":
-        return None
     tokenizer = served.tokenizer
     if tokenizer is None:
         return list(split_words(text))
@@ -86,14 +108,14 @@ def plan_rerank(served: ServedModel, request: requests.RerankRequest) -> Plan:
         return plan_examples(
             served, examples, usage.num_tokens, request.truncate, lambda rows: respond(_pair_scores(served, rows))
         )
-    encoded, counts, options, run = prepare_embed(served, [query, *texts], "last", "text", request.truncate)
+    plan = plan_vectors(served, [query, *texts], "last", "text", request.truncate)
 
     def respond_vectors(vectors: Results) -> responses.RerankResponse:
         matrix = np.asarray(vectors, dtype=np.float64)
         matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12)
-        return _order(served, request, responses.Usage(sum(counts)), (matrix[1:] @ matrix[0]).tolist())
+        return _order(served, request, responses.Usage(plan.num_tokens), (matrix[1:] @ matrix[0]).tolist())
 
-    return Plan(("embed", *options), encoded, sum(counts), run, respond_vectors, isinstance(served.model, NeuralLM))
+    return replace(plan, respond=respond_vectors)
 
 
 def _pair_scores(served: ServedModel, results: Results) -> list[float]:
