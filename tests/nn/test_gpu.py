@@ -335,7 +335,7 @@ def test_grouped_attention_matches_the_cpu(family: str, device: str = "cuda") ->
             counts = PackedLayout.from_lengths(layout.count_per_sequence(targets), device=place)
             inputs = Inputs(ids, layout, query_stream=QueryStream(rank, targets, counts))
         hidden = model(inputs).hidden
-        (hidden * torch.arange(hidden.numel(), device=place).view_as(hidden).sin()).sum().backward()
+        (hidden * torch.arange(hidden.numel()).double().sin().view_as(hidden).to(place)).sum().backward()
         return [hidden.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
     for actual, expected in zip(run(device), run("cpu"), strict=True):

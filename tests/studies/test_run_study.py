@@ -1,6 +1,7 @@
 """Running a study: rows, resumption after a kill, failures, and what is rejected before anything is written."""
 
 import json
+import shutil
 from statistics import fmean
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from polyseme.errors import ConfigError, DataError
 from polyseme.studies import jobs, runner
 from polyseme.studies.base import Study
+from polyseme.studies.measurement import ArmModel
 from polyseme.studies.plan import StudyOptions
 from polyseme.studies.runner import run_study
 from polyseme.tasks.classification import ClassificationTask
@@ -62,6 +64,24 @@ def test_a_killed_study_continues_with_the_same_rows(run, tmp_path, monkeypatch)
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
     assert not list((tmp_path / "whole").rglob("*.safetensors")), "models are deleted"
     check_rows(tmp_path / "whole")
+
+
+def test_measurements_are_kept_if_the_model_is_lost(run, tmp_path, monkeypatch):
+    study, measured, measure = study_json(arm("bert"), metrics=METRICS), [], ArmModel.measure
+    assert run("whole", study=study).is_complete
+
+    def stop_at_blimp(self, metric):
+        if metric.name == "blimp":
+            raise Killed
+        return measure(self, metric)
+
+    monkeypatch.setattr(ArmModel, "measure", stop_at_blimp)
+    with pytest.raises(Killed):
+        run("killed", study=study)
+    shutil.rmtree(tmp_path / "killed/arms/bert/seed-0")
+    monkeypatch.setattr(ArmModel, "measure", lambda self, metric: measured.append(metric.name) or measure(self, metric))
+    assert run("killed", study=study).is_complete and measured == ["blimp", "cola"]
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
 
 
 def check_rows(out):

@@ -198,12 +198,14 @@ def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
             continue
         max_len = recipe.max_len if isinstance(recipe, Recipe) else 0
         model = ArmModel(plan, each, seed, folder / "model", results, max_len)
-        metrics, warnings = measure_arm(model, folder / f"metrics-{each.name}.json")
+        partial_path = plan.arm_folder(each) / f"seed-{seed}.partial.json"
+        metrics, warnings = measure_arm(model, partial_path)
         row = describe_training(plan, arm, recipe, results, folder / "model")
         row["warnings"] += warnings
         row |= {"arm": each.name, "seed": seed, "metrics": metrics}
         row["wall_seconds"] = round(time.perf_counter() - started, 1)
         write_json(plan.row_path(each, seed), row)
+        partial_path.unlink(missing_ok=True)
     if plan.options.keep_models:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         shutil.rmtree(folder / "transfer", ignore_errors=True)

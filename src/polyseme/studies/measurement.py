@@ -140,7 +140,8 @@ class ArmModel:
 def measure_arm(model: ArmModel, partial_path: Path) -> tuple[dict[str, Any], list[str]]:
     """Measure an arm by all metrics of the study; return the metrics of its row, and warnings.
 
-    Finished metrics are in `partial_path` until the row is written.
+    Finished metrics are in `partial_path` until the row is written. They stay if the machine is lost: the model is then
+    trained again, with the same seed, for those that are missing.
     """
     folder, stem = model.plan.arm_folder(model.arm), f"seed-{model.seed}"
     rows: dict[str, Any] = {}
