@@ -75,9 +75,7 @@ class Config:
             if key not in hints:
                 raise ConfigError(f"unknown key {key!r} in {shown}{suffix}; {suggest(key, hints)}")
             values[key] = parse_value(hints[key], value, f"{location}.{key}" if location else key, config_types)
-        missing_default = (dataclasses.MISSING, dataclasses.MISSING)
-        required = {f.name for f in dataclasses.fields(cls) if (f.default, f.default_factory) == missing_default}
-        if missing := sorted(required - values.keys()):
+        if missing := sorted(_required_fields(cls) - values.keys()):
             raise ConfigError(f"{shown}{suffix}: missing {', '.join(missing)}")
         return cls(**values)
 
@@ -174,11 +172,24 @@ def override_config(config: ConfigT, overrides: Mapping[str, Any], prefix: str =
 _type_hints = functools.cache(typing.get_type_hints)  # get_type_hints compiles every annotation on each call
 
 
-def _field_types(cls: type) -> dict[str, Any]:
-    hints = _type_hints(cls)
+@functools.cache
+def _describe_fields(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
+    hints, fields = _type_hints(cls), dataclasses.fields(cls)
     if "kind" in hints:
         raise TypeError(f"{cls.__name__}: a field cannot be called kind, which names the class in JSON")
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    missing_default = (dataclasses.MISSING, dataclasses.MISSING)
+    required = frozenset(f.name for f in fields if (f.default, f.default_factory) == missing_default)
+    return {f.name: hints[f.name] for f in fields}, required
+
+
+def _field_types(cls: type) -> dict[str, Any]:
+    """Return the type of each field of a dataclass; the result is shared."""
+    return _describe_fields(cls)[0]
+
+
+def _required_fields(cls: type) -> frozenset[str]:
+    """Return the names of the fields of a dataclass without a default."""
+    return _describe_fields(cls)[1]
 
 
 def _union_members(hint: Any) -> tuple[Any, ...]:
