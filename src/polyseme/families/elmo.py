@@ -50,7 +50,7 @@ def trunk_config(
         projection_clip=projection_clip,
         skip_from_layer=2,
         pooler=PoolerConfig("mean"),
-        init=InitConfig(1.0, scale_by_fan_in=True),
+        init=InitConfig(1.0, scale_by_fan_in=True, conv_std=0.05 / 3**0.5),  # as the released code: ± 0.05, uniform
     )
 
 

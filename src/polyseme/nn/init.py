@@ -7,6 +7,7 @@ from torch import nn
 
 from polyseme.config import Config
 from polyseme.nn.attention.multihead import MultiHeadAttention
+from polyseme.nn.layers.char_cnn import Highway
 from polyseme.nn.layers.rnn import RNNCellLayer
 
 
@@ -15,9 +16,10 @@ class InitConfig(Config):
     """Normally distributed matrices, zero biases, norms at identity.
 
     `truncated` redraws values beyond two standard deviations. `position_std` is that of position embeddings,
-    `token_std` that of token embeddings (0 means `std`). `scale_residuals` divides the last matrix of each sublayer by
-    √(number of sublayers) (GPT-2, §2.3). `scale_by_fan_in` draws matrices with std / √(fan-in), so that products keep
-    the size of their inputs, and scales down queries where attention does not scale its scores.
+    `token_std` that of token embeddings and `conv_std` that of convolutions (0 means `std`). `scale_residuals` divides
+    the last matrix of each sublayer by √(number of sublayers) (GPT-2, §2.3). `scale_by_fan_in` draws matrices with
+    std / √(fan-in), so that products keep the size of their inputs, and scales down queries where attention does not
+    scale its scores.
     """
 
     std: float = 0.02
@@ -26,6 +28,7 @@ class InitConfig(Config):
     scale_residuals: bool = False
     scale_by_fan_in: bool = False
     token_std: float = 0.0
+    conv_std: float = 0.0
 
     def apply(self, module: nn.Module, num_sublayers: int, generator: torch.Generator | None) -> None:
         """Initialize a module and all its submodules in place."""
@@ -34,7 +37,10 @@ class InitConfig(Config):
                 std = self.position_std if name.endswith("positions") else self.std
                 if name.endswith("tokens") and self.token_std:
                     std = self.token_std
-                if self.scale_by_fan_in and not isinstance(submodule, nn.Embedding):
+                is_conv = isinstance(submodule, nn.Conv1d | nn.Conv2d)
+                if is_conv and self.conv_std:
+                    std = self.conv_std
+                elif self.scale_by_fan_in and not isinstance(submodule, nn.Embedding):
                     std /= submodule.weight[0].numel() ** 0.5
                 if self.scale_residuals and name.endswith((".attention.out", "ffn.down")):
                     std /= num_sublayers**0.5
@@ -56,6 +62,8 @@ class InitConfig(Config):
         for submodule in module.modules():
             if isinstance(submodule, RNNCellLayer):
                 submodule.initialize(generator)
+            if isinstance(submodule, Highway):
+                nn.init.constant_(submodule.carry.bias, Highway.initial_bias)
             if self.scale_by_fan_in and isinstance(submodule, MultiHeadAttention) and submodule.config.scale:
                 head_dim = submodule.inner_dim // submodule.config.num_heads
                 with torch.no_grad():

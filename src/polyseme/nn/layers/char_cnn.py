@@ -145,6 +145,10 @@ class CharCNN(nn.Module):
         x = F.embedding(char_ids, self.char_embeddings.weight).transpose(1, 2)
         return torch.cat([activation(conv(x).amax(-1)) for conv in self.convolutions], dim=-1)
 
+    def hidden_matrices(self) -> list[Tensor]:
+        """Return the matrices after the convolutions."""
+        return [part.weight for part in self.modules() if isinstance(part, nn.Linear)]
+
     def _project(self, x: Tensor) -> Tensor:
         for highway in self.highways:
             x = highway(x)
@@ -152,7 +156,9 @@ class CharCNN(nn.Module):
 
 
 class Highway(nn.Module):
-    """Highway layer: a gated sum of a ReLU layer and its input (Srivastava et al. 2015)."""
+    """Highway layer: a gated sum of a ReLU layer and its input, at first mostly the latter (Srivastava et al. 2015)."""
+
+    initial_bias: ClassVar[float] = -2.0  # of the gate
 
     def __init__(self, dim: int):
         super().__init__()

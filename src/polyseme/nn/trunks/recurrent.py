@@ -15,7 +15,7 @@ from polyseme.config import check_in_range
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.init import InitConfig
-from polyseme.nn.layers.char_cnn import CharCNNConfig
+from polyseme.nn.layers.char_cnn import CharCNN, CharCNNConfig
 from polyseme.nn.layers.embeddings import EmbeddingsConfig
 from polyseme.nn.layers.rnn import (
     NUM_GATES,
@@ -195,7 +195,9 @@ class RecurrentTrunk(Trunk):
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         cells = [part for part in self.modules() if isinstance(part, RNNCellLayer)]
         weights = [w for cell in cells for w in (cell.weight_ih, cell.weight_hh, cell.weight_ch) if w is not None]
-        return [(weight, NUM_GATES[self.config.cell]) for weight in weights]
+        projections = [cell.weight_hr for cell in cells if cell.weight_hr is not None]
+        projections += self.embeddings.hidden_matrices() if isinstance(self.embeddings, CharCNN) else []
+        return [*((weight, NUM_GATES[self.config.cell]) for weight in weights), *((w, 1) for w in projections)]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from polyseme.studies.analysis.table import (
     measured_metrics,
     rate_table,
     score_table,
+    unfinished_table,
     unit,
     verdict_table,
 )
@@ -151,7 +152,10 @@ def _scores(results: StudyResults) -> list[Block]:
         "Large dots are means, small ones seeds, and lines 95 % intervals over seeds and examples, cut where they are "
         "far wider than the differences. Another color: the best arm, where the intervals allow to name one."
     )
-    return [score_table(results), Paragraph(note), FigureBlock(caption)]
+    blocks: list[Block] = [score_table(results), Paragraph(note), FigureBlock(caption)]
+    if (unfinished := unfinished_table(results)) is not None:
+        blocks += [Paragraph("Runs that are not finished, which no answer uses:"), unfinished]
+    return blocks
 
 
 RATE_NOTE = (

@@ -6,6 +6,7 @@ from typing import Any
 
 from polyseme.evaluation.comparison.random_effects import DifferenceEstimate, estimate_difference
 from polyseme.finetuning.results import mean_std
+from polyseme.io.json import read_json_object
 from polyseme.report.pages.compare_tables import Table
 from polyseme.report.svg import format_number
 from polyseme.studies.analysis.examples import example_deviations
@@ -94,6 +95,22 @@ def score_table(results: StudyResults) -> Table:
         best_cells |= {(number, column) for column, name in enumerate(names, 1) if best[name] == arm.name}
         rows.append((arm_label(results, arm.name), *cells, _seed_count(results, arm.name)))
     return Table(("arm", *map(column_title, names), "seeds"), tuple(rows), frozenset(best_cells))
+
+
+def unfinished_table(results: StudyResults) -> Table | None:
+    """Return what is known of runs that are not finished; None if nothing is."""
+    order = {arm.name: number for number, arm in enumerate(results.study.arms)}
+    paths = [path for path in results.path.glob("arms/*/seed-*.partial.json") if path.parent.name in order]
+    paths.sort(key=lambda path: (order[path.parent.name], path.name))
+    metrics = [read_json_object(path) for path in paths]
+    names = [name for name in results.study.metrics if any("value" in each.get(name, {}) for each in metrics)]
+    names.sort(key=lambda name: name.startswith("pseudo"))
+    rows = []
+    for path, each in zip(paths, metrics):
+        values = [each.get(name, {}).get("value") for name in names]
+        cells = ["" if value is None else format_value(METRICS[name], value) for name, value in zip(names, values)]
+        rows.append((path.parent.name, *cells, path.name.removeprefix("seed-").removesuffix(".partial.json")))
+    return Table(("arm", *map(column_title, names), "seed"), tuple(rows)) if names else None
 
 
 def measured_metrics(results: StudyResults) -> list[str]:

@@ -126,15 +126,17 @@ FINETUNED_ARMS = (
         "transformer-xl",
         "transformer_xl-base",
         {**SMALL_TRANSFORMER, **UNCOMPILED, **train_with(StreamingCausalLM()), "model.memory_len": 128},
-        note="Segments and memory of 128 tokens.",
+        note="Segments and memory of 128 tokens. Sentences are scored without memory, which it has rarely seen so.",
     ),
     Arm(
         "t5",
         "t5-small",
         {**SMALL_TRANSFORMER, **train_with(SpanCorruption())}
         | {"model.num_layers": 2, "model.num_decoder_layers": 2, "model.ffn_dim": 1536},
+        transfer_options={"optimizer.lr": 1e-3},
         tokenizer="wordpiece",
-        note="2 layers of 512 in each stack, feed-forward layers of 1,536. Fine-tuned as text to text.",
+        note="2 layers of 512 in each stack, feed-forward layers of 1,536. Fine-tuned as text to text, with rates "
+        "around the paper's 0.001.",
     ),
     Arm(
         "modernbert",
