@@ -195,7 +195,7 @@ class RecurrentTrunk(Trunk):
     def hidden_matrices(self) -> list[tuple[Tensor, int]]:
         cells = [part for part in self.modules() if isinstance(part, RNNCellLayer)]
         weights = [w for cell in cells for w in (cell.weight_ih, cell.weight_hh, cell.weight_ch) if w is not None]
-        projections = [cell.weight_hr for cell in cells if cell.weight_hr is not None]
+        projections: list[Tensor] = [cell.weight_hr for cell in cells if cell.weight_hr is not None]
         projections += self.embeddings.hidden_matrices() if isinstance(self.embeddings, CharCNN) else []
         return [*((weight, NUM_GATES[self.config.cell]) for weight in weights), *((w, 1) for w in projections)]
 
