@@ -146,8 +146,8 @@ class CharCNN(nn.Module):
         return torch.cat([activation(conv(x).amax(-1)) for conv in self.convolutions], dim=-1)
 
     def hidden_matrices(self) -> list[Tensor]:
-        """Return the matrices after the convolutions."""
-        return [part.weight for part in self.modules() if isinstance(part, nn.Linear)]
+        """Return the weights of the convolutions and of the layers after them."""
+        return [part.weight for part in self.modules() if isinstance(part, nn.Linear | nn.Conv1d)]
 
     def _project(self, x: Tensor) -> Tensor:
         for highway in self.highways:

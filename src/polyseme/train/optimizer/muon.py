@@ -43,9 +43,9 @@ class Muon(torch.optim.AdamW):
             grads = [torch.where(found_inf > 0, m, g) for m, g in zip(momenta, grads)]
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, momenta, group["momentum"])
-        rows, columns = params[0].shape
+        rows, columns = params[0].flatten(1).shape  # filters of a convolution are rows
         stack = torch.stack(nesterov).view(-1, rows // group["fused_count"], columns)
-        update = newton_schulz(stack).to(params[0].dtype).view(len(params), rows, columns)
+        update = newton_schulz(stack).to(params[0].dtype).view(len(params), *params[0].shape)
         lr = group["lr"] if found_inf is None else torch.where(found_inf > 0, 0.0, group["lr"])
         update_scale = 0.2 * max(stack.shape[1:]) ** 0.5
         torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
