@@ -45,10 +45,13 @@ class ServerState:
             self.shared_metrics.start()
         self.is_ready = True
 
-    def find_overload(self, num_bytes: int) -> RequestError | None:
-        """Return the error for a request of this size that has not been read; None if some model may have room."""
+    def find_overload(self, num_bytes: int, loop_delay: float = 0.0) -> RequestError | None:
+        """Return the error for a request of this size that has not been read; None if some model may have room.
+
+        `loop_delay` are the seconds that it waits outside the queue of the model.
+        """
         for worker in self.workers.values():
-            if worker.has_room(worker.tokens_per_byte * num_bytes):
+            if worker.has_room(worker.tokens_per_byte * num_bytes, loop_delay):
                 return None
         return next((worker.overload_error() for worker in self.workers.values()), None)
 

@@ -140,9 +140,13 @@ class ModelWorker:
         """The number of requests whose text is being generated."""
         return self._scheduler.num_generations
 
-    def has_room(self, num_tokens: float = 0.0) -> bool:
-        """Whether a call of this many tokens may wait: the queue is not full, and the call is done in time."""
-        has_room = not self._is_queue_full() and self.expected_delay(num_tokens) <= self._max_expected_delay
+    def has_room(self, num_tokens: float = 0.0, other_delay: float = 0.0) -> bool:
+        """Whether a call of this many tokens may wait: the queue is not full, and the call is done in time.
+
+        `other_delay` are the seconds that it spends elsewhere.
+        """
+        delay = self.expected_delay(num_tokens) + other_delay
+        has_room = not self._is_queue_full() and delay <= self._max_expected_delay
         if not has_room and self._expected_ends:
             self._last_rejection = time.perf_counter()
         return has_room
