@@ -1,37 +1,47 @@
 """Admission by the delay of the event loop, which may be overloaded while the model is not."""
 
 import asyncio
-import time
 
 import pytest
 
-from polyseme.serve.admission import NUM_TURNS, LoopDelay
+from polyseme.serve import admission
+from polyseme.serve.admission import NUM_TURNS, TICK_SECONDS, LoopDelay
 from polyseme.serve.batching.worker import ModelWorker, WorkerLimits
 
 
-def compute(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
+class FakeLoop:
+    """An event loop whose clock is set by a test."""
+
+    def __init__(self):
+        self.now, self.calls = 5.0, []
+
+    def time(self):
+        return self.now
+
+    def call_at(self, due, callback, *args):
+        self.calls.append((due, callback, args))
+
+    def run_next(self, late):
+        due, callback, args = self.calls.pop(0)
+        self.now = due + late
+        callback(*args)
 
 
-@pytest.mark.parametrize("block, is_counted", [(compute, True), (time.sleep, False)], ids=["computes", "waits"])
-def test_only_a_busy_loop_is_late(block, is_counted):
+@pytest.mark.parametrize("computed, is_counted", [(0.2, True), (0.05, False)], ids=["computes", "waits"])
+def test_only_a_busy_loop_is_late(computed, is_counted, monkeypatch):
     """A loop that waits for a core, as beside computing threads, is not what limits the server."""
-
-    async def measure() -> list[float]:
-        delay = LoopDelay()
-        delay.start()
-        await asyncio.sleep(0.03)
-        block(0.2)
-        await asyncio.sleep(0.001)
-        late = delay.seconds
-        await asyncio.sleep(0.3)
-        return [late, delay.seconds]
-
-    late, later = asyncio.run(measure())
-    assert (late > 0.1) == is_counted
-    assert later < 0.1, "it is forgotten soon"
+    loop, delay, seconds = FakeLoop(), LoopDelay(), [0.0]
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    monkeypatch.setattr(admission.time, "thread_time", lambda: seconds[0])
+    delay.start()
+    delay.start()
+    assert len(loop.calls) == 1 and loop.calls[0][0] == pytest.approx(5.0 + TICK_SECONDS)
+    seconds[0] += computed
+    loop.run_next(late=0.2)
+    assert delay.seconds == (pytest.approx(0.2) if is_counted else 0.0)
+    for _ in range(10):
+        loop.run_next(late=0.0)
+    assert delay.seconds < 0.001, "it is forgotten soon"
 
 
 def test_the_delay_of_the_loop_counts():

@@ -79,9 +79,13 @@ def test_measurements_are_kept_if_the_model_is_lost(run, tmp_path, monkeypatch):
     with pytest.raises(Killed):
         run("killed", study=study)
     shutil.rmtree(tmp_path / "killed/arms/bert/seed-0")
+    page = runner.rewrite_pages(tmp_path / "killed").with_suffix(".md").read_text()
+    value = json.loads((tmp_path / "killed/arms/bert/seed-0.partial.json").read_text())["valid_loss"]["value"]
+    assert "Runs that are not finished" in page and f"{value:.3f}" in page
     monkeypatch.setattr(ArmModel, "measure", lambda self, metric: measured.append(metric.name) or measure(self, metric))
     assert run("killed", study=study).is_complete and measured == ["blimp", "cola"]
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert "not finished" not in (tmp_path / "killed/report.md").read_text()
 
 
 def check_rows(out):

@@ -48,7 +48,7 @@ def can_capture(model: Model, has_static_shapes: bool, is_padded: bool) -> bool:
     """Return whether training steps of a model can be captured.
 
     Batches must have shapes that recur: by themselves (`has_static_shapes`), or because they are padded to few shapes,
-    on which not every trunk's kernels depend alone. A module that reads tensors on the host rules it out.
+    if the trunk's kernels do not depend on lengths then. A module that reads tensors on the host rules it out.
     """
     if any(getattr(module, "needs_host_sync", False) for module in model.modules()):
         return False
@@ -89,8 +89,8 @@ class StepExecutor:
         layout, memory = batch.inputs.layout, batch.extra.memory
         self.state.model.trunk.check(batch.inputs)
         lengths = layout.lengths
-        has_own_kernels = self.depends_on_lengths and not layout.has_static_shape and len(set(lengths)) > 1
-        is_eager = has_own_kernels or not batch.extra.supports_cuda_graphs
+        needs_lengths = self.depends_on_lengths and not layout.has_static_shape and len(set(lengths)) > 1
+        is_eager = needs_lengths or not batch.extra.supports_cuda_graphs
         call = self._run_first if is_first else self._run_next
         new_memory: Memory | None = (call.fn if is_eager else call)(batch, counts, memory)
         if new_memory is not None:

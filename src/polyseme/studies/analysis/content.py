@@ -139,9 +139,13 @@ def explain(verdict: Verdict) -> str:
 
 
 def _scores(results: StudyResults) -> list[Block]:
+    unfinished = unfinished_table(results)
+    blocks: list[Block] = []
+    if unfinished is not None:
+        blocks = [Paragraph("Runs that are not finished, which no answer uses:"), unfinished]
     names = measured_metrics(results)
     if not names:
-        return []
+        return blocks
     note = (
         "Means and standard deviations over seeds. Bold: better than every other arm (95 % interval of each difference "
         "without 0); a column without a bold value has no clear winner. ↓: lower is better."
@@ -152,10 +156,7 @@ def _scores(results: StudyResults) -> list[Block]:
         "Large dots are means, small ones seeds, and lines 95 % intervals over seeds and examples, cut where they are "
         "far wider than the differences. Another color: the best arm, where the intervals allow to name one."
     )
-    blocks: list[Block] = [score_table(results), Paragraph(note), FigureBlock(caption)]
-    if (unfinished := unfinished_table(results)) is not None:
-        blocks += [Paragraph("Runs that are not finished, which no answer uses:"), unfinished]
-    return blocks
+    return [score_table(results), Paragraph(note), FigureBlock(caption), *blocks]
 
 
 RATE_NOTE = (

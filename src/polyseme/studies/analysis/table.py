@@ -103,8 +103,7 @@ def unfinished_table(results: StudyResults) -> Table | None:
     paths = [path for path in results.path.glob("arms/*/seed-*.partial.json") if path.parent.name in order]
     paths.sort(key=lambda path: (order[path.parent.name], path.name))
     metrics = [read_json_object(path) for path in paths]
-    names = [name for name in results.study.metrics if any("value" in each.get(name, {}) for each in metrics)]
-    names.sort(key=lambda name: name.startswith("pseudo"))
+    names = _metrics_of(results, metrics)
     rows = []
     for path, each in zip(paths, metrics):
         values = [each.get(name, {}).get("value") for name in names]
@@ -115,7 +114,11 @@ def unfinished_table(results: StudyResults) -> Table | None:
 
 def measured_metrics(results: StudyResults) -> list[str]:
     """Return the metrics that some arm has, pseudo-likelihoods last."""
-    names = [name for name in results.study.metrics if any(name in row.get("metrics", {}) for row in results.rows)]
+    return _metrics_of(results, [row.get("metrics", {}) for row in results.rows])
+
+
+def _metrics_of(results: StudyResults, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = [name for name in results.study.metrics if any("value" in row.get(name, {}) for row in rows)]
     return sorted(names, key=lambda name: name.startswith("pseudo"))
 
 
