@@ -271,3 +271,17 @@ def test_damaged_files_are_reported(folder: Path, tokenizer: Tokenizer, tmp_path
 def test_large_vocabularies_use_four_bytes(tmp_path: Path) -> None:
     assert np.dtype(token_dtype(1 << 16)).itemsize == 2
     assert np.dtype(token_dtype((1 << 16) + 1)).itemsize == 4
+
+
+def test_the_content_hash_does_not_depend_on_places(tmp_path: Path) -> None:
+    """A study continues with a corpus that was prepared from the same text elsewhere."""
+    corpora = []
+    for place, text in (("a", "One text. Two texts."), ("b", "One text. Two texts."), ("c", "Two texts. One text.")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "text.txt").write_text(text)
+        tokenizer = Tokenizer.train("wordpiece", iter(["One text. Two texts."] * 3), 60)
+        prepare([tmp_path / place / "text.txt"], tokenizer, tmp_path / place / "corpus")
+        corpora.append(Corpus.open(tmp_path / place / "corpus"))
+    same, moved, other = corpora
+    assert same.content_hash == moved.content_hash != other.content_hash
+    assert same.manifest_hash != moved.manifest_hash, "which names the sources"

@@ -12,6 +12,7 @@ from polyseme.nn.losses import sampled_softmax_loss
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.recipes import get_training_recipe
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.train.pretrain import pretrain
 from tests.support.text import documents
 
@@ -97,3 +98,33 @@ def test_large_vocabularies_are_sampled():
         FAMILIES["elmo"].model_config(dim=16, vocab_size=size).heads["next"].num_sampled for size in (1000, 100_000)
     )
     assert (small, large) == (0, 8192)
+
+
+def test_muon_updates_all_matrices_but_the_characters():
+    """Beside Muon's rates, AdamW makes the word vectors of 2,048 filters grow without bound."""
+    trunk = FAMILIES["elmo"].trunk_config(vocab_size=50, dim=16, ffn_dim=24, num_layers=2).build()
+    updated = {id(weight) for weight, _ in trunk.hidden_matrices()}
+    others = [name for name, p in trunk.named_parameters() if p.ndim > 1 and id(p) not in updated]
+    assert others == ["embeddings.char_embeddings.weight"]
+
+
+def test_a_step_of_muon_moves_the_filters_of_a_convolution_alike():
+    model = FAMILIES["elmo"].model_config(vocab_size=50, dim=16, ffn_dim=24, num_layers=2).build(seed=0)
+    filters = model.trunk.embeddings.convolutions[3].weight  # [count, char_dim, width]
+    config = OptimizerConfig(name="muon", lr=0.1, weight_decay=0.0)
+    optimizer = config.build(model, model.trunk.layer_groups())
+    before, filters.grad = (
+        filters.detach().clone(),
+        torch.randn(filters.shape, generator=torch.Generator().manual_seed(0)),
+    )
+    optimizer.step()
+    moved = (before - filters.detach()).flatten(1)
+    scale = 0.1 * 0.2 * max(moved.shape) ** 0.5
+    assert (torch.linalg.svdvals(moved) / scale - 0.95).abs().max() < 0.35
+
+
+def test_initial_values_are_those_of_the_released_code():
+    embeddings = FAMILIES["elmo"].model_config(vocab_size=50, dim=16, num_layers=1).build(seed=0).trunk.embeddings
+    assert all((highway.carry.bias == -2).all() for highway in embeddings.highways)
+    stds = [conv.weight.std().item() for conv in embeddings.convolutions if conv.weight.numel() > 5000]
+    assert stds and stds == pytest.approx([0.05 / 3**0.5] * len(stds), rel=0.05)
