@@ -80,12 +80,12 @@ def test_measurements_are_kept_if_the_model_is_lost(run, tmp_path, monkeypatch):
         run("killed", study=study)
     shutil.rmtree(tmp_path / "killed/arms/bert/seed-0")
     page = runner.rewrite_pages(tmp_path / "killed").with_suffix(".md").read_text()
-    value = json.loads((tmp_path / "killed/arms/bert/seed-0.partial.json").read_text())["valid_loss"]["value"]
-    assert "Runs that are not finished" in page and f"{value:.3f}" in page
+    row = json.loads((tmp_path / "killed/arms/bert/seed-0.partial.json").read_text())
+    assert "0 of 1 runs are done" in page and f"| {row['metrics']['valid_loss']['value']:.3f} |" in page
     monkeypatch.setattr(ArmModel, "measure", lambda self, metric: measured.append(metric.name) or measure(self, metric))
     assert run("killed", study=study).is_complete and measured == ["blimp", "cola"]
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
-    assert "not finished" not in (tmp_path / "killed/report.md").read_text()
+    assert "runs are done" not in (tmp_path / "killed/report.md").read_text()
 
 
 def check_rows(out):
@@ -239,6 +239,13 @@ def test_models_are_trained_in_one_phase_and_measured_in_the_next(run, tmp_path,
     assert ended[0].arm == "counts", "the others do not wait for it"
     assert [job.seed for job in ended if job.kind == "train"] == [0, 1, 0, 1, 2, 2]
     assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")
+    ended.clear()
+    asked = {"text": "?", "arm": "bert", "reference": "counts", "metric": "blimp", "predicted": "higher", "source": ""}
+    study = study_json(*arms, metrics=["valid_loss", "blimp"], questions=[asked])
+    assert run("asked", study=study, seeds=2, jobs=2).is_complete
+    expected = [*["pretrain"] * 2, *["answer"] * 2] * 2 + [*["pretrain"] * 2, *["train"] * 2] * 2
+    assert [job.kind for job in ended if job.kind != "search"] == expected, "what a question needs comes first"
+    assert rows(tmp_path / "asked")
 
 
 def test_ngrams_are_counted_once(run, tmp_path, monkeypatch):

@@ -91,6 +91,11 @@ class Study(Config):
                 raise ConfigError(f"a question is about {question.metric!r}; {suggest(question.metric, self.metrics)}")
         return self
 
+    def asked_metrics(self, arm: str) -> list[str]:
+        """Return the metrics that the questions compare this arm by."""
+        asked = {question.metric for question in self.questions if arm in (question.arm, question.reference)}
+        return [name for name in self.metrics if name in asked]
+
     def select_metrics(self, names: tuple[str, ...]) -> "Study":
         """Return the study with some of its metrics, or others, and the questions about them."""
         questions = tuple(question for question in self.questions if question.metric in names)

@@ -38,32 +38,38 @@ from polyseme.weights.folder import read_model_config
 logger = logging.getLogger(__name__)
 VOID_RATIO = 0.95  # of the unigram loss, above which a model has learned little more than word frequencies
 MAX_EXTRA_RATES = 3  # beyond those of the study
-JobKind = Literal["calibrate", "search", "train", "pretrain"]
+JobKind = Literal["calibrate", "search", "pretrain", "answer", "train"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A part of a study that runs on its own; `pretrain` is the first part of `train`."""
+    """A part of a study that runs on its own.
+
+    `train` trains a model and measures it. `pretrain` is the first part of it, and `answer` measures only what the
+    questions of the study need.
+    """
 
     kind: JobKind
     arm: str
     seed: int = 0
 
     def __str__(self) -> str:
-        return f"{self.arm}: seed {self.seed}" if self.kind in ("train", "pretrain") else f"{self.arm}: {self.kind}"
+        return f"{self.arm}: {self.kind}" if self.kind in ("calibrate", "search") else f"{self.arm}: seed {self.seed}"
 
 
 def run_job(plan: StudyPlan, job: Job) -> None:
     """Run a job in this process."""
     arm = plan.study.find_arm(job.arm)
     run = {"calibrate": calibrate_arm, "search": search_rate}
-    if job.kind == "train":
-        train_arm(plan, arm, job.seed)
-    elif job.kind == "pretrain":
-        if not _repeats_first_seed(plan, arm, job.seed):
-            pretrain_arm(plan, arm, job.seed)
-    else:
+    if job.kind in run:
         run[job.kind](plan, arm)
+    elif job.kind == "train":
+        train_arm(plan, arm, job.seed)
+    elif not _repeats_first_seed(plan, arm, job.seed):
+        if job.kind == "pretrain":
+            pretrain_arm(plan, arm, job.seed)
+        else:
+            measure_seed(plan, arm, job.seed, only_asked=True)
 
 
 def needs_calibration(plan: StudyPlan, arm: Arm) -> bool:
@@ -187,6 +193,20 @@ def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
         for each in plan.evaluated_arms(arm):
             copy_row(plan, each, seed)
         return
+    measure_seed(plan, arm, seed)
+    folder = plan.run_folder(arm, seed)
+    if plan.options.keep_models:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        shutil.rmtree(folder / "transfer", ignore_errors=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure_seed(plan: StudyPlan, arm: Arm, seed: int, only_asked: bool = False) -> None:
+    """Train the model of a seed unless it is, and measure every arm that uses it.
+
+    With `only_asked`, by the metrics that questions compare it by; the row is then not finished.
+    """
     started, folder, recipe = time.perf_counter(), plan.run_folder(arm, seed), final_recipe(plan, arm, seed)
     if trains_on_cpu(recipe) and torch.cuda.is_available():
         _pretrain_on_cpu(plan, arm, seed)
@@ -196,21 +216,22 @@ def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
     for each in plan.evaluated_arms(arm):
         if plan.is_done(each, seed):
             continue
-        max_len = recipe.max_len if isinstance(recipe, Recipe) else 0
-        model = ArmModel(plan, each, seed, folder / "model", results, max_len)
-        partial_path = plan.arm_folder(each) / f"seed-{seed}.partial.json"
-        metrics, warnings = measure_arm(model, partial_path)
-        row = describe_training(plan, arm, recipe, results, folder / "model")
-        row["warnings"] += warnings
-        row |= {"arm": each.name, "seed": seed, "metrics": metrics}
-        row["wall_seconds"] = round(time.perf_counter() - started, 1)
-        write_json(plan.row_path(each, seed), row)
-        partial_path.unlink(missing_ok=True)
-    if plan.options.keep_models:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        shutil.rmtree(folder / "transfer", ignore_errors=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        row = describe_training(plan, arm, recipe, results, folder / "model") | {"arm": each.name, "seed": seed}
+        plan.row_path(each, seed).unlink(missing_ok=True)  # that of an error
+        partial_path = plan.partial_row_path(each, seed)
+        if partial_path.is_file():
+            partial = read_json_object(partial_path)
+            row["metrics"] = partial["metrics"]
+            row["warnings"] = list(dict.fromkeys([*row["warnings"], *partial.get("warnings", [])]))
+        model = ArmModel(
+            plan, each, seed, folder / "model", results, recipe.max_len if isinstance(recipe, Recipe) else 0
+        )
+        measure_arm(model, plan.study.asked_metrics(each.name) if only_asked else plan.study.metrics, row)
+        if not only_asked:
+            row["metrics"] = {name: facts for name, facts in row["metrics"].items() if facts}
+            row["wall_seconds"] = round(time.perf_counter() - started, 1)
+            write_json(plan.row_path(each, seed), row)
+            partial_path.unlink(missing_ok=True)
 
 
 def _repeats_first_seed(plan: StudyPlan, arm: Arm, seed: int) -> bool:

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -137,38 +137,33 @@ class ArmModel:
         return float(choices[metric.name]["lr"])
 
 
-def measure_arm(model: ArmModel, partial_path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Measure an arm by all metrics of the study; return the metrics of its row, and warnings.
+def measure_arm(model: ArmModel, names: Sequence[str], row: dict[str, Any]) -> None:
+    """Measure an arm by those metrics that its row does not have yet.
 
-    Finished metrics are in `partial_path` until the row is written. They stay if the machine is lost: the model is then
-    trained again, with the same seed, for those that are missing.
+    The row is written after each, as an unfinished one. It stays if the machine is lost: the model is then trained
+    again, with the same seed, for what is missing. The entry of a metric that does not apply is empty.
     """
-    folder, stem = model.plan.arm_folder(model.arm), f"seed-{model.seed}"
-    rows: dict[str, Any] = {}
-    if partial_path.is_file():
-        rows = json.loads(partial_path.read_text(encoding="utf-8"))
-    for name in model.plan.study.metrics:
-        if name in rows:
+    for name in names:
+        if name in row["metrics"]:
             continue
-        started, warning = time.perf_counter(), ""
+        started, facts = time.perf_counter(), dict[str, Any]()
         try:
             measurement = model.measure(METRICS[name])
         except UnsupportedError as error:
-            measurement, warning = None, f"{name}: {error}"
+            measurement = None
+            row["warnings"].append(f"{name}: {error}")
         if measurement is not None and not math.isfinite(measurement.value):
-            warning, measurement = f"{name}: the {METRICS[name].score} is not defined ({measurement.value})", None
-        rows[name] = {"warning": warning}
-        if measurement is not None:
-            rows[name] |= {"value": measurement.value, "metric": METRICS[name].score}
-            rows[name] |= {"num_examples": measurement.num_examples, **measurement.facts}
-            rows[name]["seconds"] = round(time.perf_counter() - started, 2)
+            row["warnings"].append(f"{name}: the {METRICS[name].score} is not defined ({measurement.value})")
+        elif measurement is not None:
+            facts = {"value": measurement.value, "metric": METRICS[name].score}
+            facts |= {"num_examples": measurement.num_examples, **measurement.facts}
+            facts["seconds"] = round(time.perf_counter() - started, 2)
             if measurement.examples:
-                file = f"{stem}.{name}.json"
-                write_text(folder / file, json.dumps(measurement.examples, separators=(",", ":")) + "\n")
-                rows[name]["items"] = file
-        write_json(partial_path, rows)
-    warnings = [row.pop("warning") for row in rows.values()]
-    return {name: row for name, row in rows.items() if row}, [text for text in warnings if text]
+                facts["items"] = f"seed-{model.seed}.{name}.json"
+                text = json.dumps(measurement.examples, separators=(",", ":")) + "\n"
+                write_text(model.plan.arm_folder(model.arm) / facts["items"], text)
+        row["metrics"][name] = facts
+        write_json(model.plan.partial_row_path(model.arm, model.seed), {**row, "is_unfinished": True})
 
 
 def validation_loss(results: Mapping[str, Any]) -> float | None:

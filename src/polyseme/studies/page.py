@@ -92,7 +92,7 @@ def results_json(results: StudyResults, verdicts: Sequence[Verdict]) -> dict[str
                 interval = estimate.interval() if estimate is not None and estimate.has_variation else None
                 facts = {"mean": mean, "std": std, "interval": interval, "values": values}
                 table.append({"arm": arm.name, "metric": name, **facts, "is_best": arm.name == best})
-    num_runs = {"done": sum("error" not in row for row in results.rows), "planned": _num_planned(results)}
+    num_runs = {"done": results.num_done, "planned": _num_planned(results)}
     answers = [verdict.to_json() for verdict in verdicts]
     header = {"kind": "study-results", "study": results.study.name, "runs": num_runs}
     return {**header, "table": table, "verdicts": answers}
@@ -122,7 +122,7 @@ def _markdown(results: StudyResults, sections: Sequence[Section], figure: str) -
 def _html(
     results: StudyResults, verdicts: Sequence[Verdict], sections: Sequence[Section], panels: Sequence[DotPanel]
 ) -> str:
-    done, planned = sum("error" not in row for row in results.rows), _num_planned(results)
+    done, planned = results.num_done, _num_planned(results)
     figures = [("runs", f"{done} of {planned}", f"{len(results.study.arms)} arms, {results.num_seeds} seed(s)")]
     figures += [
         (answer, str(sum(verdict.answer == answer for verdict in verdicts)), "question(s)")

@@ -175,6 +175,10 @@ class StudyPlan:
         """Return the file of a finished arm and seed."""
         return self.arm_folder(arm) / f"seed-{seed}.json"
 
+    def partial_row_path(self, arm: Arm, seed: int) -> Path:
+        """Return the file of an arm and seed that is not finished, with the metrics that were measured so far."""
+        return self.arm_folder(arm) / f"seed-{seed}.partial.json"
+
     def run_folder(self, arm: Arm, seed: int) -> Path:
         """Return the folder of a run while it trains."""
         return self.arm_folder(arm) / f"seed-{seed}"
@@ -183,6 +187,12 @@ class StudyPlan:
         """Return whether a row is finished, without an error."""
         path = self.row_path(arm, seed)
         return path.is_file() and "error" not in read_json_object(path)
+
+    def has_answers(self, arm: Arm, seed: int) -> bool:
+        """Return whether a row has all that the questions need of it."""
+        path = self.partial_row_path(arm, seed)
+        names = set(self.study.asked_metrics(arm.name))
+        return self.is_done(arm, seed) or names <= set(read_json_object(path)["metrics"] if path.is_file() else ())
 
     def read_arm_file(self, arm: Arm, name: str) -> dict[str, Any]:
         """Return the contents of a file of an arm; empty if there is none."""

@@ -18,7 +18,7 @@ from polyseme.io.lock import lock_folder
 from polyseme.studies.arms import check_overrides
 from polyseme.studies.base import Arm, Study, load_study
 from polyseme.studies.corpora import check_sources, prepare_corpora
-from polyseme.studies.jobs import Job, needs_calibration, needs_search
+from polyseme.studies.jobs import Job, JobKind, needs_calibration, needs_search
 from polyseme.studies.metrics import METRICS, check_data, metric_limits
 from polyseme.studies.page import export_page, write_pages
 from polyseme.studies.plan import StudyOptions, StudyPlan
@@ -99,9 +99,9 @@ class StudyRunner:
     def run(self) -> None:
         """Calibrate all arms before any other runs, then search learning rates, train and measure.
 
-        Models are trained in one phase and measured in the next: a measurement has many small steps, each of which
-        would wait for the large ones of a training beside it. The first phase trains an arm as soon as its learning
-        rate is known.
+        Where several jobs run at a time, what the questions need is measured of all rows first, then the rest. Models
+        are trained in one phase and measured in the next: a measurement has many small steps, each of which would wait
+        for the large ones of a training beside it. The first phase trains an arm as soon as its learning rate is known.
         """
         plan = self.plan
         arms = [arm for arm in plan.arms if self._seeds_left(arm)]
@@ -109,17 +109,27 @@ class StudyRunner:
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
         searches = self.searches = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
-        for seeds in self._phases(len(arms)):
-            rows = [(arm.name, seed) for seed in seeds for arm in arms if seed in self._seeds_left(arm)]
-            trainings = [] if scheduler.is_local else [Job("pretrain", *row) for row in rows]
-            scheduler.run([*searches, *trainings], self._has_pretraining_rate)
-            scheduler.run([Job("train", *row) for row in rows], self._has_rates)
-            searches = []
+        kinds: tuple[JobKind, ...] = ("train",) if scheduler.is_local else ("answer", "train")
+        for kind in kinds:
+            for seeds in self._phases(len(arms)):
+                rows = [(arm.name, s) for s in seeds for arm in arms if self._needs_job(kind, arm, s)]
+                if not rows:
+                    continue
+                trainings = [] if scheduler.is_local else [Job("pretrain", *row) for row in rows]
+                scheduler.run([*searches, *trainings], self._has_pretraining_rate)
+                scheduler.run([Job(kind, *row) for row in rows], self._has_rates)
+                searches = []
 
     def _phases(self, num_arms: int) -> list[list[int]]:
         """Divide the seeds into phases, each of as many as it takes to have a row for every job at a time."""
         size = max(-(-self._num_jobs // max(num_arms, 1)), 1)
         return [list(self.plan.seeds[i : i + size]) for i in range(0, len(self.plan.seeds), size)]
+
+    def _needs_job(self, kind: JobKind, arm: Arm, seed: int) -> bool:
+        """Return whether a row is to be measured now: by what the questions need, or by all metrics."""
+        if kind == "train":
+            return seed in self._seeds_left(arm)
+        return not all(self.plan.has_answers(each, seed) for each in self.plan.evaluated_arms(arm))
 
     @property
     def _num_jobs(self) -> int:
@@ -138,10 +148,9 @@ class StudyRunner:
 
     def _has_rates(self, job: Job) -> bool:
         """Return whether a row can be measured: a later seed needs the fine-tuning rates that the first one chose."""
-        first = self.plan.seeds[0]
-        is_measured = first not in self._seeds_left(self.plan.study.find_arm(job.arm))
-        has_chosen = job.seed == first or is_measured or Job("train", job.arm, first) in self.tried
-        return has_chosen and self._has_pretraining_rate(job)
+        arm, first = self.plan.study.find_arm(job.arm), self.plan.seeds[0]
+        has_chosen = job.seed == first or Job(job.kind, job.arm, first) in self.tried
+        return (has_chosen or not self._needs_job(job.kind, arm, first)) and self._has_pretraining_rate(job)
 
     def _estimate(self, job: Job) -> float:
         """Return the seconds that a job is expected to take: as long as the longest of its kind so far."""
@@ -149,7 +158,7 @@ class StudyRunner:
         if job.kind in times:
             return float(times[job.kind])
         share = {"calibrate": 0.0, "search": plan.options.search_fraction * len(plan.study.lr_factors), "train": 1.0}
-        share["pretrain"] = share["train"]
+        share["pretrain"] = share["answer"] = share["train"]
         return START_SECONDS + share[job.kind] * 60 * plan.budget.minutes * self._num_jobs
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
@@ -158,7 +167,7 @@ class StudyRunner:
         self.tried.add(job)
         if error:
             logger.error("%s failed: %s", job, error)
-            for seed in [job.seed] if job.kind in ("pretrain", "train") else self._seeds_left(arm):
+            for seed in self._seeds_left(arm) if job.kind in ("calibrate", "search") else [job.seed]:
                 for each in plan.evaluated_arms(arm):
                     if not plan.is_done(each, seed):
                         write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
@@ -168,7 +177,7 @@ class StudyRunner:
             write_json(plan.out / "times.json", {"seconds": times})
             logger.info("%s (%.0f s)%s", job, seconds, self._summarize(job, arm))
         merge_arm_files(plan)
-        if error or job.kind == "train":
+        if error or job.kind in ("answer", "train"):
             write_pages(plan.out)
 
     def _summarize(self, job: Job, arm: Arm) -> str:
@@ -181,8 +190,11 @@ class StudyRunner:
             return f": learning rate {plan.read_arm_file(arm, 'lr.json')['lr']:g}"
         if job.kind == "pretrain":
             return ": trained, not measured yet"
-        row = read_json_object(plan.row_path(arm, job.seed))
-        values = [f"{name} {facts['value']:.4g}" for name, facts in row["metrics"].items()]
+        path = plan.row_path(arm, job.seed) if job.kind == "train" else plan.partial_row_path(arm, job.seed)
+        if not path.is_file():  # the results of another seed, copied later
+            return ""
+        row = read_json_object(path)
+        values = [f"{name} {facts['value']:.4g}" for name, facts in row["metrics"].items() if facts]
         return ": " + ", ".join([*values, *(["void"] if row["is_void"] else [])])
 
 

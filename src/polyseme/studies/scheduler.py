@@ -112,7 +112,8 @@ class Scheduler:
         threads = str(max(num_cores() // max(self.num_jobs, 1), 1))
         environment: dict[str, Any] = {"OMP_NUM_THREADS": threads, **os.environ}
         arm = self.plan.study.find_arm(job.arm)
-        if job.kind != "train" and trains_on_cpu(resolve_recipe(arm, self.plan.options.overrides, self.plan.corpus)):
+        measures = job.kind in ("answer", "train")
+        if not measures and trains_on_cpu(resolve_recipe(arm, self.plan.options.overrides, self.plan.corpus)):
             environment["CUDA_VISIBLE_DEVICES"] = ""
         command = [
             sys.executable,

@@ -175,8 +175,5 @@ def advise(row: Row) -> str:
 
 def _missing_reason(rows: Sequence[Row], arm: str, metric: str, num_seeds: int) -> str:
     """Return why an arm has too few values; empty if it has enough."""
-    arm_rows = [row for row in rows if row["arm"] == arm]
-    if len(arm_rows) < num_seeds:
-        return f"{len(arm_rows)} of {num_seeds} seeds of {arm} are done."
     num_values = len(_rows_with_metric(rows, arm, metric))
-    return f"{num_values} of {len(arm_rows)} seeds of {arm} have {metric}." if num_values < len(arm_rows) else ""
+    return f"{num_values} of {num_seeds} seeds of {arm} have {metric}." if num_values < num_seeds else ""

@@ -16,7 +16,6 @@ from polyseme.studies.analysis.table import (
     measured_metrics,
     rate_table,
     score_table,
-    unfinished_table,
     unit,
     verdict_table,
 )
@@ -139,24 +138,22 @@ def explain(verdict: Verdict) -> str:
 
 
 def _scores(results: StudyResults) -> list[Block]:
-    unfinished = unfinished_table(results)
-    blocks: list[Block] = []
-    if unfinished is not None:
-        blocks = [Paragraph("Runs that are not finished, which no answer uses:"), unfinished]
     names = measured_metrics(results)
     if not names:
-        return blocks
+        return []
     note = (
         "Means and standard deviations over seeds. Bold: better than every other arm (95 % interval of each difference "
         "without 0); a column without a bold value has no clear winner. ↓: lower is better."
     )
+    if results.num_done < results.num_seeds * len(results.study.arms):
+        note += " In parentheses: the number of seeds so far, where some are missing."
     if any(name.startswith("pseudo") for name in names):
         note += " Pseudo-likelihoods are no likelihoods of text: they are not compared with them, nor ranked."
     caption = (
         "Large dots are means, small ones seeds, and lines 95 % intervals over seeds and examples, cut where they are "
         "far wider than the differences. Another color: the best arm, where the intervals allow to name one."
     )
-    return [score_table(results), Paragraph(note), FigureBlock(caption), *blocks]
+    return [score_table(results), Paragraph(note), FigureBlock(caption)]
 
 
 RATE_NOTE = (
@@ -183,7 +180,7 @@ def _departures(results: StudyResults) -> list[Block]:
 
 def _limits(results: StudyResults, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     """Return what the reader has to know before using the figures."""
-    planned, done = results.num_seeds * len(results.study.arms), sum("error" not in row for row in results.rows)
+    planned, done = results.num_seeds * len(results.study.arms), results.num_done
     entries = []
     if done < planned:
         entries.append(("Not finished", f"{done} of {planned} runs are done."))

@@ -1,4 +1,4 @@
-"""The results of a study as read from its folder: one row for each finished arm and seed."""
+"""The results of a study as read from its folder: one row for each arm and seed, also if it is not finished."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,6 +31,11 @@ class StudyResults:
         """The planned number of seeds of each arm."""
         return len(self.settings["seeds"])
 
+    @property
+    def num_done(self) -> int:
+        """The number of finished rows."""
+        return sum("error" not in row and "is_unfinished" not in row for row in self.rows)
+
     def arm_rows(self, arm: str) -> list[Row]:
         """Return the rows of an arm that did not fail."""
         return [row for row in self.rows if row["arm"] == arm and "error" not in row]
@@ -56,10 +61,11 @@ def read_results(out: Path) -> StudyResults:
         raise DataError(f"{path} is not the plan of a study")
     study = Study.from_json(settings.get("study", {}), str(path))
     order = {arm.name: number for number, arm in enumerate(study.arms)}
-    rows = [row for file in sorted(out.glob("arms/*/seed-*.json")) if (row := _read_row(file)) and row["arm"] in order]
-    rows.sort(key=lambda row: (order[row["arm"]], row["seed"]))
+    parts = [row for file in out.glob("arms/*/seed-*.json") if (row := _read_row(file)) and row["arm"] in order]
+    parts.sort(key=lambda row: (order[row["arm"]], row["seed"], "is_unfinished" not in row))
+    rows = {(row["arm"], row["seed"]): row for row in parts}  # the finished one, if there are both
     rates = read_json_object(out / "lr.json") if (out / "lr.json").is_file() else {}
-    return StudyResults(out, study, settings, tuple(rows), rates)
+    return StudyResults(out, study, settings, tuple(rows.values()), rates)
 
 
 def _read_row(path: Path) -> dict[str, Any] | None:
@@ -69,4 +75,4 @@ def _read_row(path: Path) -> dict[str, Any] | None:
         return None
     if "error" not in row and not isinstance(row.get("metrics"), dict):
         raise DataError(f"{path} is damaged: it has no metrics; remove it and run the study again")
-    return row
+    return row | {"metrics": {name: facts for name, facts in row.get("metrics", {}).items() if facts}}

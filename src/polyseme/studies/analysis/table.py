@@ -6,7 +6,6 @@ from typing import Any
 
 from polyseme.evaluation.comparison.random_effects import DifferenceEstimate, estimate_difference
 from polyseme.finetuning.results import mean_std
-from polyseme.io.json import read_json_object
 from polyseme.report.pages.compare_tables import Table
 from polyseme.report.svg import format_number
 from polyseme.studies.analysis.examples import example_deviations
@@ -93,31 +92,13 @@ def score_table(results: StudyResults) -> Table:
     for number, arm in enumerate(results.study.arms):
         cells = [_mean_cell(results, arm.name, name) for name in names]
         best_cells |= {(number, column) for column, name in enumerate(names, 1) if best[name] == arm.name}
-        rows.append((arm_label(results, arm.name), *cells, _seed_count(results, arm.name)))
-    return Table(("arm", *map(column_title, names), "seeds"), tuple(rows), frozenset(best_cells))
-
-
-def unfinished_table(results: StudyResults) -> Table | None:
-    """Return what is known of runs that are not finished; None if nothing is."""
-    order = {arm.name: number for number, arm in enumerate(results.study.arms)}
-    paths = [path for path in results.path.glob("arms/*/seed-*.partial.json") if path.parent.name in order]
-    paths.sort(key=lambda path: (order[path.parent.name], path.name))
-    metrics = [read_json_object(path) for path in paths]
-    names = _metrics_of(results, metrics)
-    rows = []
-    for path, each in zip(paths, metrics):
-        values = [each.get(name, {}).get("value") for name in names]
-        cells = ["" if value is None else format_value(METRICS[name], value) for name, value in zip(names, values)]
-        rows.append((path.parent.name, *cells, path.name.removeprefix("seed-").removesuffix(".partial.json")))
-    return Table(("arm", *map(column_title, names), "seed"), tuple(rows)) if names else None
+        rows.append((arm_label(results, arm.name), *cells))
+    return Table(("arm", *map(column_title, names)), tuple(rows), frozenset(best_cells))
 
 
 def measured_metrics(results: StudyResults) -> list[str]:
     """Return the metrics that some arm has, pseudo-likelihoods last."""
-    return _metrics_of(results, [row.get("metrics", {}) for row in results.rows])
-
-
-def _metrics_of(results: StudyResults, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [row.get("metrics", {}) for row in results.rows]
     names = [name for name in results.study.metrics if any("value" in row.get(name, {}) for row in rows)]
     return sorted(names, key=lambda name: name.startswith("pseudo"))
 
@@ -135,12 +116,8 @@ def _mean_cell(results: StudyResults, arm: str, name: str) -> str:
     if not values:
         return ""
     mean, std = mean_std(values)
-    return format_value(METRICS[name], mean) + ("" if std is None else f" ± {format_value(METRICS[name], std)}")
-
-
-def _seed_count(results: StudyResults, arm: str) -> str:
-    done = len(results.arm_rows(arm))
-    return str(done) if done == results.num_seeds else f"{done} of {results.num_seeds}"
+    count = f" ({len(values)})" if len(values) < results.num_seeds else ""
+    return format_value(METRICS[name], mean) + ("" if std is None else f" ± {format_value(METRICS[name], std)}") + count
 
 
 def cost_table(results: StudyResults) -> Table:
