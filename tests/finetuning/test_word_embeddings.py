@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyseme.errors import PolysemeError
+from polyseme.errors import ConfigError, PolysemeError
 from polyseme.families import FAMILIES
 from polyseme.finetuning.config import FeatureNetworkSettings
 from polyseme.finetuning.experiment import TaskData
@@ -235,6 +235,29 @@ def test_every_layer_selection(layers, models, tmp_path):
     assert (source.num_layers, source.join) == (number, "side" if layers == "concat_last_4" else "mix")
     assert opened.model.config.trunk.features.input_dim == source.output_dim == (64 if source.join == "side" else 16)
     assert 0 <= opened.evaluate(data)["f1"] <= 1
+
+
+def test_layer_norm_makes_the_scale_of_features_irrelevant():
+    config = FrozenFeaturesConfig((FeatureSourceConfig(2, 8),), layer_norm=True)
+    features, vectors = config.build(), np.random.default_rng(0).normal(size=(5, 2, 8)).astype(np.float32)
+    ids = np.zeros(5, np.int64)
+    stores = [FeatureStore([[scale * vectors]], ids, np.zeros((1, 4), np.int16), ids) for scale in (1, 400)]
+    small, large = (features(torch.arange(5), store)[0] for store in stores)
+    torch.testing.assert_close(small, large, atol=1e-4, rtol=0)
+    expected = torch.nn.LayerNorm(8, elementwise_affine=False)(torch.from_numpy(vectors)).mean(1)
+    torch.testing.assert_close(small, expected)
+
+
+def test_layer_norm_needs_features(vectors, tmp_path):
+    data = tagged(6)
+    network = SMALL.replace(layer_norm=True)
+    with pytest.raises(ConfigError, match=r"`network\.layer_norm` has no effect without features"):
+        train_on_features(
+            FeatureInputs(word_vectors=vectors[0]),
+            TaskData(TaggingTask(), data, data),
+            None,
+            RUN.replace(network=network),
+        )
 
 
 def test_unseen_word_has_its_vector(vectors, tmp_path):

@@ -173,6 +173,17 @@ def test_an_arm_without_a_row_may_change(run, tmp_path):
     assert row["recipe"]["objective"]["kind"] == "MaskedLM" and row["lr"] > 1e-9
 
 
+def test_what_was_chosen_for_training_stays_if_the_transfer_changes(run, tmp_path):
+    run("out", arms=["mlm"])
+    nsp, mlm = study_json()["arms"]
+    folder = tmp_path / "out/arms/nsp"
+    folder.mkdir()
+    (folder / "lr.json").write_text('{"lr": 1e-9}')
+    (folder / "finetune.json").write_text("{}")
+    assert run("out", nsp | {"transfer_options": {"epochs": 2.0}}, mlm).is_complete
+    assert json.loads((folder / "seed-0.json").read_text())["lr"] == 1e-9 and not (folder / "finetune.json").exists()
+
+
 @pytest.mark.parametrize(
     "options,message",
     [

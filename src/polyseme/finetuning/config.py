@@ -23,7 +23,8 @@ class FeatureNetworkSettings(Config):
     in the training set, or has a pre-trained vector, gets a learned vector of size `word_dim` (None: that of the
     pre-trained vectors, or 100). It starts at the pre-trained one, which stays fixed with `freeze_word_embeddings`.
     `relu_dim` is the size of a ReLU layer below the BiLSTM; None is `lstm_dim` for the biattentive network, which has
-    one in McCann et al. (2017, §5), and no layer for the others.
+    one in McCann et al. (2017, §5), and no layer for the others. `layer_norm` normalizes each layer of the features
+    before it is mixed (Peters et al. 2018, §3.2), for encoders whose layers differ in scale.
     """
 
     name: Literal["auto", "linear", "bilstm", "biattentive", "esim", "bidaf"] = "auto"
@@ -37,6 +38,7 @@ class FeatureNetworkSettings(Config):
     word_dim: int | None = None
     freeze_word_embeddings: bool = False
     use_char_cnn: bool = True
+    layer_norm: bool = False
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,8 @@ def build_model_config(
         raise ConfigError("a linear model needs features to stand on: name a model, or word vectors")
     if network.join_at == "between" and not reader.encoders:
         raise ConfigError("there are no features to join between the layers: name a model")
+    if network.layer_norm and not reader.encoders:
+        raise ConfigError("`network.layer_norm` has no effect without features: name a model")
     features_config = FrozenFeaturesConfig(
         reader.sources,
         network.join_at,
@@ -184,6 +186,7 @@ def build_model_config(
         CHAR_CNN if network.use_char_cnn else None,
         network.dropout if name != "linear" else 0.1,
         INDICATOR_DIM if any(task.has_word_marks for task in tasks) else 0,
+        network.layer_norm,
     )
     relu_dim = network.relu_dim
     if relu_dim is None:

@@ -24,6 +24,9 @@ from polyseme.train.recipe import BudgetConfig
 SEARCH_SEED = 1_000_003  # of the learning-rate search; no result uses it
 LOCAL_KEYS = ("corpus", "data", "held_out", "command", "versions", "keep_models")  # may differ in a resumed run
 
+TRAINING_KEYS = ("recipe", "overrides", "tokenizer", "from_arm")  # of an arm, the others are about its transfer
+TRAINING_FILES = ("calibration.json", "lr.json")
+
 
 @dataclass(frozen=True)
 class StudyOptions:
@@ -129,26 +132,34 @@ class StudyPlan:
     def write(self, limits: Mapping[str, Any]) -> None:
         """Write `study.json` with the limits of the metrics; raise `ConfigError` if the folder has another study.
 
-        Seeds may be added to a started study, and arms without a finished row may change: what was chosen for them is
-        deleted.
+        Seeds may be added to a started study, and arms without a finished row may change: what was measured and
+        chosen for them is deleted, except for what concerns their training if only their transfer changes.
         """
-        path, plan, changed = self.out / "study.json", self.to_json() | {"limits": dict(limits)}, list[Arm]()
+        path, plan = self.out / "study.json", self.to_json() | {"limits": dict(limits)}
+        remaining: dict[str, tuple[str, ...]] = {}  # the files that stay, by the name of each arm that has changed
         if path.is_file():
             existing, current = map(_row_settings, (read_json_object(path), plan))
             if existing["seeds"] == current["seeds"][: len(existing["seeds"])]:
                 existing["seeds"] = current["seeds"]
             arms = existing["study"]["arms"], current["study"]["arms"]
-            changed = [arm for arm in self.study.arms if self._may_change(arm, *(each.get(arm.name) for each in arms))]
-            for arm in changed:
-                for each in arms:
-                    each.pop(arm.name, None)
+            for arm in self.study.arms:
+                versions = [each.get(arm.name) for each in arms]
+                if self._may_change(arm, *versions):
+                    trainings = [{key: (each or {}).get(key) for key in TRAINING_KEYS} for each in versions]
+                    remaining[arm.name] = TRAINING_FILES if trainings[0] == trainings[1] else ()
+                    for each in arms:
+                        each.pop(arm.name, None)
             if difference := first_difference(existing, current):
                 advice = "repeat that call to continue it, or choose another folder"
                 raise ConfigError(f"{self.out} has a study with other settings: {difference}; {advice}")
         elif is_occupied(self.out):
             raise ConfigError(f"{self.out} already exists and is no study: choose another folder")
-        for arm in changed:
-            shutil.rmtree(self.arm_folder(arm), ignore_errors=True)
+        for name, files in remaining.items():
+            for entry in (self.out / "arms" / name).glob("*"):
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                elif entry.name not in files:
+                    entry.unlink()
         write_json(path, plan)
 
     def _may_change(self, arm: Arm, existing: Any, current: Any) -> bool:

@@ -113,11 +113,12 @@ class StudyRunner:
         for kind in kinds:
             for seeds in self._phases(len(arms)):
                 rows = [(arm.name, s) for s in seeds for arm in arms if self._needs_job(kind, arm, s)]
-                if not rows:
+                if not rows or scheduler.is_stopped:
                     continue
                 trainings = [] if scheduler.is_local else [Job("pretrain", *row) for row in rows]
                 scheduler.run([*searches, *trainings], self._has_pretraining_rate)
                 scheduler.run([Job(kind, *row) for row in rows], self._has_rates)
+                write_pages(plan.out)  # takes half a minute in a large study, in which no job could start
                 searches = []
 
     def _phases(self, num_arms: int) -> list[list[int]]:
@@ -177,8 +178,6 @@ class StudyRunner:
             write_json(plan.out / "times.json", {"seconds": times})
             logger.info("%s (%.0f s)%s", job, seconds, self._summarize(job, arm))
         merge_arm_files(plan)
-        if error or job.kind in ("answer", "train"):
-            write_pages(plan.out)
 
     def _summarize(self, job: Job, arm: Arm) -> str:
         """Return what a job has found, in a few words."""

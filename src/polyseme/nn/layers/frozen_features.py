@@ -114,6 +114,7 @@ class FrozenFeaturesConfig(Config):
     its characters. `where` features are joined: at the input, at the output of the network (Peters et al. 2018, §5.2),
     both, each with its own mix, or between its first two layers (Peters et al. 2017, §2.4). With `indicator_dim`,
     marked and unmarked words have an embedding, as for the predicate in semantic role labeling (He et al. 2017, §2.1).
+    `layer_norm` normalizes each stored layer first.
     """
 
     sources: tuple[FeatureSourceConfig, ...] = ()
@@ -123,6 +124,7 @@ class FrozenFeaturesConfig(Config):
     char_cnn: CharCNNConfig | None = None
     dropout: float = 0.0
     indicator_dim: int = 0
+    layer_norm: bool = False
     max_len: ClassVar[int] = 1 << 20
 
     def __post_init__(self) -> None:
@@ -173,6 +175,8 @@ class FrozenFeatures(nn.Module):
         config, reference = self.config, next(self.parameters(), torch.empty(0))
         token_ids = tokens.cpu().numpy()
         layers = [store.gather_vectors(i, tokens, token_ids).to(reference.dtype) for i in range(len(config.sources))]
+        if config.layer_norm:
+            layers = [F.layer_norm(x, x.shape[-1:]) for x in layers]
         unique_words, inverse = np.unique(store.word_ids[token_ids], return_inverse=True)
         inputs = [self._combine_sources(layers, "input")] if "input" in config.join_positions else []
         inverse_index = torch.from_numpy(inverse.reshape(-1)).to(tokens.device)

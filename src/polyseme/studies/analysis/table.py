@@ -125,7 +125,7 @@ def cost_table(results: StudyResults) -> Table:
     header: tuple[str, ...] = ("arm", "training s", "steps", "tokens", "parameters", "without embeddings", "scoring s")
     header, rows = (*header, "device"), list[tuple[str, ...]]()
     for arm in results.study.arms:
-        arm_rows = results.arm_rows(arm.name)
+        arm_rows = [row for row in results.arm_rows(arm.name) if "steps" in row]
         if not arm_rows:
             continue
         seconds = [sum(each.get("seconds", 0.0) for each in row["metrics"].values()) for row in arm_rows]

@@ -62,10 +62,10 @@ FEATURE_ARMS = (
         {**RECURRENT, **train_with(CausalLM(direction="both"))}
         | {"model.dim": 512, "model.ffn_dim": 1368, "max_len": 32},
         "features",
-        {"layers": "scalar_mix"},
+        {"layers": "scalar_mix", "network": {"layer_norm": True}},
         tokenizer=WORDS,
         note="LSTMs of 1,368 units projected to 256 in both directions, over sequences of 32 words (the released code "
-        f"unrolls 20); a step has words, not subwords. {FEATURES}",
+        f"unrolls 20); a step has words, not subwords. {FEATURES} Layers are normalized before they are mixed.",
     ),
     Arm(
         "flair",
