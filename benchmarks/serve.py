@@ -103,7 +103,7 @@ def serve_command(args: argparse.Namespace, *options: object) -> list[str]:
 
 
 def measure_offline(args: argparse.Namespace, texts: Sequence[str]) -> dict[str, float]:
-    """Measure `embed` of all texts at once, and of single texts, in this process."""
+    """Measure `embed` of all texts at once, of single texts, and of as many as a request has, in this process."""
     model = polyseme.load(args.model, args.device, args.precision)
     model.embed(texts[:64])
     rates = []
@@ -111,13 +111,15 @@ def measure_offline(args: argparse.Namespace, texts: Sequence[str]) -> dict[str,
         start = time.perf_counter()
         model.embed(texts)
         rates.append(len(texts) / (time.perf_counter() - start))
-    times = []
-    for text in texts[: args.single_requests]:
-        start = time.perf_counter()
-        model.embed([text])
-        times.append(1000 * (time.perf_counter() - start))
-    p50, p99 = np.percentile(times, [50, 99])
-    return {"texts_per_second": max(rates), "p50_ms": p50, "p99_ms": p99}
+    times: dict[int, list[float]] = {1: [], args.texts_per_request: []}
+    for size, times_of_size in times.items():
+        for first in range(0, min(len(texts), size * args.single_requests), size):
+            start = time.perf_counter()
+            model.embed(texts[first : first + size])
+            times_of_size.append(1000 * (time.perf_counter() - start))
+    p50, p99 = np.percentile(times[1], [50, 99])
+    request_p50 = np.median(times[args.texts_per_request])
+    return {"texts_per_second": max(rates), "p50_ms": p50, "p99_ms": p99, "request_p50_ms": request_p50}
 
 
 def measure_server(args: argparse.Namespace, url: str, pid: int = 0) -> dict[str, Any]:
@@ -125,11 +127,11 @@ def measure_server(args: argparse.Namespace, url: str, pid: int = 0) -> dict[str
     options = ["--texts-per-request", args.texts_per_request, "--max-seconds", args.round_seconds]
     options += ["--clients", args.clients, "--requests", args.requests // args.texts_per_request]
     load(url, "--clients", 8, "--requests", 64)
-    singles = [load(url, "--clients", 1, "--requests", args.single_requests)["summary"] for _ in range(2)]
+    singles = [measure_one_client(args, url, pid, 1) for _ in range(2)]
     single = min(singles, key=lambda each: each["p50_ms"])  # the better of two, as offline
     unloaded, rounds = single, []
     if args.texts_per_request > 1:
-        unloaded = load(url, *options, "--clients", 1, "--requests", args.single_requests)["summary"]
+        unloaded = measure_one_client(args, url, pid, args.texts_per_request)
     for _ in range(args.rounds):
         timer = StageTimer(url, pid) if pid else None
         summary = load(url, *options)["summary"]
@@ -138,6 +140,17 @@ def measure_server(args: argparse.Namespace, url: str, pid: int = 0) -> dict[str
             summary["stages"] = timer.finish(num_texts, summary["seconds"])
         rounds.append(summary)
     return {"single": single, "unloaded": unloaded, "clients": max(rounds, key=lambda each: each["texts_per_second"])}
+
+
+def measure_one_client(args: argparse.Namespace, url: str, pid: int, size: int) -> dict[str, Any]:
+    """Measure requests of some texts that are sent one after the other; with a process id also their stages."""
+    options = ["--clients", 1, "--requests", args.single_requests, "--texts-per-request", size]
+    timer = StageTimer(url, pid) if pid else None
+    summary: dict[str, Any] = load(url, *options, "--max-seconds", args.round_seconds)["summary"]
+    if timer is not None:
+        num_texts = size * sum(summary["statuses"].values())
+        summary["stages"] = timer.finish(num_texts, summary["seconds"])
+    return summary
 
 
 def measure_overload(args: argparse.Namespace, capacity: float, unloaded_p99: float) -> dict[str, Any]:
@@ -256,6 +269,24 @@ def format_stages(stages: dict[str, Any]) -> str:
     return table(["polyseme serve with many clients", "µs per text"], rows)
 
 
+def format_one_client(args: argparse.Namespace, results: dict[str, Any]) -> str:
+    """Return where the time of a request goes if no other is in progress; the rest is HTTP, threads and the client."""
+    ours, offline = results["polyseme"], results["offline"]
+    columns = [(1, ours["single"], offline["p50_ms"])]
+    if args.texts_per_request > 1:
+        columns.append((args.texts_per_request, ours["unloaded"], offline["request_p50_ms"]))
+    names = [f"{size} {'text' if size == 1 else 'texts'}" for size, _, _ in columns]
+    rows = [["`embed`, p50", *(f"{direct:.2f}" for _, _, direct in columns)]]
+    rows.append(["request, p50", *(f"{each['p50_ms']:.2f}" for _, each, _ in columns)])
+    for stage in columns[0][1]["stages"]["us_per_text"]:
+        means = [size * each["stages"]["us_per_text"][stage] / 1000 for size, each, _ in columns]
+        rows.append([f"{stage}, mean", *(f"{ms:.2f}" for ms in means)])
+    loops = [size * each["stages"]["event_loop_us_per_text"] / 1000 for size, each, _ in columns]
+    rows.append(["event loop, with tokenize and render", *(f"{ms:.2f}" for ms in loops)])
+    rows.append(["generator of load", *(f"{each['generator_ms_per_request']:.2f}" for _, each, _ in columns)])
+    return table(["polyseme serve with one client, ms per request", *names], rows)
+
+
 def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
     """Return the page with tables."""
     shown = f"{args.requests} texts, {args.texts_per_request} per request, {args.name}, {args.precision}"
@@ -270,7 +301,7 @@ def format_page(args: argparse.Namespace, results: dict[str, Any]) -> str:
     if overload := results.get("overload"):
         lines += [*format_overload(overload, args.overload_seconds), ""]
     if stages := results["polyseme"]["clients"].get("stages"):
-        lines += [format_stages(stages), ""]
+        lines += [format_stages(stages), "", format_one_client(args, results), ""]
     judged = [
         [name, f"{each['value']:.3f}", each["target"], "yes" if each["is_reached"] else "no"]
         for name, each in results["targets"].items()
@@ -312,7 +343,7 @@ def main() -> None:
             options += ["--requests", args.requests // args.texts_per_request, "--max-seconds", args.round_seconds]
             results["floats"] = load(url, *options)["summary"]
     offline.append(measure_offline(args, texts))  # before and after, since a moment of the machine may be slow
-    best = {"texts_per_second": max, "p50_ms": min, "p99_ms": min}
+    best = {"texts_per_second": max, "p50_ms": min, "p99_ms": min, "request_p50_ms": min}
     results["offline"] = {name: choose(each[name] for each in offline) for name, choose in best.items()}
     if args.overload_seconds:
         capacity = results["polyseme"]["clients"]["texts_per_second"] / args.texts_per_request
