@@ -140,6 +140,7 @@ def test_on_rank_zero_never_leaves_the_others_waiting(how):
 
     def run(rank):
         distributed.init_process_group()
+        distributed.any_rank(False, torch.device("cpu"))  # both have joined: else the exit may interrupt the connection
         distributed.on_rank_zero(fail)
 
     statuses, errors = run_ranks(run)
