@@ -211,6 +211,8 @@ class PackedModel:
         """Yield the log-probabilities of a language-model head at the given rows, [rows, vocabulary], in chunks."""
         layout = inputs.layout
         inputs, rows = inputs_for_head(self.model, head, inputs, rows.to(self.device, non_blocking=True))
+        if (selections := self.model.select_rows({head: rows}, layout)) is not None:
+            inputs, layout, rows = replace(inputs, rows=selections[head].state_rows), *selections[head][1:]
         hidden = self.model.trunk(inputs).hidden
         for chunk in rows.split(ROWS_PER_SOFTMAX):
             yield self.model.predict(head, hidden, layout, chunk).float().log_softmax(-1)

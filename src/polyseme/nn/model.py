@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyseme.config import Config
 from polyseme.errors import ConfigError, PolysemeError, UnsupportedError
-from polyseme.nn.heads.base import IGNORE_INDEX, HeadConfig
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, RowSelection
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.heads.coreference import CoreferenceHeadConfig
 from polyseme.nn.heads.crf import CRF, ChainLayout
@@ -41,6 +41,7 @@ from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 from polyseme.nn.trunks.shallow import FeedForwardLMConfig, StaticEmbeddingTrunkConfig
 from polyseme.nn.trunks.transformer import TransformerConfig
 
+MAX_ROW_SHARE = 0.5  # of the tokens, up to which the last layer is computed only for the rows that heads read
 SparseBatch = WindowBatch | CooccurrenceBatch  # batches of heads with sparse gradients
 
 
@@ -114,6 +115,22 @@ class Model(nn.Module):
         self.trunk.initialize(generator)
         for head in self.heads.values():
             self.config.trunk.init.apply(head, 1, generator)
+
+    def select_rows(self, targets: Mapping[str, Tensor], layout: PackedLayout) -> dict[str, RowSelection] | None:
+        """Return the rows of the last layer that heads read to predict their targets, by the name of the head.
+
+        None if one of them may read any, if the trunk computes all, or if most are read.
+        """
+        if not self.trunk.supports_rows or not all(name in self.heads for name in targets):
+            return None
+        pooling, selections = self.config.trunk.pooler.pooling, {}
+        for name, rows in targets.items():
+            selection = cast(Head, self.heads[name]).select_rows(layout, rows, pooling)
+            if selection is None:
+                return None
+            selections[name] = selection
+        num_rows = sum(len(each.state_rows) for each in selections.values())
+        return selections if 0 < num_rows <= MAX_ROW_SHARE * layout.num_tokens else None
 
     def predict(self, head: str, hidden: Tensor, layout: PackedLayout, rows: Tensor | None = None) -> Tensor:
         """Return a head's scores from the trunk's hidden states, for every token or sequence or for `rows`."""

@@ -153,6 +153,12 @@ class PackedLayout:
         """Index of each token in the flattened padded batch."""
         return self.sequence_ids * max(self.lengths, default=0) + self.positions
 
+    def one_per_slot(self) -> Self:
+        """Return the layout of one token for each slot."""
+        index = torch.arange(len(self.cu_seqlens), dtype=torch.int32, device=self.cu_seqlens.device)
+        positions = torch.zeros_like(self.cu_seqlens[1:], dtype=torch.int64)
+        return replace(self, lengths=(1,) * len(positions), max_seqlen=1, cu_seqlens=index, positions=positions)
+
     def single_rows(self) -> PackedLayout:
         """Return the layout of one row for each sequence."""
         return PackedLayout.cached((1,) * len(self.lengths), self.cu_seqlens.device)
@@ -222,6 +228,7 @@ class Inputs:
     query_stream: QueryStream | None = None  # its states follow those of the tokens (XLNet)
     features: FeatureStore | None = None  # vectors that the tokens index
     token_embeddings: Tensor | None = None  # [vocab, dim], where the table belongs to another trunk
+    rows: Tensor | None = None  # int64 [n], the tokens whose last states are returned, [n, dim]; None: all
 
     def to(self, device: str | torch.device) -> Self:
         """Copy all tensors to a device."""
@@ -230,9 +237,9 @@ class Inputs:
     def split(self, max_tokens: int) -> Iterator[Self]:
         """Yield runs of adjacent sequences with at most `max_tokens` tokens, or one longer sequence.
 
-        Sources and query streams are not supported.
+        Sources, query streams and rows are not supported.
         """
-        assert self.source is None and self.query_stream is None
+        assert self.source is None and self.query_stream is None and self.rows is None
         lengths, device = self.layout.lengths, self.tokens.device
         first = start = end = 0
         for last, length in enumerate((*lengths, max_tokens + 1)):

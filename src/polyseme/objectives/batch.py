@@ -42,6 +42,11 @@ class BatchExtra:
         output: TrunkOutput = model.trunk(inputs, layers=layers)
         return output
 
+    @property
+    def has_plain_forward(self) -> bool:
+        """Whether `forward` is one plain call of the trunk."""
+        return type(self).forward is BatchExtra.forward
+
     def prepare(self, model: Model, batch: "Batch") -> "Batch":
         """Change a batch before a training step."""
         return batch
@@ -100,6 +105,16 @@ class Batch(_Movable):
     def forward(self, model: Model, layers: tuple[int, ...] = ()) -> TrunkOutput:
         """Run the trunk of a model on the batch."""
         return self.extra.forward(model, self.inputs, layers)
+
+    def forward_for_head(self, model: Model, head: str) -> tuple[Tensor, Self]:
+        """Compute the states that one head reads; return them, and the batch with their layout and rows."""
+        inputs, targets = self.inputs, self.targets[head]
+        selections = model.select_rows({head: targets.rows}, inputs.layout)
+        if selections is None:
+            return model.trunk(inputs).hidden, self
+        state_rows, layout, rows = selections[head]
+        batch = replace(self, inputs=replace(inputs, layout=layout), targets={head: replace(targets, rows=rows)})
+        return model.trunk(replace(inputs, rows=state_rows)).hidden, batch
 
 
 @dataclass(frozen=True, eq=False)

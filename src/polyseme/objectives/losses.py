@@ -3,6 +3,8 @@
 A term has the name of its head, which computes its loss. Terms without a head are in `REGULARIZERS`.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,9 +18,18 @@ EVAL_CHUNK_ROWS = 1024  # rows whose logits over the vocabulary are in memory at
 
 
 def compute_losses(model: Model, batch: Batch) -> dict[str, Tensor]:
-    """Return the summed loss of each term of a batch."""
+    """Return the summed loss of each term of a batch; the last layer computes only the states that they read."""
     if model.training:
         batch = batch.extra.prepare(model, batch)
+    inputs, targets = batch.inputs, batch.targets
+    selections = model.select_rows({name: t.rows for name, t in targets.items()}, inputs.layout)
+    if selections is not None and batch.extra.has_plain_forward:
+        rows = [each.state_rows for each in selections.values()]
+        parts = model.trunk(replace(inputs, rows=torch.cat(rows))).hidden.split([len(each) for each in rows])
+        return {
+            name: model.loss(name, hidden, each.layout, each.rows, targets[name].labels, targets[name].label_smoothing)
+            for (name, each), hidden in zip(selections.items(), parts)
+        }
     output = run_trunk(model, batch)
     return {name: compute_term(model, batch, output, name) for name in batch.targets}
 

@@ -295,14 +295,15 @@ class TaskConfig(Config, Codec):
     def predict(self, model: Model, encoded: Encoded) -> list[Any]:
         batch, order = self.collate(encoded)
         batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
-        hidden = model.trunk(batch.inputs).hidden
+        hidden, batch = batch.forward_for_head(model, self.head_name)
         scores = self.head_scores(model, hidden, batch, [encoded[i] for i in order])
         return [each for _, each in sorted(zip(order, scores), key=itemgetter(0))]
 
     def answer_logits(self, model: Model, encoded: Encoded) -> list[torch.Tensor]:
         batch, order = self.collate(encoded)
         batch = batch.for_trunk(model.config.trunk).to(next(model.parameters()).device)
-        hidden, rows = model.trunk(batch.inputs).hidden, batch.targets[self.head_name].rows
+        hidden, batch = batch.forward_for_head(model, self.head_name)
+        rows = batch.targets[self.head_name].rows
         logits = model.predict_labels(self.head_name, hidden, batch.inputs.layout, rows)[0]
         parts = logits.split([self.num_rows(encoded[i]) for i in order])
         return [parts[rank] for rank in np.argsort(order)]

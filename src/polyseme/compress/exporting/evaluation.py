@@ -31,6 +31,7 @@ class GraphTrunk(nn.Module):
     """
 
     is_differentiable = False
+    supports_rows = False
 
     def __init__(self, config: TrunkConfig, outputs: Sequence[GraphOutput], run: GraphRunner, min_len: int):
         super().__init__()

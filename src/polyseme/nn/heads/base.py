@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,14 @@ IGNORE_INDEX = -100  # label of rows without a loss, which only fill up a fixed 
 # every state; the trunk's pooled vector; the first token's state; the mean state; pooled vector, maximum and mean
 HeadPooling = Literal["tokens", "pooled", "first", "mean", "concat"]
 PoolFn = Callable[[Tensor, PackedLayout], Tensor]
+
+
+class RowSelection(NamedTuple):
+    """The rows of the hidden states that a head reads, and the layout and rows to call it with on these alone."""
+
+    state_rows: Tensor  # int64 [n]
+    layout: PackedLayout
+    rows: Tensor
 
 
 class HeadConfig(Config, ABC):
@@ -70,6 +78,10 @@ class Head(nn.Module):
             return states
         states = states.index_select(0, rows.flatten())
         return states if rows.ndim == 1 else states.unflatten(0, rows.shape).sum(1)
+
+    def select_rows(self, layout: PackedLayout, rows: Tensor, pooling: str) -> RowSelection | None:
+        """Return the rows of the states that it reads to predict `rows`, given the trunk's pooling; None if any."""
+        return None
 
     def loss(self, states: Any, token_embeddings: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Return the summed cross entropy, with label smoothing (Szegedy et al. 2016), without `IGNORE_INDEX`."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, HeadPooling, PoolFn
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, HeadPooling, PoolFn, RowSelection
 from polyseme.nn.heads.crf import CRFConfig
 from polyseme.nn.layers.block import ACTIVATIONS, ActivationName, AnyNormConfig, NoNormConfig
 from polyseme.nn.packing import PackedLayout
@@ -83,6 +83,13 @@ class ClassificationHead(Head):
         if self.bilstm is not None:
             hidden, pool = self.bilstm(hidden, layout), pool_final_states
         return super().select_states(hidden, layout, rows, pool)
+
+    def select_rows(self, layout: PackedLayout, rows: Tensor, pooling: str) -> RowSelection | None:
+        own_pooling = pooling if self.config.pooling == "pooled" else self.config.pooling
+        if own_pooling not in ("first", "last") or self.bilstm is not None:
+            return None
+        state_rows = layout.first_indices if own_pooling == "first" else layout.last_indices
+        return RowSelection(state_rows, layout.one_per_slot(), rows)
 
     def forward(self, states: Tensor, token_embeddings: Tensor) -> Tensor:
         states = self.input_dropout(self.input_norm(states))

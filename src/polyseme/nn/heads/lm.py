@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyseme.nn import kernels
-from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, PoolFn
+from polyseme.nn.heads.base import IGNORE_INDEX, Head, HeadConfig, PoolFn, RowSelection
 from polyseme.nn.layers.block import ACTIVATIONS, ActivationName, AnyNormConfig, NoNormConfig
 from polyseme.nn.losses import chunked_cross_entropy, is_applicable, sampled_softmax_loss
 from polyseme.nn.packing import PackedLayout
@@ -82,6 +82,9 @@ class LMHead(VocabHead):
         self.norm = config.norm.build(embedding_dim)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.bias else None
         self.decoder = None if config.tie_word_embeddings else nn.Linear(embedding_dim, config.vocab_size, bias=False)
+
+    def select_rows(self, layout: PackedLayout, rows: Tensor, pooling: str) -> RowSelection | None:
+        return RowSelection(rows, layout, torch.arange(len(rows), device=rows.device))
 
     def tie_weights(self, other: Head) -> None:
         """Share the output matrix and the bias of another head."""
@@ -180,6 +183,11 @@ class SpanBoundaryHead(VocabHead):
         *boundary_rows, offsets = rows.unbind(1)
         boundaries = [hidden.index_select(0, index) for index in boundary_rows]
         return torch.cat([*boundaries, self.position_embeddings(offsets)], dim=1)
+
+    def select_rows(self, layout: PackedLayout, rows: Tensor, pooling: str) -> RowSelection | None:
+        boundary_rows, offsets = rows[:, :2], rows[:, 2:]
+        index = torch.arange(boundary_rows.numel(), device=rows.device).view_as(boundary_rows)
+        return RowSelection(boundary_rows.flatten(), layout, torch.cat([index, offsets], dim=1))
 
     def linear_inputs(self, states: Tensor, token_embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         states = self.norm1(self.activation(self.linear1(states)))

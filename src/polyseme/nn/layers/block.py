@@ -198,9 +198,12 @@ class TransformerBlock(nn.Module):
         cache: LayerCache | None,
         position_info: PositionInfo,
         source: EncoderInput | None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden states [T, dim] after this layer."""
+        """Return the hidden states [T, dim] after this layer, or only those of some rows, [n, dim]."""
         y = self.attention(self.attention_pre_norm(x), layout, positions, cache, position_info)  # [T, dim]
+        if rows is not None:
+            x, y = x.index_select(0, rows), y.index_select(0, rows)
         x = add_and_norm(self.attention_post_norm, x, self._apply_dropout(y))
         if self.cross_attention is not None:
             y = self.cross_attention.cross_attend(self.cross_attention_pre_norm(x), layout, source, cache)

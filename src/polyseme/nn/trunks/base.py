@@ -68,7 +68,7 @@ class TrunkOutput:
     A recurrent decoder adds the weights of its attention to the source.
     """
 
-    hidden: Tensor  # [T, dim]
+    hidden: Tensor  # [T, dim], or [n, dim] for the rows of the inputs
     layers: dict[int, Tensor]
     memory: Any = None
     source_attention: Tensor | None = None  # [T, longest source]
@@ -141,6 +141,7 @@ class Trunk(nn.Module, ABC):
     embeddings: Any
     pooler: Pooler
     is_differentiable = True  # whether gradients and attention weights can be computed
+    supports_rows = False  # whether its last layer can be computed for some tokens only
     num_graph_parameters = 0  # of a graph that another program runs
     gradient_checkpointing = False  # whether training stores only the inputs of layers and recomputes the rest
 
@@ -181,6 +182,8 @@ class Trunk(nn.Module, ABC):
             "reading left to right": inputs.layout.causal and not (config.is_hybrid or config.causal),
             "a feature store": inputs.features is not None and not config.has_features,
             "token embeddings": inputs.token_embeddings is not None and not config.shares_token_embeddings,
+            "rows": inputs.rows is not None and not self.supports_rows,
+            "rows and all states of the last layer": inputs.rows is not None and config.num_layers in layers,
             "memory": (memory is not None or return_memory) and not config.has_memory,
         }
         if names := [name for name, is_unsupported in unsupported.items() if is_unsupported]:

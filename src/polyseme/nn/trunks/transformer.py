@@ -137,6 +137,7 @@ class Transformer(Trunk):
 
     def __init__(self, config: TransformerConfig):
         super().__init__(config)
+        self.supports_rows = not config.has_source
         self.embeddings = config.embeddings.build()
         self.position_bias = config.position_bias.build(config.dim)
         self.blocks = nn.ModuleList(block.build(config.dim) for block in config.block_configs)
@@ -164,10 +165,11 @@ class Transformer(Trunk):
         x, position_info = self.position_bias(x, inputs, caches[0] if caches else None)  # [T + targets, dim]
         outputs = {0: x} if 0 in layers else {}
         for depth, block in enumerate(self.layers(), start=1):
+            rows = inputs.rows if depth == config.num_layers else None
             if self.gradient_checkpointing and self.training and caches is None:
-                x = checkpoint(block, x, layout, positions, None, position_info, source, use_reentrant=False)
+                x = checkpoint(block, x, layout, positions, None, position_info, source, rows, use_reentrant=False)
             else:
-                x = block(x, layout, positions, caches[depth - 1] if caches else None, position_info, source)
+                x = block(x, layout, positions, caches[depth - 1] if caches else None, position_info, source, rows)
             if depth == config.num_layers:
                 x = self.final_dropout(self.final_norm(x))
             if depth in layers:
