@@ -86,7 +86,8 @@ def frozen_features(folders, out):
 
 
 def text_to_text(folders, out):
-    return finetune(folders["t5"], classification(), out, CONFIG.replace(steps=2), RunOptions(2))
+    config = CONFIG.replace(steps=2, optimizer=OptimizerConfig(name="adafactor", lr=1e-2))
+    return finetune(folders["t5"], classification(), out, config, RunOptions(2))
 
 
 def grid(folders, out):

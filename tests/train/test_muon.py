@@ -75,6 +75,21 @@ def test_the_rest_is_adamw():
         assert torch.equal(p, q) != inside, name
 
 
+def test_rates_of_t5_follow_the_size_of_its_weights():
+    """As if queries, embeddings and score biases had the sizes of a model that scales scores and embeddings."""
+    model, optimizer = model_and_optimizer("t5", weight_decay=0.1)
+    set_lr(optimizer, 0.01)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    step(model, optimizer, 1)
+    moved = {name: (before[name] * (1 - 0.01 * 0.1) - p.detach()) / 0.01 for name, p in model.named_parameters()}
+    for name in ("encoder.blocks.1.attention", "decoder.blocks.0.attention", "decoder.blocks.1.cross_attention"):
+        query, key, _ = moved[f"trunk.{name}.qkv.weight"].view(3, -1).square().mean(1).sqrt()
+        assert query / key == pytest.approx(16**-0.5, rel=0.1)
+    for name, scale in {"encoder.embeddings.tokens": 32**0.5, "decoder.position_bias.positions": 16}.items():
+        assert moved[f"trunk.{name}.weight"].abs().mean().item() == pytest.approx(scale, rel=1e-3)
+    assert moved["trunk.encoder.final_norm.weight"].abs().max() < 1.2
+
+
 def test_momentum_there_and_back():
     model, optimizer = model_and_optimizer()
     again, other = model_and_optimizer()

@@ -118,8 +118,9 @@ class FinetuneConfig(Config):
         self.check_range(0, math.inf, "chunk_size", "grad_tokens", "patience", "min_steps", "sampling_alpha")
         self.check_range(0, MAX_EPOCHS, "epochs")
         self.check_range(0, MAX_STEPS, "steps", "min_steps")
-        if self.optimizer.name not in ("adamw", "muon"):
-            raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: fine-tuning supports adamw and muon")
+        supported = ("adamw", "muon", "adafactor")
+        if self.optimizer.name not in supported:
+            raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: fine-tuning supports {', '.join(supported)}")
         return self
 
     def memory_advice(self) -> str:

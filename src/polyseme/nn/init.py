@@ -64,7 +64,6 @@ class InitConfig(Config):
                 submodule.initialize(generator)
             if isinstance(submodule, Highway):
                 nn.init.constant_(submodule.carry.bias, Highway.initial_bias)
-            if self.scale_by_fan_in and isinstance(submodule, MultiHeadAttention) and submodule.config.scale:
-                head_dim = submodule.inner_dim // submodule.config.num_heads
+            if self.scale_by_fan_in and isinstance(submodule, MultiHeadAttention):
                 with torch.no_grad():
-                    submodule.qkv.weight[: submodule.inner_dim] *= head_dim**-0.5 / submodule.config.scale
+                    submodule.qkv.weight[: submodule.inner_dim] *= submodule.query_scale

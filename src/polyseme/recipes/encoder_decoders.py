@@ -85,7 +85,7 @@ def t5_v11() -> Recipe:
 
 
 def t5_tiny() -> Recipe:
-    """T5 with 2 layers of 128, for experiments: minutes on a CPU."""
-    optimizer, schedule = ADAM.replace(lr=3e-3), ScheduleConfig("inverse_sqrt", warmup=100)
+    """T5 with 2 layers of 128, for experiments: minutes on a CPU. It learns faster with Muon than with AdamW."""
+    optimizer, schedule = ADAM.replace(name="muon", lr=4e-3), ScheduleConfig("linear", warmup=0.06)
     recipe = define_tiny("t5", SpanCorruption(), optimizer, schedule, batch_tokens=4096, steps=1000, max_len=128)
     return recipe.replace(model={"dropout": 0.0})

@@ -89,6 +89,11 @@ class AttentionConfig(BaseAttentionConfig):
 class MultiHeadAttention(BaseAttention):
     """Multi-head self- or cross-attention."""
 
+    @property
+    def query_scale(self) -> float:
+        """The size of queries relative to those of attention that divides its scores by √head_dim."""
+        return (self.inner_dim // self.config.num_heads) ** -0.5 / self.config.scale if self.config.scale else 1.0
+
     def _options(self, layout: PackedLayout, position_info: PositionInfo) -> AttentionOptions:
         assert position_info is None or isinstance(position_info, Tensor), "relative positions need RelativeAttention"
         config, causal = self.config, self.config.causal or layout.causal

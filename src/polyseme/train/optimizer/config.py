@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from polyseme.config import Config
+from polyseme.nn.attention.multihead import BucketedRelativeBias, MultiHeadAttention
+from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.model import Model
+from polyseme.nn.trunks.transformer import Transformer
 from polyseme.train.optimizer.adafactor import Adafactor, Adagrad, second_moment_shapes, split_fused
 from polyseme.train.optimizer.asgd import NTASGD
 from polyseme.train.optimizer.muon import Muon
@@ -69,13 +72,32 @@ class OptimizerConfig(Config):
             return {}
         return {id(p): n for p, n in model.trunk.hidden_matrices()}
 
+    def _lr_scales_by_size(self, model: Model) -> dict[int, float]:
+        """Return factors on the rates of weights that are larger or smaller than usual; of fused ones, on the queries.
+
+        Updates of Muon and AdamW have the same size whatever that of the weights is. T5 scales neither embeddings nor
+        scores: its embeddings are larger, its queries smaller. A score bias, its only position, has to change as fast
+        as the scores that it is added to: sums of head_dim products.
+        """
+        if self.name != "muon":
+            return {}
+        tied_heads = [h for h in model.config.heads.values() if isinstance(h, LMHeadConfig) and h.tie_word_embeddings]
+        lr_scales = {id(model.trunk.token_embeddings): 1 / head.scale for head in tied_heads}
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention):
+                lr_scales[id(module.qkv.weight)] = module.query_scale
+            elif isinstance(module, Transformer) and isinstance(module.position_bias, BucketedRelativeBias):
+                attention: Any = module.blocks[0].attention
+                lr_scales[id(module.position_bias.positions.weight)] = attention.inner_dim / attention.config.num_heads
+        return lr_scales
+
     def build(self, model: Model, layer_groups: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
         """Build the optimizer; `layer_groups` are the trunk's, from input to output."""
         if self.is_sparse:
             return torch.optim.SGD(model.parameters(), lr=self.lr)  # holds the learning rate and the state of rows
         layer_index = {id(p): i for i, group in enumerate(layer_groups) for p in group}
         num_layers = len(layer_groups)
-        fused_counts = self._fused_counts(model)
+        fused_counts, lr_scales_by_size = self._fused_counts(model), self._lr_scales_by_size(model)
         params_by_settings: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for p in model.parameters():
             if p.requires_grad:
@@ -83,20 +105,24 @@ class OptimizerConfig(Config):
                 lr_scale = 1.0 if id(p) in layer_index else self.head_lr_scale
                 lr_scale *= self.layer_decay ** (num_layers - layer)
                 fused_count = fused_counts.get(id(p), 0)
-                settings = (layer, lr_scale, p.ndim >= 2, fused_count, tuple(p.shape) if fused_count else ())
+                size_scale = lr_scales_by_size.get(id(p), 1.0)
+                shape = tuple(p.shape) if fused_count else ()
+                settings = (layer, lr_scale, p.ndim >= 2, fused_count, shape, size_scale)
                 params_by_settings.setdefault(settings, []).append(p)
         is_cuda = any(p.is_cuda for p in model.parameters())
         param_groups = [
             {
                 "params": group,
-                "weight_decay": self.weight_decay if has_decay else 0.0,
-                "lr_scale": lr_scale,
+                # decay does not depend on the size of weights
+                "weight_decay": self.weight_decay / (1.0 if fused_count else size_scale) if has_decay else 0.0,
+                "lr_scale": lr_scale * (1.0 if fused_count else size_scale),
+                "query_lr_scale": size_scale if fused_count else 1.0,
                 "fused_count": fused_count,
                 "momentum": self.momentum,
                 # a tensor where steps may be captured, so that each replay reads the current rate
                 "lr": torch.tensor(self.lr, device=group[0].device) if is_cuda else self.lr,
             }
-            for (_, lr_scale, has_decay, fused_count, _), group in params_by_settings.items()
+            for (_, lr_scale, has_decay, fused_count, _, size_scale), group in params_by_settings.items()
         ]
         if self.name == "nt_asgd":
             return NTASGD(param_groups, self.patience)

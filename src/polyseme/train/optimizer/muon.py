@@ -14,7 +14,7 @@ class Muon(torch.optim.AdamW):
     All directions of a matrix then change by the same amount, including those with small gradients. It updates groups
     with `fused_count` above 0, matrices that consist of that many stacked ones. Embeddings, heads, norms and biases are
     updated by AdamW, as the authors advise. Updates are scaled to the size of AdamW's (Liu et al. 2025, §2.2), so that
-    both have the same learning rate.
+    both have the same learning rate. `query_lr_scale` is a factor on the rate of the first of the stacked matrices.
     """
 
     @torch.no_grad()
@@ -46,6 +46,8 @@ class Muon(torch.optim.AdamW):
         rows, columns = params[0].flatten(1).shape  # filters of a convolution are rows
         stack = torch.stack(nesterov).view(-1, rows // group["fused_count"], columns)
         update = newton_schulz(stack).to(params[0].dtype).view(len(params), *params[0].shape)
+        if group["query_lr_scale"] != 1:
+            update.unflatten(1, (group["fused_count"], -1))[:, 0] *= group["query_lr_scale"]
         lr = group["lr"] if found_inf is None else torch.where(found_inf > 0, 0.0, group["lr"])
         update_scale = 0.2 * max(stack.shape[1:]) ** 0.5
         torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
