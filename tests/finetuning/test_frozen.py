@@ -181,8 +181,10 @@ def test_cross_attention_by_hand():
 
 
 CASES = [("tagging", "linear"), ("tagging", "bilstm"), ("classification", "biattentive"), ("classification", "bilstm"),
+         ("classification", "bilstm_max"),
          ("classification", "linear"), ("pair_classification", "esim"), ("pair_classification", "biattentive"),
-         ("multiple_choice", "esim"), ("regression", "biattentive")]  # fmt: skip
+         ("pair_classification", "bilstm_max"), ("multiple_choice", "esim"), ("regression", "biattentive"),
+         ("regression", "bilstm_max")]  # fmt: skip
 
 
 def model_of(folders, kind, name, where="input", n=12):
@@ -192,6 +194,31 @@ def model_of(folders, kind, name, where="input", n=12):
     model = build_model_config([task], reader, SMALL.replace(name=name, join_at=where)).build(3)
     (encoded,) = reader.encode(task, (data,), use_labels=True)
     return model, task, encoded
+
+
+@pytest.mark.parametrize("kind", ["pair_classification", "classification"])
+def test_bilstm_max_compares_the_maxima_of_states(folders, kind):
+    """Conneau et al. 2017, §3.1: [u; v; |u − v|; u ∘ v], of a text and itself where there is no pair."""
+    model, task, encoded = model_of(folders, kind, "bilstm_max")
+    trunk, encoder_outputs = model.trunk, []
+    trunk.encoder.register_forward_hook(lambda module, inputs, output: encoder_outputs.append(output))
+    for example in encoded[:3]:
+        inputs = task.collate([example])[0].inputs
+        encoder_outputs.clear()
+        vector = trunk(inputs).hidden[0]
+        u, v = (encoder_outputs * 2)[0].amax(0), (encoder_outputs * 2)[1].amax(0)
+        assert len(encoder_outputs) == (2 if kind == "pair_classification" else 1)
+        expected = trunk.pair_network.final(torch.cat([u, v, (u - v).abs(), u * v])).tanh()
+        torch.testing.assert_close(vector, expected)
+
+
+@pytest.mark.parametrize("name,dropout", [("bilstm", 0.5), ("bilstm_max", 0.2), ("esim", 0.2)])
+def test_dropout_depends_on_the_network(folders, name, dropout):
+    task = TASKS["pair_classification"].from_examples(examples("pair_classification", 12))
+    reader = FeatureReader((), (), {"cat": 1}, None)
+    for value, expected in ((None, dropout), (0.0, 0.0)):
+        config = build_model_config([task], reader, SMALL.replace(name=name, dropout=value)).trunk
+        assert config.dropout == config.features.dropout == expected
 
 
 def test_the_biattentive_network_has_a_relu_layer(folders):
@@ -241,12 +268,18 @@ def test_micro_batches_sum_with_the_penalty(folders, kind, name):
 
 
 @pytest.mark.parametrize(
-    "kind,name", [("tagging", "bilstm"), ("pair_classification", "esim"), ("classification", "biattentive")]
+    "kind,name",
+    [
+        ("tagging", "bilstm"),
+        ("pair_classification", "bilstm_max"),
+        ("pair_classification", "esim"),
+        ("classification", "biattentive"),
+    ],
 )
 def test_learns_and_round_trips(folders, tmp_path, kind, name, run_cli):
     data = examples(kind, 64)
-    epochs = 20.0 if name == "biattentive" else 8.0  # it has a ReLU layer, too
-    settings = FEATURE_DEFAULTS.replace(epochs=epochs, network=SMALL)
+    epochs = {"biattentive": 20.0, "bilstm_max": 40.0}.get(name, 8.0)  # of four steps
+    settings = FEATURE_DEFAULTS.replace(epochs=epochs, network=SMALL.replace(name=name))
     settings = settings.with_override("optimizer.lr", "1e-2")
     results = train_on_features(
         FeatureInputs([folders["bert"]]),

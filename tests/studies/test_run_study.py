@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.studies import jobs, runner
+from polyseme.studies import jobs, plan, runner
 from polyseme.studies.base import Study
 from polyseme.studies.measurement import ArmModel
 from polyseme.studies.plan import StudyOptions
@@ -146,7 +146,7 @@ def test_only_chosen_arms_run_and_models_can_be_kept(run, tmp_path):
     assert run("out", keep_models=True).is_complete
 
 
-def test_a_study_with_other_settings_is_rejected(run, tmp_path):
+def test_a_study_with_other_settings_is_rejected(run, tmp_path, monkeypatch):
     run("out")
     with pytest.raises(ConfigError, match="budget was '3steps', now '4steps'; repeat that call"):
         run("out", budget="4steps")
@@ -154,6 +154,9 @@ def test_a_study_with_other_settings_is_rejected(run, tmp_path):
         run("out", seeds=[1, 0])
     with pytest.raises(ConfigError, match=r"study.arms.mlm.recipe was 'bert-tiny', now 'roberta-tiny'"):
         run("out", arm("nsp"), arm("mlm", "roberta-tiny", overrides={"objective": "MaskedLM"}))
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="transfer_version was 2, now 3"):
+        patch.setattr(plan, "TRANSFER_VERSION", 3)
+        run("out")
     assert run("out", study=study_json() | {"title": "Another title"}).is_complete, "texts may change"
     before = rows(tmp_path / "out")
     assert run("out", seeds=2).num_done == 4, "seeds may be added"

@@ -44,7 +44,9 @@ TagOption = Annotated[str | None, Option(help="How tags are decoded: softmax, or
 PositiveOption = Annotated[str | None, Option(help="Label whose F1 is reported; default: the second of two labels.")]
 JoinOption = Annotated[str, Option(help="Where features enter the network: input (default), output, both, between.")]
 VectorsOption = Annotated[Path | None, Option(help="Word vectors that initialize the word embeddings of the network.")]
-NetworkOption = Annotated[str, Option(help="Network over features: auto, linear, bilstm, biattentive, esim or bidaf.")]
+NetworkOption = Annotated[
+    str, Option(help="Network over features: auto, linear, bilstm, bilstm_max, biattentive, esim or bidaf.")
+]
 
 CROSS_VIEW_HELP = "Unlabeled text for cross-view training of a BiLSTM over words: files or folders, as in prepare."
 CrossViewOption = Annotated[list[str], Option(help=CROSS_VIEW_HELP)]

@@ -16,24 +16,25 @@ from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 class FeatureNetworkSettings(Config):
     """The network that is trained over frozen features.
 
-    The name `auto` is a BiLSTM for tagging, ESIM for pairs, BiDAF for extractive question answering, and the
-    biattentive network otherwise. `layers` is one selection for all encoders, or one for each, separated by commas.
-    `join_at` is where features enter the network, and `mix_penalty` the λ on the weights of their mix (Peters et al.
-    2018, §3.2 and 5.2; `between` the first two layers of a BiLSTM: Peters et al. 2017, §2.4). A word that occurs twice
-    in the training set, or has a pre-trained vector, gets a learned vector of size `word_dim` (None: that of the
-    pre-trained vectors, or 100). It starts at the pre-trained one, which stays fixed with `freeze_word_embeddings`.
-    `relu_dim` is the size of a ReLU layer below the BiLSTM; None is `lstm_dim` for the biattentive network, which has
-    one in McCann et al. (2017, §5), and no layer for the others. `layer_norm` normalizes each layer of the features
-    before it is mixed (Peters et al. 2018, §3.2), for encoders whose layers differ in scale.
+    The name `auto` is a BiLSTM for tagging, BiDAF for extractive question answering, ESIM for multiple choice, and a
+    BiLSTM with max pooling otherwise. The `dropout` None is 0.5 for `bilstm` and 0.2 for the others. `layers` is one
+    selection for all encoders, or one for each, separated by commas. `join_at` is where features enter the network, and
+    `mix_penalty` the λ on the weights of their mix (Peters et al. 2018, §3.2 and 5.2; `between` the first two layers of
+    a BiLSTM: Peters et al. 2017, §2.4). A word that occurs twice in the training set, or has a pre-trained vector, gets
+    a learned vector of size `word_dim` (None: that of the pre-trained vectors, or 100). It starts at the pre-trained
+    one, which stays fixed with `freeze_word_embeddings`. `relu_dim` is the size of a ReLU layer below the BiLSTM; None
+    is `lstm_dim` for the biattentive network, which has one in McCann et al. (2017, §5), and no layer for the others.
+    `layer_norm` normalizes each layer of the features before it is mixed (Peters et al. 2018, §3.2), for encoders whose
+    layers differ in scale.
     """
 
-    name: Literal["auto", "linear", "bilstm", "biattentive", "esim", "bidaf"] = "auto"
+    name: Literal["auto", "linear", "bilstm", "bilstm_max", "biattentive", "esim", "bidaf"] = "auto"
     layers: str = "scalar_mix"
     join_at: JoinPosition = "input"
     mix_penalty: float = 0.001
     lstm_dim: int = 200
     num_layers: int = 1
-    dropout: float = 0.5
+    dropout: float | None = None
     relu_dim: int | None = None
     word_dim: int | None = None
     freeze_word_embeddings: bool = False

@@ -30,6 +30,7 @@ from polyseme.tasks.base import TaskConfig
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
 CHAR_CNN = CharCNNConfig(1, 50, 1, ((2, 25), (3, 50), (4, 25)), num_highway=0)
+DEFAULT_DROPOUT = {"bilstm": 0.5}  # Lample et al. 2016, §4.3; too much for networks that return one vector per text
 INDICATOR_DIM = 100  # He et al. 2017, §3.1
 MIX_PENALTY = "mix_penalty"  # the penalty on the weights of a mix
 FEATURE_DEFAULTS = FinetuneConfig(
@@ -178,20 +179,21 @@ def build_model_config(
         raise ConfigError("there are no features to join between the layers: name a model")
     if network.layer_norm and not reader.encoders:
         raise ConfigError("`network.layer_norm` has no effect without features: name a model")
+    dropout = DEFAULT_DROPOUT.get(name, 0.2) if network.dropout is None else network.dropout
     features_config = FrozenFeaturesConfig(
         reader.sources,
         network.join_at,
         len(reader.vocabulary) + 1,
         resolve_word_dim(network, reader.pretrained),
         CHAR_CNN if network.use_char_cnn else None,
-        network.dropout if name != "linear" else 0.1,
+        dropout if name != "linear" else 0.1,
         INDICATOR_DIM if any(task.has_word_marks for task in tasks) else 0,
         network.layer_norm,
     )
     relu_dim = network.relu_dim
     if relu_dim is None:
         relu_dim = network.lstm_dim if name == "biattentive" else 0
-    trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, network.dropout, relu_dim)
+    trunk = FeatureNetworkConfig(features_config, name, network.lstm_dim, network.num_layers, dropout, relu_dim)
     return ModelConfig(FEATURE_FAMILY, trunk, {task.head_name: task.feature_head() for task in tasks})
 
 

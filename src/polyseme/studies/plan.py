@@ -24,6 +24,7 @@ from polyseme.train.recipe import BudgetConfig
 SEARCH_SEED = 1_000_003  # of the learning-rate search; no result uses it
 LOCAL_KEYS = ("corpus", "data", "held_out", "command", "versions", "keep_models")  # may differ in a resumed run
 
+TRANSFER_VERSION = 2  # to increase if models are transferred to tasks in another way, so that no study mixes two
 TRAINING_KEYS = ("recipe", "overrides", "tokenizer", "from_arm")  # of an arm, the others are about its transfer
 TRAINING_FILES = ("calibration.json", "lr.json")
 
@@ -124,6 +125,7 @@ class StudyPlan:
             "held_out": str(self.options.held_out or ""),
             "budget": str(self.budget),
             "seeds": list(self.seeds),
+            "transfer_version": TRANSFER_VERSION,
             **{name: options[name] for name in names},
             "versions": versions,
         }

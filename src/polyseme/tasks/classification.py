@@ -105,7 +105,7 @@ class PairClassificationTask(LabelTask):
 
     task_type = "pair_classification"
     text_format = "pair text1: {text} text2: {pair}"
-    feature_networks = ("esim", "biattentive", "linear", "bilstm")
+    feature_networks = ("bilstm_max", "esim", "biattentive", "linear", "bilstm")
     pair_column = "required"
 
     symmetric_pairs: bool | None = None

@@ -45,6 +45,7 @@ class RegressionTask(TextTask):
     averages_logits = True
     supports_attribution = True
     pair_column = "optional"
+    feature_networks = ("bilstm_max", "esim", "biattentive", "linear", "bilstm")
     target_dtype = np.float32
     no_target = np.nan
     value_name: ClassVar[str] = "value"  # of the number that is attributed

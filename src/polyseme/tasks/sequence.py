@@ -44,7 +44,7 @@ class SequenceTask(TaskConfig):
     head_type = "classify"
     allows_lm_loss = True
     pipeline_tag = "text-classification"
-    feature_networks: ClassVar[tuple[str, ...]] = ("biattentive", "linear", "bilstm")
+    feature_networks: ClassVar[tuple[str, ...]] = ("bilstm_max", "biattentive", "linear", "bilstm")
     target_dtype: ClassVar[Any] = np.int64
     no_target: ClassVar[float] = IGNORE_INDEX
 

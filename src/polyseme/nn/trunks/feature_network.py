@@ -1,4 +1,4 @@
-"""Task networks over frozen features, as used before 2018: linear, BiLSTM, biattentive, ESIM, BiDAF."""
+"""Task networks over frozen features, as used before 2018: linear, BiLSTM, BiLSTM-max, biattentive, ESIM, BiDAF."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,16 +21,18 @@ from polyseme.nn.trunks.recurrent import RecurrentTrunkConfig
 class FeatureNetworkConfig(TrunkConfig):
     """A network over frozen features.
 
-    "linear" is the features themselves; "bilstm" is a BiLSTM over them (Lample et al. 2016, §4). In "biattentive", two
-    texts, or a text and itself, attend to each other (McCann et al. 2017, §5; one maxout layer without batch norm);
-    "esim" compares two texts (Chen et al. 2017, §3). These two return one vector per sequence, at its first token.
+    "linear" is the features themselves; "bilstm" is a BiLSTM over them (Lample et al. 2016, §4). "bilstm_max"
+    takes the maximum of its states over each text and compares the vectors of two texts, or of a text and itself
+    (Conneau et al. 2017, §3; the baseline of GLUE, Wang et al. 2019, §5). In "biattentive" they attend to each other
+    (McCann et al. 2017, §5; one maxout layer without batch norm); "esim" compares two texts (Chen et al. 2017, §3).
+    These three return one vector per sequence, at its first token.
     "bidaf" reads the first text (a context) with the second (a question) and returns a vector for each of its words
     (Seo et al. 2017, §2, without highway layers). With a `relu_dim`, the BiLSTM reads the features through a ReLU layer
     of that size (McCann et al. 2017, §5).
     """
 
     features: FrozenFeaturesConfig
-    network: Literal["linear", "bilstm", "biattentive", "esim", "bidaf"] = "bilstm"
+    network: Literal["linear", "bilstm", "bilstm_max", "biattentive", "esim", "bidaf"] = "bilstm"
     lstm_dim: int = 256  # of a direction
     num_layers: int = 1
     dropout: float = 0.5
@@ -68,7 +70,8 @@ class FeatureNetworkConfig(TrunkConfig):
         relu_params = self.features.input_dim * self.relu_dim
         lstm_params = 4 * lstm_dim * (input_dim + lstm_dim + self.features.join_dim("between"))
         lstm_params += (self.num_layers - 1) * 12 * lstm_dim * lstm_dim
-        extra_params = {"bidaf": 8 * lstm_dim * (9 + 3 + 3) * lstm_dim}.get(self.network, 32 * lstm_dim * lstm_dim)
+        factors = {"bilstm_max": 8, "bidaf": 8 * (9 + 3 + 3)}
+        extra_params = factors.get(self.network, 32) * lstm_dim * lstm_dim
         network_params = {"linear": 0, "bilstm": 2 * lstm_params}.get(self.network, 2 * lstm_params + extra_params)
         return relu_params + network_params
 
@@ -150,6 +153,18 @@ class Biattention(nn.Module):
         return torch.cat([max_pooled, layout.mean_pool(x), min_pooled, self_attentive_pooled], dim=-1)
 
 
+class MaxPooling(nn.Module):
+    """Vectors of two texts after their encoder, the maximum over states, and a hidden layer that compares them."""
+
+    def __init__(self, hidden_dim: int, dropout: float):
+        super().__init__()
+        self.final, self.dropout = nn.Linear(8 * hidden_dim, hidden_dim), nn.Dropout(dropout)
+
+    def forward(self, a: Tensor, layout_a: PackedLayout, b: Tensor, layout_b: PackedLayout) -> Tensor:
+        u, v = (layout.pad(x, -torch.inf).amax(1) for x, layout in ((a, layout_a), (b, layout_b)))  # [B, 2 hidden_dim]
+        return self.final(self.dropout(torch.cat([u, v, (u - v).abs(), u * v], dim=-1))).tanh()
+
+
 class ESIM(nn.Module):
     """Enhanced sequential inference after its encoder: comparison, composition, mean and maximum."""
 
@@ -208,6 +223,14 @@ class BiDAF(nn.Module):
         return self.dropout(torch.cat([flow, modeling_states, end_states], dim=-1))
 
 
+PAIR_NETWORKS: dict[str, type[nn.Module]] = {
+    "bilstm_max": MaxPooling,
+    "biattentive": Biattention,
+    "esim": ESIM,
+    "bidaf": BiDAF,
+}
+
+
 class FeatureNetwork(Trunk):
     """A network over frozen features; its tokens index a feature store."""
 
@@ -222,8 +245,7 @@ class FeatureNetwork(Trunk):
         self.encoder = (
             BiLSTM(*encoder_dims, config.dropout, config.features.join_dim("between")) if is_recurrent else None
         )
-        pair_networks: dict[str, type[nn.Module]] = {"biattentive": Biattention, "esim": ESIM, "bidaf": BiDAF}
-        pair_network = pair_networks.get(config.network)
+        pair_network = PAIR_NETWORKS.get(config.network)
         self.pair_network = pair_network(config.lstm_dim, config.dropout) if pair_network else None
         self.dropout = nn.Dropout(config.dropout if is_recurrent else 0.0)
         self.pooler = config.pooler.build(config.dim)
