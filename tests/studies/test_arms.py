@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from polyseme.corpus.store import Corpus
 from polyseme.errors import ConfigError, DataError, ModelError
 from polyseme.ngram.train import NgramRecipe
 from polyseme.studies import jobs
@@ -77,7 +78,6 @@ def test_a_study_is_read_back_as_it_was_written(tmp_path):
         ({0.5: 6.0, 1.0: 5.9, 2.0: 5.0, 4.0: 4.0, 8.0: 3.0, 16.0: 2.0}, 16.0),  # but not forever
         ({0.5: 2.0, 1.0: 3.0, 2.0: 4.0, 0.25: 1.5, 0.125: 1.8}, 0.25),  # below the smallest
         ({0.5: 3.0, 1.0: 3.0, 2.0: 3.0}, 1.0),  # a tie
-        ({0.5: None, 1.0: None, 2.0: None}, 1.0),
     ],
 )
 def test_the_learning_rate_with_the_lowest_loss_is_chosen(project, study_data, tmp_path, monkeypatch, losses, best):
@@ -99,6 +99,32 @@ def test_the_learning_rate_with_the_lowest_loss_is_chosen(project, study_data, t
     assert [rate["factor"] for rate in record["rates"]] == list(losses)
     jobs.search_rate(plan, only)
     assert len(recipes) == len(losses), "finished rates are not tried again"
+
+
+def test_a_search_without_a_rate_that_trains_fails_and_can_be_repeated(project, study_data, tmp_path, monkeypatch):
+    plan, num_runs = make_plan(project, study_data, tmp_path, arm("a")), []
+
+    def diverge(recipe, corpus, folder):
+        num_runs.append(recipe)
+        raise ModelError("step 3 is not finite")
+
+    monkeypatch.setattr(jobs, "run_pretraining", diverge)
+    for expected in (3, 6):
+        with pytest.raises(ModelError, match=r"no learning rate of a can be trained, such as .*: step 3 is not finite"):
+            jobs.search_rate(plan, plan.arms[0])
+        assert len(num_runs) == expected and jobs.needs_search(plan, plan.arms[0])
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.05, 0.1, 0.2, 0.24])
+def test_the_search_evaluates_on_documents_that_no_result_uses(project, fraction):
+    corpus = Corpus.open(project / "corpus-bert")
+    recipe = resolve_recipe(Arm("a", "bert-tiny"), {"valid_fraction": fraction})
+    held_out = [
+        set(corpus.split(each.valid_fraction)[1].document_ids.tolist())
+        for each in (recipe, jobs.hold_out_others(recipe, corpus.num_documents))
+    ]
+    assert len(held_out[1]) == 2 * len(held_out[0]) and not held_out[0] & held_out[1]
+    assert jobs.hold_out_others(recipe, 3) is recipe
 
 
 def test_a_void_run_loses_against_one_that_learned(project, study_data, tmp_path, monkeypatch):

@@ -107,14 +107,16 @@ def arm_budget(plan: StudyPlan, arm: Arm) -> BudgetConfig:
 def search_rate(plan: StudyPlan, arm: Arm) -> None:
     """Try each learning rate for a part of the budget; write `lr.json` of an arm after each.
 
-    The loss on the validation documents of the corpus decides. A run that diverges loses, then one that learns little
-    more than word frequencies. While the best rate is the largest or smallest, a few more are tried beyond it.
+    The loss on documents of the corpus that no result is measured on decides. A run that diverges loses, then one that
+    learns little more than word frequencies. While the best rate is the largest or smallest, a few more are tried
+    beyond it. Raise `ModelError` if all runs fail.
     """
     path, record = plan.arm_folder(arm) / "lr.json", plan.read_arm_file(arm, "lr.json")
     recipe = resolve_recipe(arm, plan.options.overrides, plan.corpus)
     assert isinstance(recipe, Recipe)
-    short = scale_run(recipe, arm_budget(plan, arm), plan.options.search_fraction).replace(seed=SEARCH_SEED)
     corpus, rates = arm_corpus(plan, arm), record.get("rates", [])
+    short = scale_run(recipe, arm_budget(plan, arm), plan.options.search_fraction)
+    short = hold_out_others(short, Corpus.open(corpus).num_documents).replace(seed=SEARCH_SEED)
     if len(plan.study.lr_factors) == 1:
         (only_factor,) = plan.study.lr_factors
         write_json(path, {"lr": recipe.optimizer.lr * only_factor, "factor": only_factor, "rates": []})
@@ -134,7 +136,22 @@ def search_rate(plan: StudyPlan, arm: Arm) -> None:
         write_json(path, {"rates": rates})
         shutil.rmtree(folder, ignore_errors=True)
     best = best_rate(rates)
+    if best["loss"] is None:
+        reason = best.get("error", "its loss is not finite")
+        path.unlink()  # so that the next run of the study tries again
+        raise ModelError(f"no learning rate of {arm.name} can be trained, such as {best['lr']:g}: {reason}")
     write_json(path, {"lr": best["lr"], "factor": best["factor"], "seed": SEARCH_SEED, "rates": rates})
+
+
+def hold_out_others(recipe: Recipe, num_documents: int) -> Recipe:
+    """Return the recipe with twice as many held-out documents, none of which it held out before.
+
+    They are evenly spaced, so the first ones lie half-way between them. A corpus of few documents holds out the same.
+    """
+    num_held_out = max(1, round(num_documents * recipe.valid_fraction))
+    if not recipe.valid_fraction or 4 * num_held_out > num_documents:
+        return recipe
+    return recipe.replace(valid_fraction=2 * num_held_out / num_documents)
 
 
 def best_rate(rates: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
