@@ -53,6 +53,21 @@ def test_tables_are_the_same_in_markdown_and_html(study):
     assert ["a", "90", "900", "14.7M", "11.2M", "3.2M", "12"] in markdown_rows(text, "Cost")
 
 
+def test_simple_models_are_in_the_last_rows(study):
+    write_pages(study)
+    assert len(markdown_rows((study / "report.md").read_text(), "Scores")) == 2 + 3
+    baselines = {"sst-2": {"trivial": 0.509, "linear": 0.8}, "blimp": {}}
+    (study / "baselines.json").write_text(json.dumps(baselines))
+    write_pages(study)
+    text = (study / "report.md").read_text()
+    assert markdown_rows(text, "Scores")[-2:] == [
+        ["(majority class or mean)", "", "", "50.9"],
+        ["(linear model of words)", "", "", "80.0"],
+    ]
+    assert "simple models without pre-training" in text and "**70.3 ± 0.3**" in text
+    assert json.loads((study / "results.json").read_text())["baselines"] == baselines
+
+
 def test_answers_name_what_does_not_agree(study):
     write_pages(study)
     text, results = (study / "report.md").read_text(), json.loads((study / "results.json").read_text())

@@ -7,10 +7,12 @@ from statistics import fmean
 import pytest
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.studies import jobs, plan, runner
+from polyseme.studies import jobs, measurement, plan, runner
 from polyseme.studies.base import Study
 from polyseme.studies.measurement import ArmModel
-from polyseme.studies.plan import StudyOptions
+from polyseme.studies.metrics import METRICS as METRICS_BY_NAME
+from polyseme.studies.metrics import read_task_data
+from polyseme.studies.plan import StudyOptions, StudyPlan
 from polyseme.studies.runner import run_study
 from polyseme.tasks.classification import ClassificationTask
 from tests.support.runs import Killed
@@ -64,6 +66,19 @@ def test_a_killed_study_continues_with_the_same_rows(run, tmp_path, monkeypatch)
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
     assert not list((tmp_path / "whole").rglob("*.safetensors")), "models are deleted"
     check_rows(tmp_path / "whole")
+
+
+def test_simple_models_are_measured_once_on_the_same_examples(run, study_data, tmp_path, monkeypatch):
+    run("out", arm("bert"), study=study_json(arm("bert"), metrics=["cola", "sst-2", "blimp"]), max_examples=40)
+    baselines = json.loads((tmp_path / "out/baselines.json").read_text())
+    data = read_task_data(METRICS_BY_NAME["sst-2"], study_data, 40)
+    labels = [example.label for example in data.train]
+    share = fmean(example.label == max(set(labels), key=labels.count) for example in data.dev)
+    assert baselines.keys() == {"cola", "sst-2"} and baselines["sst-2"]["trivial"] == pytest.approx(share)
+    assert baselines["cola"]["trivial"] == 0.0, "Matthews' correlation of one answer"
+    assert 0 <= baselines["sst-2"]["linear"] <= 1
+    monkeypatch.setattr(measurement, "read_task_data", None)
+    measurement.measure_baselines(StudyPlan.read(tmp_path / "out"))
 
 
 def test_measurements_are_kept_if_the_model_is_lost(run, tmp_path, monkeypatch):

@@ -15,17 +15,17 @@ import torch
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.corpus.sources.sources import open_sources
 from polyseme.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
-from polyseme.errors import UnsupportedError
+from polyseme.errors import PolysemeError, UnsupportedError
 from polyseme.evaluation.minimal_pairs import score_pairs
 from polyseme.finetuning.results import SeedResult
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load
 from polyseme.io.atomic import write_text
-from polyseme.io.json import write_json
+from polyseme.io.json import read_json_object, write_json
 from polyseme.ngram.model import is_ngram
 from polyseme.studies.base import Arm
 from polyseme.studies.metrics import METRICS, SENTENCE_CHARACTERS, Metric, read_task_data, sample_evenly
-from polyseme.studies.plan import StudyPlan
+from polyseme.studies.plan import BASELINES_FILE, StudyPlan
 from polyseme.studies.transfer import TaskTransfer, open_transfer
 from polyseme.tasks.metrics.standard import squad_scores
 from polyseme.text.tokenizer import Tokenizer
@@ -164,6 +164,33 @@ def measure_arm(model: ArmModel, names: Sequence[str], row: dict[str, Any]) -> N
                 write_text(model.plan.arm_folder(model.arm) / facts["items"], text)
         row["metrics"][name] = facts
         write_json(model.plan.partial_row_path(model.arm, model.seed), {**row, "is_unfinished": True})
+
+
+def measure_baselines(plan: StudyPlan) -> None:
+    """Write `baselines.json`: for each task the scores of simple models, which an arm should beat.
+
+    These are the trivial one (majority class or mean) and the linear one, over words.
+    """
+    path = plan.out / BASELINES_FILE
+    scores: dict[str, Any] = read_json_object(path) if path.is_file() else {}
+    for name in plan.study.metrics:
+        metric = METRICS[name]
+        if metric.kind != "task" or name in scores:
+            continue
+        data = read_task_data(metric, plan.data, plan.options.max_examples)
+        task, values = data.task.fit(data.train), dict[str, float]()
+        for number, baseline in enumerate(task.baselines()):
+            if number and baseline != "linear":
+                continue
+            try:
+                value = task.baseline_metrics(baseline, data.train, data.dev).get(metric.score, math.nan)
+            except PolysemeError as error:  # such as a missing library
+                logger.warning("%s: no %s baseline: %s", name, baseline, error)
+                continue
+            if math.isfinite(value):
+                values[baseline if number else "trivial"] = value
+        scores[name] = values
+        write_json(path, scores)
 
 
 def validation_loss(results: Mapping[str, Any]) -> float | None:

@@ -95,7 +95,7 @@ def results_json(results: StudyResults, verdicts: Sequence[Verdict]) -> dict[str
     num_runs = {"done": results.num_done, "planned": _num_planned(results)}
     answers = [verdict.to_json() for verdict in verdicts]
     header = {"kind": "study-results", "study": results.study.name, "runs": num_runs}
-    return {**header, "table": table, "verdicts": answers}
+    return {**header, "table": table, "baselines": dict(results.baselines), "verdicts": answers}
 
 
 def _decide(results: StudyResults) -> list[Verdict]:

@@ -19,6 +19,7 @@ from polyseme.studies.arms import check_overrides
 from polyseme.studies.base import Arm, Study, load_study
 from polyseme.studies.corpora import check_sources, prepare_corpora
 from polyseme.studies.jobs import Job, JobKind, needs_calibration, needs_search
+from polyseme.studies.measurement import measure_baselines
 from polyseme.studies.metrics import METRICS, check_data, metric_limits
 from polyseme.studies.page import export_page, write_pages
 from polyseme.studies.plan import StudyOptions, StudyPlan
@@ -70,6 +71,7 @@ def run_study(
         prepare_corpora(plan)
         if any(METRICS[name].kind == "pairs" for name in plan.study.metrics):
             plan.minimal_pairs  # noqa: B018  # extracts them once
+        measure_baselines(plan)
         StudyRunner(plan, end_time).run()
         status = plan_status(plan)
         if status.is_complete:

@@ -147,6 +147,8 @@ def _scores(results: StudyResults) -> list[Block]:
     )
     if results.num_done < results.num_seeds * len(results.study.arms):
         note += " In parentheses: the number of seeds so far, where some are missing."
+    if results.baselines:
+        note += " In the last rows: simple models without pre-training, on the same examples."
     if any(name.startswith("pseudo") for name in names):
         note += " Pseudo-likelihoods are no likelihoods of text: they are not compared with them, nor ranked."
     caption = (

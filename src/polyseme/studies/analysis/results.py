@@ -9,6 +9,7 @@ from typing import Any
 from polyseme.errors import DataError
 from polyseme.io.json import read_json_object
 from polyseme.studies.base import Study
+from polyseme.studies.plan import BASELINES_FILE
 
 Row = Mapping[str, Any]
 
@@ -17,7 +18,7 @@ Row = Mapping[str, Any]
 class StudyResults:
     """A study, the settings in its `study.json`, and its rows in the order of arms and seeds.
 
-    `learning_rates` are those that were tried and chosen, by arm.
+    `learning_rates` are those that were tried and chosen, by arm; `baselines` the scores of simple models, by task.
     """
 
     path: Path
@@ -25,6 +26,7 @@ class StudyResults:
     settings: Mapping[str, Any]
     rows: tuple[Row, ...]
     learning_rates: Mapping[str, Any] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def num_seeds(self) -> int:
@@ -64,8 +66,10 @@ def read_results(out: Path) -> StudyResults:
     parts = [row for file in out.glob("arms/*/seed-*.json") if (row := _read_row(file)) and row["arm"] in order]
     parts.sort(key=lambda row: (order[row["arm"]], row["seed"], "is_unfinished" not in row))
     rows = {(row["arm"], row["seed"]): row for row in parts}  # the finished one, if there are both
-    rates = read_json_object(out / "lr.json") if (out / "lr.json").is_file() else {}
-    return StudyResults(out, study, settings, tuple(rows.values()), rates)
+    rates, baselines = (
+        read_json_object(path) if path.is_file() else {} for path in (out / "lr.json", out / BASELINES_FILE)
+    )
+    return StudyResults(out, study, settings, tuple(rows.values()), rates, baselines)
 
 
 def _read_row(path: Path) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from polyseme.studies.metrics import METRICS, Metric
 from polyseme.studies.verdicts import Verdict, compare_arms
 
 MINUS = "−"
+BASELINES = {"trivial": "(majority class or mean)", "linear": "(linear model of words)"}  # labels of simple models
 
 
 def is_percent(metric: Metric) -> bool:
@@ -93,6 +94,10 @@ def score_table(results: StudyResults) -> Table:
         cells = [_mean_cell(results, arm.name, name) for name in names]
         best_cells |= {(number, column) for column, name in enumerate(names, 1) if best[name] == arm.name}
         rows.append((arm_label(results, arm.name), *cells))
+    for baseline, label in BASELINES.items():
+        values = [results.baselines.get(name, {}).get(baseline) for name in names]
+        cells = ["" if value is None else format_value(METRICS[name], value) for name, value in zip(names, values)]
+        rows += [(label, *cells)] if any(cells) else []
     return Table(("arm", *map(column_title, names)), tuple(rows), frozenset(best_cells))
 
 
