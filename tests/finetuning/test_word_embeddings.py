@@ -318,7 +318,7 @@ def test_command_with_all_options(models, vectors, tmp_path, run_cli):
     said = run_cli(
         "finetune", "--word-vectors", vectors[0], "--freeze-word-embeddings", *files, "--out", tmp_path / "words"
     )
-    assert "words alone" in said
+    assert "over word vectors" in said
     assert "words alone" in run_cli("finetune", "--network", "bilstm", *files, "--out", tmp_path / "none")
     run_cli("finetune", *ways, "--layers", "last", "--layers", "embeddings", *files, "--out", tmp_path / "two")
 

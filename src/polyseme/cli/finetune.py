@@ -109,7 +109,7 @@ def finetune(
     )  # fmt: skip
     if run.grid:
         print_table([run.primary_metric, "settings"], [[f"{score:.4f}", name] for name, score in run.grid.items()])
-    frozen = "over features" if folders else "words alone"
+    frozen = "over features" if folders else "over word vectors" if word_vectors else "words alone"
     kind = frozen if model is None else "from scratch" if from_scratch else "fine-tuned"
     _print_tasks(run) if run.tasks else _print_task(run, kind)
 
