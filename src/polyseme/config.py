@@ -276,6 +276,8 @@ def _describe_type(hint: Any) -> str:
 
 
 def _type_name(hint: Any) -> str:
+    if hint is type(None):
+        return "None"
     return getattr(hint, "error_name", "") or getattr(hint, "__name__", str(hint))
 
 

@@ -221,6 +221,11 @@ def test_dropout_depends_on_the_network(folders, name, dropout):
         assert config.dropout == config.features.dropout == expected
 
 
+def test_a_wrong_dropout_is_rejected():
+    with pytest.raises(PolysemeError, match="dropout is 'half', expected float or None"):
+        FeatureNetworkSettings.from_json({"dropout": "half"})
+
+
 def test_the_biattentive_network_has_a_relu_layer(folders):
     """McCann et al. 2017, §5: between the features and the BiLSTM."""
     model, task, encoded = model_of(folders, "classification", "biattentive")
