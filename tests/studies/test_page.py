@@ -56,6 +56,7 @@ def test_tables_are_the_same_in_markdown_and_html(study):
 def test_simple_models_are_in_the_last_rows(study):
     write_pages(study)
     assert len(markdown_rows((study / "report.md").read_text(), "Scores")) == 2 + 3
+    assert "linear model" not in (study / "report.md").read_text()
     baselines = {"sst-2": {"trivial": 0.509, "linear": 0.8}, "blimp": {}}
     (study / "baselines.json").write_text(json.dumps(baselines))
     write_pages(study)
@@ -64,6 +65,7 @@ def test_simple_models_are_in_the_last_rows(study):
         ["(majority class or mean)", "", "", "50.9"],
         ["(linear model of words)", "", "", "80.0"],
     ]
+    assert "- **Worse than a linear model of words:** SST-2: a. Differences" in text
     assert "simple models without pre-training" in text and "**70.3 ± 0.3**" in text
     assert json.loads((study / "results.json").read_text())["baselines"] == baselines
 

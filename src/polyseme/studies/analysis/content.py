@@ -18,6 +18,7 @@ from polyseme.studies.analysis.table import (
     score_table,
     unit,
     verdict_table,
+    weak_arms,
 )
 from polyseme.studies.metrics import METRICS
 from polyseme.studies.verdicts import POWER, Verdict, advise
@@ -203,6 +204,9 @@ def _limits(results: StudyResults, verdicts: Sequence[Verdict]) -> list[tuple[st
         names = dict.fromkeys(v.question.metric for v in verdicts if v.interval and not v.includes_examples)
         titles = ", ".join(METRICS[name].title for name in names)
         entries.append(("Examples are fixed", f"The intervals of {titles} are over seeds alone."))
+    if weak := weak_arms(results):
+        text = "; ".join(f"{METRICS[name].title}: {', '.join(arms)}" for name, arms in weak.items())
+        entries.append(("Worse than a linear model of words", f"{text}. Differences between them show little."))
     if edges := edge_arms(results):
         text = "the best learning rate is the largest or smallest that was tried, so a better one may lie beyond."
         entries.append((f"Edge of the search ({', '.join(edges)})", text))

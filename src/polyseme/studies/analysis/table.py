@@ -174,6 +174,17 @@ def edge_arms(results: StudyResults) -> list[str]:
     return names
 
 
+def weak_arms(results: StudyResults) -> dict[str, list[str]]:
+    """Return the arms whose mean is worse than the linear model of words, by task; of a task without any, nothing."""
+    weak: dict[str, list[str]] = {}
+    for name, baselines in results.baselines.items():
+        for arm in results.study.arms:
+            values = results.values(arm.name, name)
+            if values and statistics.fmean(values) < baselines.get("linear", float("-inf")):
+                weak.setdefault(name, []).append(arm.name)
+    return weak
+
+
 def _row_rate(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return next((r["metrics"][name]["finetune"]["lr"] for r in rows if "finetune" in r["metrics"].get(name, {})), None)
 
