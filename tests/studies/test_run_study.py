@@ -68,6 +68,11 @@ def test_a_killed_study_continues_with_the_same_rows(run, tmp_path, monkeypatch)
     check_rows(tmp_path / "whole")
 
 
+def fail_if(condition):
+    if condition:
+        raise ConfigError("scikit-learn is missing")
+
+
 def test_simple_models_are_measured_once_on_the_same_examples(run, study_data, tmp_path, monkeypatch):
     run("out", arm("bert"), study=study_json(arm("bert"), metrics=["cola", "sst-2", "blimp"]), max_examples=40)
     baselines = json.loads((tmp_path / "out/baselines.json").read_text())
@@ -76,9 +81,20 @@ def test_simple_models_are_measured_once_on_the_same_examples(run, study_data, t
     share = fmean(example.label == max(set(labels), key=labels.count) for example in data.dev)
     assert baselines.keys() == {"cola", "sst-2"} and baselines["sst-2"]["trivial"] == pytest.approx(share)
     assert baselines["cola"]["trivial"] == 0.0, "Matthews' correlation of one answer"
-    assert 0 <= baselines["sst-2"]["linear"] <= 1
+    assert (
+        baselines["sst-2"]["linear"]
+        == data.task.fit(data.train).baseline_metrics("linear", data.train, data.dev)["accuracy"]
+    )
     monkeypatch.setattr(measurement, "read_task_data", None)
     measurement.measure_baselines(StudyPlan.read(tmp_path / "out"))
+    monkeypatch.undo()
+    (tmp_path / "out/baselines.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(ClassificationTask, "check_baseline", lambda self, name: fail_if(name == "linear"))
+        measurement.measure_baselines(StudyPlan.read(tmp_path / "out"))
+    assert not (tmp_path / "out/baselines.json").exists(), "what failed is tried again"
+    measurement.measure_baselines(StudyPlan.read(tmp_path / "out"))
+    assert json.loads((tmp_path / "out/baselines.json").read_text()) == baselines
 
 
 def test_measurements_are_kept_if_the_model_is_lost(run, tmp_path, monkeypatch):

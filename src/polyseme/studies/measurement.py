@@ -169,7 +169,8 @@ def measure_arm(model: ArmModel, names: Sequence[str], row: dict[str, Any]) -> N
 def measure_baselines(plan: StudyPlan) -> None:
     """Write `baselines.json`: for each task the scores of simple models, which an arm should beat.
 
-    These are the trivial one (majority class or mean) and the linear one, over words.
+    These are the trivial one (majority class or mean) and the linear one, over words. A task whose baselines fail is
+    tried again by the next run of the study.
     """
     path = plan.out / BASELINES_FILE
     scores: dict[str, Any] = read_json_object(path) if path.is_file() else {}
@@ -178,18 +179,18 @@ def measure_baselines(plan: StudyPlan) -> None:
         if metric.kind != "task" or name in scores:
             continue
         data = read_task_data(metric, plan.data, plan.options.max_examples)
-        task, values = data.task.fit(data.train), dict[str, float]()
-        for number, baseline in enumerate(task.baselines()):
-            if number and baseline != "linear":
-                continue
-            try:
-                value = task.baseline_metrics(baseline, data.train, data.dev).get(metric.score, math.nan)
-            except PolysemeError as error:  # such as a missing library
-                logger.warning("%s: no %s baseline: %s", name, baseline, error)
-                continue
-            if math.isfinite(value):
-                values[baseline if number else "trivial"] = value
-        scores[name] = values
+        task = data.task.fit(data.train)
+        trivial, *others = task.baselines()
+        labels = {trivial: "trivial"} | {each: each for each in others if each == "linear"}
+        try:
+            values = {
+                label: task.baseline_metrics(baseline, data.train, data.dev).get(metric.score, math.nan)
+                for baseline, label in labels.items()
+            }
+        except PolysemeError as error:  # such as a missing library
+            logger.warning("%s: no baselines: %s", name, error)
+            continue
+        scores[name] = {label: value for label, value in values.items() if math.isfinite(value)}
         write_json(path, scores)
 
 

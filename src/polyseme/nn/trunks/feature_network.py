@@ -153,7 +153,7 @@ class Biattention(nn.Module):
         return torch.cat([max_pooled, layout.mean_pool(x), min_pooled, self_attentive_pooled], dim=-1)
 
 
-class MaxPooling(nn.Module):
+class MaxPooledPair(nn.Module):
     """Vectors of two texts after their encoder, the maximum over states, and a hidden layer that compares them."""
 
     def __init__(self, hidden_dim: int, dropout: float):
@@ -224,7 +224,7 @@ class BiDAF(nn.Module):
 
 
 PAIR_NETWORKS: dict[str, type[nn.Module]] = {
-    "bilstm_max": MaxPooling,
+    "bilstm_max": MaxPooledPair,
     "biattentive": Biattention,
     "esim": ESIM,
     "bidaf": BiDAF,
