@@ -7,8 +7,9 @@ from statistics import fmean
 import pytest
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.studies import jobs, measurement, plan, runner
+from polyseme.studies import jobs, measurement, plan, runner, scheduler
 from polyseme.studies.base import Study
+from polyseme.studies.jobs import Job
 from polyseme.studies.measurement import ArmModel
 from polyseme.studies.metrics import METRICS as METRICS_BY_NAME
 from polyseme.studies.metrics import read_task_data
@@ -257,8 +258,9 @@ def test_no_job_is_started_that_cannot_end_in_time(run, tmp_path):
     assert run("out", time_limit=3000.0).is_complete
 
 
-def test_models_are_trained_in_one_phase_and_measured_in_the_next(run, tmp_path, monkeypatch):
-    """With several jobs at a time, which run here one after the other."""
+@pytest.fixture
+def ended(monkeypatch):
+    """Run several jobs at a time one after the other, the last that is ready first; return those that have ended."""
     ended = []
 
     class InOrder(runner.Scheduler):
@@ -272,9 +274,16 @@ def test_models_are_trained_in_one_phase_and_measured_in_the_next(run, tmp_path,
                 self.on_end(ready[-1], "", 1.0)
                 ended.append(ready[-1])
 
-    arms = arm("bert"), arm("counts", "ngram-5", transfer="none")
-    assert run("whole", *arms, seeds=3).is_complete
+    monkeypatch.setattr(runner, "ROWS_PER_JOB", 1)
     monkeypatch.setattr(runner, "Scheduler", InOrder)
+    return ended
+
+
+def test_models_are_trained_in_one_phase_and_measured_in_the_next(run, ended, tmp_path, monkeypatch):
+    arms = arm("bert"), arm("counts", "ngram-5", transfer="none")
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "Scheduler", scheduler.Scheduler)
+        assert run("whole", *arms, seeds=3).is_complete
     assert run("parallel", *arms, seeds=3, jobs=4).is_complete
     kinds = [job.kind for job in ended]
     assert sorted(kinds[:5]) == [*["pretrain"] * 4, "search"]
@@ -282,15 +291,31 @@ def test_models_are_trained_in_one_phase_and_measured_in_the_next(run, tmp_path,
     bert = [job.kind for job in ended if job.arm == "bert"]
     assert bert[:3] == ["search", "pretrain", "pretrain"], "no training starts before its learning rate is known"
     assert ended[0].arm == "counts", "the others do not wait for it"
-    assert [job.seed for job in ended if job.kind == "train"] == [0, 1, 0, 1, 2, 2]
+    assert [job.seed for job in ended if job.kind == "train" and job.arm == "counts"] == [0, 1, 2]
     assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")
     ended.clear()
     asked = {"text": "?", "arm": "bert", "reference": "counts", "metric": "blimp", "predicted": "higher", "source": ""}
     study = study_json(*arms, metrics=["valid_loss", "blimp"], questions=[asked])
     assert run("asked", study=study, seeds=2, jobs=2).is_complete
-    expected = [*["pretrain"] * 2, *["answer"] * 2] * 2 + [*["pretrain"] * 2, *["train"] * 2] * 2
-    assert [job.kind for job in ended if job.kind != "search"] == expected, "what a question needs comes first"
-    assert rows(tmp_path / "asked")
+    kinds = [job.kind for job in ended if job.kind != "search"]
+    assert kinds[:2] == kinds[6:8] == ["pretrain"] * 2 and len(kinds) == 12
+    for name, seed in ((name, seed) for name in ("bert", "counts") for seed in (0, 1)):
+        positions = [ended.index(Job(kind, name, seed)) for kind in ("pretrain", "answer", "train")]
+        assert positions == sorted(positions), "what a question needs comes first"
+
+
+def test_rates_of_tasks_are_chosen_by_jobs_of_their_own(run, ended, tmp_path, monkeypatch):
+    frozen = {"name": "frozen", "from_arm": "bert", "transfer": "features", "transfer_options": {"layers": "last"}}
+    study = study_json(arm("bert"), frozen, metrics=("blimp", "sst-2", "cola"))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "Scheduler", scheduler.Scheduler)
+        assert run("whole", study=study, seeds=2).is_complete
+    assert run("parallel", study=study, seeds=2, jobs=2).is_complete
+    rates = [ended.index(Job("rates", name, 0, task)) for name in ("bert", "frozen") for task in ("sst-2", "cola")]
+    assert max(rates) < min(ended.index(Job("train", "bert", seed)) for seed in (0, 1)), "before any row is measured"
+    assert [job for job in ended if job.kind == "train"] == [Job("train", "bert", 1), Job("train", "bert", 0)]
+    assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")
+    assert not list((tmp_path / "parallel").rglob("transfer/*")), "features are deleted after each task"
 
 
 def test_ngrams_are_counted_once(run, tmp_path, monkeypatch):

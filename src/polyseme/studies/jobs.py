@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from polyseme.corpus.store import Corpus
-from polyseme.errors import ModelError
+from polyseme.errors import ModelError, UnsupportedError
 from polyseme.io.hashes import HASHES_FILE
 from polyseme.io.json import read_json_object, write_json
 from polyseme.ngram.train import NgramRecipe, train_ngram
@@ -29,6 +29,7 @@ from polyseme.studies.base import Arm
 from polyseme.studies.calibration import calibrate, device_name
 from polyseme.studies.corpora import arm_corpus
 from polyseme.studies.measurement import ArmModel, measure_arm, validation_loss
+from polyseme.studies.metrics import METRICS, Metric
 from polyseme.studies.plan import SEARCH_SEED, StudyPlan
 from polyseme.train.monitoring.diagnostics import measure_unigram_loss
 from polyseme.train.pretrain import pretrain
@@ -38,22 +39,25 @@ from polyseme.weights.folder import read_model_config
 logger = logging.getLogger(__name__)
 VOID_RATIO = 0.95  # of the unigram loss, above which a model has learned little more than word frequencies
 MAX_EXTRA_RATES = 3  # beyond those of the study
-JobKind = Literal["calibrate", "search", "pretrain", "answer", "train"]
+JobKind = Literal["calibrate", "search", "pretrain", "rates", "answer", "train"]
 
 
 @dataclass(frozen=True)
 class Job:
     """A part of a study that runs on its own.
 
-    `train` trains a model and measures it. `pretrain` is the first part of it, and `answer` measures only what the
-    questions of the study need.
+    `train` trains a model and measures it. `pretrain` is the first part of it, `rates` chooses the learning rate of one
+    task for all seeds, and `answer` measures only what the questions of the study need.
     """
 
     kind: JobKind
     arm: str
     seed: int = 0
+    metric: str = ""
 
     def __str__(self) -> str:
+        if self.kind == "rates":
+            return f"{self.arm}: rates of {self.metric}"
         return f"{self.arm}: {self.kind}" if self.kind in ("calibrate", "search") else f"{self.arm}: seed {self.seed}"
 
 
@@ -65,6 +69,8 @@ def run_job(plan: StudyPlan, job: Job) -> None:
         run[job.kind](plan, arm)
     elif job.kind == "train":
         train_arm(plan, arm, job.seed)
+    elif job.kind == "rates":
+        choose_finetuning_rate(plan, arm, job.seed, METRICS[job.metric])
     elif not _repeats_first_seed(plan, arm, job.seed):
         if job.kind == "pretrain":
             pretrain_arm(plan, arm, job.seed)
@@ -214,7 +220,6 @@ def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
     folder = plan.run_folder(arm, seed)
     if plan.options.keep_models:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        shutil.rmtree(folder / "transfer", ignore_errors=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -240,15 +245,25 @@ def measure_seed(plan: StudyPlan, arm: Arm, seed: int, only_asked: bool = False)
             partial = read_json_object(partial_path)
             row["metrics"] = partial["metrics"]
             row["warnings"] = list(dict.fromkeys([*row["warnings"], *partial.get("warnings", [])]))
-        model = ArmModel(
-            plan, each, seed, folder / "model", results, recipe.max_len if isinstance(recipe, Recipe) else 0
-        )
+        model = _open_model(plan, each, seed, recipe, results)
         measure_arm(model, plan.study.asked_metrics(each.name) if only_asked else plan.study.metrics, row)
         if not only_asked:
             row["metrics"] = {name: facts for name, facts in row["metrics"].items() if facts}
             row["wall_seconds"] = round(time.perf_counter() - started, 1)
             write_json(plan.row_path(each, seed), row)
             partial_path.unlink(missing_ok=True)
+
+
+def choose_finetuning_rate(plan: StudyPlan, arm: Arm, seed: int, metric: Metric) -> None:
+    """Choose the learning rate of a task for all seeds of an arm, with the trained model of one of them."""
+    trained = plan.study.find_arm(arm.from_arm or arm.name)
+    with contextlib.suppress(UnsupportedError):  # which the rows say
+        _open_model(plan, arm, seed, final_recipe(plan, trained, seed), {}).choose_lr(metric)
+
+
+def _open_model(plan: StudyPlan, arm: Arm, seed: int, recipe: AnyRecipe, results: Mapping[str, Any]) -> ArmModel:
+    folder = plan.run_folder(plan.study.find_arm(arm.from_arm or arm.name), seed) / "model"
+    return ArmModel(plan, arm, seed, folder, results, recipe.max_len if isinstance(recipe, Recipe) else 0)
 
 
 def _repeats_first_seed(plan: StudyPlan, arm: Arm, seed: int) -> bool:

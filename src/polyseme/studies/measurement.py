@@ -3,8 +3,10 @@
 import json
 import logging
 import math
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -24,8 +26,9 @@ from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json_object, write_json
 from polyseme.ngram.model import is_ngram
 from polyseme.studies.base import Arm
+from polyseme.studies.calibration import hold_lock
 from polyseme.studies.metrics import METRICS, SENTENCE_CHARACTERS, Metric, read_task_data, sample_evenly
-from polyseme.studies.plan import BASELINES_FILE, StudyPlan
+from polyseme.studies.plan import BASELINES_FILE, FINETUNE_FILE, StudyPlan
 from polyseme.studies.transfer import TaskTransfer, open_transfer
 from polyseme.tasks.metrics.standard import squad_scores
 from polyseme.text.tokenizer import Tokenizer
@@ -112,28 +115,46 @@ class ArmModel:
         return Measurement(fmean(means), len(points), facts, {"points": whole, "groups": groups})
 
     def _score_task(self, metric: Metric) -> Measurement | None:
-        self._loaded = None  # frees its memory
-        options, work = self.plan.options, self.folder.parent / "transfer"
-        if is_ngram(self.folder) or self.arm.transfer == "none":
-            return None
-        data = read_task_data(metric, self.plan.data, options.max_examples)
-        transfer = open_transfer(self.arm, self.folder, data, options.finetune, self.max_len, work)
-        if transfer is None:
-            return None
-        lr = self._choose_lr(metric, transfer, work)
-        seed_result = transfer.run(transfer.data, lr, self.seed, work)
+        with self._open_transfer(metric) as (transfer, work):
+            if transfer is None:
+                return None
+            lr = self._choose_lr(metric, transfer, work)
+            seed_result = transfer.run(transfer.data, lr, self.seed, work)
+        data = transfer.data
         value = seed_result.scores[data.name][metric.score]
         finetuning = {"lr": lr, "seeds": [self.seed], "values": [value], "train_examples": len(data.train)}
         return Measurement(
             value, len(data.dev), {"finetune": finetuning}, example_values(metric, transfer, seed_result)
         )
 
+    def choose_lr(self, metric: Metric) -> None:
+        """Choose the learning rate of a task for all seeds of the arm, unless it is chosen."""
+        with self._open_transfer(metric) as (transfer, work):
+            if transfer is not None:
+                self._choose_lr(metric, transfer, work)
+
+    @contextmanager
+    def _open_transfer(self, metric: Metric) -> Iterator[tuple[TaskTransfer | None, Path]]:
+        """Yield how the model is transferred to a task, if it is, and a folder, which is deleted at the end."""
+        self._loaded = None  # frees its memory
+        options, work = self.plan.options, self.folder.parent / "transfer" / f"{self.arm.name}-{metric.name}"
+        if is_ngram(self.folder) or self.arm.transfer == "none":
+            yield None, work
+            return
+        data = read_task_data(metric, self.plan.data, options.max_examples)
+        try:
+            yield open_transfer(self.arm, self.folder, data, options.finetune, self.max_len, work), work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)  # features of all tasks at once may fill a disk
+
     def _choose_lr(self, metric: Metric, transfer: TaskTransfer, work: Path) -> float:
         """Return the rate that the first seed of the arm chose for the task, or choose it."""
-        choices = self.plan.read_arm_file(self.arm, "finetune.json")
+        choices = self.plan.read_arm_file(self.arm, FINETUNE_FILE)
         if metric.name not in choices:
-            choices[metric.name] = {**transfer.search_lr(work), "seed": self.seed}
-            write_json(self.plan.arm_folder(self.arm) / "finetune.json", choices)
+            choice = {**transfer.search_lr(work), "seed": self.seed}
+            with hold_lock(self.plan.out / "cache" / "finetune.lock"):  # another job may search for another task
+                choices = self.plan.read_arm_file(self.arm, FINETUNE_FILE) | {metric.name: choice}
+                write_json(self.plan.arm_folder(self.arm) / FINETUNE_FILE, choices)
         return float(choices[metric.name]["lr"])
 
 

@@ -25,7 +25,7 @@ SEARCH_SEED = 1_000_003  # of the learning-rate search; no result uses it
 LOCAL_KEYS = ("corpus", "data", "held_out", "command", "versions", "keep_models")  # may differ in a resumed run
 
 TRANSFER_VERSION = 2  # to increase if models are transferred to tasks in another way, so that no study mixes two
-BASELINES_FILE = "baselines.json"
+BASELINES_FILE, FINETUNE_FILE = "baselines.json", "finetune.json"
 TRAINING_KEYS = ("recipe", "overrides", "tokenizer", "from_arm")  # of an arm, the others are about its transfer
 TRAINING_FILES = ("calibration.json", "lr.json")
 

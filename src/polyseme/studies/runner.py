@@ -22,11 +22,13 @@ from polyseme.studies.jobs import Job, JobKind, needs_calibration, needs_search
 from polyseme.studies.measurement import measure_baselines
 from polyseme.studies.metrics import METRICS, check_data, metric_limits
 from polyseme.studies.page import export_page, write_pages
-from polyseme.studies.plan import StudyOptions, StudyPlan
+from polyseme.studies.plan import FINETUNE_FILE, StudyOptions, StudyPlan
 from polyseme.studies.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 GPU_JOBS = 4
+ROWS_PER_JOB = 4  # at least, in a phase of a study
+JOBS_OF_ROW: tuple[JobKind, ...] = ("pretrain", "answer", "train")
 START_SECONDS = 60.0  # expected time of a job in addition to its training, before one was measured
 
 
@@ -96,14 +98,15 @@ class StudyRunner:
     plan: StudyPlan
     end_time: float = 0.0
     searches: list[Job] = field(default_factory=list)  # of this call
+    waited_for: list[Job] = field(default_factory=list)  # rates and answers, before the rest of a row is measured
     tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
 
     def run(self) -> None:
         """Calibrate all arms before any other runs, then search learning rates, train and measure.
 
-        Where several jobs run at a time, what the questions need is measured of all rows first, then the rest. Models
-        are trained in one phase and measured in the next: a measurement has many small steps, each of which would wait
-        for the large ones of a training beside it. The first phase trains an arm as soon as its learning rate is known.
+        Where several jobs run at a time, models are trained first, then measured: a measurement has many small steps,
+        each of which would wait for the large ones of a training beside it. An arm is trained as soon as its learning
+        rate is known. What the questions need is measured first.
         """
         plan = self.plan
         arms = [arm for arm in plan.arms if self._seeds_left(arm)]
@@ -111,28 +114,41 @@ class StudyRunner:
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
         searches = self.searches = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
-        kinds: tuple[JobKind, ...] = ("train",) if scheduler.is_local else ("answer", "train")
-        for kind in kinds:
-            for seeds in self._phases(len(arms)):
-                rows = [(arm.name, s) for s in seeds for arm in arms if self._needs_job(kind, arm, s)]
-                if not rows or scheduler.is_stopped:
-                    continue
-                trainings = [] if scheduler.is_local else [Job("pretrain", *row) for row in rows]
-                scheduler.run([*searches, *trainings], self._has_pretraining_rate)
-                scheduler.run([Job(kind, *row) for row in rows], self._has_rates)
-                write_pages(plan.out)  # takes half a minute in a large study, in which no job could start
-                searches = []
+        for seeds in self._phases(len(arms)):
+            rows = [(arm, seed) for seed in seeds for arm in arms if seed in self._seeds_left(arm)]
+            if not rows or scheduler.is_stopped:
+                continue
+            jobs = {kind: [Job(kind, arm.name, seed) for arm, seed in rows] for kind in JOBS_OF_ROW}
+            if scheduler.is_local:
+                scheduler.run(searches)
+                scheduler.run(jobs["train"], self._can_measure)
+            else:
+                scheduler.run([*searches, *jobs["pretrain"]], self._has_pretraining_rate)
+                self.waited_for = [*self._rates_left(rows), *filter(self._needs_answers, jobs["answer"])]
+                scheduler.run([*self.waited_for, *jobs["train"]], self._can_measure)
+            write_pages(plan.out)  # takes half a minute in a large study, in which no job could start
+            searches = []
 
     def _phases(self, num_arms: int) -> list[list[int]]:
-        """Divide the seeds into phases, each of as many as it takes to have a row for every job at a time."""
-        size = max(-(-self._num_jobs // max(num_arms, 1)), 1)
+        """Divide the seeds into phases of several rows for each job at a time, since jobs end at different times."""
+        size = max(-(-ROWS_PER_JOB * self._num_jobs // max(num_arms, 1)), 1)
         return [list(self.plan.seeds[i : i + size]) for i in range(0, len(self.plan.seeds), size)]
 
-    def _needs_job(self, kind: JobKind, arm: Arm, seed: int) -> bool:
-        """Return whether a row is to be measured now: by what the questions need, or by all metrics."""
-        if kind == "train":
-            return seed in self._seeds_left(arm)
-        return not all(self.plan.has_answers(each, seed) for each in self.plan.evaluated_arms(arm))
+    def _rates_left(self, rows: list[tuple[Arm, int]]) -> list[Job]:
+        """Return the searches of fine-tuning rates, which the first seed of each arm makes for all."""
+        first = self.plan.seeds[0]
+        arms = [each for arm, seed in rows if seed == first for each in self.plan.evaluated_arms(arm)]
+        return [Job("rates", arm.name, first, metric) for arm in arms for metric in self._unknown_rates(arm)]
+
+    def _unknown_rates(self, arm: Arm) -> list[str]:
+        """Return the tasks whose fine-tuning rate was not chosen yet."""
+        tasks = [name for name in self.plan.study.metrics if METRICS[name].kind == "task" and arm.transfer != "none"]
+        return [name for name in tasks if name not in self.plan.read_arm_file(arm, FINETUNE_FILE)]
+
+    def _needs_answers(self, job: Job) -> bool:
+        """Return whether a row lacks something that the questions need."""
+        arm = self.plan.study.find_arm(job.arm)
+        return not all(self.plan.has_answers(each, job.seed) for each in self.plan.evaluated_arms(arm))
 
     @property
     def _num_jobs(self) -> int:
@@ -149,11 +165,23 @@ class StudyRunner:
             return True
         return search in self.tried and not needs_search(self.plan, self.plan.study.find_arm(job.arm))
 
-    def _has_rates(self, job: Job) -> bool:
-        """Return whether a row can be measured: a later seed needs the fine-tuning rates that the first one chose."""
+    def _can_measure(self, job: Job) -> bool:
+        """Return whether a row can be measured, which needs the fine-tuning rates that the first seed chose.
+
+        Where no job chooses them, the first seed does when it is measured. The rest follows after the answers.
+        """
+        if job.kind == "rates":
+            return True
         arm, first = self.plan.study.find_arm(job.arm), self.plan.seeds[0]
-        has_chosen = job.seed == first or Job(job.kind, job.arm, first) in self.tried
-        return (has_chosen or not self._needs_job(job.kind, arm, first)) and self._has_pretraining_rate(job)
+        arms = self.plan.evaluated_arms(arm)
+        pending = [each for each in self.waited_for if each not in self.tried]
+        if any(each.kind == "rates" and each.arm in (arm.name for arm in arms) for each in pending):
+            return False
+        if job.kind == "train" and Job("answer", job.arm, job.seed) in pending:
+            return False
+        needs_first = arm.transfer == "none" or any(map(self._unknown_rates, arms))  # n-grams are counted once
+        needs_first = needs_first and job.seed != first and first in self._seeds_left(arm)
+        return self._has_pretraining_rate(job) and (not needs_first or Job(job.kind, job.arm, first) in self.tried)
 
     def _estimate(self, job: Job) -> float:
         """Return the seconds that a job is expected to take: as long as the longest of its kind so far."""
@@ -161,7 +189,7 @@ class StudyRunner:
         if job.kind in times:
             return float(times[job.kind])
         share = {"calibrate": 0.0, "search": plan.options.search_fraction * len(plan.study.lr_factors), "train": 1.0}
-        share["pretrain"] = share["answer"] = share["train"]
+        share |= {"pretrain": 1.0, "answer": 1.0, "rates": 0.0}
         return START_SECONDS + share[job.kind] * 60 * plan.budget.minutes * self._num_jobs
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
@@ -170,7 +198,8 @@ class StudyRunner:
         self.tried.add(job)
         if error:
             logger.error("%s failed: %s", job, error)
-            for seed in self._seeds_left(arm) if job.kind in ("calibrate", "search") else [job.seed]:
+            failed = self._seeds_left(arm) if job.kind in ("calibrate", "search") else [job.seed]
+            for seed in failed if job.kind != "rates" else []:  # whose rows fail by themselves
                 for each in plan.evaluated_arms(arm):
                     if not plan.is_done(each, seed):
                         write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
@@ -191,6 +220,9 @@ class StudyRunner:
             return f": learning rate {plan.read_arm_file(arm, 'lr.json')['lr']:g}"
         if job.kind == "pretrain":
             return ": trained, not measured yet"
+        if job.kind == "rates":
+            choice = plan.read_arm_file(arm, FINETUNE_FILE).get(job.metric)
+            return f": learning rate {choice['lr']:g}" if choice else ""
         path = plan.row_path(arm, job.seed) if job.kind == "train" else plan.partial_row_path(arm, job.seed)
         if not path.is_file():  # the results of another seed, copied later
             return ""
@@ -211,7 +243,7 @@ def merge_arm_files(plan: StudyPlan) -> None:
     calibration = {arm.name: facts for arm in arms if (facts := plan.read_arm_file(arm, "calibration.json"))}
     rates: dict[str, Any] = {}
     for arm in arms:
-        choices = plan.read_arm_file(arm, "finetune.json")
+        choices = plan.read_arm_file(arm, FINETUNE_FILE)
         facts = plan.read_arm_file(arm, "lr.json") | ({"finetune": choices} if choices else {})
         rates |= {arm.name: facts} if facts else {}
     write_json(plan.out / "calibration.json", calibration)

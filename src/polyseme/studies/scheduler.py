@@ -107,23 +107,16 @@ class Scheduler:
         self.on_end(job, error, time.monotonic() - start_time)
 
     def _start(self, job: Job) -> RunningJob:
-        log = self.plan.out / "logs" / f"{job.arm}.{job.kind}-{job.seed}.log"
+        log = self.plan.out / "logs" / f"{job.arm}.{job.kind}-{job.metric or job.seed}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(num_cores() // max(self.num_jobs, 1), 1))
         environment: dict[str, Any] = {"OMP_NUM_THREADS": threads, **os.environ}
         arm = self.plan.study.find_arm(job.arm)
-        measures = job.kind in ("answer", "train")
+        measures = job.kind in ("rates", "answer", "train")
         if not measures and trains_on_cpu(resolve_recipe(arm, self.plan.options.overrides, self.plan.corpus)):
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        command = [
-            sys.executable,
-            "-m",
-            "polyseme.studies.worker",
-            str(self.plan.out),
-            job.kind,
-            job.arm,
-            str(job.seed),
-        ]
+        command = [sys.executable, "-m", "polyseme.studies.worker", str(self.plan.out)]
+        command += [job.kind, job.arm, str(job.seed), *([job.metric] if job.metric else [])]
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True

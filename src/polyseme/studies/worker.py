@@ -1,4 +1,4 @@
-"""A process that runs one job of a study: `python -m polyseme.studies.worker OUT KIND ARM SEED`."""
+"""A process that runs one job of a study: `python -m polyseme.studies.worker OUT KIND ARM SEED [METRIC]`."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ FAILED_STATUS, STOPPED_STATUS = 2, 143
 
 def main() -> None:
     """Run the job that the arguments name; exit with 2 if it fails, with its error in the last line of the output."""
-    out, kind, arm, seed = sys.argv[1:]
+    out, kind, arm, seed, *metric = sys.argv[1:]
     log_to_stderr()
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_stop_without_parent, args=(os.getppid(),), daemon=True).start()
@@ -26,7 +26,7 @@ def main() -> None:
         from polyseme.studies.jobs import Job, run_job
         from polyseme.studies.plan import StudyPlan
 
-        run_job(StudyPlan.read(Path(out)), Job(kind, arm, int(seed)))  # type: ignore[arg-type]
+        run_job(StudyPlan.read(Path(out)), Job(kind, arm, int(seed), *metric))  # type: ignore[arg-type]
     except Interrupted:
         sys.exit(STOPPED_STATUS)
     except Exception as error:
