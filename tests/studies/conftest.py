@@ -14,7 +14,7 @@ from tests.support.text import documents, write_glue
 @pytest.fixture(autouse=True)
 def one_finetuning_rate(monkeypatch):
     """Try one learning rate for each task."""
-    monkeypatch.setattr(transfer, "FINETUNE_FACTORS", (1.0,))
+    monkeypatch.setattr(transfer, "FEATURE_LR_FACTORS", (1.0,))
 
 
 @pytest.fixture(scope="session")

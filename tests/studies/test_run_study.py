@@ -1,5 +1,6 @@
 """Running a study: rows, resumption after a kill, failures, and what is rejected before anything is written."""
 
+import contextlib
 import json
 import shutil
 from statistics import fmean
@@ -7,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.studies import jobs, measurement, plan, runner, scheduler
+from polyseme.studies import jobs, measurement, plan, runner, scheduler, transfer
 from polyseme.studies.base import Study
 from polyseme.studies.jobs import Job
 from polyseme.studies.measurement import ArmModel
@@ -169,7 +170,11 @@ def test_an_arm_may_use_the_model_of_another(run, tmp_path):
     )
     assert bert["recipe"] == features["recipe"] and not (tmp_path / "out/arms/frozen/lr.json").exists()
     assert list(bert["metrics"]) == ["valid_loss", "blimp", "sst-2"] and "blimp" not in features["metrics"]
-    assert bert["metrics"]["sst-2"]["finetune"]["lr"] != features["metrics"]["sst-2"]["finetune"]["lr"]
+    rates = json.loads((tmp_path / "out/lr.json").read_text())
+    for row in (bert, features):
+        assert rates[row["arm"]]["finetune"]["sst-2"]["lr"] == row["metrics"]["sst-2"]["finetune"]["lr"]
+    assert rates["bert"]["finetune"]["sst-2"] == {"lr": transfer.FINETUNE_OPTIMIZER.lr, "rates": [], "seed": 0}
+    assert len(rates["frozen"]["finetune"]["sst-2"]["rates"]) == 1, "as many as conftest.py allows"
 
 
 def test_only_chosen_arms_run_and_models_can_be_kept(run, tmp_path):
@@ -186,8 +191,8 @@ def test_a_study_with_other_settings_is_rejected(run, tmp_path, monkeypatch):
         run("out", seeds=[1, 0])
     with pytest.raises(ConfigError, match=r"study.arms.mlm.recipe was 'bert-tiny', now 'roberta-tiny'"):
         run("out", arm("nsp"), arm("mlm", "roberta-tiny", overrides={"objective": "MaskedLM"}))
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="transfer_version was 2, now 3"):
-        patch.setattr(plan, "TRANSFER_VERSION", 3)
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="transfer_version was 3, now 4"):
+        patch.setattr(plan, "TRANSFER_VERSION", 4)
         run("out")
     assert run("out", study=study_json() | {"title": "Another title"}).is_complete, "texts may change"
     before = rows(tmp_path / "out")
@@ -260,21 +265,27 @@ def test_no_job_is_started_that_cannot_end_in_time(run, tmp_path):
 
 @pytest.fixture
 def ended(monkeypatch):
-    """Run several jobs at a time one after the other, the last that is ready first; return those that have ended."""
+    """Run jobs as if several did at a time, the last that is ready first; return those that have ended.
+
+    The end of a job is noticed only after the next one that is ready.
+    """
     ended = []
 
     class InOrder(runner.Scheduler):
         is_local = False
 
         def run(self, jobs_left, is_ready=lambda job: True):
-            pending = list(jobs_left)
-            while ready := [job for job in pending if is_ready(job)]:
-                pending.remove(ready[-1])  # the first seed as late as possible
-                jobs.run_job(self.plan, ready[-1])
-                self.on_end(ready[-1], "", 1.0)
-                ended.append(ready[-1])
+            pending, unnoticed = list(jobs_left), []
+            while (ready := [job for job in pending if is_ready(job)]) or unnoticed:
+                if ready:
+                    pending.remove(ready[-1])  # the first seed as late as possible
+                    jobs.run_job(self.plan, ready[-1])
+                    ended.append(ready[-1])
+                    unnoticed.append(ready[-1])
+                if len(unnoticed) == 2 or not ready:
+                    while unnoticed:
+                        self.on_end(unnoticed.pop(0), "", 1.0)
 
-    monkeypatch.setattr(runner, "ROWS_PER_JOB", 1)
     monkeypatch.setattr(runner, "Scheduler", InOrder)
     return ended
 
@@ -286,36 +297,61 @@ def test_models_are_trained_in_one_phase_and_measured_in_the_next(run, ended, tm
         assert run("whole", *arms, seeds=3).is_complete
     assert run("parallel", *arms, seeds=3, jobs=4).is_complete
     kinds = [job.kind for job in ended]
-    assert sorted(kinds[:5]) == [*["pretrain"] * 4, "search"]
-    assert kinds[5:] == [*["train"] * 4, *["pretrain"] * 2, *["train"] * 2]
+    assert sorted(kinds[:4]) == [*["pretrain"] * 3, "search"], "two seeds of BERT, and n-grams once"
+    assert kinds[4:] == [*["measure"] * 3, "pretrain", "measure"]
     bert = [job.kind for job in ended if job.arm == "bert"]
     assert bert[:3] == ["search", "pretrain", "pretrain"], "no training starts before its learning rate is known"
     assert ended[0].arm == "counts", "the others do not wait for it"
-    assert [job.seed for job in ended if job.kind == "train" and job.arm == "counts"] == [0, 1, 2]
     assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")
-    ended.clear()
-    asked = {"text": "?", "arm": "bert", "reference": "counts", "metric": "blimp", "predicted": "higher", "source": ""}
-    study = study_json(*arms, metrics=["valid_loss", "blimp"], questions=[asked])
-    assert run("asked", study=study, seeds=2, jobs=2).is_complete
-    kinds = [job.kind for job in ended if job.kind != "search"]
-    assert kinds[:2] == kinds[6:8] == ["pretrain"] * 2 and len(kinds) == 12
-    for name, seed in ((name, seed) for name in ("bert", "counts") for seed in (0, 1)):
-        positions = [ended.index(Job(kind, name, seed)) for kind in ("pretrain", "answer", "train")]
-        assert positions == sorted(positions), "what a question needs comes first"
+    assert not list((tmp_path / "parallel").rglob("*.safetensors")), "models are deleted"
 
 
-def test_rates_of_tasks_are_chosen_by_jobs_of_their_own(run, ended, tmp_path, monkeypatch):
+def test_what_questions_need_is_measured_first(run, ended, tmp_path):
+    asked = {"text": "?", "arm": "b", "reference": "a", "metric": "sst-2", "predicted": "higher", "source": ""}
+    study = study_json(arm("a"), arm("b"), metrics=["valid_loss", "cola", "sst-2"], questions=[asked])
+    assert run("out", study=study, jobs=2).is_complete
+    metrics = [job.metric for job in reversed(ended) if job.kind == "measure"]  # the last that is ready runs first
+    assert metrics == ["sst-2", "sst-2", "", "cola", "", "cola"]
+
+
+def test_each_task_is_measured_by_a_job_of_its_own(run, ended, tmp_path, monkeypatch):
     frozen = {"name": "frozen", "from_arm": "bert", "transfer": "features", "transfer_options": {"layers": "last"}}
     study = study_json(arm("bert"), frozen, metrics=("blimp", "sst-2", "cola"))
     with monkeypatch.context() as patch:
         patch.setattr(runner, "Scheduler", scheduler.Scheduler)
         assert run("whole", study=study, seeds=2).is_complete
     assert run("parallel", study=study, seeds=2, jobs=2).is_complete
-    rates = [ended.index(Job("rates", name, 0, task)) for name in ("bert", "frozen") for task in ("sst-2", "cola")]
-    assert max(rates) < min(ended.index(Job("train", "bert", seed)) for seed in (0, 1)), "before any row is measured"
-    assert [job for job in ended if job.kind == "train"] == [Job("train", "bert", 1), Job("train", "bert", 0)]
+    tasks = [job for job in ended if job.kind == "measure" and job.metric]
+    assert len(tasks) == 8
+    for job in tasks:
+        assert ended.index(Job("measure", job.arm, 0, job.metric)) <= ended.index(job), (
+            "the first seed chooses the rate"
+        )
     assert rows(tmp_path / "parallel") == rows(tmp_path / "whole")
     assert not list((tmp_path / "parallel").rglob("transfer/*")), "features are deleted after each task"
+
+
+def test_other_metrics_of_a_row_are_kept_if_one_fails(run, ended, tmp_path, monkeypatch):
+    study, measure = study_json(arm("bert"), metrics=("blimp", "sst-2", "cola")), ArmModel.measure
+
+    def fail(self, metric):
+        if metric.name == "sst-2":
+            raise DataError("no luck")
+        return measure(self, metric)
+
+    def run_job(plan, job, run_job=jobs.run_job):
+        with contextlib.suppress(DataError):
+            run_job(plan, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArmModel, "measure", fail)
+        patch.setattr(jobs, "run_job", run_job)
+        assert run("out", study=study, jobs=2).num_done == 0
+    row = json.loads((tmp_path / "out/arms/bert/seed-0.partial.json").read_text())
+    assert row["metrics"].keys() == {"blimp", "cola"}
+    ended.clear()
+    assert run("out", study=study, jobs=2).is_complete
+    assert ended == [Job("measure", "bert", 0, "sst-2")], "the model is still there"
 
 
 def test_ngrams_are_counted_once(run, tmp_path, monkeypatch):

@@ -5,11 +5,8 @@ import datetime
 import gc
 import logging
 import math
-import os
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from polyseme.corpus.store import Corpus
-from polyseme.errors import ModelError, UnsupportedError
+from polyseme.errors import ModelError
 from polyseme.io.hashes import HASHES_FILE
 from polyseme.io.json import read_json_object, write_json
 from polyseme.ngram.train import NgramRecipe, train_ngram
@@ -29,7 +26,7 @@ from polyseme.studies.base import Arm
 from polyseme.studies.calibration import calibrate, device_name
 from polyseme.studies.corpora import arm_corpus
 from polyseme.studies.measurement import ArmModel, measure_arm, validation_loss
-from polyseme.studies.metrics import METRICS, Metric
+from polyseme.studies.metrics import METRICS
 from polyseme.studies.plan import SEARCH_SEED, StudyPlan
 from polyseme.train.monitoring.diagnostics import measure_unigram_loss
 from polyseme.train.pretrain import pretrain
@@ -39,15 +36,15 @@ from polyseme.weights.folder import read_model_config
 logger = logging.getLogger(__name__)
 VOID_RATIO = 0.95  # of the unigram loss, above which a model has learned little more than word frequencies
 MAX_EXTRA_RATES = 3  # beyond those of the study
-JobKind = Literal["calibrate", "search", "pretrain", "rates", "answer", "train"]
+JobKind = Literal["calibrate", "search", "pretrain", "measure", "train"]
 
 
 @dataclass(frozen=True)
 class Job:
     """A part of a study that runs on its own.
 
-    `train` trains a model and measures it. `pretrain` is the first part of it, `rates` chooses the learning rate of one
-    task for all seeds, and `answer` measures only what the questions of the study need.
+    `train` trains a model and measures it. `pretrain` is the first part of it, and `measure` one metric of a row, or
+    with an empty `metric` all that need no fine-tuning.
     """
 
     kind: JobKind
@@ -56,26 +53,42 @@ class Job:
     metric: str = ""
 
     def __str__(self) -> str:
-        if self.kind == "rates":
-            return f"{self.arm}: rates of {self.metric}"
-        return f"{self.arm}: {self.kind}" if self.kind in ("calibrate", "search") else f"{self.arm}: seed {self.seed}"
+        if self.kind in ("calibrate", "search"):
+            return f"{self.arm}: {self.kind}"
+        return f"{self.arm}: seed {self.seed}" + (f", {self.metric}" if self.metric else "")
 
 
 def run_job(plan: StudyPlan, job: Job) -> None:
     """Run a job in this process."""
     arm = plan.study.find_arm(job.arm)
-    run = {"calibrate": calibrate_arm, "search": search_rate}
-    if job.kind in run:
-        run[job.kind](plan, arm)
-    elif job.kind == "train":
+    if job.kind == "calibrate":
+        calibrate_arm(plan, arm)
+    elif job.kind == "search":
+        search_rate(plan, arm)
+    elif job.kind == "pretrain":
+        pretrain_arm(plan, arm, job.seed)
+    elif job.kind == "measure":
+        measure_row(plan, arm, job.seed, metrics_of(plan, job))
+    else:
         train_arm(plan, arm, job.seed)
-    elif job.kind == "rates":
-        choose_finetuning_rate(plan, arm, job.seed, METRICS[job.metric])
-    elif not _repeats_first_seed(plan, arm, job.seed):
-        if job.kind == "pretrain":
-            pretrain_arm(plan, arm, job.seed)
-        else:
-            measure_seed(plan, arm, job.seed, only_asked=True)
+
+
+def measurements(plan: StudyPlan, arm: Arm, seed: int) -> list[Job]:
+    """Return the jobs that measure what is missing in the row of an arm: one for each task, one for all else."""
+    jobs = [Job("measure", arm.name, seed, name if needs_finetuning(arm, name) else "") for name in plan.study.metrics]
+    known = plan.read_partial_row(arm, seed).get("metrics", ())
+    return [job for job in dict.fromkeys(jobs) if not set(metrics_of(plan, job)) <= set(known)]
+
+
+def metrics_of(plan: StudyPlan, job: Job) -> list[str]:
+    """Return the metrics that a job measures."""
+    arm = plan.study.find_arm(job.arm)
+    return [job.metric] if job.metric else [name for name in plan.study.metrics if not needs_finetuning(arm, name)]
+
+
+def needs_finetuning(arm: Arm, metric: str) -> bool:
+    """Return whether an arm is trained on a task for a metric."""
+    return METRICS[metric].kind == "task" and arm.transfer != "none"
 
 
 def needs_calibration(plan: StudyPlan, arm: Arm) -> bool:
@@ -205,6 +218,13 @@ def run_pretraining(recipe: AnyRecipe, corpus: Path, folder: Path) -> dict[str, 
     return pretrain(recipe, corpus, folder, resume=(folder / "recipe.json").is_file())
 
 
+def is_trained(plan: StudyPlan, arm: Arm, seed: int) -> bool:
+    """Return whether the model of a seed is there."""
+    folder = plan.run_folder(arm, seed)
+    is_counted = isinstance(resolve_recipe(arm, plan.options.overrides, plan.corpus), NgramRecipe)
+    return (folder / "results.json").is_file() and (is_counted or (folder / HASHES_FILE).is_file())
+
+
 def pretrain_arm(plan: StudyPlan, arm: Arm, seed: int) -> dict[str, Any]:
     """Train the model of a seed."""
     return run_pretraining(final_recipe(plan, arm, seed), arm_corpus(plan, arm), plan.run_folder(arm, seed))
@@ -212,61 +232,42 @@ def pretrain_arm(plan: StudyPlan, arm: Arm, seed: int) -> dict[str, Any]:
 
 def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
     """Train the model of a seed, measure every arm that uses it, write their rows, and delete the model."""
-    if _repeats_first_seed(plan, arm, seed):
-        for each in plan.evaluated_arms(arm):
+    for each in plan.evaluated_arms(arm):
+        if repeats_first_seed(plan, arm, seed):
             copy_row(plan, each, seed)
-        return
-    measure_seed(plan, arm, seed)
-    folder = plan.run_folder(arm, seed)
-    if plan.options.keep_models:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        elif not plan.is_done(each, seed):
+            measure_row(plan, each, seed, plan.study.metrics)
+    finish_rows(plan, arm, seed)
 
 
-def measure_seed(plan: StudyPlan, arm: Arm, seed: int, only_asked: bool = False) -> None:
-    """Train the model of a seed unless it is, and measure every arm that uses it.
-
-    With `only_asked`, by the metrics that questions compare it by; the row is then not finished.
-    """
-    started, folder, recipe = time.perf_counter(), plan.run_folder(arm, seed), final_recipe(plan, arm, seed)
-    if trains_on_cpu(recipe) and torch.cuda.is_available():
-        _pretrain_on_cpu(plan, arm, seed)
-    results = pretrain_arm(plan, arm, seed)
+def measure_row(plan: StudyPlan, arm: Arm, seed: int, names: Sequence[str]) -> None:
+    """Measure an arm by those metrics that its row does not have yet; the model is trained unless it is."""
+    trained = plan.trained_arm(arm)
+    recipe, results = final_recipe(plan, trained, seed), pretrain_arm(plan, trained, seed)
+    folder = plan.run_folder(trained, seed) / "model"
     gc.collect()
     torch.cuda.empty_cache()
+    model = ArmModel(plan, arm, seed, folder, results, recipe.max_len if isinstance(recipe, Recipe) else 0)
+    row = describe_training(plan, trained, recipe, results, folder) | {"arm": arm.name, "seed": seed}
+    measure_arm(model, names, row)
+
+
+def finish_rows(plan: StudyPlan, arm: Arm, seed: int) -> None:
+    """Write the rows of a seed whose metrics are all measured, for every arm that uses its model; delete the model."""
     for each in plan.evaluated_arms(arm):
-        if plan.is_done(each, seed):
-            continue
-        row = describe_training(plan, arm, recipe, results, folder / "model") | {"arm": each.name, "seed": seed}
-        plan.row_path(each, seed).unlink(missing_ok=True)  # that of an error
-        partial_path = plan.partial_row_path(each, seed)
-        if partial_path.is_file():
-            partial = read_json_object(partial_path)
-            row["metrics"] = partial["metrics"]
-            row["warnings"] = list(dict.fromkeys([*row["warnings"], *partial.get("warnings", [])]))
-        model = _open_model(plan, each, seed, recipe, results)
-        measure_arm(model, plan.study.asked_metrics(each.name) if only_asked else plan.study.metrics, row)
-        if not only_asked:
-            row["metrics"] = {name: facts for name, facts in row["metrics"].items() if facts}
-            row["wall_seconds"] = round(time.perf_counter() - started, 1)
+        row = plan.read_partial_row(each, seed)
+        metrics = row.get("metrics", {})
+        if set(plan.study.metrics) <= set(metrics):
+            row["metrics"] = {name: metrics[name] for name in plan.study.metrics if metrics[name]}
+            del row["is_unfinished"]
             write_json(plan.row_path(each, seed), row)
-            partial_path.unlink(missing_ok=True)
+            plan.partial_row_path(each, seed).unlink()
+    folder = plan.run_folder(arm, seed)
+    if all(plan.is_done(each, seed) for each in plan.evaluated_arms(arm)):
+        shutil.rmtree(folder / "checkpoints" if plan.options.keep_models else folder, ignore_errors=True)
 
 
-def choose_finetuning_rate(plan: StudyPlan, arm: Arm, seed: int, metric: Metric) -> None:
-    """Choose the learning rate of a task for all seeds of an arm, with the trained model of one of them."""
-    trained = plan.study.find_arm(arm.from_arm or arm.name)
-    with contextlib.suppress(UnsupportedError):  # which the rows say
-        _open_model(plan, arm, seed, final_recipe(plan, trained, seed), {}).choose_lr(metric)
-
-
-def _open_model(plan: StudyPlan, arm: Arm, seed: int, recipe: AnyRecipe, results: Mapping[str, Any]) -> ArmModel:
-    folder = plan.run_folder(plan.study.find_arm(arm.from_arm or arm.name), seed) / "model"
-    return ArmModel(plan, arm, seed, folder, results, recipe.max_len if isinstance(recipe, Recipe) else 0)
-
-
-def _repeats_first_seed(plan: StudyPlan, arm: Arm, seed: int) -> bool:
+def repeats_first_seed(plan: StudyPlan, arm: Arm, seed: int) -> bool:
     """Return whether a row is that of the first seed again: counts of n-grams have no seed."""
     is_counted = isinstance(resolve_recipe(arm, plan.options.overrides, plan.corpus), NgramRecipe)
     return is_counted and seed != plan.seeds[0]
@@ -335,14 +336,3 @@ def current_commit() -> str:
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     return ""
-
-
-def _pretrain_on_cpu(plan: StudyPlan, arm: Arm, seed: int) -> None:
-    """Train a model in a process that sees no GPU."""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "polyseme.studies.worker", str(plan.out), "pretrain", arm.name, str(seed)]
-    status = subprocess.run(command, env=environment).returncode
-    if status:
-        raise ModelError(
-            f"the training on the CPU ended with status {status}: its error is in the line before this one"
-        )

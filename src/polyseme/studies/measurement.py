@@ -127,12 +127,6 @@ class ArmModel:
             value, len(data.dev), {"finetune": finetuning}, example_values(metric, transfer, seed_result)
         )
 
-    def choose_lr(self, metric: Metric) -> None:
-        """Choose the learning rate of a task for all seeds of the arm, unless it is chosen."""
-        with self._open_transfer(metric) as (transfer, work):
-            if transfer is not None:
-                self._choose_lr(metric, transfer, work)
-
     @contextmanager
     def _open_transfer(self, metric: Metric) -> Iterator[tuple[TaskTransfer | None, Path]]:
         """Yield how the model is transferred to a task, if it is, and a folder, which is deleted at the end."""
@@ -151,7 +145,7 @@ class ArmModel:
         """Return the rate that the first seed of the arm chose for the task, or choose it."""
         choices = self.plan.read_arm_file(self.arm, FINETUNE_FILE)
         if metric.name not in choices:
-            choice = {**transfer.search_lr(work), "seed": self.seed}
+            choice = {**transfer.choose_lr(work), "seed": self.seed}
             with hold_lock(self.plan.out / "cache" / "finetune.lock"):  # another job may search for another task
                 choices = self.plan.read_arm_file(self.arm, FINETUNE_FILE) | {metric.name: choice}
                 write_json(self.plan.arm_folder(self.arm) / FINETUNE_FILE, choices)
@@ -159,22 +153,22 @@ class ArmModel:
 
 
 def measure_arm(model: ArmModel, names: Sequence[str], row: dict[str, Any]) -> None:
-    """Measure an arm by those metrics that its row does not have yet.
+    """Measure an arm by those metrics that its row does not have yet; `row` describes its training.
 
     The row is written after each, as an unfinished one. It stays if the machine is lost: the model is then trained
     again, with the same seed, for what is missing. The entry of a metric that does not apply is empty.
     """
     for name in names:
-        if name in row["metrics"]:
+        if name in model.plan.read_partial_row(model.arm, model.seed).get("metrics", ()):
             continue
-        started, facts = time.perf_counter(), dict[str, Any]()
+        started, facts, problems = time.perf_counter(), dict[str, Any](), list[str]()
         try:
             measurement = model.measure(METRICS[name])
         except UnsupportedError as error:
             measurement = None
-            row["warnings"].append(f"{name}: {error}")
+            problems.append(f"{name}: {error}")
         if measurement is not None and not math.isfinite(measurement.value):
-            row["warnings"].append(f"{name}: the {METRICS[name].score} is not defined ({measurement.value})")
+            problems.append(f"{name}: the {METRICS[name].score} is not defined ({measurement.value})")
         elif measurement is not None:
             facts = {"value": measurement.value, "metric": METRICS[name].score}
             facts |= {"num_examples": measurement.num_examples, **measurement.facts}
@@ -183,8 +177,19 @@ def measure_arm(model: ArmModel, names: Sequence[str], row: dict[str, Any]) -> N
                 facts["items"] = f"seed-{model.seed}.{name}.json"
                 text = json.dumps(measurement.examples, separators=(",", ":")) + "\n"
                 write_text(model.plan.arm_folder(model.arm) / facts["items"], text)
-        row["metrics"][name] = facts
-        write_json(model.plan.partial_row_path(model.arm, model.seed), {**row, "is_unfinished": True})
+        record_metric(model, row, name, facts, problems)
+
+
+def record_metric(
+    model: ArmModel, row: Mapping[str, Any], name: str, facts: Mapping[str, Any], problems: Sequence[str]
+) -> None:
+    """Add a metric to the unfinished row of a model, which other jobs may add to at the same time."""
+    with hold_lock(model.plan.out / "cache" / "rows.lock"):
+        known = model.plan.read_partial_row(model.arm, model.seed)
+        metrics = {**known.get("metrics", {}), name: facts}
+        warnings = list(dict.fromkeys([*row["warnings"], *known.get("warnings", []), *problems]))
+        path = model.plan.partial_row_path(model.arm, model.seed)
+        write_json(path, {**row, "metrics": metrics, "warnings": warnings, "is_unfinished": True})
 
 
 def measure_baselines(plan: StudyPlan) -> None:

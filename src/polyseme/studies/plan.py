@@ -24,7 +24,7 @@ from polyseme.train.recipe import BudgetConfig
 SEARCH_SEED = 1_000_003  # of the learning-rate search; no result uses it
 LOCAL_KEYS = ("corpus", "data", "held_out", "command", "versions", "keep_models")  # may differ in a resumed run
 
-TRANSFER_VERSION = 2  # to increase if models are transferred to tasks in another way, so that no study mixes two
+TRANSFER_VERSION = 3  # to increase if models are transferred to tasks in another way, so that no study mixes two
 BASELINES_FILE, FINETUNE_FILE = "baselines.json", "finetune.json"
 TRAINING_KEYS = ("recipe", "overrides", "tokenizer", "from_arm")  # of an arm, the others are about its transfer
 TRAINING_FILES = ("calibration.json", "lr.json")
@@ -181,6 +181,10 @@ class StudyPlan:
         """Return the arms that are evaluated on the model of an arm: itself, and those that use it."""
         return [each for each in self.study.arms if arm.name in (each.name, each.from_arm)]
 
+    def trained_arm(self, arm: Arm) -> Arm:
+        """Return the arm whose model is evaluated as this one."""
+        return self.study.find_arm(arm.from_arm) if arm.from_arm else arm
+
     def arm_folder(self, arm: Arm) -> Path:
         """Return the folder of the files of an arm."""
         return self.out / "arms" / arm.name
@@ -202,11 +206,10 @@ class StudyPlan:
         path = self.row_path(arm, seed)
         return path.is_file() and "error" not in read_json_object(path)
 
-    def has_answers(self, arm: Arm, seed: int) -> bool:
-        """Return whether a row has all that the questions need of it."""
+    def read_partial_row(self, arm: Arm, seed: int) -> dict[str, Any]:
+        """Return what was measured so far of a row that is not finished; empty if nothing was."""
         path = self.partial_row_path(arm, seed)
-        names = set(self.study.asked_metrics(arm.name))
-        return self.is_done(arm, seed) or names <= set(read_json_object(path)["metrics"] if path.is_file() else ())
+        return read_json_object(path) if path.is_file() else {}
 
     def read_arm_file(self, arm: Arm, name: str) -> dict[str, Any]:
         """Return the contents of a file of an arm; empty if there is none."""

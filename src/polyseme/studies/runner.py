@@ -18,7 +18,17 @@ from polyseme.io.lock import lock_folder
 from polyseme.studies.arms import check_overrides
 from polyseme.studies.base import Arm, Study, load_study
 from polyseme.studies.corpora import check_sources, prepare_corpora
-from polyseme.studies.jobs import Job, JobKind, needs_calibration, needs_search
+from polyseme.studies.jobs import (
+    Job,
+    copy_row,
+    finish_rows,
+    is_trained,
+    measurements,
+    metrics_of,
+    needs_calibration,
+    needs_search,
+    repeats_first_seed,
+)
 from polyseme.studies.measurement import measure_baselines
 from polyseme.studies.metrics import METRICS, check_data, metric_limits
 from polyseme.studies.page import export_page, write_pages
@@ -27,8 +37,6 @@ from polyseme.studies.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 GPU_JOBS = 4
-ROWS_PER_JOB = 4  # at least, in a phase of a study
-JOBS_OF_ROW: tuple[JobKind, ...] = ("pretrain", "answer", "train")
 START_SECONDS = 60.0  # expected time of a job in addition to its training, before one was measured
 
 
@@ -98,7 +106,6 @@ class StudyRunner:
     plan: StudyPlan
     end_time: float = 0.0
     searches: list[Job] = field(default_factory=list)  # of this call
-    waited_for: list[Job] = field(default_factory=list)  # rates and answers, before the rest of a row is measured
     tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
 
     def run(self) -> None:
@@ -118,37 +125,38 @@ class StudyRunner:
             rows = [(arm, seed) for seed in seeds for arm in arms if seed in self._seeds_left(arm)]
             if not rows or scheduler.is_stopped:
                 continue
-            jobs = {kind: [Job(kind, arm.name, seed) for arm, seed in rows] for kind in JOBS_OF_ROW}
             if scheduler.is_local:
                 scheduler.run(searches)
-                scheduler.run(jobs["train"], self._can_measure)
+                scheduler.run([Job("train", arm.name, seed) for arm, seed in rows], self._can_train)
             else:
-                scheduler.run([*searches, *jobs["pretrain"]], self._has_pretraining_rate)
-                self.waited_for = [*self._rates_left(rows), *filter(self._needs_answers, jobs["answer"])]
-                scheduler.run([*self.waited_for, *jobs["train"]], self._can_measure)
+                new = [(arm, seed) for arm, seed in rows if not repeats_first_seed(plan, arm, seed)]
+                untrained = [Job("pretrain", arm.name, seed) for arm, seed in new if not is_trained(plan, arm, seed)]
+                scheduler.run([*searches, *untrained], self._can_train)
+                scheduler.run(self._measurements(new), self._can_measure)
+                repeated = [(arm, seed) for arm, seed in rows if repeats_first_seed(plan, arm, seed)]
+                for each, seed in ((each, seed) for arm, seed in repeated for each in plan.evaluated_arms(arm)):
+                    if plan.is_done(each, plan.seeds[0]):
+                        copy_row(plan, each, seed)
             write_pages(plan.out)  # takes half a minute in a large study, in which no job could start
             searches = []
 
     def _phases(self, num_arms: int) -> list[list[int]]:
-        """Divide the seeds into phases of several rows for each job at a time, since jobs end at different times."""
-        size = max(-(-ROWS_PER_JOB * self._num_jobs // max(num_arms, 1)), 1)
+        """Divide the seeds into phases, each of as many as it takes to have a row for every job at a time."""
+        size = max(-(-self._num_jobs // max(num_arms, 1)), 1)
         return [list(self.plan.seeds[i : i + size]) for i in range(0, len(self.plan.seeds), size)]
 
-    def _rates_left(self, rows: list[tuple[Arm, int]]) -> list[Job]:
-        """Return the searches of fine-tuning rates, which the first seed of each arm makes for all."""
-        first = self.plan.seeds[0]
-        arms = [each for arm, seed in rows if seed == first for each in self.plan.evaluated_arms(arm)]
-        return [Job("rates", arm.name, first, metric) for arm in arms for metric in self._unknown_rates(arm)]
+    def _measurements(self, rows: list[tuple[Arm, int]]) -> list[Job]:
+        """Return the jobs that measure rows: what the questions need first, then arms whose steps take long."""
+        plan = self.plan
 
-    def _unknown_rates(self, arm: Arm) -> list[str]:
-        """Return the tasks whose fine-tuning rate was not chosen yet."""
-        tasks = [name for name in self.plan.study.metrics if METRICS[name].kind == "task" and arm.transfer != "none"]
-        return [name for name in tasks if name not in self.plan.read_arm_file(arm, FINETUNE_FILE)]
+        def position(job: Job) -> tuple[bool, float]:
+            arm = plan.study.find_arm(job.arm)
+            is_asked = set(metrics_of(plan, job)) & set(plan.study.asked_metrics(arm.name))
+            calibration = plan.read_arm_file(plan.trained_arm(arm), "calibration.json")
+            return not is_asked, -calibration.get("seconds_per_step", 0.0)
 
-    def _needs_answers(self, job: Job) -> bool:
-        """Return whether a row lacks something that the questions need."""
-        arm = self.plan.study.find_arm(job.arm)
-        return not all(self.plan.has_answers(each, job.seed) for each in self.plan.evaluated_arms(arm))
+        arms = [(each, seed) for arm, seed in rows for each in plan.evaluated_arms(arm)]
+        return sorted((job for arm, seed in arms for job in measurements(plan, arm, seed)), key=position)
 
     @property
     def _num_jobs(self) -> int:
@@ -158,38 +166,37 @@ class StudyRunner:
         plan = self.plan
         return [s for s in plan.seeds if not all(plan.is_done(each, s) for each in plan.evaluated_arms(arm))]
 
-    def _has_pretraining_rate(self, job: Job) -> bool:
-        """Return whether a search can start, or a training, whose search has to be over."""
-        search = Job("search", job.arm)
-        if job == search or search not in self.searches:
-            return True
-        return search in self.tried and not needs_search(self.plan, self.plan.study.find_arm(job.arm))
+    def _can_train(self, job: Job) -> bool:
+        """Return whether a search can start, or a training, whose search has to be over.
+
+        Rows that are also measured need what the first seed chooses or counts.
+        """
+        search, first = Job("search", job.arm), self.plan.seeds[0]
+        arm = self.plan.study.find_arm(job.arm)
+        if job != search and search in self.searches and (search not in self.tried or needs_search(self.plan, arm)):
+            return False
+        needs_first = job.kind == "train" and job.seed != first and first in self._seeds_left(arm)
+        return not needs_first or Job("train", job.arm, first) in self.tried
 
     def _can_measure(self, job: Job) -> bool:
-        """Return whether a row can be measured, which needs the fine-tuning rates that the first seed chose.
-
-        Where no job chooses them, the first seed does when it is measured. The rest follows after the answers.
-        """
-        if job.kind == "rates":
-            return True
-        arm, first = self.plan.study.find_arm(job.arm), self.plan.seeds[0]
-        arms = self.plan.evaluated_arms(arm)
-        pending = [each for each in self.waited_for if each not in self.tried]
-        if any(each.kind == "rates" and each.arm in (arm.name for arm in arms) for each in pending):
-            return False
-        if job.kind == "train" and Job("answer", job.arm, job.seed) in pending:
-            return False
-        needs_first = arm.transfer == "none" or any(map(self._unknown_rates, arms))  # n-grams are counted once
-        needs_first = needs_first and job.seed != first and first in self._seeds_left(arm)
-        return self._has_pretraining_rate(job) and (not needs_first or Job(job.kind, job.arm, first) in self.tried)
+        """Return whether a model can be measured: it is trained, and its first seed has chosen a fine-tuning rate."""
+        plan, first = self.plan, self.plan.seeds[0]
+        arm = plan.study.find_arm(job.arm)
+        is_chosen = not job.metric or job.metric in plan.read_arm_file(arm, FINETUNE_FILE)
+        needs_first = not is_chosen and job.seed != first and first in self._seeds_left(plan.trained_arm(arm))
+        is_ready = not needs_first or Job("measure", job.arm, first, job.metric) in self.tried
+        return is_ready and is_trained(plan, plan.trained_arm(arm), job.seed)
 
     def _estimate(self, job: Job) -> float:
-        """Return the seconds that a job is expected to take: as long as the longest of its kind so far."""
+        """Return the seconds that a job is expected to take: as long as the longest of its kind so far.
+
+        Of a measurement, the longest of the same arm.
+        """
         plan, times = self.plan, read_times(self.plan.out)
-        if job.kind in times:
-            return float(times[job.kind])
+        if _kind_of_time(job) in times:
+            return float(times[_kind_of_time(job)])
         share = {"calibrate": 0.0, "search": plan.options.search_fraction * len(plan.study.lr_factors), "train": 1.0}
-        share |= {"pretrain": 1.0, "answer": 1.0, "rates": 0.0}
+        share |= {"pretrain": 1.0, "measure": 0.0}
         return START_SECONDS + share[job.kind] * 60 * plan.budget.minutes * self._num_jobs
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
@@ -198,16 +205,18 @@ class StudyRunner:
         self.tried.add(job)
         if error:
             logger.error("%s failed: %s", job, error)
-            failed = self._seeds_left(arm) if job.kind in ("calibrate", "search") else [job.seed]
-            for seed in failed if job.kind != "rates" else []:  # whose rows fail by themselves
-                for each in plan.evaluated_arms(arm):
-                    if not plan.is_done(each, seed):
-                        write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
+            seeds = self._seeds_left(arm) if job.kind in ("calibrate", "search") else [job.seed]
+            arms = [arm] if job.kind == "measure" else plan.evaluated_arms(arm)
+            for each, seed in ((each, seed) for each in arms for seed in seeds):
+                if not plan.is_done(each, seed):
+                    write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
         else:
             times = read_times(plan.out)
-            times[job.kind] = max(times.get(job.kind, 0.0), round(seconds, 1))
+            times[_kind_of_time(job)] = max(times.get(_kind_of_time(job), 0.0), round(seconds, 1))
             write_json(plan.out / "times.json", {"seconds": times})
             logger.info("%s (%.0f s)%s", job, seconds, self._summarize(job, arm))
+            if job.kind == "measure":
+                finish_rows(plan, plan.trained_arm(arm), job.seed)
         merge_arm_files(plan)
 
     def _summarize(self, job: Job, arm: Arm) -> str:
@@ -220,15 +229,15 @@ class StudyRunner:
             return f": learning rate {plan.read_arm_file(arm, 'lr.json')['lr']:g}"
         if job.kind == "pretrain":
             return ": trained, not measured yet"
-        if job.kind == "rates":
-            choice = plan.read_arm_file(arm, FINETUNE_FILE).get(job.metric)
-            return f": learning rate {choice['lr']:g}" if choice else ""
-        path = plan.row_path(arm, job.seed) if job.kind == "train" else plan.partial_row_path(arm, job.seed)
-        if not path.is_file():  # the results of another seed, copied later
-            return ""
-        row = read_json_object(path)
-        values = [f"{name} {facts['value']:.4g}" for name, facts in row["metrics"].items() if facts]
+        row = plan.read_partial_row(arm, job.seed) or read_json_object(plan.row_path(arm, job.seed))
+        names = metrics_of(plan, job) if job.kind == "measure" else plan.study.metrics
+        metrics = {name: facts for name in names if (facts := row["metrics"].get(name))}
+        values = [f"{name} {facts['value']:.4g}" for name, facts in metrics.items()]
         return ": " + ", ".join([*values, *(["void"] if row["is_void"] else [])])
+
+
+def _kind_of_time(job: Job) -> str:
+    return f"measure {job.arm} {job.metric}".strip() if job.kind == "measure" else job.kind
 
 
 def read_times(out: Path) -> dict[str, float]:

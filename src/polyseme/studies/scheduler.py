@@ -107,12 +107,13 @@ class Scheduler:
         self.on_end(job, error, time.monotonic() - start_time)
 
     def _start(self, job: Job) -> RunningJob:
-        log = self.plan.out / "logs" / f"{job.arm}.{job.kind}-{job.metric or job.seed}.log"
+        name = "-".join(filter(None, (job.kind, job.metric, str(job.seed))))
+        log = self.plan.out / "logs" / f"{job.arm}.{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(max(num_cores() // max(self.num_jobs, 1), 1))
         environment: dict[str, Any] = {"OMP_NUM_THREADS": threads, **os.environ}
         arm = self.plan.study.find_arm(job.arm)
-        measures = job.kind in ("rates", "answer", "train")
+        measures = job.kind in ("measure", "train")
         if not measures and trains_on_cpu(resolve_recipe(arm, self.plan.options.overrides, self.plan.corpus)):
             environment["CUDA_VISIBLE_DEVICES"] = ""
         command = [sys.executable, "-m", "polyseme.studies.worker", str(self.plan.out)]

@@ -1,7 +1,8 @@
 """Transfer of an arm's model to a task: fine-tuning, a network over frozen features, or ULMFiT's stages.
 
-Every arm tries the same factors of its default learning rate on a part of the training examples, once for each task,
-with the model of its first seed; the dev examples are used for the results alone.
+Fine-tuning has the same optimizer, learning rate and number of steps in all arms (decision 042). A network over
+features tries several learning rates on a part of the training examples, once for each task, with the model of the
+first seed. The dev examples are used for the results alone.
 """
 
 import math
@@ -23,9 +24,12 @@ from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.pipelines.ulmfit import UlmfitConfig, finetune_lm, load_pretrained
 from polyseme.studies.base import Arm
 from polyseme.studies.metrics import drop_new_labels, sample_evenly, split_evenly
+from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import read_model_config
 
-FINETUNE_FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the default learning rate
+FINETUNE_OPTIMIZER = OptimizerConfig(name="muon", lr=5e-4)
+MIN_STEPS = 1500  # of fine-tuning: small sets need more epochs (Mosbach et al. 2021, §6)
+FEATURE_LR_FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the default learning rate
 MAX_SEARCH_EXAMPLES = 2000  # of the training set, three quarters of which train
 BATCH_SIZE = 32
 MAX_FEATURE_EPOCHS = 5.0
@@ -57,12 +61,17 @@ class TaskTransfer:
             train_on_features(self.features.inputs(work / "features"), data, None, config, options)
         return results[0]
 
-    def search_lr(self, work: Path) -> dict[str, Any]:
-        """Try each learning rate on three quarters of a part of the training set; return the scores on the rest."""
+    def choose_lr(self, work: Path) -> dict[str, Any]:
+        """Return the learning rate, with the scores of those that were tried.
+
+        They are tried on three quarters of a part of the training set, and scored on the rest.
+        """
+        if self.features is None:
+            return {"lr": self.config.optimizer.lr, "rates": []}
         examples = sample_evenly(self.data.train, MAX_SEARCH_EXAMPLES)
         train, dev = split_evenly(examples, self.num_search_dev)
         data, scores = drop_new_labels(replace(self.data, train=train, dev=dev)), {}
-        for factor in FINETUNE_FACTORS:
+        for factor in FEATURE_LR_FACTORS:
             lr = self.config.optimizer.lr * factor
             value = self.run(data, lr, 0, work).scores[data.name][data.primary_metric]
             scores[lr] = value if math.isfinite(value) else -1.0
@@ -91,7 +100,7 @@ def open_transfer(
     else:
         max_len = min(max_len, model_config.trunk.embeddings.max_len)
         config = FinetuneConfig(**data.task.finetune_settings).replace(
-            batch_size=BATCH_SIZE, max_len=max_len, truncate=True
+            batch_size=BATCH_SIZE, max_len=max_len, truncate=True, min_steps=MIN_STEPS, optimizer=FINETUNE_OPTIMIZER
         )
     from_scratch = bool(options.pop("from_scratch", False))
     if model_config.family == "ulmfit" and features is None:

@@ -160,8 +160,9 @@ def _scores(results: StudyResults) -> list[Block]:
 
 
 RATE_NOTE = (
-    "Every arm tried the same factors of the learning rate of its recipe in short runs (the validation loss decides), "
-    "and of the default one in fine-tuning (a part of the training examples decides)."
+    "Every arm tried the same factors of the learning rate of its recipe in short runs (the validation loss decides). "
+    "On tasks, networks over frozen features tried several rates (a part of the training examples decides), while "
+    "fine-tuning has the same optimizer and rate in all arms, except where the note of an arm names others."
 )
 
 

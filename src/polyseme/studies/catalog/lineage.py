@@ -84,7 +84,7 @@ FINETUNED_ARMS = (
         {**RECURRENT, **train_with(StreamingCausalLM())}
         | {"model.num_layers": 3, "model.dim": 400, "model.hidden_dim": 872},
         note="Layers of 872, 872 and 400 units. No dropout, no regularizers and fixed segments of 128 in pre-training: "
-        "they are meant for many epochs. Fine-tuned in its stages, with its own optimizer.",
+        "they are meant for many epochs. Fine-tuned in its stages, with its own optimizer and rate.",
     ),
     Arm(
         "gpt",
@@ -137,7 +137,7 @@ FINETUNED_ARMS = (
         transfer_options={"optimizer.name": "adafactor", "optimizer.lr": 4e-3},
         tokenizer="wordpiece",
         note="2 layers of 512 in each stack, feed-forward layers of 1,536. Fine-tuned as text to text by Adafactor, as "
-        "in the paper, with larger rates than its 0.001.",
+        "in the paper, at 0.004 instead of 0.001.",
     ),
     Arm(
         "modernbert",
