@@ -4,6 +4,8 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -66,22 +68,31 @@ def tagging_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[
     Entities are counted as conlleval does, where tags look like `B-X` and `I-X`: type and both borders must be correct.
     With other tags, every word with a tag other than O counts as one.
     """
-    tag_set = {tag for tags in (*gold, *predicted) for tag in tags if tag is not None}
-    extract_spans = extract_entities if tag_set != {"O"} and all(map(TAG_PATTERN.fullmatch, tag_set)) else _tagged_words
-    num_equal_tags = sum(a == b for pair in zip(gold, predicted, strict=True) for a, b in zip(*pair, strict=True))
-    gold_spans = map(extract_spans, gold)
-    predicted_spans = (extract_spans([tag or "O" for tag in tags]) for tags in predicted)
-    accuracy = num_equal_tags / max(sum(map(len, gold)), 1)
-    return {"accuracy": accuracy, **precision_recall_f1(zip(gold_spans, predicted_spans))}
+    tag_set = {tag for tag in set(chain(*gold, *predicted)) if tag is not None}
+    has_entities = tag_set != {"O"} and all(map(TAG_PATTERN.fullmatch, tag_set))
+    counts = [_count_tags(tuple(a), tuple(b), has_entities) for a, b in zip(gold, predicted, strict=True)]
+    num_equal, *entities = (sum(column) for column in zip(*counts)) if counts else (0, 0, 0, 0)
+    return {"accuracy": num_equal / max(sum(map(len, gold)), 1), **_precision_recall_f1(*entities)}
+
+
+@lru_cache(maxsize=1 << 16)  # a bootstrap counts each sentence many times
+def _count_tags(
+    gold: tuple[str, ...], predicted: tuple[str | None, ...], has_entities: bool
+) -> tuple[int, int, int, int]:
+    """Return the numbers of equal tags, and of correct, predicted and gold entities of a sentence."""
+    num_equal = sum(a == b for a, b in zip(gold, predicted, strict=True))
+    extract_spans = extract_entities if has_entities else _tagged_words
+    gold_spans, predicted_spans = extract_spans(gold), extract_spans([tag or "O" for tag in predicted])
+    return num_equal, len(gold_spans & predicted_spans), len(predicted_spans), len(gold_spans)
 
 
 def precision_recall_f1(pairs: Iterable[tuple[set[Any], set[Any]]]) -> dict[str, float]:
     """Return precision, recall and F1 over all gold and predicted sets."""
-    num_correct = num_predicted = num_gold = 0
-    for gold, predicted in pairs:
-        num_correct += len(gold & predicted)
-        num_gold += len(gold)
-        num_predicted += len(predicted)
+    counts = [(len(gold & predicted), len(predicted), len(gold)) for gold, predicted in pairs]
+    return _precision_recall_f1(*(sum(column) for column in zip(*counts))) if counts else _precision_recall_f1(0, 0, 0)
+
+
+def _precision_recall_f1(num_correct: int, num_predicted: int, num_gold: int) -> dict[str, float]:
     precision, recall = num_correct / max(num_predicted, 1), num_correct / max(num_gold, 1)
     return {"precision": precision, "recall": recall, "f1": 2 * num_correct / max(num_predicted + num_gold, 1)}
 
