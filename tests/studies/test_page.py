@@ -92,7 +92,8 @@ def test_undecided_void_and_missing_say_why(tmp_path):
     page, text = write_pages(out).read_text(), (out / "report.md").read_text()
     assert re.search(r"would have found a true difference of \d+\.\d points or more in 80 % of cases", text)
     assert "The published difference of +1.5 is smaller." in text
-    assert "c never left the word-frequency plateau (all seeds)" in text and "0 of 3 seeds of d have blimp." in text
+    assert "c never left the word-frequency plateau (all seeds)" in text
+    assert "0 of 3 seeds of d were measured by BLiMP." in text
     assert "c (3 of 3 void)" in page and "9 of 12 runs are done" in page
     assert "- **a (2 of 3 runs):** blimp: 12 are too long" in text and "**c is void (3 of 3 seeds):**" in text
     assert "4 arms with 3 seeds, 90 s of training each on a GPU." in text

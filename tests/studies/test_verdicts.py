@@ -66,9 +66,10 @@ def test_void_arms_and_failed_runs():
 
 def test_missing_rows_and_too_few_seeds():
     rows = rows_of(new=(0.8, 0.81), old=(0.7,))
-    assert answer(rows, num_seeds=2)[0].reason == "1 of 2 seeds of old have sst-2."
+    assert answer(rows, num_seeds=2)[0].reason == "1 of 2 seeds of old was measured by SST-2."
     assert answer(rows, ("new", "other", "sst-2", "higher"))[0].answer == "missing"
-    assert "2 seeds of new have blimp" in answer(rows, ("new", "new", "blimp", "higher"), num_seeds=2)[0].reason
+    (other,) = answer(rows, ("new", "new", "blimp", "higher"), num_seeds=2)
+    assert "2 seeds of new were measured by BLiMP" in other.reason
     (single,) = answer(rows)
     assert single.answer == "undecided" and "One seed" in single.reason and single.interval is None
     (constant,) = answer(rows_of(new=(0.5, 0.5), old=(0.4, 0.4)))

@@ -19,6 +19,7 @@ from polyseme.nn.layers.block import NoNormConfig
 from polyseme.studies.analysis.examples import example_deviations, multi_bootstrap_interval
 from polyseme.studies.analysis.results import Row, metric_values
 from polyseme.studies.base import Question, Study
+from polyseme.studies.metrics import METRICS
 from polyseme.train.recipe import Recipe
 
 LEVEL = 0.05
@@ -176,4 +177,7 @@ def advise(row: Row) -> str:
 def _missing_reason(rows: Sequence[Row], arm: str, metric: str, num_seeds: int) -> str:
     """Return why an arm has too few values; empty if it has enough."""
     num_values = len(_rows_with_metric(rows, arm, metric))
-    return f"{num_values} of {num_seeds} seeds of {arm} have {metric}." if num_values < num_seeds else ""
+    if num_values >= num_seeds:
+        return ""
+    were = "was" if num_values == 1 else "were"
+    return f"{num_values} of {num_seeds} seeds of {arm} {were} measured by {METRICS[metric].title}."
