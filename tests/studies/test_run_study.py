@@ -331,6 +331,17 @@ def test_each_task_is_measured_by_a_job_of_its_own(run, ended, tmp_path, monkeyp
     assert not list((tmp_path / "parallel").rglob("transfer/*")), "features are deleted after each task"
 
 
+def test_a_row_that_was_measured_but_not_finished_is_finished(run, ended, tmp_path):
+    assert run("out", jobs=2, seeds=2).is_complete
+    whole, folder = rows(tmp_path / "out"), tmp_path / "out/arms/mlm"
+    row = json.loads((folder / "seed-1.json").read_text())
+    (folder / "seed-1.partial.json").write_text(json.dumps(row | {"is_unfinished": True}))
+    (folder / "seed-1.json").unlink()
+    ended.clear()
+    assert run("out", jobs=2, seeds=2).is_complete and not ended
+    assert rows(tmp_path / "out") == whole
+
+
 def test_other_metrics_of_a_row_are_kept_if_one_fails(run, ended, tmp_path, monkeypatch):
     study, measure = study_json(arm("bert"), metrics=("blimp", "sst-2", "cola")), ArmModel.measure
 

@@ -116,6 +116,8 @@ class StudyRunner:
         rate is known. What the questions need is measured first.
         """
         plan = self.plan
+        for arm, seed in ((arm, seed) for arm in plan.arms for seed in plan.seeds):
+            finish_rows(plan, arm, seed)  # of a study that was killed after the last measurement of a row
         arms = [arm for arm in plan.arms if self._seeds_left(arm)]
         scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])

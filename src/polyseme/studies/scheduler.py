@@ -113,8 +113,7 @@ class Scheduler:
         threads = str(max(num_cores() // max(self.num_jobs, 1), 1))
         environment: dict[str, Any] = {"OMP_NUM_THREADS": threads, **os.environ}
         arm = self.plan.study.find_arm(job.arm)
-        measures = job.kind in ("measure", "train")
-        if not measures and trains_on_cpu(resolve_recipe(arm, self.plan.options.overrides, self.plan.corpus)):
+        if job.kind != "measure" and trains_on_cpu(resolve_recipe(arm, self.plan.options.overrides, self.plan.corpus)):
             environment["CUDA_VISIBLE_DEVICES"] = ""
         command = [sys.executable, "-m", "polyseme.studies.worker", str(self.plan.out)]
         command += [job.kind, job.arm, str(job.seed), *([job.metric] if job.metric else [])]
