@@ -62,5 +62,6 @@ def newton_schulz(matrices: Tensor) -> Tensor:
     x = x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)
     for a, b, c in NS_COEFFICIENTS:
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x if is_wide else x.mT
