@@ -11,7 +11,7 @@ from polyseme.ngram.train import NgramRecipe
 from polyseme.studies import jobs
 from polyseme.studies.arms import has_setting, resolve_recipe, scale_run
 from polyseme.studies.base import Arm, Study, load_study
-from polyseme.studies.corpora import arm_corpus, check_sources, prepare_corpora
+from polyseme.studies.corpora import arm_corpus, check_sources, missing_corpora, prepare_corpus
 from polyseme.studies.metrics import sample_evenly, split_evenly
 from polyseme.studies.plan import StudyOptions, StudyPlan
 from polyseme.text.tokenizer import Tokenizer
@@ -147,7 +147,9 @@ def test_an_arm_with_another_tokenizer_gets_a_corpus_of_the_same_text(project, s
     plan = make_plan(project, study_data, tmp_path / "out", arm("bert", tokenizer="wordpiece"), gpt)
     bert, gpt = plan.arms
     check_sources(plan)
-    prepare_corpora(plan)
+    assert missing_corpora(plan) == [gpt]
+    prepare_corpus(plan, gpt)
+    assert not missing_corpora(plan)
     assert arm_corpus(plan, bert) == project / "corpus-bert" and arm_corpus(plan, gpt) == tmp_path / "out/corpora/bpe"
     tokenizer = Tokenizer.load(arm_corpus(plan, gpt) / "tokenizer")
     assert tokenizer.kind == "bpe" and tokenizer.lowercase == Tokenizer.load(project / "tok-bert").lowercase

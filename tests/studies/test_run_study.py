@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from polyseme.errors import ConfigError, DataError
-from polyseme.studies import jobs, measurement, plan, runner, scheduler, transfer
+from polyseme.studies import corpora, jobs, measurement, plan, runner, scheduler, transfer
 from polyseme.studies.base import Study
 from polyseme.studies.jobs import Job
 from polyseme.studies.measurement import ArmModel
@@ -363,6 +363,22 @@ def test_other_metrics_of_a_row_are_kept_if_one_fails(run, ended, tmp_path, monk
     ended.clear()
     assert run("out", study=study, jobs=2).is_complete
     assert ended == [Job("measure", "bert", 0, "sst-2")], "the model is still there"
+
+
+def test_a_corpus_that_fails_is_the_error_of_its_arms_alone(run, ended, tmp_path, monkeypatch):
+    arms = arm("bert"), *(arm(name, "gpt2-tiny", tokenizer="bpe") for name in ("gpt-2", "gpt-2b"))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "Scheduler", scheduler.Scheduler)
+        patch.setattr(corpora, "prepare", lambda *args: fail_if(True))
+        status = run("out", *arms, seeds=2)
+    assert status.num_done == 2
+    assert status.errors == {f"{a}, seed {s}": "scikit-learn is missing" for a in ("gpt-2", "gpt-2b") for s in (0, 1)}
+    monkeypatch.setattr(corpora, "_train_tokenizer", None)  # that of the first call is used
+    assert run("out", *arms, seeds=2, jobs=2).is_complete
+    assert [job.arm for job in ended if job.kind == "prepare"] == ["gpt-2"], "once, for both arms"
+    shutil.rmtree(tmp_path / "out/corpora")
+    monkeypatch.setattr(corpora, "open_sources", None)
+    assert run("out", *arms, seeds=2).is_complete, "finished arms need no text"
 
 
 def test_ngrams_are_counted_once(run, tmp_path, monkeypatch):

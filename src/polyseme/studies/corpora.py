@@ -1,6 +1,5 @@
 """The corpora of a study: its own, and one for each other tokenizer, prepared from the same sources."""
 
-import logging
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ from polyseme.corpus.sources.sources import CorpusSource, open_sources
 from polyseme.corpus.store import Corpus, read_manifest
 from polyseme.errors import ConfigError, DataError, PolysemeError
 from polyseme.families import get_family
+from polyseme.io.atomic import atomic_directory
 from polyseme.ngram.train import NgramRecipe
 from polyseme.studies.arms import resolve_recipe
 from polyseme.studies.base import Arm
 from polyseme.studies.plan import StudyPlan
 from polyseme.text.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
 MIN_VOCAB_SIZE = 512  # of another tokenizer: byte-level BPE starts with 256 bytes
 
 
@@ -25,19 +24,15 @@ def arm_corpus(plan: StudyPlan, arm: Arm) -> Path:
     return plan.corpus if _uses_own_corpus(plan, arm) else plan.out / "corpora" / _corpus_name(plan, arm)
 
 
-def prepare_corpora(plan: StudyPlan) -> None:
-    """Prepare the corpora that are missing; raise `DataError` if the sources of the corpus are gone."""
-    for arm in plan.arms:
-        path = arm_corpus(plan, arm)
-        if path != plan.corpus and not (path / "manifest.json").is_file():
-            logger.info("preparing the corpus of the tokenizer %s", path.name)
-            _prepare(plan, arm, path)
+def missing_corpora(plan: StudyPlan) -> list[Arm]:
+    """Return an arm for each corpus that has to be prepared before its arms can run."""
+    arms = {arm_corpus(plan, arm): arm for arm in reversed(plan.arms) if plan.seeds_left(arm)}
+    return [arm for path, arm in reversed(arms.items()) if not (path / "manifest.json").is_file()]
 
 
 def check_sources(plan: StudyPlan) -> None:
     """Raise `DataError` if another corpus is needed and the sources of the study's corpus are gone."""
-    missing = [arm for arm in plan.arms if not (arm_corpus(plan, arm) / "manifest.json").is_file()]
-    if missing:
+    if missing := missing_corpora(plan):
         _open_sources(plan, missing[0])
 
 
@@ -84,15 +79,28 @@ def _open_sources(plan: StudyPlan, arm: Arm) -> list[CorpusSource]:
     return sources
 
 
-def _prepare(plan: StudyPlan, arm: Arm, path: Path) -> None:
-    """Train a tokenizer of the same size and casing on the sources, and prepare them with the same settings."""
-    sources, study_tokenizer = _open_sources(plan, arm), _study_tokenizer(plan)
+def prepare_corpus(plan: StudyPlan, arm: Arm) -> None:
+    """Prepare the sources of the study with the same settings, but by the arm's kind of tokenizer.
+
+    The tokenizer is trained on the sources unless it is in the folder of the study already.
+    """
+    sources, name = _open_sources(plan, arm), _corpus_name(plan, arm)
+    folder = plan.out / "tokenizers" / name
+    if not folder.is_dir():
+        tokenizer = _train_tokenizer(plan, arm, sources)
+        with atomic_directory(folder) as temporary:
+            tokenizer.save(temporary)
     settings = read_manifest(plan.corpus)["settings"]
-    num_sentinels = _num_sentinels(plan, arm)
+    names = ("clean", "dedup", "dedup_threshold", "shard_characters")
+    config = PrepareConfig(**{name: settings[name] for name in names if name in settings})
+    prepare(sources, Tokenizer.load(folder), arm_corpus(plan, arm), config)
+
+
+def _train_tokenizer(plan: StudyPlan, arm: Arm, sources: list[CorpusSource]) -> Tokenizer:
+    """Train a tokenizer of the same size and casing as that of the study."""
+    study_tokenizer, num_sentinels = _study_tokenizer(plan), _num_sentinels(plan, arm)
     kind, chosen_size = _parse_kind(arm)
     size = (chosen_size or max(Corpus.open(plan.corpus).vocab_size, MIN_VOCAB_SIZE)) + num_sentinels
     options: dict[str, Any] = {"lowercase": study_tokenizer.lowercase, "num_sentinels": num_sentinels}
     texts = (document.text for document in open_sources(sources))
-    tokenizer = Tokenizer.train(kind, texts, None if kind == "characters" else size, **options)  # type: ignore[arg-type]
-    names = ("clean", "dedup", "dedup_threshold", "shard_characters")
-    prepare(sources, tokenizer, path, PrepareConfig(**{name: settings[name] for name in names if name in settings}))
+    return Tokenizer.train(kind, texts, None if kind == "characters" else size, **options)  # type: ignore[arg-type]

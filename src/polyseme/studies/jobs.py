@@ -24,7 +24,7 @@ from polyseme.nn.model import build_meta
 from polyseme.studies.arms import AnyRecipe, resolve_recipe, scale_run, trains_on_cpu
 from polyseme.studies.base import Arm
 from polyseme.studies.calibration import calibrate, device_name
-from polyseme.studies.corpora import arm_corpus
+from polyseme.studies.corpora import arm_corpus, prepare_corpus
 from polyseme.studies.measurement import ArmModel, measure_arm, validation_loss
 from polyseme.studies.metrics import METRICS
 from polyseme.studies.plan import SEARCH_SEED, StudyPlan
@@ -36,15 +36,15 @@ from polyseme.weights.folder import read_model_config
 logger = logging.getLogger(__name__)
 VOID_RATIO = 0.95  # of the unigram loss, above which a model has learned little more than word frequencies
 MAX_EXTRA_RATES = 3  # beyond those of the study
-JobKind = Literal["calibrate", "search", "pretrain", "measure", "train"]
+JobKind = Literal["prepare", "calibrate", "search", "pretrain", "measure", "train"]
 
 
 @dataclass(frozen=True)
 class Job:
     """A part of a study that runs on its own.
 
-    `train` trains a model and measures it. `pretrain` is the first part of it, and `measure` one metric of a row, or
-    with an empty `metric` all that need no fine-tuning.
+    `prepare` prepares the corpus of an arm, which others may share. `train` trains a model and measures it. `pretrain`
+    is the first part of it, and `measure` one metric of a row, or with an empty `metric` all that need no fine-tuning.
     """
 
     kind: JobKind
@@ -53,7 +53,7 @@ class Job:
     metric: str = ""
 
     def __str__(self) -> str:
-        if self.kind in ("calibrate", "search"):
+        if self.kind in ("prepare", "calibrate", "search"):
             return f"{self.arm}: {self.kind}"
         return f"{self.arm}: seed {self.seed}" + (f", {self.metric}" if self.metric else "")
 
@@ -61,7 +61,9 @@ class Job:
 def run_job(plan: StudyPlan, job: Job) -> None:
     """Run a job in this process."""
     arm = plan.study.find_arm(job.arm)
-    if job.kind == "calibrate":
+    if job.kind == "prepare":
+        prepare_corpus(plan, arm)
+    elif job.kind == "calibrate":
         calibrate_arm(plan, arm)
     elif job.kind == "search":
         search_rate(plan, arm)

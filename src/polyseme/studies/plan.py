@@ -177,6 +177,10 @@ class StudyPlan:
         names = {arm.from_arm or arm.name for arm in chosen}
         return [arm for arm in self.study.arms if arm.name in names]
 
+    def seeds_left(self, arm: Arm) -> list[int]:
+        """Return the seeds of which a row on the model of an arm is missing."""
+        return [seed for seed in self.seeds if not all(self.is_done(each, seed) for each in self.evaluated_arms(arm))]
+
     def evaluated_arms(self, arm: Arm) -> list[Arm]:
         """Return the arms that are evaluated on the model of an arm: itself, and those that use it."""
         return [each for each in self.study.arms if arm.name in (each.name, each.from_arm)]

@@ -17,7 +17,7 @@ from polyseme.io.json import read_json_object, write_json
 from polyseme.io.lock import lock_folder
 from polyseme.studies.arms import check_overrides
 from polyseme.studies.base import Arm, Study, load_study
-from polyseme.studies.corpora import check_sources, prepare_corpora
+from polyseme.studies.corpora import arm_corpus, check_sources, missing_corpora
 from polyseme.studies.jobs import (
     Job,
     copy_row,
@@ -78,7 +78,6 @@ def run_study(
     with lock_folder(plan.out, "study"):
         plan.write(metric_limits(plan.study, options.max_examples))
         (plan.out / HASHES_FILE).unlink(missing_ok=True)  # the folder is that of an unfinished study
-        prepare_corpora(plan)
         if any(METRICS[name].kind == "pairs" for name in plan.study.metrics):
             plan.minimal_pairs  # noqa: B018  # extracts them once
         measure_baselines(plan)
@@ -109,22 +108,25 @@ class StudyRunner:
     tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
 
     def run(self) -> None:
-        """Calibrate all arms before any other runs, then search learning rates, train and measure.
+        """Prepare all corpora, calibrate all arms, then search learning rates, train and measure.
 
-        Where several jobs run at a time, models are trained first, then measured: a measurement has many small steps,
-        each of which would wait for the large ones of a training beside it. An arm is trained as soon as its learning
-        rate is known. What the questions need is measured first.
+        Steps are timed before anything else runs. Where several jobs run at a time, models are trained first, then
+        measured: a measurement has many small steps, each of which would wait for the large ones of a training beside
+        it. An arm is trained as soon as its learning rate is known. What the questions need is measured first.
         """
         plan = self.plan
         for arm, seed in ((arm, seed) for arm in plan.arms for seed in plan.seeds):
             finish_rows(plan, arm, seed)  # of a study that was killed after the last measurement of a row
-        arms = [arm for arm in plan.arms if self._seeds_left(arm)]
         scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
+        scheduler.run([Job("prepare", arm.name) for arm in missing_corpora(plan)])
+        arms = [
+            arm for arm in plan.arms if plan.seeds_left(arm) and (arm_corpus(plan, arm) / "manifest.json").is_file()
+        ]
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
         searches = self.searches = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
         for seeds in self._phases(len(arms)):
-            rows = [(arm, seed) for seed in seeds for arm in arms if seed in self._seeds_left(arm)]
+            rows = [(arm, seed) for seed in seeds for arm in arms if seed in plan.seeds_left(arm)]
             if not rows or scheduler.is_stopped:
                 continue
             if scheduler.is_local:
@@ -164,20 +166,16 @@ class StudyRunner:
     def _num_jobs(self) -> int:
         return self.plan.options.jobs or (GPU_JOBS if torch.cuda.is_available() else 1)
 
-    def _seeds_left(self, arm: Arm) -> list[int]:
-        plan = self.plan
-        return [s for s in plan.seeds if not all(plan.is_done(each, s) for each in plan.evaluated_arms(arm))]
-
     def _can_train(self, job: Job) -> bool:
         """Return whether a search can start, or a training, whose search has to be over.
 
         Rows that are also measured need what the first seed chooses or counts.
         """
-        search, first = Job("search", job.arm), self.plan.seeds[0]
-        arm = self.plan.study.find_arm(job.arm)
-        if job != search and search in self.searches and (search not in self.tried or needs_search(self.plan, arm)):
+        plan, search, first = self.plan, Job("search", job.arm), self.plan.seeds[0]
+        arm = plan.study.find_arm(job.arm)
+        if job != search and search in self.searches and (search not in self.tried or needs_search(plan, arm)):
             return False
-        needs_first = job.kind == "train" and job.seed != first and first in self._seeds_left(arm)
+        needs_first = job.kind == "train" and job.seed != first and first in plan.seeds_left(arm)
         return not needs_first or Job("train", job.arm, first) in self.tried
 
     def _can_measure(self, job: Job) -> bool:
@@ -185,7 +183,7 @@ class StudyRunner:
         plan, first = self.plan, self.plan.seeds[0]
         arm = plan.study.find_arm(job.arm)
         is_chosen = not job.metric or job.metric in plan.read_arm_file(arm, FINETUNE_FILE)
-        needs_first = not is_chosen and job.seed != first and first in self._seeds_left(plan.trained_arm(arm))
+        needs_first = not is_chosen and job.seed != first and first in plan.seeds_left(plan.trained_arm(arm))
         is_ready = not needs_first or Job("measure", job.arm, first, job.metric) in self.tried
         return is_ready and is_trained(plan, plan.trained_arm(arm), job.seed)
 
@@ -197,9 +195,9 @@ class StudyRunner:
         plan, times = self.plan, read_times(self.plan.out)
         if _kind_of_time(job) in times:
             return float(times[_kind_of_time(job)])
-        share = {"calibrate": 0.0, "search": plan.options.search_fraction * len(plan.study.lr_factors), "train": 1.0}
-        share |= {"pretrain": 1.0, "measure": 0.0}
-        return START_SECONDS + share[job.kind] * 60 * plan.budget.minutes * self._num_jobs
+        search = plan.options.search_fraction * len(plan.study.lr_factors)
+        share = {"search": search, "pretrain": 1.0, "train": 1.0}.get(job.kind, 0.0)
+        return START_SECONDS + share * 60 * plan.budget.minutes * self._num_jobs
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
         """Record the end of a job: its error in the rows that need it, its time, and the pages."""
@@ -207,9 +205,8 @@ class StudyRunner:
         self.tried.add(job)
         if error:
             logger.error("%s failed: %s", job, error)
-            seeds = self._seeds_left(arm) if job.kind in ("calibrate", "search") else [job.seed]
-            arms = [arm] if job.kind == "measure" else plan.evaluated_arms(arm)
-            for each, seed in ((each, seed) for each in arms for seed in seeds):
+            seeds = plan.seeds if job.kind in ("prepare", "calibrate", "search") else [job.seed]
+            for each, seed in ((each, seed) for each in self._affected_arms(job, arm) for seed in seeds):
                 if not plan.is_done(each, seed):
                     write_json(plan.row_path(each, seed), {"arm": each.name, "seed": seed, "error": error})
         else:
@@ -221,9 +218,20 @@ class StudyRunner:
                 finish_rows(plan, plan.trained_arm(arm), job.seed)
         merge_arm_files(plan)
 
+    def _affected_arms(self, job: Job, arm: Arm) -> list[Arm]:
+        """Return the arms whose rows are missing if a job of an arm fails."""
+        plan = self.plan
+        if job.kind == "measure":
+            return [arm]
+        corpus = arm_corpus(plan, arm)
+        trained = [each for each in plan.arms if arm_corpus(plan, each) == corpus] if job.kind == "prepare" else [arm]
+        return [evaluated for each in trained for evaluated in plan.evaluated_arms(each)]
+
     def _summarize(self, job: Job, arm: Arm) -> str:
         """Return what a job has found, in a few words."""
         plan = self.plan
+        if job.kind == "prepare":
+            return f": {arm_corpus(plan, arm)}"
         if job.kind == "calibrate":
             facts = plan.read_arm_file(arm, "calibration.json")
             return f": {1000 * facts['seconds_per_step']:.1f} ms per step, {facts['steps']:,} steps"
