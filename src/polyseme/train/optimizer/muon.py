@@ -45,7 +45,7 @@ class Muon(torch.optim.AdamW):
         nesterov = torch._foreach_lerp(grads, momenta, group["momentum"])
         rows, columns = params[0].flatten(1).shape  # filters of a convolution are rows
         stack = torch.stack(nesterov).view(-1, rows // group["fused_count"], columns)
-        update = newton_schulz(stack).to(params[0].dtype).view(len(params), *params[0].shape)
+        update = newton_schulz(stack).to(params[0].dtype).reshape(len(params), *params[0].shape)
         if group["query_lr_scale"] != 1:
             update.unflatten(1, (group["fused_count"], -1))[:, 0] *= group["query_lr_scale"]
         lr = group["lr"] if found_inf is None else torch.where(found_inf > 0, 0.0, group["lr"])
