@@ -3,15 +3,18 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from polyseme.errors import ConfigError, DataError
+from polyseme.families import get_family
 from polyseme.report.dots import Dot, DotPanel, dot_chart, dot_figure
 from polyseme.studies.analysis.results import read_results
 from polyseme.studies.base import Arm
 from polyseme.studies.page import export_page, write_pages
+from polyseme.train.monitoring.diagnostics import describe_tokenizer_mismatch
 from tests.support.study_rows import make_row, make_study, random_rows, write_study
 
 METRICS = ["bits_per_character", "pseudo_bits_per_character", "blimp", "sst-2"]
@@ -97,6 +100,16 @@ def test_undecided_void_and_missing_say_why(tmp_path):
     assert "c (3 of 3 void)" in page and "9 of 12 runs are done" in page
     assert "- **a (2 of 3 runs):** blimp: 12 are too long" in text and "**c is void (3 of 3 seeds):**" in text
     assert "4 arms with 3 seeds, 90 s of training each on a GPU." in text
+
+
+def test_arms_with_the_tokenizer_of_another_family_share_a_line(tmp_path):
+    study = make_study(["a", "b", "c"], ["blimp"], [])
+    rows = random_rows(study, 2, spread=0.01)
+    for row, family in ((rows[0], "gpt"), (rows[1], "gpt"), (rows[3], "t5")):
+        row["warnings"] = [describe_tokenizer_mismatch(get_family(family), SimpleNamespace(kind="wordpiece"))]
+    text = (write_pages(write_study(tmp_path / "s", study, rows)).parent / "report.md").read_text()
+    assert "**Tokenizer:** wordpiece instead of the kind that the family expects: a (bpe), b (unigram)." in text
+    assert text.count("expects") == 1
 
 
 def test_a_study_without_rows_and_with_errors(tmp_path):

@@ -23,6 +23,7 @@ from polyseme.studies.analysis.table import (
 from polyseme.studies.metrics import METRICS
 from polyseme.studies.verdicts import POWER, Verdict, advise
 
+TOKENIZER_MISMATCH = re.compile(r"expects a tokenizer of kind (\S+), but that of the corpus is (\S+):")
 ANSWERS = ("agrees", "disagrees", "undecided", "void", "missing")
 
 
@@ -217,6 +218,7 @@ def _limits(results: StudyResults, verdicts: Sequence[Verdict]) -> list[tuple[st
 def _warnings(results: StudyResults) -> list[tuple[str, str]]:
     """Return the void arms and the warnings of runs, once for all runs where only numbers differ."""
     entries, warned_arms = [], dict[str, list[tuple[str, str]]]()
+    expected_kinds, kind = dict[str, str](), ""
     for arm in results.study.arms:
         rows = results.arm_rows(arm.name)
         if void := [row for row in rows if row.get("is_void")]:
@@ -224,11 +226,17 @@ def _warnings(results: StudyResults) -> list[tuple[str, str]]:
             entries.append((f"{arm.name} is void ({len(void)} of {len(rows)} seeds)", text))
         for row in rows:
             for text in row.get("warnings", []):
+                if mismatch := TOKENIZER_MISMATCH.search(text):
+                    expected_kinds[arm.name], kind = mismatch.groups()
+                    continue
                 warned_arms.setdefault(re.sub(r"\d+", "0", text), []).append((arm.name, text))
     for warned in warned_arms.values():
         names = list(dict.fromkeys(name for name, _ in warned))
         runs = f"{len(warned)} of {results.num_seeds * len(names)} runs"
         entries.append((f"{', '.join(names)} ({runs})", warned[0][1]))
+    if expected_kinds:
+        arms = ", ".join(f"{name} ({expected})" for name, expected in expected_kinds.items())
+        entries.append(("Tokenizer", f"{kind} instead of the kind that the family expects: {arms}."))
     return entries
 
 

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Continue the study `lineage` from the results in docs/results/lineage.tar.xz, on a machine with a GPU.
+#
+#   benchmarks/lineage.sh run FOLDER [OPTION …]    prepare FOLDER/corpus and continue the study in FOLDER/st
+#   benchmarks/lineage.sh pack FOLDER FILE         pack the results so far (.tar.xz), without models and corpora
+#
+# FOLDER has the files of text in `text`, without the held-out one, and the data sets in `data`. Each OPTION is one of
+# `polyseme study`, such as --time-limit 20m. The jobs share the GPU by NVIDIA's Multi-Process Service, where it starts.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+command=$1 folder=$(cd "$2" && pwd)
+shift 2
+export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}"
+case $command in
+run)
+    cd "$folder"
+    if [ ! -d st/lineage ]; then
+        mkdir -p st
+        tar xJf "$root/docs/results/lineage.tar.xz" -C st
+    fi
+    [ -f corpus/manifest.json ] || python -m polyseme prepare text --tokenizer "$root/src/polyseme/models/mini" --out corpus
+    nvidia-cuda-mps-control -d || echo "without the Multi-Process Service, jobs take turns on the GPU" >&2
+    exec python -m polyseme study lineage --corpus corpus --data data --budget 30s --seeds 3 --out st/lineage --jobs 16 "$@"
+    ;;
+pack)
+    file=$(realpath "$1")
+    tar cJf "$file.partial" -C "$folder/st" --owner=0 --group=0 \
+        --exclude='lineage/corpora' --exclude='lineage/cache' --exclude='lineage/logs' --exclude='lineage/arms/*/seed-?' lineage
+    mv "$file.partial" "$file"
+    ;;
+*)
+    echo "error: unknown command $command: expected run or pack" >&2
+    exit 2
+    ;;
+esac
