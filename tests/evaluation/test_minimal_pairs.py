@@ -168,8 +168,9 @@ def test_empty_folders_and_missing_files(tmp_path):
     (tmp_path / "empty/header.csv").write_text("good,bad\n")
     with pytest.raises(DataError, match=r"header\.csv holds no examples"):
         read_minimal_pairs(tmp_path / "empty")
-    with pytest.raises(polyseme.PolysemeError, match="nowhere"):
-        read_minimal_pairs(tmp_path / "nowhere.jsonl")
+    for name in ("nowhere.jsonl", "nowhere"):
+        with pytest.raises(DataError, match=f"{name} is missing"):
+            read_minimal_pairs(tmp_path / name)
 
 
 def test_table_next_to_published_results(blimp):

@@ -150,8 +150,9 @@ def _score_columns(score: "TextScore") -> dict[str, Any]:
 
 
 def _format_score(score: Mapping[str, Any], text: str) -> str:
-    columns = f"{score['log_prob']:12.4f}  {score['num_tokens']:5d} tokens  {score['perplexity']:12.4f}"
-    return f"{columns}  {score['bits_per_character']:8.4f} bits per character  {text}\n"
+    counts = f"{score['log_prob']:12.4f} log-prob  {score['num_tokens']:5d} tokens"
+    rates = f"{score['perplexity']:12.4f} perplexity  {score['bits_per_character']:8.4f} bits per character"
+    return f"{counts}  {rates}  {text}\n"
 
 
 def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) -> _Mode:

@@ -61,6 +61,8 @@ def read_minimal_pairs(source: str | Path, skip_bad: bool = False) -> list[Minim
 
 def _find_files(path: Path) -> Iterator[Path]:
     """Yield a file, or those of a folder: of JSON lines if there are any, else tables."""
+    if not path.exists():
+        raise DataError(f"{path} is missing")
     if not path.is_dir():
         yield path
         return
