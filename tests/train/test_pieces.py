@@ -14,6 +14,7 @@ from polyseme.families import FAMILIES
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.objectives.batch import Batch, Targets
 from polyseme.objectives.losses import compute_losses
+from polyseme.train import pretrain as module
 from polyseme.train.budget import Deadline, Overhead, Segment, StepPlan
 from polyseme.train.checkpoint import load_checkpoint
 from polyseme.train.loop import TrainState, count_parameters, count_training_flops, prefetch, train
@@ -25,9 +26,10 @@ from polyseme.train.optimizer import (
     set_lr,
 )
 from polyseme.train.pretrain import pretrain, try_compile
-from polyseme.train.recipe import BudgetConfig, Recipe
+from polyseme.train.recipe import BudgetConfig, Recipe, ShortSequencesConfig
 from polyseme.train.step import BF16WorkingCopy
 from tests.support.cases import supported_args
+from tests.support.runs import tiny_recipe
 
 # --- schedules -------------------------------------------------------------------------------------------------------
 
@@ -312,6 +314,22 @@ def test_without_a_compiler_one_line_and_eager(monkeypatch, capsys):
     assert try_compile(compute_losses, torch.device("cpu")) is compute_losses
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "no C++ compiler found" in said
+
+
+@pytest.mark.parametrize(
+    "family,changes,expected",
+    [
+        ("bert", {}, False),
+        ("bert", {"short_sequences": ShortSequencesConfig(max_len=12)}, True),
+        ("gpt-bert", {}, True),
+    ],
+)
+def test_two_shapes_have_a_graph_each(family, changes, expected, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "try_compile", lambda fn, device, has_several: seen.append(has_several) or fn)
+    recipe = tiny_recipe(family, compile=True).replace(**changes)
+    module.build_train_state(recipe, recipe.model_config(100), torch.device("cpu"))
+    assert seen == [expected]
 
 
 @pytest.mark.parametrize(

@@ -393,7 +393,7 @@ def build_train_state(
     model.trunk.set_gradient_checkpointing(recipe.gradient_checkpointing)
     dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32  # of the working copy
     loss = recipe.objective.build_loss(device, dtype)
-    has_two_shapes = bool(recipe.short_sequences.max_len)
+    has_two_shapes = bool(recipe.short_sequences.max_len) or recipe.objective.min_micro_batches > 1  # of hybrid models
     loss_fn = try_compile(loss.fn, device, has_two_shapes) if recipe.compile else loss.fn
 
     def count_flops(model: Model, batch: Any) -> int:
