@@ -107,8 +107,10 @@ def evaluate_model(model: Path, args: argparse.Namespace, all_metrics: bool) -> 
         scores["blimp_within_word_l2r"] = evaluate_minimal_pairs(loaded, pairs, "within_word_l2r").accuracy
     if all_metrics:
         scores["blimp_by_length"] = evaluate_minimal_pairs(loaded, pairs, normalization="length").accuracy
+    if is_hybrid := loaded.supports_pll_metric and not loaded.has_pll_metric:
+        scores["blimp_as_masked_lm"] = evaluate_minimal_pairs(loaded, pairs, "original").accuracy
     sentences = args.held_out.read_text().splitlines()[: args.max_sentences]
-    text_scores = loaded.score(sentences)
+    text_scores = loaded.score(sentences, pll_metric="original" if is_hybrid else None)
     num_characters = sum(score.num_characters for score in text_scores)
     bits = -sum(score.log_prob for score in text_scores) / torch.log(torch.tensor(2.0)).item()
     return scores | {"held_out_bits_per_character": bits / num_characters}

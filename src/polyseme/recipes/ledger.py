@@ -13,7 +13,9 @@ from typing import Any, Literal, Self
 from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.io.json import read_json_object
+from polyseme.objectives.base import Objective
 from polyseme.objectives.causal_lm import CausalLM
+from polyseme.objectives.hybrid_lm import HybridLM
 from polyseme.objectives.masked_lm import MaskedLM
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 from polyseme.train.recipe import Recipe
@@ -34,6 +36,7 @@ class SpeedrunSettings(Config):
     family: str = "modernbert"
     mask: float = 0.2
     unit: Literal["token", "word"] = "token"  # what is masked
+    causal: float = 0.0  # share of the batches that a hybrid model (gpt-bert) reads left to right
     replace_prob: float = 0.2  # of the masked tokens: half become random tokens, half stay
     max_len: int = 128
     batch: int = 131_072  # tokens per step
@@ -54,30 +57,38 @@ class SpeedrunSettings(Config):
         return int(layers), int(dim)
 
     @property
-    def is_masked_lm(self) -> bool:
-        """Whether the model is an encoder, trained as a masked language model."""
-        return self.family in ("bert", "modernbert", "roberta")
+    def is_encoder(self) -> bool:
+        """Whether the model reads texts in both directions: trained as a masked language model, at least in part."""
+        return self.family in ("bert", "modernbert", "roberta", "gpt-bert")
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the family."""
+        replaced = self.replace_prob / 2
+        masking: dict[str, Any] = {"mask_prob": self.mask, "mask_unit": self.unit}
+        masking |= {"random_token_prob": replaced, "keep_token_prob": replaced}
+        if self.family == "gpt-bert":
+            return HybridLM(**masking, causal_fraction=self.causal)
+        return MaskedLM(**masking) if self.is_encoder else CausalLM()
 
     def __str__(self) -> str:
         """Describe the settings in a line."""
         model = "{} layers of {}".format(*self.shape) + f" ({self.family}), dropout {self.dropout:g}"
-        objective = f"{100 * self.mask:g} % masked, " if self.is_masked_lm else ""
+        objective = f"{100 * self.mask:g} % masked, " if self.is_encoder else ""
+        objective += f"{100 * self.causal:g} % of the batches left to right, " if self.causal else ""
         batches = f"sequences of {self.max_len}, {self.batch:,} tokens per step"
         return f"{model}, {objective}{batches}, {self.optimizer} at {self.lr:g}"
 
     def build_recipe(self, name: str, is_gpu: bool, **fields: Any) -> Recipe:
         """Return the recipe of these settings; `fields` are more fields of it."""
-        (num_layers, dim), replaced = self.shape, self.replace_prob / 2
+        (num_layers, dim), objective = self.shape, self.objective
         model: dict[str, Any] = {"num_layers": num_layers, "dim": dim, "num_heads": max(dim // 64, 2), "max_len": 512}
         model |= {"dropout": self.dropout, "attention_dropout": self.dropout}
         model |= {"init_std": self.init_std} if self.init_std else {}
-        masked_lm = MaskedLM(
-            mask_prob=self.mask, mask_unit=self.unit, random_token_prob=replaced, keep_token_prob=replaced
-        )
         optimizer = OptimizerConfig(lr=self.lr, beta2=0.98, name=self.optimizer, weight_decay=self.weight_decay)
         recipe = Recipe(
-            name, self.family, model=model, objective=masked_lm if self.is_masked_lm else CausalLM(),
-            max_len=self.max_len, batch_tokens=self.batch, micro_batch_tokens=min(self.batch, 65_536),
+            name, self.family, model=model, objective=objective, max_len=self.max_len,
+            batch_tokens=self.batch, micro_batch_tokens=min(self.batch // objective.min_micro_batches, 65_536),
             optimizer=optimizer, schedule=ScheduleConfig("linear", warmup=self.warmup), compile=self.compile and is_gpu,
         )  # fmt: skip
         return recipe.replace(**fields)
@@ -117,7 +128,7 @@ class LedgerEntry:
 
 
 def read_measurements(kind: DeviceKind, ledger: Path = LEDGER) -> dict[float, list[LedgerEntry]]:
-    """Return the measured masked LMs of a kind of device by their minutes, shortest first, and best first for each.
+    """Return the measured encoders of a kind of device by their minutes, shortest first, and best first for each.
 
     The best has the highest BLiMP on a GPU, which is comparable between vocabularies. On a CPU, where BLiMP is close
     to chance after minutes, it has the fewest bits per character of held-out text, and all rows have one vocabulary.
@@ -127,7 +138,7 @@ def read_measurements(kind: DeviceKind, ledger: Path = LEDGER) -> dict[float, li
     for row in read_rows(ledger):
         settings = SpeedrunSettings.from_json(row["settings"], f"{ledger}: settings")
         minutes, is_cpu = count_minutes(row), row["device"] == "cpu"
-        if minutes and "constraint" not in row and settings.is_masked_lm and is_cpu == (kind == "cpu"):
+        if minutes and "constraint" not in row and settings.is_encoder and is_cpu == (kind == "cpu"):
             arms[minutes, settings].append(row)
     measurements: dict[float, list[LedgerEntry]] = {minutes: [] for minutes, _ in sorted(arms, key=lambda key: key[0])}
     for (minutes, settings), rows in arms.items():
