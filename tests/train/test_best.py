@@ -72,6 +72,17 @@ def test_little_memory_has_small_micro_batches():
     assert sizes == [8192, 16384, 32768, 65536]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("causal,batch", [(0.5, 131_072), (0.25, 2048), (1.0, 2048)])
+def test_hybrid_models_have_batches_of_both_kinds_in_a_step(device, causal, batch):
+    settings = SpeedrunSettings(family="gpt-bert", causal=causal, batch=batch, max_len=48)
+    sizes = DEVICES[device].divide_batch(batch, settings.max_len, settings.objective.min_micro_batches)
+    fields = {"batch_tokens": sizes[0], "micro_batch_tokens": sizes[1], "budget": BudgetConfig(steps=10)}
+    settings.build_recipe("best", DEVICES[device].kind == "gpu", **fields).check()
+    assert sizes[0] // sizes[1] % DEVICES[device].num_ranks == 0
+    assert f"{100 * causal:g} % of the batches left to right" in str(settings)
+
+
 def test_the_derivation_names_settings_measurement_and_length():
     settings, measurement, length = derive(12, 10**8, H200).derivation
     assert "12 layers of 512" in settings and "30 % masked" in settings

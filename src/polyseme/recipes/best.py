@@ -43,13 +43,15 @@ class ComputeDevice:
         speed = num_ranks * per_multiprocessor * properties.multi_processor_count / H200_MULTIPROCESSORS
         return cls("gpu", properties.name, speed, properties.total_memory / (1 << 30), num_ranks)
 
-    def divide_batch(self, batch_tokens: int, max_len: int) -> tuple[int, int]:
-        """Return tokens per step and per micro-batch: what fits into memory, and as many micro-batches on each rank."""
+    def divide_batch(self, batch_tokens: int, max_len: int, min_micro_batches: int = 1) -> tuple[int, int]:
+        """Return the tokens of a step and of a micro-batch, which fits into memory; all ranks have as many of them."""
         largest = next(tokens for gigabytes, tokens in MICRO_BATCHES if self.memory_gb >= gigabytes)
         micro_batch_tokens = batch_tokens if self.kind == "cpu" else min(batch_tokens, largest)
-        while micro_batch_tokens * self.num_ranks > batch_tokens and micro_batch_tokens >= 2 * max_len:
+        num_micro_batches = max(self.num_ranks, min_micro_batches)
+        while micro_batch_tokens * num_micro_batches > batch_tokens and micro_batch_tokens >= 2 * max_len:
             micro_batch_tokens //= 2
-        per_rank = max(round(batch_tokens / (micro_batch_tokens * self.num_ranks)), 1)
+        fewest_per_rank = math.ceil(min_micro_batches / self.num_ranks)
+        per_rank = max(round(batch_tokens / (micro_batch_tokens * self.num_ranks)), fewest_per_rank)
         return per_rank * micro_batch_tokens * self.num_ranks, micro_batch_tokens
 
 
@@ -72,7 +74,9 @@ def derive_recipe(budget: BudgetConfig, corpus_tokens: int, device: ComputeDevic
     num_epochs, settings = num_tokens / max(corpus_tokens, 1), measurement.settings
     if num_epochs > MAX_EPOCHS:
         settings = settings.replace(dropout=max(settings.dropout, REPEATED_TEXT_DROPOUT))
-    batch_tokens, micro_batch_tokens = device.divide_batch(settings.batch, settings.max_len)
+    batch_tokens, micro_batch_tokens = device.divide_batch(
+        settings.batch, settings.max_len, settings.objective.min_micro_batches
+    )
     num_steps = num_tokens / batch_tokens
     reading = f"{device.speed:.2g} times as fast, reads about {num_tokens / 1e6:,.1f} M tokens"
     derivation = (
