@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyseme.studies import transfer
-from tests.support.text import documents, write_glue
-
-
-@pytest.fixture(autouse=True)
-def one_finetuning_rate(monkeypatch):
-    """Try one learning rate for each task."""
-    monkeypatch.setattr(transfer, "FEATURE_LR_FACTORS", (1.0,))
+from tests.support.text import ANIMALS, VERBS, write_glue
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +20,6 @@ def study_data(tmp_path_factory) -> Path:
         pair = {"sentence_good": f"the cat {word}s the dog", "sentence_bad": f"the cat the dog {word}", "UID": paradigm}
         (folder / f"blimp/data/{paradigm}.jsonl").write_text((json.dumps(pair) + "\n") * 3)
     (folder / "pretrain").mkdir()
-    (folder / "held-out.txt").write_text("\n".join(documents(4, seed=9)))
+    sentences = [f"The {animal} {verb} the {animal}." for animal in ANIMALS for verb in VERBS]
+    (folder / "held-out.txt").write_text("\n".join(" ".join(sentences[i : i + 8]) for i in range(0, 32, 8)))
     return folder

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from polyseme.studies import transfer
 from polyseme.studies.catalog import STUDIES
 from polyseme.studies.catalog.tiny import tiny_overrides
 from polyseme.studies.metrics import METRICS
@@ -31,7 +30,6 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n != FAST else []) for n in STUDIES])
 def test_a_study_runs_tiny(name, project, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(transfer, "FEATURE_LR_FACTORS", (1.0,))
     study, metrics = STUDIES[name].replace(lr_factors=(1.0,)), SELECTED.get(name, STUDIES[name].metrics)
     overrides = {**tiny_overrides(study), "valid_fraction": 0.1}
     options = StudyOptions(overrides, {"steps": 16, "batch_size": 4}, metrics, data / "held-out.txt", max_examples=8)

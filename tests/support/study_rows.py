@@ -45,6 +45,7 @@ def write_study(out: Path, study: Study, rows: list[dict[str, Any]], seeds: list
         "corpus": str(out.resolve() / "corpus"),
         "data": "data",
         "budget": "90s",
+        "search_fraction": 1 / 6,
     }
     command = f"polyseme study made-up --corpus {out.resolve() / 'my_corpus'} --budget 90s"
     plan |= {"seeds": seeds, "command": command, "limits": {"sst-2": {"train": 10_000}}}

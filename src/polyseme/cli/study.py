@@ -27,6 +27,7 @@ JOBS_HELP = "Arms that run at a time, as processes on one GPU; default: 4 on a G
 LIMIT_HELP = (
     "Stop after this time, such as 9m; no arm is started that is not expected to end. The same command continues."
 )
+SEARCH_HELP = "Part of the budget that each learning rate is tried for."
 FAILED_STATUS, UNFINISHED_STATUS = 1, 3
 
 
@@ -43,6 +44,7 @@ def study(
     overrides: options.SetOption = [],
     finetune: Annotated[list[str], Option(help="Set a fine-tuning setting for all tasks: epochs=1.")] = [],
     max_examples: Annotated[int, Option(help=MAX_HELP, min=0)] = 0,
+    search_fraction: Annotated[float, Option(help=SEARCH_HELP)] = 1 / 6,
     jobs: Annotated[int, Option(help=JOBS_HELP, min=0)] = 0,
     time_limit: Annotated[str, Option(help=LIMIT_HELP)] = "",
     keep_models: Annotated[bool, Option("--keep-models", help="Keep the models after they are measured.")] = False,
@@ -79,6 +81,7 @@ def study(
         _split(metrics),
         held_out,
         max_examples,
+        search_fraction,
         keep_models=keep_models,
         arms=_split(arms),
         jobs=jobs,

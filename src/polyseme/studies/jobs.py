@@ -1,4 +1,4 @@
-"""The jobs of a study: calibrate an arm, search its learning rate, train and measure one of its seeds."""
+"""The jobs of a study: prepare, calibrate, search a learning rate, train a seed of an arm, and measure it."""
 
 import contextlib
 import datetime
@@ -36,15 +36,15 @@ from polyseme.weights.folder import read_model_config
 logger = logging.getLogger(__name__)
 VOID_RATIO = 0.95  # of the unigram loss, above which a model has learned little more than word frequencies
 MAX_EXTRA_RATES = 3  # beyond those of the study
-JobKind = Literal["prepare", "calibrate", "search", "pretrain", "measure", "train"]
+JobKind = Literal["prepare", "calibrate", "search", "pretrain", "measure"]
 
 
 @dataclass(frozen=True)
 class Job:
     """A part of a study that runs on its own.
 
-    `prepare` prepares the corpus of an arm, which others may share. `train` trains a model and measures it. `pretrain`
-    is the first part of it, and `measure` one metric of a row, or with an empty `metric` all that need no fine-tuning.
+    `prepare` prepares the corpus of an arm, which others may share. `measure` measures one metric of a row, or with an
+    empty `metric` all that need no fine-tuning.
     """
 
     kind: JobKind
@@ -69,14 +69,14 @@ def run_job(plan: StudyPlan, job: Job) -> None:
         search_rate(plan, arm)
     elif job.kind == "pretrain":
         pretrain_arm(plan, arm, job.seed)
-    elif job.kind == "measure":
-        measure_row(plan, arm, job.seed, metrics_of(plan, job))
     else:
-        train_arm(plan, arm, job.seed)
+        measure_row(plan, arm, job.seed, metrics_of(plan, job))
 
 
 def measurements(plan: StudyPlan, arm: Arm, seed: int) -> list[Job]:
     """Return the jobs that measure what is missing in the row of an arm: one for each task, one for all else."""
+    if plan.is_done(arm, seed):
+        return []
     jobs = [Job("measure", arm.name, seed, name if needs_finetuning(arm, name) else "") for name in plan.study.metrics]
     known = plan.read_partial_row(arm, seed).get("metrics", ())
     return [job for job in dict.fromkeys(jobs) if not set(metrics_of(plan, job)) <= set(known)]
@@ -232,16 +232,6 @@ def pretrain_arm(plan: StudyPlan, arm: Arm, seed: int) -> dict[str, Any]:
     return run_pretraining(final_recipe(plan, arm, seed), arm_corpus(plan, arm), plan.run_folder(arm, seed))
 
 
-def train_arm(plan: StudyPlan, arm: Arm, seed: int) -> None:
-    """Train the model of a seed, measure every arm that uses it, write their rows, and delete the model."""
-    for each in plan.evaluated_arms(arm):
-        if repeats_first_seed(plan, arm, seed):
-            copy_row(plan, each, seed)
-        elif not plan.is_done(each, seed):
-            measure_row(plan, each, seed, plan.study.metrics)
-    finish_rows(plan, arm, seed)
-
-
 def measure_row(plan: StudyPlan, arm: Arm, seed: int, names: Sequence[str]) -> None:
     """Measure an arm by those metrics that its row does not have yet; the model is trained unless it is."""
     trained = plan.trained_arm(arm)
@@ -275,18 +265,19 @@ def repeats_first_seed(plan: StudyPlan, arm: Arm, seed: int) -> bool:
     return is_counted and seed != plan.seeds[0]
 
 
-def copy_row(plan: StudyPlan, arm: Arm, seed: int) -> None:
-    """Write the row of a seed, and the values of its examples, as those of the first seed."""
+def copy_rows(plan: StudyPlan, arm: Arm, seed: int) -> None:
+    """Write the rows on the model of an arm, and the values of their examples, as those of the first seed."""
     first = plan.seeds[0]
-    if not plan.is_done(arm, first):
-        raise ModelError(f"seed {first} failed, whose results are those of all seeds")
-    row = read_json_object(plan.row_path(arm, first)) | {"seed": seed}
-    for metric in row["metrics"].values():
-        if "items" in metric:
-            name = metric["items"].replace(f"seed-{first}.", f"seed-{seed}.", 1)
-            shutil.copyfile(plan.arm_folder(arm) / metric["items"], plan.arm_folder(arm) / name)
-            metric["items"] = name
-    write_json(plan.row_path(arm, seed), row)
+    for each in plan.evaluated_arms(arm):
+        if plan.is_done(each, seed) or not plan.is_done(each, first):
+            continue
+        row, folder = read_json_object(plan.row_path(each, first)) | {"seed": seed}, plan.arm_folder(each)
+        for metric in row["metrics"].values():
+            if "items" in metric:
+                name = metric["items"].replace(f"seed-{first}.", f"seed-{seed}.", 1)
+                shutil.copyfile(folder / metric["items"], folder / name)
+                metric["items"] = name
+        write_json(plan.row_path(each, seed), row)
 
 
 def describe_training(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,27 +25,31 @@ from polyseme.inference.load import load
 from polyseme.io.atomic import write_text
 from polyseme.io.json import read_json_object, write_json
 from polyseme.ngram.model import is_ngram
+from polyseme.studies.arms import resolve_recipe
 from polyseme.studies.base import Arm
 from polyseme.studies.calibration import hold_lock
 from polyseme.studies.metrics import METRICS, SENTENCE_CHARACTERS, Metric, read_task_data, sample_evenly
-from polyseme.studies.plan import BASELINES_FILE, FINETUNE_FILE, StudyPlan
+from polyseme.studies.plan import BASELINES_FILE, StudyPlan
 from polyseme.studies.transfer import TaskTransfer, open_transfer
 from polyseme.tasks.metrics.standard import squad_scores
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.train.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 TOKEN_TERMS = ("masked", "next", "previous")
-MAX_UNKNOWN = 0.001  # share of unknown tokens, above which bits per character describe another text
+MAX_UNKNOWN = 0.001  # share of unknown tokens, above which a model reads another text than the others
+SPECIAL_TOKENS, MAX_PASSAGE_TOKENS = 4, 128  # at most, around a text and in it
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The value of a metric, facts for the row, and the values of examples."""
+    """The value of a metric, facts for the row, the values of examples, and what limits its meaning."""
 
     value: float
     num_examples: int
     facts: dict[str, Any] = field(default_factory=dict)
     examples: dict[str, Any] = field(default_factory=dict)
+    warning: str = ""
 
 
 @dataclass
@@ -88,13 +92,12 @@ class ArmModel:
         assert self.plan.options.held_out is not None
         if is_pseudo != metric.name.startswith("pseudo"):
             return None
-        tokenizer, limit = Tokenizer.load(self.plan.corpus / "tokenizer"), self.plan.options.max_examples
-        sentences = read_sentences(self.plan.options.held_out, tokenizer, min(metric.max_dev, limit or metric.max_dev))
-        unknown = fmean(count_unknown(model.tokenizer, sentences)) if sentences else 1.0
-        if unknown > MAX_UNKNOWN:
-            logger.warning("%.1f %% of the held-out tokens are unknown: no bits per character", 100 * unknown)
-            return None
-        scores = model.score(sentences)
+        limit = min(metric.max_dev, self.plan.options.max_examples or metric.max_dev)
+        passages = read_passages(self.plan, limit)
+        texts = [passage.text for passage in passages]
+        if warning := self._describe_unknown(texts):
+            raise UnsupportedError(warning)  # the probability of one token for all unknown words is no measure of text
+        scores = model.score(texts, spans=[passage.span for passage in passages])
         bits = [-score.log_prob / math.log(2) for score in scores]
         characters = [score.num_characters for score in scores]
         examples = {"bits": [round(value, 4) for value in bits], "characters": characters}
@@ -104,6 +107,7 @@ class ArmModel:
         if self.arm.from_arm or "score" not in (model := self.load()).capabilities:
             return None
         pairs = limit_pairs(read_minimal_pairs(self.plan.minimal_pairs), self.plan.options.max_examples)
+        warning = self._describe_unknown([text for pair in pairs for text in (pair.good, pair.bad)])
         points = score_pairs(model, pairs)
         paradigms = sorted({pair.paradigm for pair in pairs})
         index = {name: i for i, name in enumerate(paradigms)}
@@ -112,15 +116,14 @@ class ArmModel:
         by_paradigm = dict(zip(paradigms, (round(mean, 6) for mean in means)))
         facts = {"ties": points.count(0.5), "paradigms": by_paradigm}
         whole = [int(p) if p in (0, 1) else p for p in points]
-        return Measurement(fmean(means), len(points), facts, {"points": whole, "groups": groups})
+        return Measurement(fmean(means), len(points), facts, {"points": whole, "groups": groups}, warning)
 
     def _score_task(self, metric: Metric) -> Measurement | None:
         with self._open_transfer(metric) as (transfer, work):
             if transfer is None:
                 return None
-            lr = self._choose_lr(metric, transfer, work)
-            seed_result = transfer.run(transfer.data, lr, self.seed, work)
-        data = transfer.data
+            seed_result = transfer.run(self.seed, work)
+        data, lr = transfer.data, transfer.config.optimizer.lr
         value = seed_result.scores[data.name][metric.score]
         finetuning = {"lr": lr, "seeds": [self.seed], "values": [value], "train_examples": len(data.train)}
         return Measurement(
@@ -141,15 +144,10 @@ class ArmModel:
         finally:
             shutil.rmtree(work, ignore_errors=True)  # features of all tasks at once may fill a disk
 
-    def _choose_lr(self, metric: Metric, transfer: TaskTransfer, work: Path) -> float:
-        """Return the rate that the first seed of the arm chose for the task, or choose it."""
-        choices = self.plan.read_arm_file(self.arm, FINETUNE_FILE)
-        if metric.name not in choices:
-            choice = {**transfer.choose_lr(work), "seed": self.seed}
-            with hold_lock(self.plan.out / "cache" / "finetune.lock"):  # another job may search for another task
-                choices = self.plan.read_arm_file(self.arm, FINETUNE_FILE) | {metric.name: choice}
-                write_json(self.plan.arm_folder(self.arm) / FINETUNE_FILE, choices)
-        return float(choices[metric.name]["lr"])
+    def _describe_unknown(self, texts: list[str]) -> str:
+        """Return a warning if the model knows fewer words of texts that all arms read; empty if it knows them."""
+        unknown = fmean(count_unknown(self.load().tokenizer, texts))
+        return f"{100 * unknown:.1f} % of the tokens are unknown to the model" if unknown > MAX_UNKNOWN else ""
 
 
 def measure_arm(model: ArmModel, names: Sequence[str], row: dict[str, Any]) -> None:
@@ -173,6 +171,8 @@ def measure_arm(model: ArmModel, names: Sequence[str], row: dict[str, Any]) -> N
             facts = {"value": measurement.value, "metric": METRICS[name].score}
             facts |= {"num_examples": measurement.num_examples, **measurement.facts}
             facts["seconds"] = round(time.perf_counter() - started, 2)
+            if measurement.warning:
+                problems.append(f"{name}: {measurement.warning}")
             if measurement.examples:
                 facts["items"] = f"seed-{model.seed}.{name}.json"
                 text = json.dumps(measurement.examples, separators=(",", ":")) + "\n"
@@ -235,15 +235,40 @@ def validation_accuracy(results: Mapping[str, Any]) -> float | None:
     return fmean(values) if values else None
 
 
-def read_sentences(path: Path, tokenizer: Tokenizer, limit: int) -> list[str]:
-    """Return sentences of held-out text, evenly spaced, of a length within `SENTENCE_CHARACTERS`.
+class Passage(NamedTuple):
+    """A sentence of held-out text between its neighbors, and its place with the space before it."""
 
-    Those with a token that the tokenizer of the study does not know are left out, for every arm.
+    text: str
+    span: tuple[int, int]
+
+
+def read_passages(plan: StudyPlan, limit: int) -> list[Passage]:
+    """Return sentences of held-out text between their neighbors, evenly spaced, the same for every arm.
+
+    Models are trained on text of several sentences, and one alone would start where they rarely start. All lengths are
+    within `SENTENCE_CHARACTERS`. A passage fits into the sequences of the arms that share the tokenizer of the study,
+    which knows all of its tokens.
     """
-    low, high = SENTENCE_CHARACTERS
-    texts = [text.strip() for document in open_sources([path]) for text in split_sentences(document.text)]
-    texts = [text for text in texts if low <= len(text) <= high and "\n" not in text]
-    return sample_evenly([text for text, num in zip(texts, count_unknown(tokenizer, texts)) if not num], limit)
+    tokenizer, (low, high) = Tokenizer.load(plan.corpus / "tokenizer"), SENTENCE_CHARACTERS
+    arms = [arm for arm in plan.study.arms if arm.recipe and not arm.tokenizer]
+    recipes = [resolve_recipe(arm, plan.options.overrides, plan.corpus) for arm in arms]
+    lengths = [recipe.max_len for recipe in recipes if isinstance(recipe, Recipe)]
+    max_tokens = min(lengths, default=MAX_PASSAGE_TOKENS) - SPECIAL_TOKENS
+    assert plan.options.held_out is not None
+    passages = []
+    for document in open_sources([plan.options.held_out]):
+        sentences = [text.strip() for text in split_sentences(document.text)]
+        for before, text, after in zip(sentences, sentences[1:], sentences[2:]):
+            if all(low <= len(each) <= high and "\n" not in each for each in (before, text, after)):
+                span = (len(before), len(before) + 1 + len(text))
+                passages.append(Passage(f"{before} {text} {after}", span))
+    encoded = tokenizer.encode_batch([passage.text for passage in passages])
+    fitting = [passage for passage, ids in zip(passages, encoded) if len(ids) <= max_tokens]
+    unknown = count_unknown(tokenizer, [passage.text for passage in fitting])
+    if not (known := [passage for passage, share in zip(fitting, unknown) if not share]):
+        held_out = plan.options.held_out
+        raise UnsupportedError(f"{held_out} has no three sentences in a row that fit into {max_tokens} known tokens")
+    return sample_evenly(known, limit)
 
 
 def count_unknown(tokenizer: Tokenizer, texts: list[str]) -> list[float]:

@@ -14,7 +14,7 @@ from polyseme.studies.base import Study
 from polyseme.tasks.extractive_qa import ExtractiveQATask
 
 MAX_SENTENCES = 5000  # of held-out text
-SENTENCE_CHARACTERS = (20, 200)  # of a held-out sentence, so that every model reads it whole
+SENTENCE_CHARACTERS = (20, 200)  # of a held-out sentence and of its neighbors, so that every model reads them whole
 NUM_DEV = 500  # examples held out of a training set that comes without a dev set
 
 
@@ -75,7 +75,7 @@ _METRICS = (
     Metric("blimp", "BLiMP", "pairs", "accuracy", files=(("blimp", "blimp.tar.xz"),)),
     _glue("cola", "CoLA", "matthews"),
     _glue("sst-2", "SST-2", "accuracy", max_train=10_000),
-    _glue("mrpc", "MRPC", "f1"),
+    _glue("mrpc", "MRPC", "accuracy"),
     _glue("sts-b", "STS-B", "spearman"),
     _task("wnut-17", "WNUT-17", "f1", "wnut17"),
     _task("trec", "TREC", "accuracy", "trec", "trec-6"),

@@ -24,8 +24,8 @@ from polyseme.train.recipe import BudgetConfig
 SEARCH_SEED = 1_000_003  # of the learning-rate search; no result uses it
 LOCAL_KEYS = ("corpus", "data", "held_out", "command", "versions", "keep_models")  # may differ in a resumed run
 
-TRANSFER_VERSION = 3  # to increase if models are transferred to tasks in another way, so that no study mixes two
-BASELINES_FILE, FINETUNE_FILE = "baselines.json", "finetune.json"
+TRANSFER_VERSION = 4  # to increase if models are transferred to tasks in another way, so that no study mixes two
+BASELINES_FILE = "baselines.json"
 TRAINING_KEYS = ("recipe", "overrides", "tokenizer", "from_arm")  # of an arm, the others are about its transfer
 TRAINING_FILES = ("calibration.json", "lr.json")
 

@@ -20,7 +20,7 @@ from polyseme.studies.base import Arm, Study, load_study
 from polyseme.studies.corpora import arm_corpus, check_sources, missing_corpora
 from polyseme.studies.jobs import (
     Job,
-    copy_row,
+    copy_rows,
     finish_rows,
     is_trained,
     measurements,
@@ -32,7 +32,7 @@ from polyseme.studies.jobs import (
 from polyseme.studies.measurement import measure_baselines
 from polyseme.studies.metrics import METRICS, check_data, metric_limits
 from polyseme.studies.page import export_page, write_pages
-from polyseme.studies.plan import FINETUNE_FILE, StudyOptions, StudyPlan
+from polyseme.studies.plan import StudyOptions, StudyPlan
 from polyseme.studies.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def run_study(
     seeds: Any = 3,
     options: StudyOptions | None = None,
 ) -> StudyStatus:
-    """Run a study, or continue the one in `out`, and write its pages after each finished arm and seed.
+    """Run a study, or continue the one in `out`, and write its pages after each finished seed.
 
     `corpus` is a corpus folder and `data` a folder of data sets. `budget` is that of each arm: a time on this device
     (`90s`), which is measured once and fixed as steps, or `500steps` or `1e8tokens`.
@@ -104,14 +104,13 @@ class StudyRunner:
 
     plan: StudyPlan
     end_time: float = 0.0
-    searches: list[Job] = field(default_factory=list)  # of this call
-    tried: set[Job] = field(default_factory=set)  # jobs that have ended in this call
+    searched: set[str] = field(default_factory=set)  # arms whose rates were searched in this call, also in vain
 
     def run(self) -> None:
         """Prepare all corpora, calibrate all arms, then search learning rates, train and measure.
 
-        Steps are timed before anything else runs. Where several jobs run at a time, models are trained first, then
-        measured: a measurement has many small steps, each of which would wait for the large ones of a training beside
+        Steps are timed before anything else runs. As many models are trained as there are jobs, then measured, then the
+        next ones: a measurement has many small steps, each of which would wait for the large ones of a training beside
         it. An arm is trained as soon as its learning rate is known. What the questions need is measured first.
         """
         plan = self.plan
@@ -124,40 +123,38 @@ class StudyRunner:
         ]
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
-        searches = self.searches = [Job("search", arm.name) for arm in arms if needs_search(plan, arm)]
-        for seeds in self._phases(len(arms)):
-            rows = [(arm, seed) for seed in seeds for arm in arms if seed in plan.seeds_left(arm)]
-            if not rows or scheduler.is_stopped:
-                continue
-            if scheduler.is_local:
-                scheduler.run(searches)
-                scheduler.run([Job("train", arm.name, seed) for arm, seed in rows], self._can_train)
-            else:
-                new = [(arm, seed) for arm, seed in rows if not repeats_first_seed(plan, arm, seed)]
-                untrained = [Job("pretrain", arm.name, seed) for arm, seed in new if not is_trained(plan, arm, seed)]
-                scheduler.run([*searches, *untrained], self._can_train)
-                scheduler.run(self._measurements(new), self._can_measure)
-                repeated = [(arm, seed) for arm, seed in rows if repeats_first_seed(plan, arm, seed)]
-                for each, seed in ((each, seed) for arm, seed in repeated for each in plan.evaluated_arms(arm)):
-                    if plan.is_done(each, plan.seeds[0]):
-                        copy_row(plan, each, seed)
-            write_pages(plan.out)  # takes half a minute in a large study, in which no job could start
-            searches = []
+        rows = [(arm, seed) for seed in plan.seeds for arm in arms if seed in plan.seeds_left(arm)]
+        new = [(arm, seed) for arm, seed in rows if not repeats_first_seed(plan, arm, seed)]
+        for start in range(0, max(len(new), 1), self._num_jobs):
+            batch, following = new[start : start + self._num_jobs], new[start + self._num_jobs :]
+            self._run_rows(scheduler, batch)
+            for arm, seed in rows:
+                if repeats_first_seed(plan, arm, seed):
+                    copy_rows(plan, arm, seed)
+            if scheduler.is_stopped or not following or following[0][1] != batch[0][1]:
+                write_pages(plan.out)  # takes half a minute in a large study, in which no job could start
+            if scheduler.is_stopped:
+                return
 
-    def _phases(self, num_arms: int) -> list[list[int]]:
-        """Divide the seeds into phases, each of as many as it takes to have a row for every job at a time."""
-        size = max(-(-self._num_jobs // max(num_arms, 1)), 1)
-        return [list(self.plan.seeds[i : i + size]) for i in range(0, len(self.plan.seeds), size)]
+    def _run_rows(self, scheduler: Scheduler, rows: list[tuple[Arm, int]]) -> None:
+        """Train the models of some rows, and measure them."""
+        plan = self.plan
+        names = [arm.name for arm, _ in rows if needs_search(plan, arm) and arm.name not in self.searched]
+        searches = [Job("search", name) for name in dict.fromkeys(names)]
+        untrained = [Job("pretrain", arm.name, seed) for arm, seed in rows if not is_trained(plan, arm, seed)]
+        self.searched |= set(names)
+        scheduler.run([*searches, *untrained], self._can_train)
+        scheduler.run(self._measurements(rows), self._can_measure)
 
     def _measurements(self, rows: list[tuple[Arm, int]]) -> list[Job]:
-        """Return the jobs that measure rows: what the questions need first, then arms whose steps take long."""
-        plan = self.plan
+        """Return the jobs that measure rows: what the questions need first, then those that take long."""
+        plan, times = self.plan, read_times(self.plan.out)
 
-        def position(job: Job) -> tuple[bool, float]:
+        def position(job: Job) -> tuple[bool, float, float]:
             arm = plan.study.find_arm(job.arm)
             is_asked = set(metrics_of(plan, job)) & set(plan.study.asked_metrics(arm.name))
             calibration = plan.read_arm_file(plan.trained_arm(arm), "calibration.json")
-            return not is_asked, -calibration.get("seconds_per_step", 0.0)
+            return not is_asked, -times.get(_kind_of_time(job), 0.0), -calibration.get("seconds_per_step", 0.0)
 
         arms = [(each, seed) for arm, seed in rows for each in plan.evaluated_arms(arm)]
         return sorted((job for arm, seed in arms for job in measurements(plan, arm, seed)), key=position)
@@ -167,25 +164,13 @@ class StudyRunner:
         return self.plan.options.jobs or (GPU_JOBS if torch.cuda.is_available() else 1)
 
     def _can_train(self, job: Job) -> bool:
-        """Return whether a search can start, or a training, whose search has to be over.
-
-        Rows that are also measured need what the first seed chooses or counts.
-        """
-        plan, search, first = self.plan, Job("search", job.arm), self.plan.seeds[0]
-        arm = plan.study.find_arm(job.arm)
-        if job != search and search in self.searches and (search not in self.tried or needs_search(plan, arm)):
-            return False
-        needs_first = job.kind == "train" and job.seed != first and first in plan.seeds_left(arm)
-        return not needs_first or Job("train", job.arm, first) in self.tried
+        """Return whether a search can start, or a training, whose learning rate has to be known."""
+        return job.kind == "search" or not needs_search(self.plan, self.plan.study.find_arm(job.arm))
 
     def _can_measure(self, job: Job) -> bool:
-        """Return whether a model can be measured: it is trained, and its first seed has chosen a fine-tuning rate."""
-        plan, first = self.plan, self.plan.seeds[0]
-        arm = plan.study.find_arm(job.arm)
-        is_chosen = not job.metric or job.metric in plan.read_arm_file(arm, FINETUNE_FILE)
-        needs_first = not is_chosen and job.seed != first and first in plan.seeds_left(plan.trained_arm(arm))
-        is_ready = not needs_first or Job("measure", job.arm, first, job.metric) in self.tried
-        return is_ready and is_trained(plan, plan.trained_arm(arm), job.seed)
+        """Return whether the model to measure is trained."""
+        plan, arm = self.plan, self.plan.study.find_arm(job.arm)
+        return is_trained(plan, plan.trained_arm(arm), job.seed)
 
     def _estimate(self, job: Job) -> float:
         """Return the seconds that a job is expected to take: as long as the longest of its kind so far.
@@ -196,13 +181,12 @@ class StudyRunner:
         if _kind_of_time(job) in times:
             return float(times[_kind_of_time(job)])
         search = plan.options.search_fraction * len(plan.study.lr_factors)
-        share = {"search": search, "pretrain": 1.0, "train": 1.0}.get(job.kind, 0.0)
+        share = {"search": search, "pretrain": 1.0}.get(job.kind, 0.0)
         return START_SECONDS + share * 60 * plan.budget.minutes * self._num_jobs
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
         """Record the end of a job: its error in the rows that need it, its time, and the pages."""
         plan, arm = self.plan, self.plan.study.find_arm(job.arm)
-        self.tried.add(job)
         if error:
             logger.error("%s failed: %s", job, error)
             seeds = plan.seeds if job.kind in ("prepare", "calibrate", "search") else [job.seed]
@@ -240,8 +224,7 @@ class StudyRunner:
         if job.kind == "pretrain":
             return ": trained, not measured yet"
         row = plan.read_partial_row(arm, job.seed) or read_json_object(plan.row_path(arm, job.seed))
-        names = metrics_of(plan, job) if job.kind == "measure" else plan.study.metrics
-        metrics = {name: facts for name in names if (facts := row["metrics"].get(name))}
+        metrics = {name: facts for name in metrics_of(plan, job) if (facts := row["metrics"].get(name))}
         values = [f"{name} {facts['value']:.4g}" for name, facts in metrics.items()]
         return ": " + ", ".join([*values, *(["void"] if row["is_void"] else [])])
 
@@ -260,11 +243,7 @@ def merge_arm_files(plan: StudyPlan) -> None:
     """Write `calibration.json` and `lr.json` of the study from those of its arms."""
     arms = [arm for arm in plan.study.arms if plan.arm_folder(arm).is_dir()]
     calibration = {arm.name: facts for arm in arms if (facts := plan.read_arm_file(arm, "calibration.json"))}
-    rates: dict[str, Any] = {}
-    for arm in arms:
-        choices = plan.read_arm_file(arm, FINETUNE_FILE)
-        facts = plan.read_arm_file(arm, "lr.json") | ({"finetune": choices} if choices else {})
-        rates |= {arm.name: facts} if facts else {}
+    rates = {arm.name: facts for arm in arms if (facts := plan.read_arm_file(arm, "lr.json"))}
     write_json(plan.out / "calibration.json", calibration)
     write_json(plan.out / "lr.json", rates)
 

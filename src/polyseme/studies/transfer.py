@@ -1,11 +1,9 @@
 """Transfer of an arm's model to a task: fine-tuning, a network over frozen features, or ULMFiT's stages.
 
-Fine-tuning has the same optimizer, learning rate and number of steps in all arms (decision 042). A network over
-features tries several learning rates on a part of the training examples, once for each task, with the model of the
-first seed. The dev examples are used for the results alone.
+Each has one optimizer, learning rate and number of steps in all arms (decisions 042 and 043). The dev examples are used
+for the results alone.
 """
 
-import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +12,6 @@ from typing import Any
 
 from polyseme.finetuning.api import FeatureOptions, pop_options
 from polyseme.finetuning.config import FinetuneConfig
-from polyseme.finetuning.defaults import choose_settings
 from polyseme.finetuning.experiment import RunOptions, TaskData
 from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.frozen import FEATURE_DEFAULTS, train_on_features
@@ -23,21 +20,17 @@ from polyseme.finetuning.results import SeedResult
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.pipelines.ulmfit import UlmfitConfig, finetune_lm, load_pretrained
 from polyseme.studies.base import Arm
-from polyseme.studies.metrics import drop_new_labels, sample_evenly, split_evenly
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import read_model_config
 
 FINETUNE_OPTIMIZER = OptimizerConfig(name="muon", lr=5e-4)
-MIN_STEPS = 1500  # of fine-tuning: small sets need more epochs (Mosbach et al. 2021, §6)
-FEATURE_LR_FACTORS = (0.5, 1.0, 2.0, 4.0)  # of the default learning rate
-MAX_SEARCH_EXAMPLES = 2000  # of the training set, three quarters of which train
-BATCH_SIZE = 32
-MAX_FEATURE_EPOCHS = 5.0
+MIN_STEPS = 1500  # small sets need more epochs (Mosbach et al. 2021, §6)
+BATCH_SIZE, EPOCHS = 32, 3.0
 
 
 @dataclass(frozen=True, eq=False)
 class TaskTransfer:
-    """How a model is transferred to a task: all but the learning rate and the seed."""
+    """How a model is transferred to a task: all but the seed."""
 
     model: Path
     data: TaskData
@@ -45,39 +38,15 @@ class TaskTransfer:
     features: FeatureOptions | None = None
     from_scratch: bool = False
 
-    @property
-    def num_search_dev(self) -> int:
-        """The number of examples that the learning rate is chosen on."""
-        return max(min(len(self.data.train), MAX_SEARCH_EXAMPLES) // 4, 1)
-
-    def run(self, data: TaskData, lr: float, seed: int, work: Path) -> SeedResult:
-        """Train once on the examples of `data`, and evaluate on its dev examples."""
+    def run(self, seed: int, work: Path) -> SeedResult:
+        """Train once, and evaluate on the dev examples."""
         results: list[SeedResult] = []
-        config = self.config.replace(optimizer=self.config.optimizer.replace(lr=lr))
         options = RunOptions([seed], self.from_scratch, on_seed=results.append)
         if self.features is None:
-            finetune(self.model, data, None, config, options)
+            finetune(self.model, self.data, None, self.config, options)
         else:
-            train_on_features(self.features.inputs(work / "features"), data, None, config, options)
+            train_on_features(self.features.inputs(work / "features"), self.data, None, self.config, options)
         return results[0]
-
-    def choose_lr(self, work: Path) -> dict[str, Any]:
-        """Return the learning rate, with the scores of those that were tried.
-
-        They are tried on three quarters of a part of the training set, and scored on the rest.
-        """
-        if self.features is None:
-            return {"lr": self.config.optimizer.lr, "rates": []}
-        examples = sample_evenly(self.data.train, MAX_SEARCH_EXAMPLES)
-        train, dev = split_evenly(examples, self.num_search_dev)
-        data, scores = drop_new_labels(replace(self.data, train=train, dev=dev)), {}
-        for factor in FEATURE_LR_FACTORS:
-            lr = self.config.optimizer.lr * factor
-            value = self.run(data, lr, 0, work).scores[data.name][data.primary_metric]
-            scores[lr] = value if math.isfinite(value) else -1.0
-        best = max(scores, key=lambda lr: (scores[lr], -abs(math.log(lr / self.config.optimizer.lr))))
-        rates = [{"lr": lr, "score": score} for lr, score in scores.items()]
-        return {"lr": best, "rates": rates, "train_examples": len(data.train), "dev_examples": len(data.dev)}
 
 
 def open_transfer(
@@ -94,7 +63,7 @@ def open_transfer(
         chosen = pop_options(FeatureOptions, options)
         inputs: dict[str, Any] = {"word_vectors": model} if is_table else {"features": [model]}
         features = chosen if chosen.features is not None else replace(chosen, **inputs)
-        config = FEATURE_DEFAULTS.replace(epochs=MAX_FEATURE_EPOCHS, batch_size=BATCH_SIZE)
+        config = FEATURE_DEFAULTS.replace(epochs=EPOCHS, min_steps=MIN_STEPS, batch_size=BATCH_SIZE)
         data = replace(data, task=data.task.for_features())
         config, (data,) = override(config, [data], "network", features.network_fields())
     else:
@@ -107,8 +76,6 @@ def open_transfer(
         model, config = _start_ulmfit(model, data, options, work, from_scratch)
     for path, value in {**options, **finetune_options}.items():
         config, (data,) = override(config, [data], path, value)
-    if features is None:
-        config, _ = choose_settings(config, model_config.trunk, {})
     return TaskTransfer(model, data, config.validate(), features, from_scratch)
 
 

@@ -151,11 +151,10 @@ def rate_table(results: StudyResults) -> Table | None:
     rows = []
     for arm in results.study.arms:
         search = results.learning_rates.get(arm.name, {})
-        tasks: Mapping[str, Any] = search.get("finetune", {})
         arm_rows = results.arm_rows(arm.name)
         lr = next((row["lr"] for row in arm_rows if row.get("lr")), search.get("lr"))
         tried = ", ".join(format_number(each["lr"]) for each in search.get("rates", []) if "lr" in each)
-        cells = [_format_rate(tasks.get(name, {}).get("lr") or _row_rate(arm_rows, name)) for name in names]
+        cells = [_format_rate(_row_rate(arm_rows, name)) for name in names]
         if lr or any(cells):
             rows.append((arm.name, _format_rate(lr), tried, *cells))
     header = ("arm", "pre-training", "tried", *(METRICS[name].title for name in names))

@@ -90,8 +90,7 @@ FINETUNED_ARMS = (
         "gpt",
         "gpt-base",
         {**SMALL_TRANSFORMER, **train_with(CausalLM())},
-        transfer_options={"lm_loss_weight": 0.5},
-        note="A start token, which the paper does not have. An auxiliary LM loss in fine-tuning, as in the paper.",
+        note="A start token, which the paper does not have. An auxiliary LM loss on texts and pairs, as in the paper.",
     ),
     Arm("gpt-2", "gpt2-small", {**SMALL_TRANSFORMER, **train_with(CausalLM())}, note="Fine-tuned, not prompted."),
     Arm(
