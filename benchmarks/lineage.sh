@@ -20,10 +20,13 @@ run)
     fi
     [ -f corpus/manifest.json ] || python -m polyseme prepare text --tokenizer "$root/src/polyseme/models/mini" --out corpus
     nvidia-cuda-mps-control -d || echo "without the Multi-Process Service, jobs take turns on the GPU" >&2
-    exec python -m polyseme study lineage --corpus corpus --data data --budget 30s --seeds 3 --out st/lineage --jobs 16 "$@"
+    # the learning rates were searched for 5 s each
+    exec python -m polyseme study lineage --corpus corpus --data data --budget 90s --search-fraction 0.05555555555555555 \
+        --seeds 3 --out st/lineage --jobs 10 "$@"
     ;;
 pack)
     file=$(realpath "$1")
+    sed -i "s|\"$folder/|\"|" "$folder/st/lineage/study.json"  # paths within the folder, as the jobs read them
     tar cJf "$file.partial" -C "$folder/st" --owner=0 --group=0 \
         --exclude='lineage/corpora' --exclude='lineage/cache' --exclude='lineage/logs' --exclude='lineage/arms/*/seed-?' lineage
     mv "$file.partial" "$file"

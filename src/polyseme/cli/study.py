@@ -90,10 +90,8 @@ def study(
     )
     status = run_study(name, corpus, data, out, budget, parse_seeds(seeds), study_options)
     _print_status(status, as_json)
-    if status.errors:
-        raise typer.Exit(FAILED_STATUS)
-    if not status.is_complete and time_limit:
-        raise typer.Exit(UNFINISHED_STATUS)
+    if status.errors or (time_limit and not status.is_complete):
+        raise typer.Exit(FAILED_STATUS if status.errors else UNFINISHED_STATUS)
 
 
 def _split(names: str) -> list[str]:

@@ -87,7 +87,10 @@ def study_sections(results: StudyResults, verdicts: Sequence[Verdict]) -> list[S
         ("Answers", _answers(verdicts)),
         ("Scores", _scores(results)),
         ("Cost", [cost_table(results), Paragraph(_cost_note(results))]),
-        ("Learning rates", [rates, *([Paragraph(_rate_note(results))] if "tried" in rates.header else [])] if rates else []),
+        (
+            "Learning rates",
+            [rates, *([Paragraph(_rate_note(results))] if "tried" in rates.header else [])] if rates else [],
+        ),
         ("Departures from the papers", _departures(results)),
         ("Limits", [BulletList(tuple(_limits(results, verdicts)))]),
         ("How this page was made", _provenance(results)),

@@ -191,7 +191,7 @@ QUESTIONS = (
     Question(
         "Is BERT better than GPT for paraphrases?",
         *("bert", "gpt", "mrpc", "higher"),
-        source=f"{GLUE_TABLE}: 88.9 and 82.3",
+        source=f"{GLUE_TABLE}: F1 88.9 and 82.3",
         published=6.6,
     ),
     Question(
