@@ -220,7 +220,7 @@ def evaluate(
 
     options = select_options(task, options | {"ensemble": ensemble, "truncate": truncate})
     if task in MINIMAL_PAIR_TASKS:
-        return run_minimal_pairs(model, data, **options)
+        return run_minimal_pairs(task, model, data, **options)
     from polyseme.evaluation.api import evaluate as run
     from polyseme.finetuning.api import read_options
 

@@ -42,7 +42,15 @@ class DataError(PolysemeError, ValueError):
     """A file, row, text, or corpus that cannot be used."""
 
 
-class TextTooLongError(DataError):
+class TextError(DataError):
+    """A text that a model cannot read or score, and the file and row that it is from, if they are known."""
+
+    def __init__(self, message: str, text: str = "", location: str = ""):
+        super().__init__(f"{location}: {message}" if location else message)
+        self.text, self.location = text, location
+
+
+class TextTooLongError(TextError):
     """A text that has more tokens than the model reads."""
 
 
@@ -63,6 +71,17 @@ class Interrupted(PolysemeError):
 
     def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
         return Interrupted, (self.signum, self.step, self.place)
+
+
+@contextmanager
+def add_location(places: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """Say in an error about one of these texts where it was read; each comes with its file and row."""
+    try:
+        yield
+    except TextError as error:
+        if location := next((location for text, location in places if text == error.text), ""):
+            raise type(error)(str(error), error.text, location) from None
+        raise
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -87,12 +87,33 @@ def test_aggregation():
     assert (accuracy, phenomena) == (0.5, {"x": 0.75, "y": 0.0})
 
 
+def test_groups(tmp_path):
+    """A paradigm may occur in several phenomena, is the phenomenon by default, and null is no value."""
+    rows = [{"good": "a", "bad": "bb", "phenomenon": name, "paradigm": "simple"} for name in ("x", "y")]
+    rows += [{"good": "aa", "bad": "b", "phenomenon": "z", "paradigm": None, "region": None, "template": None}]
+    result = evaluate_minimal_pairs(LengthModel(), read_minimal_pairs(write_rows(tmp_path / "pairs.jsonl", *rows)))
+    assert result.paradigms == {"simple (x)": 1.0, "simple (y)": 1.0, "z": 0.0}
+    assert result.phenomena == {"x": 1.0, "y": 1.0, "z": 0.0}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "roberta", "t5", "xlnet", "bert"])
+def test_all_tokens_of_a_region_are_compared(family, tiny_folders, tmp_path):
+    """A space before a word is a part of its first token, or a token of its own: both are counted."""
+    model = polyseme.load(tiny_folders[family], device="cpu")
+    counts = []
+    for region in range(3):
+        row = {"good": ["the", "dragon", "hides"], "bad": ["the", "cat", "hides"], "region": region}
+        (pair,) = read_minimal_pairs(write_rows(tmp_path / f"{region}.jsonl", row))
+        counts.append(model.score(pair.good, spans=pair.spans[0]).num_tokens)
+    assert sum(counts) == model.score("the dragon hides").num_tokens
+
+
 def test_templates_and_regions(tmp_path):
     template = {"template": "The keys ___ here.", "good": "are", "bad": "is"}
     regions = {"good": ["The keys", "are", "here."], "bad": ["The keys", "is", "here."], "region": 1}
     pairs = read_minimal_pairs(write_rows(tmp_path / "agreement.jsonl", template, regions))
     assert pairs[0] == MinimalPair("The keys are here.", "The keys is here.", "agreement")
-    assert pairs[1].good == pairs[0].good and pairs[1].spans == ((9, 12), (9, 11))
+    assert pairs[1].good == pairs[0].good and pairs[1].spans == ((8, 12), (8, 11)), "with the space before them"
     result = evaluate_minimal_pairs(LengthModel(), pairs)
     assert result.accuracy == 0.0 and result.phenomena == {}
 
@@ -121,7 +142,7 @@ def test_templates_and_regions_in_tables(tmp_path):
     )
     pairs = read_minimal_pairs(path)
     assert [pair.good for pair in pairs] == ["The keys are here.", "The keys are", "fine"]
-    assert [pair.spans for pair in pairs] == [None, ((9, 12), (9, 11)), None]
+    assert [pair.spans for pair in pairs] == [None, ((8, 12), (8, 11)), None]
     path.write_text("good,bad,region\na,b,0\n")
     with pytest.raises(DataError, match=r"agreement\.csv:2: good is 'a', not a list of texts"):
         read_minimal_pairs(path)
@@ -151,6 +172,8 @@ def test_bad_tables(name, content, message, tmp_path):
         ({"good": "a", "bad": "b", "template": "no gap"}, "template has 0 gaps"),
         ({"good": ["a"], "bad": ["b"], "region": 1}, "region is 1, expected an index into good"),
         ({"good": ["a", " "], "bad": ["a", "b"], "region": 1}, "critical region 1 of good is empty"),
+        ({"good": ["a"], "bad": ["b"], "region": True}, "region is True"),
+        ({"good": ["a"], "bad": ["b"], "region": 0, "template": "the ___"}, "a region or a template, not both"),
         ([1], "expected a JSON object"),
     ],
 )
@@ -179,7 +202,7 @@ def test_table_next_to_published_results(blimp):
     assert header == ["", "toy", "5-gram", "LSTM", "Transformer-XL", "GPT-2 large", "RoBERTa-large", "human"]
     assert rows[0] == ["accuracy", "33.3", "61.2", "69.8", "69.6", "83.0", "86.5", "88.6"]
     assert rows[2] == ["argument_structure", "50.0", "71.9", "73.2", "72.2", "81.8", "", "90.0"]
-    assert [row[:2] for row in rows[-3:]] == [["paradigms", "3"], ["pairs", "4"], ["ties", "1"]]
+    assert [row[:2] for row in rows[-3:]] == [["paradigms", "3 of 67"], ["pairs", "4"], ["ties", "1"]]
     assert minimal_pairs_table("minimal-pairs", [result])[0] == ["", "toy"]
 
 
@@ -206,6 +229,14 @@ def test_command(blimp, tiny_folders, run_cli, rejects, tmp_path):
     table = run_cli("evaluate", models[0], "--task", "minimal-pairs", "--data", blimp / "data/order.jsonl")
     assert "accuracy" in table and "human" not in table
     rejects("evaluate", models[0], "--task", "blimp", "--data", blimp, "--pll-metric", "x", match="pll.metric is 'x'")
+    rejects(
+        "evaluate", models[0], "--task", "blmp", "--data", blimp, match="no task or data set 'blmp'; did you mean 'b"
+    )
+    rejects("evaluate", models[0], "--task", "blimp", "--data", blimp, "--no-header", match="--no-header has no effect")
+    assert [(result["task"], result["pll_metric"]) for result in results] == [("blimp", "original"), ("blimp", None)]
+    write_rows(tmp_path / "long.jsonl", {"good": "a cat", "bad": "the cat " * 60})
+    long = ("--task", "minimal-pairs", "--data", tmp_path / "long.jsonl")
+    rejects("evaluate", models[0], *long, match=r"long\.jsonl:1: a text of .* tokens is longer")
 
 
 @pytest.mark.parametrize(

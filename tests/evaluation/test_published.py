@@ -129,9 +129,15 @@ def test_arms_of_a_study(tmp_path):
 
 
 def test_printed_results(tmp_path):
-    pairs = [{"model": "runs/gpt/model", "accuracy": 0.6, "phenomena": {"binding": 0.5}, "paradigms": {}}]
-    (row,) = polyseme.published_table("blimp", write_json(tmp_path / "blimp.json", pairs)).measured
+    paradigms = {f"p{i}": 0.6 for i in range(67)}
+    pairs = {"model": "runs/gpt/model", "task": "blimp", "accuracy": 0.6, "phenomena": {"binding": 0.5}}
+    pairs |= {"paradigms": paradigms, "pll_metric": None, "normalization": "length"}
+    (row,) = polyseme.published_table("blimp", write_json(tmp_path / "blimp.json", [pairs])).measured
     assert (row.system, row.values) == ("gpt", {"accuracy": 60, "binding": 50})
+    assert row.notes == ("gpt: normalization length",)
+    for change in ({"task": "minimal-pairs"}, {"paradigms": {"p1": 0.6}}):
+        with pytest.raises(DataError, match="expected blimp with its 67"):
+            polyseme.published_table("blimp", write_json(tmp_path / "blimp.json", pairs | change))
     content = {"dataset": "glue/cola", "examples": 9, "parameters": 5, "accuracy": 0.8, "matthews": 0.5}
     (row,) = polyseme.published_table("glue", write_json(tmp_path / "mine.json", content)).measured
     assert (row.system, row.values, row.split) == ("mine", {"cola": 50}, "dev")

@@ -181,7 +181,10 @@ def test_an_error_names_the_rows_of_its_window(models, files, cli, rejects, monk
     rejects(*arguments("translate.txt", models, files), match="^error: text 4 has 201 tokens")
     (files / "t.txt").write_text("\n".join([*TEXTS[:4], "the cat " * 50]) + "\n")
     *to_stdout, _, _ = arguments("score.txt", models, files)
-    assert "error: rows 5 to 5: a text of" in cli(*to_stdout).err
+    assert "t.txt:5: a text of" in cli(*to_stdout).err
+    rejects(
+        "embed", models / "gpt2", "--data", files / "t.txt", "--out", files / "t.npz", match="rows 5 to 5: a text of"
+    )
 
 
 def test_predict_in_python(models, files, monkeypatch):

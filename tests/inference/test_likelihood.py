@@ -102,8 +102,32 @@ def test_spans_divide_a_text(family, ours):
     assert sum(part.num_tokens for part in parts) == whole.num_tokens
     assert math.fsum(part.log_prob for part in parts) == pytest.approx(whole.log_prob, abs=1e-4)
     assert [part.num_characters for part in parts] == [cut, len(text) - cut]
-    with pytest.raises(DataError, match="have no tokens"):
-        ours[family].score(text, spans=(100, 101))
+
+
+@pytest.mark.parametrize(
+    ("texts", "spans"),
+    [
+        ("the cat", (3, 100)),
+        ("the cat", (4, 4)),
+        ("the cat", 5),
+        (["the cat", "a"], [(0, 3)]),
+        (["the cat"], [(0, 3), (4, 7)]),
+        (["the cat"], [(-1, 3)]),
+        (["the cat"], [(0, 3.0)]),
+    ],
+)
+def test_spans_are_parts_of_texts(texts, spans, ours):
+    with pytest.raises(DataError, match="span"):
+        ours["bert"].score(texts, spans=spans)
+
+
+def test_a_model_without_a_start_token_cannot_score_the_first_token_alone(ours, monkeypatch):
+    monkeypatch.setattr(PackedModel, "bos_ids", [])
+    with pytest.raises(DataError, match="does not predict the first token"):
+        ours["gpt"].score("the cat sees", spans=(0, 3))
+    ids, offsets = ours["gpt"].tokenizer.encode_with_offsets("the cat")
+    score = ours["gpt"].score("the cat sees", spans=(0, 7))
+    assert (score.num_tokens, score.num_characters) == (len(ids) - 1, 7 - offsets[0][1])
 
 
 def test_many_texts_are_scored_in_windows(ours, monkeypatch):
@@ -131,6 +155,42 @@ def test_the_command_prints_tokens_characters_and_bits(family, tiny_folders, tmp
         assert (row["text"], row["num_characters"]) == (text, len(text)) and row["num_tokens"] > 0
         assert row["bits_per_character"] == pytest.approx(-row["log_prob"] / math.log(2) / len(text))
         assert row["perplexity"] == pytest.approx(math.exp(-row["log_prob"] / row["num_tokens"]))
+
+
+def test_xlnet_does_not_see_the_rest_of_a_word(ours, tiny_folders):
+    """The later tokens of a word are hidden as in training, where XLNet reads no masks."""
+    theirs = transformers.XLNetLMHeadModel.from_pretrained(tiny_folders["xlnet"]).eval()
+    text, model = "the catdogs", ours["xlnet"]
+    encoded, words = model.encode(text), model.tokenizer.word_ids([text])[0].tolist()
+    ids, size, expected = torch.tensor([encoded.input_ids]), len(encoded.input_ids), []
+    for i, word in enumerate(words):
+        perm_mask = torch.zeros(1, size, size)
+        perm_mask[:, :, [j for j in range(i, len(words)) if words[j] == word]] = 1
+        mapping = torch.nn.functional.one_hot(torch.tensor([[i]]), size).float()
+        segments = torch.tensor([encoded.token_type_ids])
+        with torch.no_grad():
+            logits = theirs(ids, perm_mask=perm_mask, target_mapping=mapping, token_type_ids=segments).logits
+        expected.append(logits[0, 0].double().log_softmax(-1)[ids[0, i]].item())
+    assert len(set(words)) < len(words), "a word has several tokens"
+    score = model.score(text, pll_metric="within_word_l2r")
+    assert score.num_tokens == len(words) and score.log_prob == pytest.approx(math.fsum(expected), abs=1e-4)
+
+
+def test_errors_about_texts_name_the_row(ours, tiny_folders, tmp_path, rejects):
+    (tmp_path / "texts.txt").write_text("the cat\n" + "the cat " * 60 + "\n")
+    rejects("score", tiny_folders["gpt2"], "--data", tmp_path / "texts.txt", match=r"texts\.txt:2: a text of .* longer")
+
+
+def test_the_total_of_a_file(tiny_folders, tmp_path, run_cli):
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    arguments = ["score", tiny_folders["bert"], "--data", tmp_path / "texts.txt", "--json"]
+    rows = [json.loads(line) for line in run_cli(*arguments).splitlines()]
+    total = json.loads(run_cli(*arguments, "--out", tmp_path / "scores.csv"))
+    assert total["texts"] == len(TEXTS) and total["log_prob"] == pytest.approx(sum(row["log_prob"] for row in rows))
+
+
+def test_perplexity_beyond_the_range_of_floats():
+    assert TextScore(-1000.0, 1).perplexity == math.inf
 
 
 def test_bits_per_character():

@@ -211,7 +211,9 @@ def test_bad_commands(files, tiny_folders, rejects):
     model, questions, shots = tiny_folders["gpt2"], files / "q.jsonl", files / "shots.jsonl"
     rejects("score", model, match="give --data with texts to score, --choices")
     rejects("score", model, "--data", questions, "--choices", questions, match="give --data")
-    rejects("score", model, "--data", questions, "--num-shots", 1, match="go with --choices")
+    rejects("score", model, "--data", questions, "--num-shots", 1, match="--num-shots has no effect")
+    for option, value in (("normalization", "length"), ("template", "{text}"), ("context", "x"), ("seed", 3)):
+        rejects("score", model, "--data", questions, f"--{option}", value, match=f"--{option} has no effect without")
     rejects("score", model, "--choices", questions, "--num-shots", 1, match="go together")
     rejects("score", model, "--choices", questions, "--examples", shots, match="go together")
     rejects("score", model, "--choices", questions, "--num-shots", 9, "--examples", shots, match="holds 2 examples")

@@ -65,6 +65,24 @@ def run(corpus, tmp_path_factory, run_cli):
     return out, run_cli("pretrain", "ngram-3", "--corpus", corpus.path, "--out", out)
 
 
+def test_spans_with_a_tokenizer_that_has_spaces_in_its_tokens(tmp_path):
+    """The score of a part is that of the text up to its end, minus that of the text before it."""
+    documents = texts(200)
+    tokenizer = Tokenizer.train("byte-bpe-roberta", iter(documents), 330)
+    manifest = {"sources": [{"weight": 1, "counts": {"documents": 200}}]}
+    corpus = store(tmp_path / "corpus", tokenizer, documents, per_shard=100, manifest_fields=manifest)
+    train_ngram(get_recipe("ngram-3"), corpus.path, tmp_path / "run")
+    model, text = polyseme.load(tmp_path / "run"), documents[0]
+    words = text.split()
+    for i, word in enumerate(words[1:], 1):
+        before = " ".join(words[:i])
+        expected = model.score(f"{before} {word}").log_prob - model.score(before).log_prob
+        assert expected < 0
+        for start in (len(before), len(before) + 1):
+            score = model.score(text, spans=(start, len(before) + 1 + len(word)))
+            assert score.log_prob == pytest.approx(expected), (word, start)
+
+
 def test_run_folder(run, corpus):
     out, stdout = run
     assert {path.name for path in out.iterdir()} == {

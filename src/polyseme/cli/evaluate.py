@@ -13,10 +13,9 @@ from polyseme.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from polyseme.evaluation.comparison.significance import PairedTest
 
-ModelsArgument = Annotated[
-    list[Path],
-    Argument(help="Fine-tuned model or its run; with --ensemble several, or a run that kept several."),
-]
+MODELS_HELP = "Fine-tuned model or its run; with --ensemble several, or a run that kept several."
+ModelsArgument = Annotated[list[Path], Argument(help=MODELS_HELP)]
+LANGUAGE_MODELS_HELP = f"{MODELS_HELP} For minimal pairs, one or several language models of any kind."
 EnsembleOption = Annotated[bool, Option(help="Average the probabilities of several models.")]
 TruncateOption = Annotated[bool | None, Option(help="Truncate long texts; default: as in fine-tuning.")]
 RUNS_HELP = (
@@ -27,14 +26,16 @@ TASK_HELP = "One task of a model for several; or the format of --data, if the mo
 
 
 def evaluate(
-    models: ModelsArgument,
+    models: Annotated[list[Path], Argument(help=LANGUAGE_MODELS_HELP)],
     data: Annotated[Path, Option(help=f"The folder of a named data set, or labeled examples. {options.EXAMPLES_HELP}")],
     text_column: options.TextColumnOption = "",
     pair_column: options.PairColumnOption = "",
     label_column: options.LabelColumnOption = "",
     header: options.HeaderOption = True,
     truncate: TruncateOption = None,
-    task: Annotated[str, Option(help=TASK_HELP + "or a named data set, whose dev examples are read.")] = "",
+    task: Annotated[
+        str, Option(help=TASK_HELP + "a named data set, whose dev examples are read; blimp; or minimal-pairs.")
+    ] = "",
     skip_bad: options.SkipBadOption = False,
     as_json: options.JsonOption = False,
     ensemble: EnsembleOption = False,

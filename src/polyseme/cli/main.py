@@ -165,6 +165,7 @@ def _with_flags(message: str) -> str:
         known = _known_flags()
         replacements = {name: f"--{name.replace('_', '-')}" for name in re.findall(r"`(\w+)`", message)}
         for name, flag in replacements.items():
+            flag = negated if (negated := f"--no-{flag[2:]}") in sys.argv else flag
             message = message.replace(f"`{name}`", flag) if flag in known else message
     return f"{message} ({', '.join(flags)})" if flags else message
 
@@ -174,7 +175,7 @@ def _known_flags() -> set[str]:
     command = typer.main.get_command(app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
-    return {flag for parameter in command.params for flag in parameter.opts}
+    return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
 
 
 def _check_utf8(argument: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.errors import ConfigError
+from polyseme.errors import ConfigError, add_location
 from polyseme.io.limits import MAX_INTEGER
 
 if TYPE_CHECKING:
@@ -26,8 +26,11 @@ CHOICES_HELP += "text (___, the mask token, @placeholder) makes it a cloze quest
 LAST_WORDS_HELP = (
     f"LAMBADA: texts, whose last word is scored, or rows with context and continuation: {options.INPUT_HELP}"
 )
-NORMALIZATION_HELP = "Score of a choice: none (log-probability), length (per token), or unconditional (minus that "
-NORMALIZATION_HELP += "after --context)."
+DEFAULT_RANKING = {"template": "{text} {answer}", "normalization": "none", "context": "Answer: "}
+TEMPLATE_HELP = "Format of a question and its answer; \\n is a new line; default: {text} {answer}."
+NORMALIZATION_HELP = "Score of a choice: none (default: log-probability), length (per token), or unconditional (minus "
+NORMALIZATION_HELP += "that after --context)."
+CONTEXT_HELP = "Text before an unconditional answer; default: 'Answer: '."
 _SUMMED = ("log_prob", "num_tokens", "num_characters")
 
 
@@ -38,12 +41,10 @@ def score(
     last_words: Annotated[Path | None, Option(help=LAST_WORDS_HELP)] = None,
     num_shots: Annotated[int, Option(help="Number of examples before each question (few-shot).", min=0)] = 0,
     examples: Annotated[Path | None, Option(help="Labeled questions to sample the shots from.")] = None,
-    template: Annotated[
-        str, Option(help="Format of a question and its answer; \\n is a new line.")
-    ] = "{text} {answer}",
-    normalization: Annotated[str, Option(help=NORMALIZATION_HELP)] = "none",
-    context: Annotated[str, Option(help="Text before an unconditional answer.")] = "Answer: ",
-    seed: Annotated[int, Option(help="Random seed of the shots.", min=0, max=MAX_INTEGER)] = 0,
+    template: Annotated[str | None, Option(help=TEMPLATE_HELP)] = None,
+    normalization: Annotated[str | None, Option(help=NORMALIZATION_HELP)] = None,
+    context: Annotated[str | None, Option(help=CONTEXT_HELP)] = None,
+    seed: Annotated[int | None, Option(help="Random seed of the shots; default: 0.", min=0, max=MAX_INTEGER)] = None,
     pll_metric: Annotated[str | None, Option(help=options.PLL_HELP)] = None,
     as_json: options.JsonLinesOption = False,
     out: Annotated[Path | None, Option(help=options.OUTPUT_HELP)] = None,
@@ -53,7 +54,8 @@ def score(
 
     Texts get their log-probability, perplexity and bits per character.
 
-    A masked model, or a hybrid one with --pll-metric, gives a pseudo-log-likelihood. All count the tokens of a text.
+    A masked model, or a hybrid one with --pll-metric, gives a pseudo-log-likelihood. Every model counts the tokens of
+    the text alone, without start and end.
 
     For a choice, a masked model fills the gap of the question (its mask, _ or @placeholder), or one at its end. It
     knows the number of tokens of a last word.
@@ -66,28 +68,35 @@ def score(
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
     if data is None and pll_metric:
         raise ConfigError("--pll-metric goes with --data")
-    if choices is None and (num_shots or examples):
-        raise ConfigError("--num-shots and --examples go with --choices")
+    ranking = {"template": template, "normalization": normalization, "context": context}
+    of_choices = {**ranking, "num_shots": num_shots or None, "examples": examples, "seed": seed}
+    if choices is None and (ignored := [name for name, value in of_choices.items() if value is not None]):
+        raise ConfigError(f"--{ignored[0].replace('_', '-')} has no effect without --choices")
+    ranking = {name: default if ranking[name] is None else ranking[name] for name, default in DEFAULT_RANKING.items()}
     if (num_shots > 0) != (examples is not None):
         raise ConfigError("--num-shots K and --examples FILE go together")
     if out is not None:
         check_output_suffix(out, TABLE_SUFFIXES, "scores")
     language_model = polyseme.load(model)
     if data is not None:
-        mode = _text_mode(language_model, data, pll_metric, as_json)
+        mode = _text_mode(language_model, data, pll_metric, as_json, out is not None)
     elif last_words is not None:
         mode = _last_word_mode(language_model, last_words, as_json)
     else:
         assert choices is not None
-        ranking = {"template": template.replace("\\n", "\n"), "normalization": normalization, "context": context}
-        mode = _choice_mode(language_model, choices, (examples, num_shots, seed), ranking, as_json)
+        shot_options = examples, num_shots, seed or 0
+        ranking_options = ranking | {"template": str(ranking["template"]).replace("\\n", "\n")}
+        mode = _choice_mode(language_model, choices, shot_options, ranking_options, as_json)
 
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
-        shots = {"examples": examples and f"{examples} {hash_spec(examples)}", "num_shots": num_shots, "seed": seed}
-        ranking = {"template": template, "normalization": normalization, "context": context, "pll": pll_metric}
+        shots = {
+            "examples": examples and f"{examples} {hash_spec(examples)}",
+            "num_shots": num_shots,
+            "seed": seed or 0,
+        }
         hashes = {"input": mode.source.hash, "model": hash_path(model)}
-        return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking}
+        return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking, "pll": pll_metric}
 
     _run(mode, None if out is None else TableOutput(out, mode.names), settings, resume)
     if out is not None and not as_json:
@@ -122,14 +131,18 @@ def _run(mode: _Mode, table: "TableOutput | None", settings: Callable[[], dict[s
     print(mode.format_footer(summary), end="")
 
 
-def _text_mode(language_model: "LanguageModel", data: Path, pll_metric: str | None, as_json: bool) -> _Mode:
+def _text_mode(
+    language_model: "LanguageModel", data: Path, pll_metric: str | None, as_json: bool, has_table: bool
+) -> _Mode:
+    """Score texts; with `as_json`, the total is printed if the rows are written to a table."""
     from polyseme.evaluation.text_rows import TextRow, open_texts
     from polyseme.inference.results import TextScore
 
     texts = open_texts(data, language_model.path)
 
     def score(window: list[TextRow], summary: dict[str, Any]) -> "list[Row]":
-        scores = language_model.score([row.text for row in window], pll_metric)
+        with add_location((row.text, row.location) for row in window):
+            scores = language_model.score([row.text for row in window], pll_metric)
         add_to(summary, **{name: sum(getattr(s, name) for s in scores) for name in _SUMMED})
         return [(row.row, _score_columns(s)) for row, s in zip(window, scores)]
 
@@ -138,20 +151,24 @@ def _text_mode(language_model: "LanguageModel", data: Path, pll_metric: str | No
         return to_json_line({**row[1], "text": text}) if as_json else _format_score(row[1], text)
 
     def format_footer(summary: dict[str, Any]) -> str:
-        total = TextScore(*(summary[name] for name in _SUMMED))
-        return "" if as_json else _format_score(_score_columns(total), "(all)")
+        total = _score_columns(TextScore(*(summary[name] for name in _SUMMED)))
+        if as_json:
+            return to_json_line({"texts": texts.source.total, **total}) if has_table else ""
+        return _format_score(total, "(all)")
 
     return _Mode(texts.source, texts.names, score, format_row, format_footer)
 
 
 def _score_columns(score: "TextScore") -> dict[str, Any]:
     names = ("log_prob", "num_tokens", "num_characters", "perplexity", "bits_per_character")
-    return {name: getattr(score, name) for name in names}
+    columns = {name: getattr(score, name) for name in names}
+    return columns if math.isfinite(columns["perplexity"]) else columns | {"perplexity": None}
 
 
 def _format_score(score: Mapping[str, Any], text: str) -> str:
     counts = f"{score['log_prob']:12.4f} log-prob  {score['num_tokens']:5d} tokens"
-    rates = f"{score['perplexity']:12.4f} perplexity  {score['bits_per_character']:8.4f} bits per character"
+    perplexity = math.inf if score["perplexity"] is None else score["perplexity"]
+    rates = f"{perplexity:12.4f} perplexity  {score['bits_per_character']:8.4f} bits per character"
     return f"{counts}  {rates}  {text}\n"
 
 
@@ -159,6 +176,7 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
     """Score last words: accuracy, and perplexity, as in LAMBADA of a word over all its tokens."""
     from polyseme.datasets.lambada import LambadaFile, LastWord
     from polyseme.evaluation.streaming import Source
+    from polyseme.inference.results import TextScore
 
     file, names = LambadaFile.open(path), dict[str, None]()
 
@@ -183,7 +201,7 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
         metrics = {
             "texts": num_texts,
             "accuracy": summary["correct"] / num_texts,
-            "perplexity": math.exp(-summary["log_prob"] / num_texts),
+            "perplexity": TextScore(summary["log_prob"], num_texts).perplexity,
             "num_truncated": summary["truncated"],
         }
         if as_json:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import ConfigError, DataError, require_packages
+from polyseme.errors import ConfigError, DataError, UnsupportedError, require_packages, suggest
+from polyseme.evaluation.minimal_pairs import MINIMAL_PAIR_TASKS
 from polyseme.evaluation.predict import find_models, predict_ensemble
 from polyseme.evaluation.streaming import Source, hash_path, run_windows
 from polyseme.evaluation.submission import SUBMISSION_FILES, submission_format
@@ -22,7 +23,7 @@ from polyseme.inference.prediction import predict as predict_examples
 from polyseme.io.partial import PartialOutput, part_path
 from polyseme.io.specs import STDIN, split_spec
 from polyseme.report.results import EvaluationResult
-from polyseme.tasks import load_task
+from polyseme.tasks import TASKS, load_task
 from polyseme.tasks.base import TaskConfig, require_gold
 from polyseme.tasks.readers.columns import SPEC_OPTIONS, Columns
 from polyseme.train.loop import count_parameters
@@ -115,7 +116,13 @@ def evaluate(
     models: Any, data: Any, task: str, ensemble: bool, truncate: bool | None, options: ReadOptions
 ) -> EvaluationResult:
     """Compute the metrics and measure the speed; see `polyseme.evaluate`."""
-    predictor = load_predictor(models, task, ensemble, truncate)
+    try:
+        predictor = load_predictor(models, task, ensemble, truncate)
+    except UnsupportedError:  # a model without a task
+        known = (*DATASETS, *TASKS, *MINIMAL_PAIR_TASKS)
+        if task and task not in known:
+            raise ConfigError(f"there is no task or data set {task!r}; {suggest(task, known)}") from None
+        raise
     require_packages(predictor.task.required_packages)
     examples = predictor.read(data, task, "dev", options)
     require_gold(examples)

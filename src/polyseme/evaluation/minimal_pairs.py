@@ -5,6 +5,7 @@ does, reads its own start token (and a masked model its end token), and predicts
 than `TIE_TOLERANCE` are a tie, which counts as half and is reported: a tokenizer may give both sentences the same ids.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from polyseme.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
 from polyseme.datasets.published import published_table
-from polyseme.errors import ConfigError, suggest
+from polyseme.errors import ConfigError, add_location, suggest
 from polyseme.evaluation.comparison.finetuning_runs import short_model_names
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load
@@ -24,12 +25,16 @@ MINIMAL_PAIR_TASKS = ("blimp", "minimal-pairs")
 PAIR_OPTIONS = ("pll_metric", "normalization")
 NORMALIZATIONS = ("none", "length")
 TIE_TOLERANCE = 1e-5  # in nats
+NUM_BLIMP_PARADIGMS = 67
 _FLAGS = ("ensemble", "skip_bad", "strict")  # False is not set
 
 
 @dataclass(frozen=True)
 class MinimalPairResult(NotebookResult):
-    """Accuracies of a model by paradigm and phenomenon, from 0 to 1; `accuracy` is the mean of the paradigms."""
+    """Accuracies of a model by paradigm and phenomenon, from 0 to 1; `accuracy` is the mean of the paradigms.
+
+    `pll_metric` is that of the scores, None if they are no pseudo-log-likelihoods.
+    """
 
     model: str
     accuracy: float
@@ -37,6 +42,9 @@ class MinimalPairResult(NotebookResult):
     paradigms: dict[str, float]
     num_pairs: int
     num_ties: int
+    task: str = "minimal-pairs"
+    pll_metric: str | None = None
+    normalization: str = "none"
 
 
 def aggregate(paradigms: Mapping[str, float], phenomenon_of: Mapping[str, str]) -> tuple[float, dict[str, float]]:
@@ -49,19 +57,27 @@ def aggregate(paradigms: Mapping[str, float], phenomenon_of: Mapping[str, str]) 
 
 
 def evaluate_minimal_pairs(
-    model: LanguageModel, pairs: Sequence[MinimalPair], pll_metric: str | None = None, normalization: str = "none"
+    model: LanguageModel,
+    pairs: Sequence[MinimalPair],
+    pll_metric: str | None = None,
+    normalization: str = "none",
+    task: str = "minimal-pairs",
 ) -> MinimalPairResult:
     """Score both sentences of each pair. `normalization` `length` divides a score by the number of tokens.
 
     `pll_metric` applies to models whose score is a pseudo-log-likelihood, and requests one of a hybrid model.
     """
     points = score_pairs(model, pairs, pll_metric, normalization)
-    by_paradigm: dict[str, list[float]] = {}
+    by_group: dict[tuple[str, str], list[float]] = {}
     for pair, point in zip(pairs, points):
-        by_paradigm.setdefault(pair.paradigm, []).append(point)
-    paradigms = {name: fmean(by_paradigm[name]) for name in sorted(by_paradigm)}
-    accuracy, phenomena = aggregate(paradigms, {pair.paradigm: pair.phenomenon for pair in pairs})
-    return MinimalPairResult(str(model.path), accuracy, phenomena, paradigms, len(pairs), points.count(0.5))
+        by_group.setdefault((pair.paradigm, pair.phenomenon), []).append(point)
+    phenomena_of = Counter(paradigm for paradigm, _ in by_group)
+    names = {group: group[0] if phenomena_of[group[0]] == 1 else f"{group[0]} ({group[1]})" for group in by_group}
+    paradigms = {names[group]: fmean(by_group[group]) for group in sorted(by_group)}
+    accuracy, phenomena = aggregate(paradigms, {names[group]: group[1] for group in by_group})
+    metric = (pll_metric or ("original" if model.has_pll_metric else None)) if model.supports_pll_metric else None
+    counts = len(pairs), points.count(0.5)
+    return MinimalPairResult(str(model.path), accuracy, phenomena, paradigms, *counts, task, metric, normalization)
 
 
 def score_pairs(
@@ -79,15 +95,21 @@ def score_pairs(
         index = [i for i, value in enumerate(has_span) if value == is_region]
         texts = [all_texts[i] for i in index]
         selected = [spans[i] for i in index] if is_region else None
-        for i, score in zip(index, model.score(texts, pll_metric=metric, spans=selected)):
-            scores[i] = score
+        with add_location((text, pair.location) for pair in pairs for text in (pair.good, pair.bad)):
+            for i, score in zip(index, model.score(texts, pll_metric=metric, spans=selected)):
+                scores[i] = score
     values = [s.log_prob / (s.num_tokens if normalization == "length" else 1) for s in scores]
     differences = [a - b for a, b in zip(values, values[len(pairs) :])]
     return [0.5 if abs(d) <= TIE_TOLERANCE else float(d > 0) for d in differences]
 
 
 def run_minimal_pairs(
-    models: Any, data: str | Path, pll_metric: str | None = None, normalization: str = "none", skip_bad: bool = False
+    task: str,
+    models: Any,
+    data: str | Path,
+    pll_metric: str | None = None,
+    normalization: str = "none",
+    skip_bad: bool = False,
 ) -> Any:
     """Evaluate a model, loaded or a folder, on the pairs of a file or folder; a list of models gives a list."""
     is_single = not isinstance(models, list | tuple)
@@ -95,7 +117,7 @@ def run_minimal_pairs(
     if pll_metric is not None and not any(model.supports_pll_metric for model in loaded):
         raise ConfigError("`pll_metric` is for masked models, and none of these is one")
     pairs = read_minimal_pairs(data, skip_bad)
-    results = [evaluate_minimal_pairs(model, pairs, pll_metric, normalization) for model in loaded]
+    results = [evaluate_minimal_pairs(model, pairs, pll_metric, normalization, task) for model in loaded]
     return results[0] if is_single else results
 
 
@@ -123,9 +145,15 @@ def minimal_pairs_table(task: str, results: Sequence[MinimalPairResult]) -> tupl
         cells = ["" if value is None else f"{100 * value:.1f}" for value in values]
         rows.append([name, *cells, *(f"{row.values[name]:.1f}" if name in row.values else "" for row in published)])
     counts = {
-        "paradigms": [len(summary.paradigms) for summary in results],
-        "pairs": [summary.num_pairs for summary in results],
-        "ties": [summary.num_ties for summary in results],
+        "paradigms": [_count_paradigms(task, summary) for summary in results],
+        "pairs": [str(summary.num_pairs) for summary in results],
+        "ties": [str(summary.num_ties) for summary in results],
     }
-    rows += [[name, *map(str, values), *[""] * len(published)] for name, values in counts.items()]
+    rows += [[name, *values, *[""] * len(published)] for name, values in counts.items()]
     return header, rows
+
+
+def _count_paradigms(task: str, summary: MinimalPairResult) -> str:
+    num_paradigms = len(summary.paradigms)
+    is_part = task == "blimp" and num_paradigms != NUM_BLIMP_PARADIGMS
+    return f"{num_paradigms} of {NUM_BLIMP_PARADIGMS}" if is_part else str(num_paradigms)

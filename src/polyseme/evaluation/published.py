@@ -16,6 +16,7 @@ from polyseme.datasets.published import (
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.evaluation.comparison.api import find_run_folder
 from polyseme.evaluation.comparison.finetuning_runs import find_runs, name_runs, read_run, shortest_names
+from polyseme.evaluation.minimal_pairs import NUM_BLIMP_PARADIGMS
 from polyseme.finetuning.results import mean_std
 from polyseme.io.json import has_shape, read_json
 from polyseme.report.pages.finetuning_page import dev_selection_note
@@ -26,7 +27,7 @@ SPLITS = ("dev", "test")
 _DATASETS = {**{name: f"glue/{name}" for name in ("cola", "sst-2", "mrpc", "sts-b")}, "wic": "superglue/wic"}
 _STUDY_SHAPE = {"study": {"arms": [{"name": str, "transfer": str}]}, "limits": {str: {str: int}}}
 _ARM_SHAPE = {"metrics": {str: {"value": float, "metric": str}}, "parameters": int, "is_void": bool}
-_PAIRS_SHAPE = {"model": str, "accuracy": float, "phenomena": {str: float}}
+_PAIRS_SHAPE = {"model": str, "task": str, "accuracy": float, "phenomena": {str: float}, "paradigms": {str: float}}
 
 
 DatasetValues = dict[tuple[str, str], tuple[float, ...]]  # by data set and metric: one value for each seed
@@ -160,9 +161,16 @@ def _read_row(table: PublishedTable, path: Path, content: Mapping[str, Any], nam
 def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
     """Read a result of `evaluate`: minimal pairs, or metrics on a named data set."""
     if has_shape(entry, _PAIRS_SHAPE):
+        num_paradigms = len(entry["paradigms"])
+        if (entry["task"], num_paradigms) != ("blimp", NUM_BLIMP_PARADIGMS):
+            name = f"of the task {entry['task']} with {num_paradigms} paradigm" + "s" * (num_paradigms != 1)
+            raise DataError(f"{path} is a result {name}, expected blimp with its {NUM_BLIMP_PARADIGMS}")
         pairs = {"accuracy": entry["accuracy"], **entry["phenomena"]}
         values: DatasetValues = {("blimp", column): (value,) for column, value in pairs.items()}
-        return SystemScores(_model_name(str(entry["model"])), values)
+        system = _model_name(str(entry["model"]))
+        settings = {"pll_metric": "original", "normalization": "none"}
+        other = [f"{key} {value}" for key, plain in settings.items() if (value := entry.get(key) or plain) != plain]
+        return SystemScores(system, values, notes=(f"{system}: {', '.join(other)}",) if other else ())
     if not isinstance(entry, dict) or not entry.get("dataset"):
         raise DataError(f"{path} is no result of `evaluate` on a named data set, nor a row such as {ROW_FORMAT}")
     metrics: DatasetValues = {

@@ -98,7 +98,7 @@ def search(
         rows = {number: row for number, row in enumerate(texts.source) if number in wanted}
     return [
         [
-            SearchHit(rank, round(float(score), SCORE_DECIMALS), int(number) + 1, *rows[int(number)])
+            SearchHit(rank, round(float(score), SCORE_DECIMALS), int(number) + 1, *rows[int(number)][:2])
             for rank, (score, number) in enumerate(zip(scores, numbers), 1)
         ]
         for scores, numbers in zip(best.scores, best.rows)

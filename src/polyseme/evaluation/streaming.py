@@ -179,7 +179,7 @@ def run_windows(
                 with bar.window(len(window)):
                     chunks = compute(window, start, output.summary)
             except DataError as error:
-                if len(window) == source.total:
+                if len(window) == source.total or getattr(error, "location", ""):
                     raise
                 raise DataError(f"rows {start + 1:,} to {start + len(window):,}: {error}") from None
             output.append(chunks, len(window))

@@ -15,10 +15,11 @@ from polyseme.tasks.readers.records import detect_record_format, open_records, p
 
 
 class TextRow(NamedTuple):
-    """A text, and all columns of its row."""
+    """A text, all columns of its row, and where it was read."""
 
     text: str
     row: dict[str, Any]
+    location: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def open_texts(
                 raise DataError(f"{location}: {text_column} is {str(text)[:40]!r}, not a text")
             if not allow_blank and not text.strip():
                 raise DataError(f"{location} is empty: every row must contain a text")
-            yield TextRow(text, row)
+            yield TextRow(text, row, location)
 
     texts = Source(path, read)
     id_column = columns.id or ("id" if "id" in names and format != "text" else "")

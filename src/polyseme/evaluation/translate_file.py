@@ -37,7 +37,7 @@ def open_inputs(data: str | Path, reference: str | Path | None, model: Path) -> 
     """Open the texts of a file, including empty ones, each with its reference if there are any."""
     texts = open_texts(data, model, allow_blank=True)
     if reference is None:
-        unpaired = Source(texts.source.path, lambda _: (TranslationInput(*row, None) for row in texts.source))
+        unpaired = Source(texts.source.path, lambda _: (TranslationInput(*row[:2], None) for row in texts.source))
         return TranslationInputs(unpaired, texts.names)
     references = open_texts(reference, allow_blank=True).source
     if texts.source.total != references.total:
@@ -45,7 +45,7 @@ def open_inputs(data: str | Path, reference: str | Path | None, model: Path) -> 
         raise DataError(f"{counts}: they are not parallel")
     pairs = Source(
         texts.source.path,
-        lambda _: (TranslationInput(*row, other.text) for row, other in zip(texts.source, references)),
+        lambda _: (TranslationInput(*row[:2], other.text) for row, other in zip(texts.source, references)),
     )
     return TranslationInputs(pairs, texts.names, references)
 

@@ -143,12 +143,14 @@ class LanguageModel(ABC):
         predicted, and the end of the text is not predicted. `pll_metric`, for a masked model, is `original`, or
         `within_word_l2r` to mask the later tokens of a word too (Kauf and Ivanova 2023). A hybrid model (GPT-BERT) is
         scored as a causal one, or as a masked one with a `pll_metric`. `spans` has the first and the last character
-        (exclusive) of the part of each text that is scored, with the rest as context.
+        (exclusive) of the part of each text that is scored, with the rest as context; start at the space before a
+        word, which belongs to its first token in many tokenizers.
 
         >>> model.score("the cat sat").num_tokens
         3
         """
-        spans = [spans] if isinstance(texts, str) and spans is not None else spans
+        if spans is not None:
+            spans = _check_spans(*([texts], [spans]) if isinstance(texts, str) else (check_texts(texts), spans))
         return _map(partial(self._implementation("score"), pll_metric=pll_metric, spans=spans), texts)
 
     @property
@@ -430,6 +432,19 @@ class LanguageModel(ABC):
 def _map(function: Callable[[list[str]], Any], texts: Any) -> Any:
     """Apply a function of a list to a list of texts, or to one text, which gives one result."""
     return function([texts])[0] if isinstance(texts, str) else function(check_texts(texts))
+
+
+def _check_spans(texts: Sequence[str], spans: Any) -> list[tuple[int, int]]:
+    """Return the spans, one for each text, or raise `DataError` for one that is not a part of its text."""
+    if not isinstance(spans, list | tuple) or len(spans) != len(texts):
+        raise DataError(f"`spans` is {str(spans)[:60]}, expected a pair (start, end) for each of {len(texts)} texts")
+    for text, span in zip(texts, spans):
+        is_pair = isinstance(span, list | tuple) and len(span) == 2 and all(type(each) is int for each in span)
+        if not is_pair or not 0 <= span[0] < span[1] <= len(text):
+            raise DataError(
+                f"the span {span!r} is not a part (start, end) of a text of {len(text)} characters: {text!r}"
+            )
+    return [tuple(span) for span in spans]
 
 
 def _map_parallel(function: Callable[..., Any], first: Any, *others: Any) -> Any:

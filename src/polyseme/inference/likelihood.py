@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import ConfigError, DataError, UnsupportedError, suggest
+from polyseme.errors import ConfigError, TextError, UnsupportedError, suggest
 from polyseme.inference.packed_model import PackedModel, device_batches, to_host_async
 from polyseme.inference.results import TextScore
 from polyseme.nn.packing import EncoderInput, Inputs, PackedLayout
@@ -40,24 +40,32 @@ def score_causal(packed: PackedModel, texts: Sequence[str], head: str, spans: Sp
         row = np.array([*ids, *boundary] if is_backward else [*boundary, *ids])
         packed.check_length(len(row) - 1, text)
         if len(row) < 2:
-            raise DataError(f"{text!r} is a single token, and there is no token before it to predict it from")
+            raise TextError(f"{text!r} is a single token, and there is no token before it to predict it from", text)
         inputs.append(row[1:] if is_backward else row[:-1])
         targets.append(row[:-1] if is_backward else row[1:])
     positions = [np.arange(len(row)) for row in inputs]
-    num_characters = list(map(len, texts))
+    predicted = [(0, len(text)) for text in texts]
+    if not boundary:  # the first token (backward: the last) is not predicted
+        predicted = [_cut_first_token(packed, text, is_backward) for text in texts]
     if spans is not None:
-        num_characters = [end - start for start, end in spans]
         selected = [select_tokens(packed, text, span) for text, span in zip(texts, spans)]
-        if not boundary:  # the first token (backward: the last) is not predicted
+        if not boundary:
             selected = [mask[:-1] if is_backward else mask[1:] for mask in selected]
+        for text, mask in zip(texts, selected):
+            if not mask.any():
+                raise TextError(f"the model does not predict the first token, which alone is scored: {text!r}", text)
         positions = [index[mask] for index, mask in zip(positions, selected)]
         targets = [row[mask] for row, mask in zip(targets, selected)]
-    elif not boundary:
-        first_token, edge = (-1, 0) if is_backward else (0, 1)
-        offsets = (packed.tokenizer.encode_with_offsets(text)[1][first_token][edge] for text in texts)
-        num_characters = [end if is_backward else len(text) - end for text, end in zip(texts, offsets)]
+        predicted = [(max(a, start), min(b, end)) for (a, b), (start, end) in zip(predicted, spans)]
+    num_characters = [end - start for start, end in predicted]
     scores = [score for score, _ in packed.score_positions(head, inputs, positions, targets)]
     return [replace(score, num_characters=count) for score, count in zip(scores, num_characters)]
+
+
+def _cut_first_token(packed: PackedModel, text: str, is_backward: bool) -> tuple[int, int]:
+    """Return the characters of a text without its first token, or when it is read backward, without the last."""
+    offsets = packed.tokenizer.encode_with_offsets(text)[1]
+    return (0, offsets[-1][0]) if is_backward else (offsets[0][1], len(text))
 
 
 def score_masked(
@@ -77,7 +85,7 @@ def score_masked(
 
     def log_probs(copies: MaskedCopies) -> Tensor:
         inputs = Inputs(copies.tokens, copies.layout, copies.segments)
-        return packed.token_log_probs("masked", inputs, copies.rows, copies.targets)
+        return packed.token_log_probs("masked", inputs, copies.rows, copies.targets, copies.masked)
 
     def build(window: Sequence[str], window_spans: Spans) -> TokenizedTexts:
         return TokenizedTexts.build(packed, window, template, window_spans, pll_metric == "within_word_l2r")
@@ -109,7 +117,7 @@ def encode_texts(packed: PackedModel, texts: Sequence[str]) -> list[np.ndarray]:
     ids = packed.tokenizer.encode_batch(texts)
     for text, row in zip(texts, ids):
         if not len(row):
-            raise DataError(f"the text has no tokens: {text!r}")
+            raise TextError(f"the text has no tokens: {text!r}", text)
     return ids
 
 
@@ -118,7 +126,7 @@ def select_tokens(packed: PackedModel, text: str, span: tuple[int, int]) -> np.n
     offsets = np.array(packed.tokenizer.encode_with_offsets(text)[1])
     is_selected: np.ndarray = (offsets[:, 1] > span[0]) & (offsets[:, 0] < span[1])
     if not is_selected.any():
-        raise DataError(f"characters {span[0]} to {span[1]} of the text have no tokens: {text!r}")
+        raise TextError(f"characters {span[0]} to {span[1]} of the text have no tokens: {text!r}", text)
     return is_selected
 
 
@@ -140,13 +148,14 @@ class InputTemplate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MaskedCopies:
-    """A packed batch of copies of texts, the row that each predicts, and its true token."""
+    """A packed batch of copies of texts, the row that each predicts, its true token, and all masked rows."""
 
     tokens: Tensor
     layout: PackedLayout
     segments: Tensor | None
     rows: Tensor
     targets: Tensor
+    masked: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,12 +215,12 @@ class TokenizedTexts:
         tokens = self.ids[source]
         rows = np.cumsum(lengths) - lengths + self.position[index]
         targets = tokens[rows]
-        tokens[concat_ranges(rows, self.num_masked[index])] = mask_id
+        masked = concat_ranges(rows, self.num_masked[index])
+        tokens[masked] = mask_id
         segments = None if self.segments is None else torch.from_numpy(self.segments[source])
         layout = PackedLayout.from_lengths(lengths)
-        return MaskedCopies(
-            torch.from_numpy(tokens), layout, segments, torch.from_numpy(rows), torch.from_numpy(targets)
-        )
+        row_arrays = map(torch.from_numpy, (rows, targets, masked))
+        return MaskedCopies(torch.from_numpy(tokens), layout, segments, *row_arrays)
 
 
 def map_windows(

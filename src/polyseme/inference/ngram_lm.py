@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from polyseme.corpus.clean.sentences import split_sentences
-from polyseme.errors import DataError, UnsupportedError
+from polyseme.errors import TextError, UnsupportedError
 from polyseme.generation.text import TextGenerator
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.results import EncodedText, TextScore
@@ -70,8 +70,9 @@ class NgramLM(LanguageModel):
 
     def _score_span(self, text: str, start: int, end: int) -> TextScore:
         """Score a part of a text after what precedes it, as the difference of two beginnings of the text."""
+        before = text[:start].rstrip()  # a space belongs to the first token after it
         whole = self._score([text[:end]], None, None)[0]
-        context = self._score([text[:start]], None, None)[0] if text[:start].strip() else TextScore(0.0, 0)
+        context = self._score([before], None, None)[0] if before else TextScore(0.0, 0)
         return TextScore(whole.log_prob - context.log_prob, whole.num_tokens - context.num_tokens, end - start)
 
     @cached_property
@@ -93,7 +94,8 @@ class NgramLM(LanguageModel):
         text_index = np.repeat(np.arange(len(texts)), [len(group) for group in sentences])[is_nonempty]
         lengths = np.bincount(text_index, encoded.lengths[is_nonempty] + 2, len(texts)).astype(np.int64)
         if not allow_empty and not lengths.all():
-            raise DataError(f"the text has no tokens: {texts[int(np.argmin(lengths))]!r}")
+            empty = texts[int(np.argmin(lengths))]
+            raise TextError(f"the text has no tokens: {empty!r}", empty)
         vocab, unk_id = self.ngrams.vocab, self.tokenizer.special_token_ids.unk
         # the name of a boundary token that is written in a text is an unknown word
         is_boundary = ~vocab.is_predicted[encoded.ids] | (encoded.ids == vocab.eos_id)

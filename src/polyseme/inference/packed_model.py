@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyseme.errors import DataError, TextTooLongError
+from polyseme.errors import TextError, TextTooLongError
 from polyseme.families import text_start_id
 from polyseme.generation.text import first_id
 from polyseme.inference.results import TextScore
@@ -103,15 +103,18 @@ def mean_pool(hidden: Tensor, layout: PackedLayout) -> Tensor:
     return torch.cat([run.view(*shape, *run.shape[1:]).float().mean(1) for shape, run in zip(shapes, runs)])
 
 
-def inputs_for_head(model: Model, head: str, inputs: Inputs, rows: Tensor) -> tuple[Inputs, Tensor]:
+def inputs_for_head(
+    model: Model, head: str, inputs: Inputs, rows: Tensor, masked: Tensor | None = None
+) -> tuple[Inputs, Tensor]:
     """Return the inputs with which a language-model head predicts the tokens at `rows`, and the rows of its states.
 
-    The query stream of a masked head (XLNet) does not see the tokens that it predicts. A hybrid trunk (GPT-BERT) reads
-    left to right for the next token.
+    The query stream of a masked head (XLNet) sees neither the tokens that it predicts nor those at `masked`. A hybrid
+    trunk (GPT-BERT) reads left to right for the next token.
     """
     layout, device = inputs.layout, rows.device
     if head == "masked" and model.config.trunk.has_query_stream:
-        order = torch.full_like(inputs.tokens, -1).index_fill(0, rows, 0)
+        order = torch.full_like(inputs.tokens, -1)
+        order = (order if masked is None else order.index_fill(0, masked, 1)).index_fill(0, rows, 0)
         counts = np.histogram(rows.cpu().numpy(), layout.cu_seqlens.cpu().numpy())[0]
         inputs = replace(
             inputs, query_stream=QueryStream(order, rows, PackedLayout.from_lengths(counts, device=device))
@@ -184,7 +187,7 @@ class PackedModel:
         if length > max_len:
             excerpt = re.sub(r"\s+", " ", text[:40])
             raise TextTooLongError(
-                f"a text of {length} tokens is longer than the model reads ({max_len}): {excerpt!r}…"
+                f"a text of {length} tokens is longer than the model reads ({max_len}): {excerpt!r}…", text
             )
 
     def encode_sequence(self, text: str, pair: str | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -192,7 +195,7 @@ class PackedModel:
         first = self.tokenizer.encode(text)
         second = None if pair is None else self.tokenizer.encode(pair)
         if not first or second == []:
-            raise DataError(f"the text has no tokens: {(text if not first else pair)!r}")
+            raise TextError(f"the text has no tokens: {(text if not first else pair)!r}", text)
         ids, segments = self.tokenizer.build_inputs_with_special_tokens(first, second)
         self.check_length(len(ids), text)
         return np.array(ids), np.array(segments)
@@ -207,19 +210,21 @@ class PackedModel:
         used_segments = segments if self.model.config.trunk.num_segments else None
         return split_packed(ids, used_segments, lengths, self.max_batch_tokens, self.device)
 
-    def log_probs(self, head: str, inputs: Inputs, rows: Tensor) -> Iterator[Tensor]:
+    def log_probs(self, head: str, inputs: Inputs, rows: Tensor, masked: Tensor | None = None) -> Iterator[Tensor]:
         """Yield the log-probabilities of a language-model head at the given rows, [rows, vocabulary], in chunks."""
         layout = inputs.layout
-        inputs, rows = inputs_for_head(self.model, head, inputs, rows.to(self.device, non_blocking=True))
+        inputs, rows = inputs_for_head(self.model, head, inputs, rows.to(self.device, non_blocking=True), masked)
         if (selections := self.model.select_rows({head: rows}, layout)) is not None:
             inputs, layout, rows = replace(inputs, rows=selections[head].state_rows), *selections[head][1:]
         hidden = self.model.trunk(inputs).hidden
         for chunk in rows.split(ROWS_PER_SOFTMAX):
             yield self.model.predict(head, hidden, layout, chunk).float().log_softmax(-1)
 
-    def token_log_probs(self, head: str, inputs: Inputs, rows: Tensor, targets: Tensor) -> Tensor:
-        """Return the log-probability of the target token at each row, float64 [rows]."""
-        chunks = zip(self.log_probs(head, inputs, rows), targets.split(ROWS_PER_SOFTMAX))
+    def token_log_probs(
+        self, head: str, inputs: Inputs, rows: Tensor, targets: Tensor, masked: Tensor | None = None
+    ) -> Tensor:
+        """Return the log-probability of the target token at each row, float64 [rows]; `masked` tokens are not read."""
+        chunks = zip(self.log_probs(head, inputs, rows, masked), targets.split(ROWS_PER_SOFTMAX))
         return torch.cat([chunk.gather(1, chunk_ids[:, None])[:, 0].double() for chunk, chunk_ids in chunks])
 
     def score_positions(

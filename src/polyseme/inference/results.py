@@ -58,8 +58,11 @@ class TextScore(NotebookResult):
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the mean negative log-probability per token."""
-        return math.exp(-self.log_prob / max(self.num_tokens, 1))
+        """The exponential of the mean negative log-probability per token; infinite beyond the range of floats."""
+        try:
+            return math.exp(-self.log_prob / max(self.num_tokens, 1))
+        except OverflowError:
+            return math.inf
 
     @property
     def bits_per_character(self) -> float:
