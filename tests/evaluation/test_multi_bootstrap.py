@@ -161,6 +161,11 @@ def test_without_noise_of_examples_it_is_the_t_test_of_scipy():
     assert estimate_difference(a, b[:3], is_paired=True).p_value == pytest.approx(paired.pvalue)
     constant = estimate_difference([1, 1, 1], [2, 2, 2])
     assert not constant.has_variation and constant.p_value == 1 and constant.interval() == (-1, -1)
+    equal = [0.1] * 7  # whose variance is a rounding error
+    assert np.var(equal) > 0 and not estimate_difference(equal, [0.3] * 7).has_variation
+    same = np.random.default_rng(0).normal(size=50)  # both arms have the same predictions, up to rounding
+    deviations = ([same] * 3, [same * (1 + 1e-15)] * 3)
+    assert not estimate_difference([0.5] * 3, [0.5] * 3, deviations).has_variation
     with pytest.raises(ValueError, match="1 seed"):
         estimate_difference([1.0], [1.0, 2.0])
 

@@ -110,7 +110,7 @@ def test_arms_of_a_study(tmp_path):
         for seed in (1, 2):
             metrics = {
                 "cola": {"value": value * seed, "metric": "matthews"},
-                "blimp": {"value": 0.7, "metric": "accuracy"},
+                "blimp": {"value": 0.7, "metric": "accuracy", "paradigms": {f"p{i}": 0.7 for i in range(67)}},
             }
             content = {"arm": arm, "seed": seed, "metrics": metrics, "parameters": 10, "is_void": is_void}
             write_json(tmp_path / f"arms/{arm}/seed-{seed}.json", content)
@@ -123,6 +123,9 @@ def test_arms_of_a_study(tmp_path):
     notes = format_published(polyseme.published_table("bert-miniatures", tmp_path))[2]
     assert sum("10,000" in note for note in notes) == 1, "said once"
     assert polyseme.published_table("blimp", tmp_path).measured[0].values == {"accuracy": 70}
+    write_json(tmp_path / "arms/bert/seed-3.json", {"arm": "bert", "seed": 3, "error": "no luck"})
+    rows = polyseme.published_table("bert-miniatures", tmp_path).measured
+    assert rows[0].num_seeds == {"cola": 2} and any("bert: 1 of 3 seeds failed" in note for note in rows[0].notes)
     write_json(tmp_path / "arms/gpt/seed-2.json", {"metrics": {}})
     with pytest.raises(DataError, match=r"seed-2\.json is damaged"):
         polyseme.published_table("blimp", tmp_path)

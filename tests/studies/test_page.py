@@ -139,6 +139,20 @@ def test_validation_losses_are_ranked_only_for_one_objective(tmp_path):
     assert "**2.1" not in (out / "report.md").read_text()
 
 
+def test_validation_losses_of_other_tokenizers_and_void_arms_are_not_ranked(tmp_path):
+    arms = [Arm("a", "bert-tiny"), Arm("b", "bert-tiny", tokenizer="words")]
+    rows = random_rows(make_study(arms, ["valid_loss"], []), 3, spread=0.001)
+    write_pages(write_study(tmp_path / "tokenizers", make_study(arms, ["valid_loss"], []), rows))
+    assert "**2." not in (tmp_path / "tokenizers/report.md").read_text()
+    study = make_study(["a", "b", "c"], ["sst-2"], [])
+    rows = random_rows(study, 3, spread=0.0001)
+    for row in rows[-3:]:
+        row["is_void"] = True
+    write_pages(write_study(tmp_path / "void", study, rows))
+    text = (tmp_path / "void/report.md").read_text()
+    assert "| b | **61.2" in text and "c (3 of 3 void) | 62.4" in text
+
+
 def test_rates_at_the_edge_of_the_search_are_named(study):
     rates = {"a": [0.001, 0.002], "b": [0.001, 0.002, 0.004], "c": [0.002]}
     searches = {name: {"lr": 0.002, "rates": [{"lr": lr} for lr in tried]} for name, tried in rates.items()}
@@ -162,6 +176,10 @@ def test_export_and_index(study, tmp_path):
     assert "other.md" not in index
     with pytest.raises(ConfigError, match=r"other.md exists and is no page of a study"):
         export_page(study, docs / "other.md")
+    (docs / "figures.svg").write_text("<svg/>")
+    with pytest.raises(ConfigError, match=r"figures.svg exists and belongs to no page"):
+        export_page(study, docs / "figures.md")
+    assert (docs / "figures.svg").read_text() == "<svg/>" and not (docs / "figures.json").exists()
     with pytest.raises(ConfigError, match=r"ends in \.md"):
         export_page(study, docs / "mine.html")
 

@@ -29,9 +29,13 @@ def run(project, study_data, tmp_path):
     """Run a study of these arms in `tmp_path / name`, with few steps."""
 
     def run_arms(name, *arms, study=None, **options):
-        options = {"held_out": study_data / "held-out.txt", "finetune": FINETUNE, "overrides": TINY, **options}
-        seeds, budget = options.pop("seeds", 1), options.pop("budget", "3steps")
         study = Study.from_json(study or study_json(*arms))
+        names = options.get("metrics", study.metrics)
+        finetune = (
+            FINETUNE if any(name in METRICS_BY_NAME and METRICS_BY_NAME[name].kind == "task" for name in names) else {}
+        )
+        options = {"held_out": study_data / "held-out.txt", "finetune": finetune, "overrides": TINY, **options}
+        seeds, budget = options.pop("seeds", 1), options.pop("budget", "3steps")
         out = tmp_path / name
         return run_study(study, project / "corpus-bert", study_data, out, budget, seeds, StudyOptions(**options))
 
@@ -197,6 +201,34 @@ def test_a_study_with_other_settings_is_rejected(run, tmp_path, monkeypatch):
     assert before.items() < rows(tmp_path / "out").items()
 
 
+def test_rows_of_a_study_are_measured_on_the_same_data(run, study_data, tmp_path):
+    metrics = ("pseudo_bits_per_character",)
+    run("out", study=study_json(metrics=metrics))
+    (tmp_path / "other.txt").write_text((study_data / "held-out.txt").read_text().replace("The", "A"))
+    with pytest.raises(ConfigError, match=r"inputs.held_out was"):
+        run("out", study=study_json(metrics=metrics), held_out=tmp_path / "other.txt", seeds=2)
+    tiny = {name: value for name, value in TINY.items() if name != "max_len"}
+    arms = arm("long", overrides={"max_len": 32}), arm("short", overrides={"max_len": 16})
+    run("lengths", study=study_json(arms[0], metrics=metrics), overrides=tiny)
+    with pytest.raises(ConfigError, match=r"inputs.passage_tokens was 28, now 12"):
+        run("lengths", study=study_json(*arms, metrics=metrics), overrides=tiny)
+
+
+def test_what_a_kill_leaves_of_a_search_is_removed(run, tmp_path):
+    folder = tmp_path / "out/arms/nsp"
+    run("out", arms=["nsp"])
+    (folder / "search-0.5/model").mkdir(parents=True)
+    assert run("out").is_complete and not (folder / "search-0.5").exists()
+
+
+def test_damaged_rows_are_named(run, tmp_path):
+    run("out")
+    for content in ("{}", '{"arm": "nsp", "seed": "0", "recipe": {}, "is_void": false, "metrics": {}}'):
+        (tmp_path / "out/arms/nsp/seed-0.json").write_text(content)
+        with pytest.raises(DataError, match=r"seed-0\.json is damaged"):
+            run("out")
+
+
 def test_an_arm_without_a_row_may_change(run, tmp_path):
     run("out", arms=["mlm"])
     arms = [arm(name, overrides={"objective": "MaskedLM"}) for name in ("nsp", "mlm")]
@@ -235,6 +267,15 @@ def test_what_was_chosen_for_training_stays_if_the_transfer_changes(run, tmp_pat
         ({"overrides": {"seed": 3}}, "seed cannot be overridden"),
         ({"seeds": [1_000_003]}, "which the learning-rate search uses"),
         ({"budget": "soon"}, "a budget is a time"),
+        ({"budget": "0steps"}, "a budget is a time"),
+        ({"finetune": {"epochs": 1}}, "`finetune` has no effect: no arm of the study tiny"),
+        ({"metrics": ["cola"], "finetune": {"lrr": 1}}, "the arm nsp: unknown key 'lrr'.*did you mean 'lr'"),
+        ({"study": study_json(arm("a", overrides={"seed": 5}))}, "seed cannot be overridden"),
+        ({"study": study_json(arm("a", tokenizer="bppe"))}, "arm a: unknown tokenizer kind 'bppe'; did you mean 'bpe'"),
+        (
+            {"study": study_json(arm("a", transfer="features", transfer_options={"layer": 1}), metrics=("cola",))},
+            "the arm a: unknown key 'layer'",
+        ),
         ({"search_fraction": 0.0}, "search_fraction"),
     ],
 )

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.support.studies import FINETUNE, TINY, arm, study_json
+from tests.support.studies import TINY, arm, study_json
 
 
 @pytest.fixture
@@ -18,7 +18,6 @@ def command(project, study_data, tmp_path):
     study = tmp_path / "study.json"
     study.write_text(json.dumps(study_json(arm("nsp"), arm("mlm", overrides={"objective": "MaskedLM"}))))
     settings = [word for path, value in TINY.items() for word in ("--set", f"{path}={value}")]
-    settings += [word for path, value in FINETUNE.items() for word in ("--finetune", f"{path}={value}")]
     return ["study", study, "--corpus", project / "corpus-bert", "--data", study_data, "--budget", "3steps", "--seeds",
             2, "--out", tmp_path / "out", *settings]  # fmt: skip
 
@@ -39,11 +38,16 @@ def test_wrong_commands_are_rejected(rejects, command, tmp_path):
 
 
 def test_the_exit_status_tells_whether_a_study_is_finished(cli, command, tmp_path):
+    assert (
+        cli(*command, "--time-limit", "500steps").err == "error: --time-limit is 500steps, expected a time such as 9m\n"
+    )
     stopped = cli(*command, "--time-limit", "1s")
     assert stopped.status == 3 and "0 of 4 runs are done; the same command continues" in stopped.out
     finished = cli(*command, "--seeds", 2, "--json")
     assert finished.status == 0 and json.loads(finished.out)["done"] == 4
     assert cli("verify", tmp_path / "out").status == 0
+    assert cli(*command, "--time-limit", "1s").status == 0, "nothing is left to do"
+    assert "--json has no effect with --page" in cli("study", "--page", tmp_path / "out", "--json").err
     page = cli("study", "--page", tmp_path / "out", "--out", tmp_path / "page.md")
     assert page.status == 0 and (tmp_path / "page.md").is_file() and cli("verify", tmp_path / "out").status == 0
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from polyseme.errors import DataError
 from polyseme.studies.analysis.examples import example_deviations, multi_bootstrap_interval
 from polyseme.studies.base import Arm
 from polyseme.studies.verdicts import decide
@@ -96,6 +97,9 @@ def test_examples_widen_intervals_and_models_can_be_shared(tmp_path):
     assert different.interval[0] <= seeds_only.interval[0] and different.interval[1] >= seeds_only.interval[1]
     low, high = different.bootstrap_interval
     assert low < different.difference < high
+    (tmp_path / "arms/old/seed-1.sst-2.json").write_text(json.dumps({"points": [1.0] * 7}))
+    with pytest.raises(DataError, match="sst-2 of new and old are of different examples"):
+        decide(study, rows, num_seeds=3, out=tmp_path)
 
 
 def test_deviations_give_the_covariance_over_examples(tmp_path):

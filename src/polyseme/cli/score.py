@@ -69,9 +69,8 @@ def score(
     if data is None and pll_metric:
         raise ConfigError("--pll-metric goes with --data")
     ranking = {"template": template, "normalization": normalization, "context": context}
-    of_choices = {**ranking, "num_shots": num_shots or None, "examples": examples, "seed": seed}
-    if choices is None and (ignored := [name for name, value in of_choices.items() if value is not None]):
-        raise ConfigError(f"--{ignored[0].replace('_', '-')} has no effect without --choices")
+    if choices is None:
+        _reject_choice_options(ranking | {"num_shots": num_shots or None, "examples": examples, "seed": seed})
     ranking = {name: default if ranking[name] is None else ranking[name] for name, default in DEFAULT_RANKING.items()}
     if (num_shots > 0) != (examples is not None):
         raise ConfigError("--num-shots K and --examples FILE go together")
@@ -84,23 +83,23 @@ def score(
         mode = _last_word_mode(language_model, last_words, as_json)
     else:
         assert choices is not None
-        shot_options = examples, num_shots, seed or 0
-        ranking_options = ranking | {"template": str(ranking["template"]).replace("\\n", "\n")}
-        mode = _choice_mode(language_model, choices, shot_options, ranking_options, as_json)
+        mode = _choice_mode(language_model, choices, (examples, num_shots, seed or 0), ranking, as_json)
 
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
-        shots = {
-            "examples": examples and f"{examples} {hash_spec(examples)}",
-            "num_shots": num_shots,
-            "seed": seed or 0,
-        }
-        hashes = {"input": mode.source.hash, "model": hash_path(model)}
-        return {**hashes, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking, "pll": pll_metric}
+        shots = {"examples": examples and f"{examples} {hash_spec(examples)}", "num_shots": num_shots}
+        facts = {"input": mode.source.hash, "model": hash_path(model), "seed": seed or 0, "pll": pll_metric}
+        return {**facts, "mode": kind, kind: str(data or last_words or choices), **shots, **ranking}
 
     _run(mode, None if out is None else TableOutput(out, mode.names), settings, resume)
     if out is not None and not as_json:
         print(f"{out}: {mode.source.total} texts")
+
+
+def _reject_choice_options(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if value is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --choices")
 
 
 class _Mode(NamedTuple):
@@ -226,6 +225,7 @@ def _choice_mode(
     file, columns = MultipleChoiceTask.open_input(path, Columns(keep_rows=True))
     source: Source[ChoiceExample] = Source(file, lambda _: MultipleChoiceTask.iter_examples(file, columns))
     shots = _sample_shots(*shot_options, source)
+    ranking = ranking | {"template": ranking["template"].replace("\\n", "\n")}
     names = list(dict.fromkeys(name for question in source for name in question.row or ()))
 
     def score(window: "list[ChoiceExample]", summary: dict[str, Any]) -> "list[Row]":

@@ -63,17 +63,14 @@ def study(
         _list(name, as_json)
         return
     if page is not None:
-        from polyseme.studies.runner import rewrite_pages
-
-        print(rewrite_pages(page, out))
+        others = {"NAME": name, "--corpus": corpus, "--data": data, "--budget": budget, "--arms": arms}
+        _write_page(page, out, others | {"--metrics": metrics, "--set": overrides, "--json": as_json})
         return
     from polyseme.studies.plan import StudyOptions
     from polyseme.studies.runner import run_study
-    from polyseme.train.recipe import BudgetConfig
 
     required = {"NAME": name, "--corpus": corpus, "--data": data, "--budget": budget, "--out": out}
-    if missing := [flag for flag, value in required.items() if not value]:
-        raise ConfigError(f"{', '.join(missing)} missing: a study needs a name, a corpus, data, a budget and a folder")
+    _require(required)
     assert name and corpus and data and out
     study_options = StudyOptions(
         parse_settings(overrides),
@@ -85,13 +82,37 @@ def study(
         keep_models=keep_models,
         arms=_split(arms),
         jobs=jobs,
-        time_limit=60 * BudgetConfig.parse(time_limit).minutes if time_limit else 0.0,
+        time_limit=_parse_limit(time_limit),
         command=shlex.join(["polyseme", *sys.argv[1:]]),
     )
     status = run_study(name, corpus, data, out, budget, parse_seeds(seeds), study_options)
     _print_status(status, as_json)
-    if status.errors or (time_limit and not status.is_complete):
+    if status.errors or status.is_stopped:
         raise typer.Exit(FAILED_STATUS if status.errors else UNFINISHED_STATUS)
+
+
+def _require(values: dict[str, Any]) -> None:
+    """Raise `ConfigError` for options without a value."""
+    if missing := [flag for flag, value in values.items() if not value]:
+        raise ConfigError(f"{', '.join(missing)} missing: a study needs a name, a corpus, data, a budget and a folder")
+
+
+def _write_page(study_folder: Path, out: Path | None, others: dict[str, Any]) -> None:
+    """Write the pages of a study again; options that are for running one are rejected."""
+    from polyseme.studies.runner import rewrite_pages
+
+    if ignored := [flag for flag, value in others.items() if value]:
+        raise ConfigError(f"{ignored[0]} has no effect with --page, which takes only --out")
+    print(rewrite_pages(study_folder, out))
+
+
+def _parse_limit(text: str) -> float:
+    """Return the seconds of a time such as 9m; 0 for none."""
+    from polyseme.train.recipe import BudgetConfig
+
+    if text and not (limit := BudgetConfig.parse(text)).is_wall_clock:
+        raise ConfigError(f"--time-limit is {text}, expected a time such as 9m")
+    return 60 * limit.minutes if text else 0.0
 
 
 def _split(names: str) -> list[str]:

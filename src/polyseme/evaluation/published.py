@@ -112,21 +112,33 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
     limits = [f"{metric}: {split} {n:,}" for metric, each in plan["limits"].items() for split, n in each.items()]
     for arm in sorted(path for path in folder.glob("arms/*") if path.is_dir()):
         files = [path for path in sorted(arm.glob("seed-*.json")) if path.name.count(".") == 1]
-        seeds = [read_json(path) for path in files]
-        for path, seed in zip(files, seeds):
+        contents = [read_json(path) for path in files]
+        failed = [row for row in contents if isinstance(row, dict) and "error" in row]
+        seeds = [row for row in contents if row not in failed]
+        for path, seed in zip(files, contents):
+            if seed in failed:
+                continue
             if not has_shape(seed, _ARM_SHAPE):
                 raise DataError(f"{path} is damaged: it is no finished seed of a study's arm")
         values: DatasetValues = {}
         for metric in dict.fromkeys(metric for seed in seeds for metric in seed["metrics"]):
             entries = [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
+            if metric == "blimp" and any(_count_paradigms(entry) != NUM_BLIMP_PARADIGMS for entry in entries):
+                continue
             key = _DATASETS.get(metric, metric), "accuracy" if metric == "blimp" else entries[0]["metric"]
             values[key] = tuple(entry["value"] for entry in entries)
         notes = [f"{name} used a part of some data sets, in examples: {', '.join(limits)}"] if limits else []
+        if failed:
+            notes.append(f"{arm.name}: {len(failed)} of {len(files)} seeds failed")
         if any(seed["is_void"] for seed in seeds):
             notes.append(f"{arm.name} did not train: it never left the word-frequency plateau")
         mark = f" ({transfers[arm.name]})" if transfers.get(arm.name) == "features" else ""
         if seeds:
             yield SystemScores(f"{name}/{arm.name}{mark}", values, seeds[0]["parameters"], notes=tuple(notes))
+
+
+def _count_paradigms(entry: Mapping[str, Any]) -> int:
+    return len(entry.get("paradigms", ()))
 
 
 def _read_file(table: PublishedTable, path: Path, name: str) -> list[MeasuredResult]:

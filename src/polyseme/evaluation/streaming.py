@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, TextError
 from polyseme.io.atomic import sha256
 from polyseme.io.partial import PartialOutput, part_path
 from polyseme.io.specs import split_spec
@@ -179,7 +179,7 @@ def run_windows(
                 with bar.window(len(window)):
                     chunks = compute(window, start, output.summary)
             except DataError as error:
-                if len(window) == source.total or getattr(error, "location", ""):
+                if len(window) == source.total or (isinstance(error, TextError) and error.location):
                     raise
                 raise DataError(f"rows {start + 1:,} to {start + len(window):,}: {error}") from None
             output.append(chunks, len(window))

@@ -49,6 +49,9 @@ def has_setting(recipe: AnyRecipe, path: str) -> bool:
 
 def check_overrides(study: Study, overrides: Mapping[str, Any], corpus: Path) -> None:
     """Raise `ConfigError` unless every arm has a valid recipe and model, and every override applies to one of them."""
+    for path in (*overrides, *(path for arm in study.arms for path in arm.overrides)):
+        if path.partition(".")[0] in ("budget", "seed"):
+            raise ConfigError(f"{path} cannot be overridden in a study: its arms have the same budget and seeds")
     recipes = [resolve_recipe(arm, overrides, corpus) for arm in study.arms if arm.recipe]
     vocab_size = Corpus.open(corpus).vocab_size
     for arm, recipe in zip([arm for arm in study.arms if arm.recipe], recipes):
@@ -58,8 +61,6 @@ def check_overrides(study: Study, overrides: Mapping[str, Any], corpus: Path) ->
         except ConfigError as error:
             raise ConfigError(f"the arm {arm.name}: {error}") from None
     for path in overrides:
-        if path.partition(".")[0] in ("budget", "seed"):
-            raise ConfigError(f"{path} cannot be overridden in a study: its arms have the same budget and seeds")
         if not any(has_setting(recipe, path) for recipe in recipes):
             names = sorted({name for recipe in recipes for name in vars(recipe)})
             raise ConfigError(f"no arm of the study {study.name} has the setting {path!r}; {suggest(path, names)}")

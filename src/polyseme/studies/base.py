@@ -78,11 +78,17 @@ class Study(Config):
         names = [arm.name for arm in self.arms]
         if not names or not self.metrics:
             raise ConfigError(f"the study {self.name} needs at least one arm and one metric")
+        if not self.lr_factors or min(self.lr_factors) <= 0:
+            raise ConfigError(f"lr_factors of the study {self.name} is {list(self.lr_factors)}, not above 0")
         for arm in self.arms:
-            if re.fullmatch(r"[\w.+-]+", arm.name) is None or names.count(arm.name) > 1:
+            if re.fullmatch(r"\w[\w.+-]*", arm.name) is None or names.count(arm.name) > 1:
                 raise ConfigError(f"the study {self.name}: {arm.name!r} is no name of an arm, or that of two")
             if bool(arm.recipe) == bool(arm.from_arm):
                 raise ConfigError(f"the arm {arm.name} needs either a recipe or the arm whose model it uses (from_arm)")
+            if arm.from_arm and (arm.overrides or arm.tokenizer):
+                raise ConfigError(
+                    f"the arm {arm.name} uses the model of {arm.from_arm}: no overrides or tokenizer apply"
+                )
             if arm.from_arm and self.find_arm(arm.from_arm).from_arm:
                 raise ConfigError(f"the arm {arm.name} uses the model of {arm.from_arm}, which has no model of its own")
         for question in self.questions:

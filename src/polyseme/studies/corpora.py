@@ -7,13 +7,14 @@ from typing import Any
 from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.sources import CorpusSource, open_sources
 from polyseme.corpus.store import Corpus, read_manifest
-from polyseme.errors import ConfigError, DataError, PolysemeError
+from polyseme.errors import ConfigError, DataError, PolysemeError, suggest
 from polyseme.families import get_family
 from polyseme.io.atomic import atomic_directory
 from polyseme.ngram.train import NgramRecipe
 from polyseme.studies.arms import resolve_recipe
 from polyseme.studies.base import Arm
 from polyseme.studies.plan import StudyPlan
+from polyseme.text.pipelines import TOKENIZER_KINDS
 from polyseme.text.tokenizer import Tokenizer
 
 MIN_VOCAB_SIZE = 512  # of another tokenizer: byte-level BPE starts with 256 bytes
@@ -31,7 +32,10 @@ def missing_corpora(plan: StudyPlan) -> list[Arm]:
 
 
 def check_sources(plan: StudyPlan) -> None:
-    """Raise `DataError` if another corpus is needed and the sources of the study's corpus are gone."""
+    """Raise an error for unknown tokenizers, or if another corpus is needed and the sources of the study's are gone."""
+    for arm in plan.study.arms:
+        if arm.tokenizer and (kind := _parse_kind(arm)[0]) not in TOKENIZER_KINDS:
+            raise ConfigError(f"the arm {arm.name}: unknown tokenizer kind {kind!r}; {suggest(kind, TOKENIZER_KINDS)}")
     if missing := missing_corpora(plan):
         _open_sources(plan, missing[0])
 

@@ -164,6 +164,14 @@ def search_rate(plan: StudyPlan, arm: Arm) -> None:
     write_json(path, {"lr": best["lr"], "factor": best["factor"], "seed": SEARCH_SEED, "rates": rates})
 
 
+def remove_searches(plan: StudyPlan) -> None:
+    """Remove the runs of finished searches, which stay if the study is killed while it removes one."""
+    for arm in plan.study.arms:
+        if "lr" in plan.read_arm_file(arm, "lr.json"):
+            for folder in plan.arm_folder(arm).glob("search-*"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def hold_out_others(recipe: Recipe, num_documents: int) -> Recipe:
     """Return the recipe with twice as many held-out documents, none of which it held out before.
 

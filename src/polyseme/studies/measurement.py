@@ -19,6 +19,7 @@ from polyseme.corpus.sources.sources import open_sources
 from polyseme.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
 from polyseme.errors import PolysemeError, UnsupportedError
 from polyseme.evaluation.minimal_pairs import score_pairs
+from polyseme.evaluation.streaming import hash_path
 from polyseme.finetuning.results import SeedResult
 from polyseme.inference.base import LanguageModel
 from polyseme.inference.load import load
@@ -82,6 +83,8 @@ class ArmModel:
         return measure(metric)
 
     def _read_validation(self, metric: Metric) -> Measurement | None:
+        if self.arm.from_arm:
+            return None
         value = validation_loss(self.results) if metric.score == "loss" else validation_accuracy(self.results)
         return None if value is None else Measurement(value, 1)
 
@@ -242,6 +245,24 @@ class Passage(NamedTuple):
     span: tuple[int, int]
 
 
+def describe_inputs(plan: StudyPlan) -> dict[str, Any]:
+    """Return what the rows of a study are measured on: hashes of its data, and the size of passages of text."""
+    metrics, facts = [METRICS[name] for name in plan.study.metrics], dict[str, Any]()
+    if any(metric.kind == "likelihood" for metric in metrics):
+        assert plan.options.held_out is not None
+        facts = {"held_out": hash_path(plan.options.held_out), "passage_tokens": max_passage_tokens(plan)}
+    files = {metric.name: metric.find_files(plan.data) for metric in metrics if metric.files}
+    return facts | {"data": {name: [hash_path(path) for path in paths] for name, paths in files.items()}}
+
+
+def max_passage_tokens(plan: StudyPlan) -> int:
+    """Return the number of tokens of a passage that the arms with the tokenizer of the study read at once."""
+    arms = [arm for arm in plan.study.arms if arm.recipe and not arm.tokenizer]
+    recipes = [resolve_recipe(arm, plan.options.overrides, plan.corpus) for arm in arms]
+    lengths = [recipe.max_len for recipe in recipes if isinstance(recipe, Recipe)]
+    return min(lengths, default=MAX_PASSAGE_TOKENS) - SPECIAL_TOKENS
+
+
 def read_passages(plan: StudyPlan, limit: int) -> list[Passage]:
     """Return sentences of held-out text between their neighbors, evenly spaced, the same for every arm.
 
@@ -250,10 +271,7 @@ def read_passages(plan: StudyPlan, limit: int) -> list[Passage]:
     which knows all of its tokens.
     """
     tokenizer, (low, high) = Tokenizer.load(plan.corpus / "tokenizer"), SENTENCE_CHARACTERS
-    arms = [arm for arm in plan.study.arms if arm.recipe and not arm.tokenizer]
-    recipes = [resolve_recipe(arm, plan.options.overrides, plan.corpus) for arm in arms]
-    lengths = [recipe.max_len for recipe in recipes if isinstance(recipe, Recipe)]
-    max_tokens = min(lengths, default=MAX_PASSAGE_TOKENS) - SPECIAL_TOKENS
+    max_tokens = max_passage_tokens(plan)
     assert plan.options.held_out is not None
     passages = []
     for document in open_sources([plan.options.held_out]):

@@ -11,6 +11,7 @@ from polyseme.datasets.catalog import DATASETS
 from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.finetuning.experiment import TaskData
 from polyseme.studies.base import Study
+from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.extractive_qa import ExtractiveQATask
 
 MAX_SENTENCES = 5000  # of held-out text
@@ -45,7 +46,16 @@ class Metric:
         """Return whether the data of the metric are missing."""
         if self.kind == "likelihood":
             return held_out is None or not held_out.is_file()
-        return not all(any((data / name).exists() for name in names) for names in self.files)
+        return len(self.find_files(data)) < len(self.files)
+
+    def find_files(self, data: Path) -> list[Path]:
+        """Return what the data folder has of `files`."""
+        groups = [[data / name for name in names if (data / name).exists()] for names in self.files]
+        return [paths[0] for paths in groups if paths]
+
+    def task(self) -> TaskConfig:
+        """Return the task, without labels."""
+        return DATASETS[self.dataset].task() if self.dataset in DATASETS else ExtractiveQATask()
 
 
 def _glue(name: str, title: str, score: str, **limits: Any) -> Metric:

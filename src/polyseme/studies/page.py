@@ -54,6 +54,9 @@ def export_page(out: str | Path, path: str | Path) -> Path:
         raise ConfigError(f"{path}: the page of a study is Markdown: choose a file that ends in .md")
     if path.is_file() and MARKER not in path.read_text(encoding="utf-8"):
         raise ConfigError(f"{path} exists and is no page of a study: choose another file")
+    for other in (path.with_suffix(".json"), path.with_suffix(".svg")):
+        if other.exists() and not path.is_file():
+            raise ConfigError(f"{other} exists and belongs to no page of a study: choose another name than {path.name}")
     results = read_results(Path(out))
     figure_path, verdicts = path.with_suffix(".svg"), _decide(results)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from polyseme.errors import ConfigError, DataError
 from polyseme.finetuning.experiment import list_seeds
 from polyseme.finetuning.resume import first_difference
 from polyseme.io.atomic import atomic_directory, is_occupied
-from polyseme.io.json import read_json_object, write_json
+from polyseme.io.json import has_shape, read_json_object, write_json
 from polyseme.studies.base import Arm, Study
 from polyseme.train.recipe import BudgetConfig
 
@@ -26,6 +26,8 @@ LOCAL_KEYS = ("corpus", "data", "held_out", "command", "versions", "keep_models"
 
 TRANSFER_VERSION = 4  # to increase if models are transferred to tasks in another way, so that no study mixes two
 BASELINES_FILE = "baselines.json"
+FAILED_ROW_SHAPE = {"arm": str, "seed": int, "error": str}
+ROW_SHAPE = {"arm": str, "seed": int, "recipe": dict, "is_void": bool, "metrics": {str: dict}}
 TRAINING_KEYS = ("recipe", "overrides", "tokenizer", "from_arm")  # of an arm, the others are about its transfer
 TRAINING_FILES = ("calibration.json", "lr.json")
 
@@ -132,16 +134,16 @@ class StudyPlan:
         }
         return dict(json.loads(json.dumps(plan)))
 
-    def write(self, limits: Mapping[str, Any]) -> None:
-        """Write `study.json` with the limits of the metrics; raise `ConfigError` if the folder has another study.
+    def write(self, limits: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Write `study.json` with the limits and data of the metrics; raise `ConfigError` if it is of another study.
 
         Seeds may be added to a started study, and arms without a finished row may change: what was measured and
         chosen for them is deleted, except for what concerns their training if only their transfer changes.
         """
-        path, plan = self.out / "study.json", self.to_json() | {"limits": dict(limits)}
+        path, plan = self.out / "study.json", self.to_json() | {"limits": dict(limits), "inputs": dict(inputs)}
         remaining: dict[str, tuple[str, ...]] = {}  # the files that stay, by the name of each arm that has changed
         if path.is_file():
-            existing, current = map(_row_settings, (read_json_object(path), plan))
+            existing, current = (_row_settings(each, path) for each in (read_json_object(path), plan))
             if existing["seeds"] == current["seeds"][: len(existing["seeds"])]:
                 existing["seeds"] = current["seeds"]
             arms = existing["study"]["arms"], current["study"]["arms"]
@@ -208,7 +210,7 @@ class StudyPlan:
     def is_done(self, arm: Arm, seed: int) -> bool:
         """Return whether a row is finished, without an error."""
         path = self.row_path(arm, seed)
-        return path.is_file() and "error" not in read_json_object(path)
+        return path.is_file() and "error" not in read_row(path)
 
     def read_partial_row(self, arm: Arm, seed: int) -> dict[str, Any]:
         """Return what was measured so far of a row that is not finished; empty if nothing was."""
@@ -237,8 +239,18 @@ class StudyPlan:
         return folder
 
 
-def _row_settings(plan: dict[str, Any]) -> dict[str, Any]:
+def read_row(path: Path) -> dict[str, Any]:
+    """Read the row of an arm and seed, or that of one which failed."""
+    row = read_json_object(path)
+    if not has_shape(row, FAILED_ROW_SHAPE if "error" in row else ROW_SHAPE):
+        raise DataError(f"{path} is damaged: it is no row of a study; remove it and run the study again")
+    return row
+
+
+def _row_settings(plan: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return what determines the rows of a study: its settings without places, and without texts and questions."""
+    if not has_shape(plan, {"study": {"arms": [{"name": str}]}, "seeds": [int]}):
+        raise DataError(f"{path} is not the plan of a study")
     settings = {key: value for key, value in plan.items() if key not in LOCAL_KEYS}
     study = {key: value for key, value in plan["study"].items() if key not in ("title", "source", "questions")}
     arms = {arm["name"]: {key: value for key, value in arm.items() if key != "note"} for arm in study["arms"]}

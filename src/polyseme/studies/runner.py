@@ -6,7 +6,7 @@ on another machine.
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,15 @@ from polyseme.studies.jobs import (
     metrics_of,
     needs_calibration,
     needs_search,
+    remove_searches,
     repeats_first_seed,
 )
-from polyseme.studies.measurement import measure_baselines
+from polyseme.studies.measurement import describe_inputs, measure_baselines
 from polyseme.studies.metrics import METRICS, check_data, metric_limits
 from polyseme.studies.page import export_page, write_pages
 from polyseme.studies.plan import StudyOptions, StudyPlan
 from polyseme.studies.scheduler import Scheduler
+from polyseme.studies.transfer import check_transfer
 
 logger = logging.getLogger(__name__)
 GPU_JOBS = 4
@@ -42,12 +44,16 @@ START_SECONDS = 60.0  # expected time of a job in addition to its training, befo
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """How far a study is: the number of finished rows and of all, and the errors of those that failed."""
+    """How far a study is: the number of finished rows and of all, and the errors of those that failed.
+
+    `is_stopped` if a time limit ended the call before the rows that it was to run were finished.
+    """
 
     out: Path
     num_done: int
     num_rows: int
     errors: dict[str, str]
+    is_stopped: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -73,16 +79,17 @@ def run_study(
     plan = StudyPlan.create(load_study(study), Path(corpus), Path(data), Path(out), budget, seeds, options)
     check_data(plan.study, plan.data, plan.options.held_out)
     check_overrides(plan.study, plan.options.overrides, plan.corpus)
+    check_transfer(plan.study, plan.options.finetune)
     check_sources(plan)
     end_time = time.monotonic() + options.time_limit if options.time_limit else 0.0
     with lock_folder(plan.out, "study"):
-        plan.write(metric_limits(plan.study, options.max_examples))
+        plan.write(metric_limits(plan.study, options.max_examples), describe_inputs(plan))
         (plan.out / HASHES_FILE).unlink(missing_ok=True)  # the folder is that of an unfinished study
         if any(METRICS[name].kind == "pairs" for name in plan.study.metrics):
             plan.minimal_pairs  # noqa: B018  # extracts them once
         measure_baselines(plan)
-        StudyRunner(plan, end_time).run()
-        status = plan_status(plan)
+        is_stopped = StudyRunner(plan, end_time).run()
+        status = replace(plan_status(plan), is_stopped=is_stopped)
         if status.is_complete:
             write_hashes(plan.out)
         return status
@@ -106,8 +113,10 @@ class StudyRunner:
     end_time: float = 0.0
     searched: set[str] = field(default_factory=set)  # arms whose rates were searched in this call, also in vain
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Prepare all corpora, calibrate all arms, then search learning rates, train and measure.
+
+        Return whether the time limit ended that.
 
         Steps are timed before anything else runs. As many models are trained as there are jobs, then measured, then the
         next ones: a measurement has many small steps, each of which would wait for the large ones of a training beside
@@ -116,6 +125,7 @@ class StudyRunner:
         plan = self.plan
         for arm, seed in ((arm, seed) for arm in plan.arms for seed in plan.seeds):
             finish_rows(plan, arm, seed)  # of a study that was killed after the last measurement of a row
+        remove_searches(plan)
         scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
         scheduler.run([Job("prepare", arm.name) for arm in missing_corpora(plan)])
         arms = [
@@ -134,7 +144,8 @@ class StudyRunner:
             if scheduler.is_stopped or not following or following[0][1] != batch[0][1]:
                 write_pages(plan.out)  # takes half a minute in a large study, in which no job could start
             if scheduler.is_stopped:
-                return
+                break
+        return scheduler.is_stopped
 
     def _run_rows(self, scheduler: Scheduler, rows: list[tuple[Arm, int]]) -> None:
         """Train the models of some rows, and measure them."""
@@ -236,7 +247,7 @@ def _kind_of_time(job: Job) -> str:
 def read_times(out: Path) -> dict[str, float]:
     """Return the longest time of each kind of job so far."""
     path = out / "times.json"
-    return dict(read_json_object(path)["seconds"]) if path.is_file() else {}
+    return dict(read_json_object(path).get("seconds", {})) if path.is_file() else {}
 
 
 def merge_arm_files(plan: StudyPlan) -> None:

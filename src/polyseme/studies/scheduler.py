@@ -53,8 +53,8 @@ class Scheduler:
 
     @property
     def is_local(self) -> bool:
-        """Whether jobs run in this process: one at a time, without a GPU."""
-        return self.num_jobs <= 1 and not torch.cuda.is_available()
+        """Whether jobs run in this process: one at a time, without a GPU or a time limit, which would not stop them."""
+        return self.num_jobs <= 1 and not torch.cuda.is_available() and not self.end_time
 
     def run(self, jobs: Sequence[Job], is_ready: Callable[[Job], bool] = lambda job: True) -> None:
         """Run jobs in order, each when it is ready; a job that cannot end in time is not started, nor any after it."""
@@ -62,8 +62,6 @@ class Scheduler:
             return
         if self.is_local:
             for job in filter(is_ready, jobs):
-                if not self._fits(job):
-                    return
                 self._run_local(job)
             return
         pending = list(jobs)
@@ -81,6 +79,7 @@ class Scheduler:
                 if pending and not running:  # what they wait for has failed
                     break
                 time.sleep(POLL_SECONDS)
+            self.is_stopped |= bool(pending) and self._is_over
         if caught:
             raise Interrupted(caught[0], 0, "a job of the study")
 

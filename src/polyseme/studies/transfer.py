@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from polyseme.errors import ConfigError
 from polyseme.finetuning.api import FeatureOptions, pop_options
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData
@@ -19,7 +20,8 @@ from polyseme.finetuning.grid import override
 from polyseme.finetuning.results import SeedResult
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.pipelines.ulmfit import UlmfitConfig, finetune_lm, load_pretrained
-from polyseme.studies.base import Arm
+from polyseme.studies.base import Arm, Study
+from polyseme.studies.metrics import METRICS
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import read_model_config
 
@@ -47,6 +49,26 @@ class TaskTransfer:
         else:
             train_on_features(self.features.inputs(work / "features"), self.data, None, self.config, options)
         return results[0]
+
+
+def check_transfer(study: Study, finetune_options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` unless the options of every arm, and those for all of them, are settings of its training."""
+    tasks = [METRICS[name].task() for name in study.metrics if METRICS[name].kind == "task"]
+    data = [TaskData(task, [], []) for task in tasks]
+    arms = [arm for arm in study.arms if arm.transfer != "none"] if tasks else []
+    if finetune_options and not arms:
+        raise ConfigError(f"`finetune` has no effect: no arm of the study {study.name} is trained on a task")
+    for arm in arms:
+        options = dict(arm.transfer_options)
+        features = pop_options(FeatureOptions, options) if arm.transfer == "features" else FeatureOptions()
+        for name in ("from_scratch", "target_epochs"):
+            options.pop(name, None)
+        try:
+            config, _ = override(FEATURE_DEFAULTS, data, "network", features.network_fields())
+            for path, value in {**options, **finetune_options}.items():
+                override(config, data, path, value)
+        except ConfigError as error:
+            raise ConfigError(f"the arm {arm.name}: {error}") from None
 
 
 def open_transfer(

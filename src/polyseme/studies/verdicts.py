@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from polyseme.errors import PolysemeError
+from polyseme.errors import DataError, PolysemeError
 from polyseme.evaluation.comparison.random_effects import MIN_SEEDS, DifferenceEstimate, estimate_difference, holm
 from polyseme.nn.layers.block import NoNormConfig
 from polyseme.studies.analysis.examples import example_deviations, multi_bootstrap_interval
@@ -86,6 +86,8 @@ def compare_arms(
     deviations = None
     if paths is not None:
         deviations = tuple([example_deviations(path) for path in each] for each in paths)
+        if len({len(each) for arm in deviations for each in arm}) > 1:
+            raise DataError(f"{out}: the values of {metric} of {arms[0]} and {arms[1]} are of different examples")
     return estimate_difference(values[0], values[1], deviations, is_paired)  # type: ignore[arg-type]
 
 

@@ -86,7 +86,7 @@ class BudgetConfig(Config):
             elif match := re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text):
                 hours, minutes, seconds = (float(part or 0) for part in match.groups())
                 values["minutes"] = 60 * hours + minutes + seconds / 60
-        if values.get("minutes") != 0 and values:
+        if any(values.values()):
             return cls(**values)
         raise ConfigError(f"a budget is a time such as 20m, 1h30m or 90s, or 500steps or 1e9tokens, not {text!r}")
 

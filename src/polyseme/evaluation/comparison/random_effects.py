@@ -16,6 +16,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 MIN_SEEDS = 2
+ROUNDING_ERROR = 1e-12  # of a covariance, relative to the variances that it is computed from
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ def estimate_difference(
     else:
         terms = [_mean_variance(a), _mean_variance(b)]
         covariance = _mean_covariance(u) + _mean_covariance(v) - 2 * float(u.mean(axis=0) @ v.mean(axis=0))
+    if abs(covariance) < ROUNDING_ERROR * float((u**2).sum(axis=1).mean() + (v**2).sum(axis=1).mean()):
+        covariance = 0.0
     seed_variance, spread = sum(term for term, _ in terms), sum(term**2 / df for term, df in terms)
     errors = [
         StandardError(variance**0.5, variance**2 / spread if spread else np.inf)
@@ -103,10 +106,11 @@ def estimate_difference(
 
 
 def _mean_variance(values: np.ndarray) -> tuple[float, int]:
-    """Return the variance of the mean of values, and its degrees of freedom."""
+    """Return the variance of the mean of values, 0 if they are equal, and its degrees of freedom."""
     if len(values) < MIN_SEEDS:
         raise ValueError(f"{len(values)} seed(s) have no variance, expected {MIN_SEEDS} or more")
-    return float(values.var(ddof=1)) / len(values), len(values) - 1
+    variance = float(values.var(ddof=1)) if np.ptp(values) else 0.0  # of equal values it may be a rounding error
+    return variance / len(values), len(values) - 1
 
 
 def _mean_covariance(deviations: np.ndarray) -> float:

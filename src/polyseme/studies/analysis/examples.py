@@ -64,6 +64,8 @@ def _stack(files: Sequence[dict[str, Any]], name: str) -> np.ndarray:
 @lru_cache(maxsize=1024)
 def _deviations(path: Path, modified: int) -> np.ndarray:
     file = read_json_object(path)
+    if "bits" in file and len(file["bits"]) != len(file.get("characters", ())):
+        raise DataError(f"{path} is damaged: it needs as many characters as bits")
     if "points" in file:
         points = np.asarray(file["points"], dtype=np.float64)
         groups = np.asarray(file.get("groups") or np.zeros(len(points), dtype=int))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from polyseme.errors import DataError
-from polyseme.io.json import read_json_object
+from polyseme.io.json import has_shape, read_json_object
 from polyseme.studies.base import Study
-from polyseme.studies.plan import BASELINES_FILE
+from polyseme.studies.plan import BASELINES_FILE, read_row
 
 Row = Mapping[str, Any]
 
@@ -74,9 +74,11 @@ def read_results(out: Path) -> StudyResults:
 
 def _read_row(path: Path) -> dict[str, Any] | None:
     """Read a row; None for a file of examples."""
-    row = read_json_object(path)
-    if "arm" not in row or "seed" not in row:
+    is_row = path.name.count(".") == 1 or path.name.endswith(".partial.json")
+    row = read_row(path) if is_row else None
+    if row is None:
         return None
-    if "error" not in row and not isinstance(row.get("metrics"), dict):
-        raise DataError(f"{path} is damaged: it has no metrics; remove it and run the study again")
-    return row | {"metrics": {name: facts for name, facts in row.get("metrics", {}).items() if facts}}
+    metrics = {name: facts for name, facts in row.get("metrics", {}).items() if facts}
+    if not has_shape(metrics, {str: {"value": float}}):
+        raise DataError(f"{path} is damaged: a metric has no value; remove it and run the study again")
+    return row | {"metrics": metrics}

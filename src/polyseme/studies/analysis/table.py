@@ -25,9 +25,11 @@ def is_percent(metric: Metric) -> bool:
 def is_ranked(results: StudyResults, name: str) -> bool:
     """Whether the values of a metric may be ranked.
 
-    Pseudo-likelihoods never are, and validation losses only between models with the same objective.
+    Pseudo-likelihoods never are, and validation losses only between models with the same objective and tokenizer.
     """
     if METRICS[name].kind == "validation":
+        if len({arm.tokenizer for arm in results.study.arms if results.values(arm.name, name)}) > 1:
+            return False
         objectives = [row["recipe"].get("objective") for row in results.rows if "recipe" in row]
         return all(objective == objectives[0] for objective in objectives)
     return not name.startswith("pseudo")
@@ -73,7 +75,9 @@ def find_best(results: StudyResults, name: str) -> str:
     if not is_ranked(results, name):
         return ""
     sign = 1 if METRICS[name].higher_is_better else -1
-    means = {arm.name: statistics.fmean(v) for arm in results.study.arms if (v := results.values(arm.name, name))}
+    void = {row["arm"] for row in results.rows if row.get("is_void")}
+    arms = [arm.name for arm in results.study.arms if arm.name not in void]
+    means = {arm: statistics.fmean(values) for arm in arms if (values := results.values(arm, name))}
     if len(means) < 2:
         return ""
     best = max(means, key=lambda arm: sign * means[arm])
