@@ -1,6 +1,7 @@
 """Published tables with our results next to them: runs, benchmarks, studies, printed results, rows of one's own."""
 
 import json
+import math
 import statistics
 
 import pytest
@@ -40,7 +41,7 @@ def test_columns_name_data_sets_and_metrics_that_exist():
     for table in TABLES.values():
         assert set(table.score_columns) <= set(table.columns), table.name
         for spec in table.score_columns.values():
-            assert spec.dataset in (*DATASETS, PARAMETERS, "blimp"), spec
+            assert spec.dataset in (*DATASETS, PARAMETERS, "blimp", "valid_loss"), spec
         assert {name for group in table.average_of for name in group} <= set(table.score_columns)
         assert table.split in ("dev", "test", "")
     assert TABLES["glue"].score_columns["mrpc"].metric == DATASETS["glue/mrpc"].metric
@@ -110,6 +111,7 @@ def test_arms_of_a_study(tmp_path):
         for seed in (1, 2):
             metrics = {
                 "cola": {"value": value * seed, "metric": "matthews"},
+                "valid_loss": {"value": math.log(5.0), "metric": "loss"},
                 "blimp": {"value": 0.7, "metric": "accuracy", "paradigms": {f"p{i}": 0.7 for i in range(67)}},
             }
             content = {"arm": arm, "seed": seed, "metrics": metrics, "parameters": 10, "is_void": is_void}
@@ -120,6 +122,7 @@ def test_arms_of_a_study(tmp_path):
     assert rows[0].values == {"cola": pytest.approx(45)} and rows[0].num_seeds == {"cola": 2}
     assert rows[0].notes[0].endswith("in examples: sst-2: train 10,000") and len(rows[0].notes) == 1
     assert "word-frequency plateau" in rows[1].notes[1]
+    assert polyseme.published_table("bert-size", tmp_path).measured[0].values == {"perplexity": pytest.approx(5.0)}
     notes = format_published(polyseme.published_table("bert-miniatures", tmp_path))[2]
     assert sum("10,000" in note for note in notes) == 1, "said once"
     assert polyseme.published_table("blimp", tmp_path).measured[0].values == {"accuracy": 70}

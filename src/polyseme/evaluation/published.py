@@ -1,5 +1,6 @@
 """Our own results next to published ones: runs, benchmarks, studies, and the JSON that commands print."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -237,6 +238,8 @@ def _select(spec: ScoreColumn, scores: SystemScores) -> tuple[float, ...]:
         return ()
     if spec.metric == "error":
         return tuple(100 - 100 * value for value in scores.values.get((spec.dataset, "accuracy"), ()))
+    if spec.metric == "perplexity":
+        return tuple(math.exp(value) for value in scores.values.get((spec.dataset, "loss"), ()))
     return tuple(100 * value for value in scores.values.get((spec.dataset, spec.metric), ()))
 
 
