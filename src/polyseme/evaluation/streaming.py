@@ -181,7 +181,8 @@ def run_windows(
             except DataError as error:
                 if len(window) == source.total or (isinstance(error, TextError) and error.location):
                     raise
-                raise DataError(f"rows {start + 1:,} to {start + len(window):,}: {error}") from None
+                kind = TextError if isinstance(error, TextError) else DataError
+                raise kind(f"rows {start + 1:,} to {start + len(window):,}: {error}") from None
             output.append(chunks, len(window))
             if output.num_rows < source.total or output.is_resumable:
                 output.checkpoint()
