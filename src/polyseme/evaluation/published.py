@@ -113,14 +113,12 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
     limits = [f"{metric}: {split} {n:,}" for metric, each in plan["limits"].items() for split, n in each.items()]
     for arm in sorted(path for path in folder.glob("arms/*") if path.is_dir()):
         files = [path for path in sorted(arm.glob("seed-*.json")) if path.name.count(".") == 1]
-        contents = [read_json(path) for path in files]
-        failed = [row for row in contents if isinstance(row, dict) and "error" in row]
-        seeds = [row for row in contents if row not in failed]
-        for path, seed in zip(files, contents):
-            if seed in failed:
-                continue
-            if not has_shape(seed, _ARM_SHAPE):
+        contents = {path: read_json(path) for path in files}
+        rows = {path: row for path, row in contents.items() if not (isinstance(row, dict) and "error" in row)}
+        for path, row in rows.items():
+            if not has_shape(row, _ARM_SHAPE):
                 raise DataError(f"{path} is damaged: it is no finished seed of a study's arm")
+        seeds = list(rows.values())
         values: DatasetValues = {}
         for metric in dict.fromkeys(metric for seed in seeds for metric in seed["metrics"]):
             entries = [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
@@ -129,8 +127,8 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
             key = _DATASETS.get(metric, metric), "accuracy" if metric == "blimp" else entries[0]["metric"]
             values[key] = tuple(entry["value"] for entry in entries)
         notes = [f"{name} used a part of some data sets, in examples: {', '.join(limits)}"] if limits else []
-        if failed:
-            notes.append(f"{arm.name}: {len(failed)} of {len(files)} seeds failed")
+        if len(seeds) < len(files):
+            notes.append(f"{arm.name}: {len(files) - len(seeds)} of {len(files)} seeds failed")
         if any(seed["is_void"] for seed in seeds):
             notes.append(f"{arm.name} did not train: it never left the word-frequency plateau")
         mark = f" ({transfers[arm.name]})" if transfers.get(arm.name) == "features" else ""

@@ -74,10 +74,9 @@ def read_results(out: Path) -> StudyResults:
 
 def _read_row(path: Path) -> dict[str, Any] | None:
     """Read a row; None for a file of examples."""
-    is_row = path.name.count(".") == 1 or path.name.endswith(".partial.json")
-    row = read_row(path) if is_row else None
-    if row is None:
+    if path.name.count(".") > 1 and not path.name.endswith(".partial.json"):
         return None
+    row = read_row(path)
     metrics = {name: facts for name, facts in row.get("metrics", {}).items() if facts}
     if not has_shape(metrics, {str: {"value": float}}):
         raise DataError(f"{path} is damaged: a metric has no value; remove it and run the study again")
