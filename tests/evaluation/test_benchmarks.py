@@ -363,11 +363,23 @@ def test_benchmark_resumes_and_shows_published_rows(folder, tmp_path, monkeypatc
     assert (tmp_path / "out/submission/STS-B.tsv").is_file() and not (tmp_path / "out/submission/SST-2.tsv").exists()
     with pytest.raises(PolysemeError, match=r"with other settings: seeds was \[0\], now \[0, 1\]"):
         run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 2)
+    shutil.copytree(tmp_path / "glue", tmp_path / "changed")
+    dev = tmp_path / "changed/CoLA/dev.tsv"
+    dev.write_text(dev.read_text().replace("cat", "bird"))
+    with pytest.raises(PolysemeError, match=r"with other settings: data.cola was"):
+        run_benchmark("glue", folder, tmp_path / "changed", tmp_path / "out", settings)
+    with pytest.raises(PolysemeError, match="glue already exists and holds no benchmark"):
+        run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "glue", settings)
+    assert not (tmp_path / "glue/benchmark.json").exists()
     shutil.rmtree(tmp_path / "glue/RTE")
     shutil.rmtree(tmp_path / "out")
     for name in GLUE:
         if name not in ("SST-2", "RTE"):
             shutil.rmtree(tmp_path / "glue" / name)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/benchmark.json").write_text("[]")
+    with pytest.raises(PolysemeError, match="is not a JSON object"):
+        run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "damaged", settings)
     summary = run_benchmark("glue", folder, tmp_path / "glue", tmp_path / "out", settings, 1)
     assert summary["average"] is None and set(summary["mean"]) == {"sst-2", "cola"} and "rte" in summary["missing"]
     with pytest.raises(PolysemeError, match="holds none of the data sets"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import polyseme
+from polyseme.errors import ConfigError, DataError
 from polyseme.tasks.classification import ClassificationTask
 
 GOLD = ["ab"[i % 2] for i in range(120)]
@@ -70,6 +71,59 @@ def test_groups_of_the_same_models_are_paired(runs):
     (unpaired,) = polyseme.compare(groups, num_resamples=500).tests
     assert paired.difference == unpaired.difference
     assert (paired.low, paired.high) != (unpaired.low, unpaired.high)
+
+
+def test_models_are_identified_by_their_hash(runs, rejects):
+    """The same model may have several paths, and several models the same path."""
+    groups = {name: sorted(runs.glob(f"{name}-*/cola")) for name in ("tuned", "bert")}
+    (by_path,) = polyseme.compare(groups, num_resamples=500).tests
+    for number in range(3):
+        for name in ("bert", "tuned"):
+            path = runs / f"{name}-{number}/cola/results.json"
+            content = json.loads(path.read_text()) | {"model": f"{name}/model", "model_hash": str(number)}
+            path.write_text(json.dumps(content))
+    (by_hash,) = polyseme.compare(groups, num_resamples=500).tests
+    assert (by_hash.low, by_hash.high) == (by_path.low, by_path.high)
+    rejects("compare", f"x={runs}/bert-0/cola,{runs}/tuned-0/cola", match="fine-tune the same model")
+
+
+def test_runs_in_one_folder_have_rows_of_their_own(runs):
+    write_run(runs / "several/a", "bert-0", [0.6], 0)
+    write_run(runs / "several/b", "bert-0", [0.7], 1)
+    assert [run.row for run in polyseme.compare([runs / "several"], num_resamples=200).runs] == ["a", "b"]
+
+
+def test_runs_on_other_examples_or_by_other_metrics_are_not_tested(runs, caplog):
+    a, b, c = (runs / f"gpt-{number}/cola" for number in range(3))
+    content = json.loads((c / "predictions.json").read_text())
+    (c / "predictions.json").write_text(json.dumps(content | {"gold": content["gold"][::-1]}))
+    with caplog.at_level(logging.WARNING):
+        (test,) = polyseme.compare([a, b, c], num_resamples=200).tests
+    assert {test.first, test.second} == {"gpt-0/cola", "gpt-1/cola"}
+    assert "gpt-0/cola, gpt-1/cola; gpt-2/cola (cola)" in caplog.text
+    for path, label in ((a, "a"), (b, "b")):
+        for name in ("results.json", "predictions.json"):
+            text = (path / name).read_text().replace('"accuracy"', '"f1"')
+            (path / name).write_text(text.replace('"positive_label": ""', f'"positive_label": "{label}"'))
+    with pytest.raises(ConfigError, match="measured by f1 of a, and gpt-1/cola by f1 of b"):
+        polyseme.compare([a, b])
+    with pytest.raises(ConfigError, match="by accuracy"):
+        polyseme.compare([a, c])
+
+
+def test_damaged_predictions_and_no_runs(runs):
+    path = runs / "gpt-0/cola/predictions.json"
+    content = json.loads(path.read_text())
+    one_seed = {"predictions": {"0": content["predictions"]["0"]}}
+    short = {"predictions": {seed: each[:3] for seed, each in content["predictions"].items()}}
+    for change, match in ((one_seed, "1 seeds have predictions, and 2 scores"), (short, "predictions of each seed")):
+        path.write_text(json.dumps(content | change))
+        with pytest.raises(DataError, match=match):
+            polyseme.compare([path.parent])
+    for none in ([], {}):
+        with pytest.raises(ConfigError, match="there are no runs to compare"):
+            polyseme.compare(none)
+    assert len(repr(polyseme.compare([runs / "gpt-1/cola"], num_resamples=200))) < 1000
 
 
 def test_a_run_next_to_a_group_is_one_pretraining_seed(runs):

@@ -159,6 +159,14 @@ def test_what_cannot_be_resumed(models, files, cli, rejects, run_cli, monkeypatc
         rejects(*to_stdout, "--resume", match="--resume needs an output file: set --out")
 
 
+def test_the_input_is_not_overwritten(models, files, rejects):
+    before = (files / "t.txt").read_bytes()
+    for verb, model in (("score", "gpt2"), ("predict", "classify")):
+        out = files / ".." / files.name / "t.txt"
+        rejects(verb, models / model, "--data", files / "t.txt", "--out", out, match="t.txt is the input")
+        assert (files / "t.txt").read_bytes() == before
+
+
 def test_standard_output_is_that_of_a_file(models, files, run_cli, monkeypatch):
     monkeypatch.setattr(streaming, "MAX_EXAMPLES", WINDOW)
     *to_stdout, _, out = arguments("translate.txt", models, files)

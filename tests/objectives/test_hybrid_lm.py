@@ -154,6 +154,7 @@ def test_evaluation_measures_both_losses_on_all_text():
     ({"objective": MaskedLM()}, "gpt-bert is trained by HybridLM instead of MaskedLM; its causal_fraction 0"),
     ({"objective": CausalLM()}, "gpt-bert is trained by HybridLM instead of CausalLM"),
     ({"family": "modernbert"}, "HybridLM needs a trunk that reads in one or both directions, as that of gpt-bert can"),
+    ({"batch_tokens": 1024, "micro_batch_tokens": 512, "objective": HybridLM(causal_fraction=0.1)}, "set it to 64"),
     ({"micro_batch_tokens": 4096}, "micro_batch_tokens is 4096, but HybridLM needs 2 or more .*: set it to 2048"),
     ({"objective": HybridLM(causal_fraction=0.1)}, "HybridLM needs 10 or more"),
     ({"batch_warmup_steps": 5}, "batch_warmup_steps is 5, expected 0"),

@@ -51,6 +51,11 @@ def test_every_derived_recipe_is_valid(device):
     recipe.model_config(8192)  # builds the model on the meta device
 
 
+def test_the_derivation_has_the_batch_of_the_recipe():
+    recipe = derive(10, 10**9, ComputeDevice("gpu", "NVIDIA H200", 3.0, 140.0, num_ranks=3))
+    assert f"{recipe.batch_tokens:,} tokens per step" in recipe.derivation[0] and recipe.batch_tokens % 3 == 0
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_models_grow_with_the_budget_and_the_corpus(device):
     by_budget = [count_weights(derive(minutes, 10**10, DEVICES[device])) for minutes in MINUTES]

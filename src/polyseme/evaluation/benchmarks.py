@@ -2,7 +2,7 @@
 
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from polyseme.datasets.published import PublishedResult, published_table
 from polyseme.errors import ConfigError, DataError, require_packages, suggest
 from polyseme.evaluation.comparison.finetuning_runs import mean_speed, read_run
 from polyseme.evaluation.predict import evaluate
+from polyseme.evaluation.streaming import hash_path
 from polyseme.evaluation.submission import SUBMISSION_FILES, write_submission
 from polyseme.finetuning.config import FinetuneConfig
 from polyseme.finetuning.experiment import RunOptions, TaskData, list_seeds
@@ -20,8 +21,9 @@ from polyseme.finetuning.finetune import finetune
 from polyseme.finetuning.resume import first_difference, read_finished_results
 from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.inference.prediction import predict
+from polyseme.io.atomic import is_occupied
 from polyseme.io.hashes import write_hashes
-from polyseme.io.json import read_json, write_json
+from polyseme.io.json import has_shape, read_json_object, write_json
 from polyseme.io.lock import locks_folder
 from polyseme.report.cards.readme import short_name
 from polyseme.report.cards.run_card import write_run_card
@@ -95,15 +97,15 @@ def run_benchmark(
     benchmark = BENCHMARKS[name]
     max_len = read_model_config(model)[0].trunk.embeddings.max_len
     settings = settings or FinetuneConfig(max_len=min(128, max_len), truncate=True)
-    plan = {"benchmark": name, "model": str(model), "settings": settings.to_json(), "seeds": list_seeds(seeds)}
-    plan |= {"model_hash": hash_model_files(model)}
-    existing = read_json(out / "benchmark.json").get("config") if (out / "benchmark.json").is_file() else plan
-    if difference := first_difference(existing, plan):
-        raise ConfigError(f"{out} holds a benchmark with other settings: {difference}; choose another folder")
+    plan: dict[str, Any] = {"benchmark": name, "model": str(model), "settings": settings.to_json()}
+    plan |= {"seeds": list_seeds(seeds), "model_hash": hash_model_files(model), "skip_bad": skip_bad}
     tasks = [*benchmark.tasks, *benchmark.excluded_from_average]
     tasks = [task for task in tasks if _is_available(benchmark.prefix + task, data)]
     if not tasks:
         raise DataError(f"{data} holds none of the data sets of {name}")
+    hashes = {task: hash_path(data / benchmark.dataset(task).folder) for task in tasks}
+    _check_plan(out, plan, hashes)
+    plan["data"] = hashes
     for task in tasks:
         require_packages(benchmark.dataset(task).task.required_packages)
     results: dict[str, dict[str, Any]] = {}
@@ -132,6 +134,25 @@ def run_benchmark(
     write_run_card(out, f"{name} ({short_name(model)})")
     write_hashes(out)
     return summary
+
+
+def _check_plan(out: Path, plan: Mapping[str, Any], hashes: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if the folder holds something else, or a benchmark with other settings or data."""
+    if not (out / "benchmark.json").is_file():
+        if is_occupied(out):
+            raise ConfigError(f"{out} already exists and holds no benchmark: choose another folder")
+        return
+    existing = read_json_object(out / "benchmark.json").get("config")
+    if not isinstance(existing, dict) or not has_shape(existing.get("data"), {str: str}):
+        raise ConfigError(f"{out / 'benchmark.json'} is not of a benchmark: choose another folder")
+    known = existing.pop("data")
+    difference = first_difference(existing, plan) or first_difference(
+        {task: value for task, value in known.items() if task in hashes},
+        {task: value for task, value in hashes.items() if task in known},
+        "data",
+    )
+    if difference:
+        raise ConfigError(f"{out} holds a benchmark with other settings: {difference}; choose another folder")
 
 
 def _evaluate_diagnostics(

@@ -171,6 +171,9 @@ def run_windows(
     `compute` returns the bytes of a window for each part of the output and updates the summary, which `footers` turns
     into the end of each part.
     """
+    target = getattr(output, "out", None)
+    if source.path is not None and target is not None and target.exists() and target.samefile(source.path):
+        raise ConfigError(f"{target} is the input: choose another output file")
     with output, progress(title, source.total, unit, show=source.total > 1) as bar:
         bar.add_completed(output.num_rows)
         for window in islice(windows, output.num_windows, None):

@@ -14,6 +14,7 @@ from polyseme.finetuning.distillation import TaskTeacher
 from polyseme.finetuning.experiment import Experiment, RunOptions, Split, TaskData, TaskRun, check_names
 from polyseme.finetuning.resume import UnfinishedRun, check_folder, describe_run
 from polyseme.finetuning.runner import run_experiment
+from polyseme.inference.feature_extraction import hash_model_files
 from polyseme.nn.heads.base import HeadConfig
 from polyseme.nn.heads.classification import ClassificationHeadConfig
 from polyseme.nn.model import Model, ModelConfig
@@ -94,7 +95,7 @@ def build_experiment(
         for task, each in zip(tasks, data)
     )
     run_info: dict[str, Any] = {"data": data[0].dataset_name} if data[0].dataset_name else {}
-    run_info |= {"model": str(path), "from_scratch": options.from_scratch}
+    run_info |= {"model": str(path), "model_hash": hash_model_files(path)[:16], "from_scratch": options.from_scratch}
     return Experiment(runs, config, build, save, run_info, encode=encode), loaded
 
 

@@ -80,7 +80,7 @@ def derive_recipe(budget: BudgetConfig, corpus_tokens: int, device: ComputeDevic
     num_steps = num_tokens / batch_tokens
     reading = f"{device.speed:.2g} times as fast, reads about {num_tokens / 1e6:,.1f} M tokens"
     derivation = (
-        str(settings),
+        str(settings.replace(batch=batch_tokens)),
         f"{measurement}{_compare_time(measurement, minutes)}",
         f"{budget} on {device.name}, {reading}: {num_epochs:.2g} epochs of the corpus",
     )

@@ -480,17 +480,17 @@ class LabelSetTask(TaskConfig):
     def label_id(self, label: str, location: str = "") -> int:
         """Return the index of a label; one that is not among those of training is an error."""
         if label not in self._label_ids:
-            known = suggest(label, self._label_ids)
-            prefix = f"{location}: " if location else ""
-            raise DataError(f"{prefix}the label {label!r} was never seen in training; {known}")
+            place = f"{location}: " if location else ""
+            raise DataError(f"{place}the label {label!r} was never seen in training; {suggest(label, self._label_ids)}")
         return self._label_ids[label]
 
 
 def require_gold(examples: Examples) -> None:
-    """Raise an error if an example has no label."""
-    for example in examples:
-        if example.gold is None:
-            raise DataError(f"{example.location}: there is no label")
+    """Raise an error if there are no examples, or one has no label."""
+    if unlabeled := next((example for example in examples if example.gold is None), None):
+        raise DataError(f"{unlabeled.location}: there is no label")
+    if not examples:
+        raise DataError("there are no examples")
 
 
 def require_labels(labels: Sequence[str], examples: Sequence[Any], min_labels: int = 2) -> None:

@@ -208,7 +208,8 @@ class Recipe(Config):
         num_micro_batches = smallest_batch // self.micro_batch_tokens
         if num_micro_batches < objective.min_micro_batches:
             needed = f"{name} needs {objective.min_micro_batches} or more micro-batches in a step"
-            advice = f"set it to {smallest_batch // objective.min_micro_batches}"
+            largest = smallest_batch // objective.min_micro_batches
+            advice = f"set it to {next(size for size in range(largest, 0, -1) if smallest_batch % size == 0)}"
             raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}, but {needed}: {advice}")
         if self.batch_warmup_steps and objective.min_micro_batches > 1:
             steps = self.batch_warmup_steps

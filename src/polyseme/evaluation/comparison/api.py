@@ -119,6 +119,8 @@ def compare(
 ) -> Comparison | PretrainComparison:
     """Read runs of one kind, test whether they differ, and write the comparison; see `polyseme.compare`."""
     check_resamples(num_resamples)
+    if not runs:
+        raise ConfigError("there are no runs to compare")
     groups = runs if isinstance(runs, Mapping) else parse_groups(runs)
     folders = [folder for each in groups.values() for folder in each] if groups else [Path(run) for run in runs]
     if missing := next((folder for folder in folders if not folder.is_dir()), None):
@@ -153,17 +155,34 @@ def compare_finetuning(runs: Sequence[FinetuneRun], num_resamples: int) -> Compa
     warn_of_few_seeds(runs)
     tests: list[PairedTest] = []
     intervals: dict[str, tuple[float, float]] = {}
-    for task in dict.fromkeys(run.task for run in runs):
-        candidates = [run for run in runs if run.task == task and run.supports_bootstrap]
-        if not candidates:
-            continue
-        best = max(candidates, key=lambda run: run.mean)
-        group = [run for run in candidates if run.gold == best.gold and run.metric == best.metric]
+    for group in _comparable_groups(runs):
+        best = max(group, key=lambda run: run.mean)
         scores = bootstrap_scores(group, num_resamples)
         intervals |= {run.name: percentile_interval(row) for run, row in zip(group, scores)}
         best_row = scores[group.index(best)]
         tests += [paired_test(best, run, best_row - row) for run, row in zip(group, scores) if run is not best]
     return Comparison(tuple(runs), tuple(tests), intervals)
+
+
+def _comparable_groups(runs: Sequence[FinetuneRun]) -> list[list[FinetuneRun]]:
+    """Divide the runs of each task that have predictions by their examples; warn if not all have the same."""
+    groups: list[list[FinetuneRun]] = []
+    for task in dict.fromkeys(run.task for run in runs):
+        same_task = [run for run in runs if run.task == task]
+        with_predictions = [run for run in same_task if run.supports_bootstrap]
+        for other in same_task[1:]:
+            first, is_known = same_task[0], {same_task[0], other} <= set(with_predictions)
+            if other.metric != first.metric or (is_known and other.measure != first.measure):
+                measures = f"by {first.measure}, and {other.name} by {other.measure}"
+                raise ConfigError(f"{first.name} is measured {measures} ({task}): compare runs with one metric")
+        parts: dict[Any, list[FinetuneRun]] = {}
+        for run in with_predictions:
+            parts.setdefault(run.gold, []).append(run)
+        if len(parts) > 1:
+            names = ("; ".join(", ".join(run.name for run in part) for part in parts.values()), task)
+            logger.warning("runs on different examples are not tested against each other: %s (%s)", *names)
+        groups += parts.values()
+    return groups
 
 
 def warn_of_few_seeds(runs: Sequence[FinetuneRun]) -> None:

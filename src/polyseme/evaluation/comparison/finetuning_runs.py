@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -32,9 +32,9 @@ class FinetuneRun:
     num_parameters: int
     train_seconds: float
     failed_seeds: tuple[int, ...]
-    gold: tuple[Any, ...] = ()
-    predictions: tuple[tuple[Any, ...], ...] = ()
-    task_config: TaskConfig | None = None
+    gold: tuple[Any, ...] = field(default=(), repr=False)
+    predictions: tuple[tuple[Any, ...], ...] = field(default=(), repr=False)
+    task_config: TaskConfig | None = field(default=None, repr=False)
     dev_choices: tuple[str, ...] = ()  # what was chosen on the dev examples
     examples_per_second: float | None = None  # in batches
     latency_ms: float | None = None  # for a single text
@@ -42,6 +42,17 @@ class FinetuneRun:
     name: str = ""
     row: str = ""
     models: tuple["FinetuneRun", ...] = ()
+    model_id: str = ""  # a hash of the model, by which groups are paired, or its path
+
+    @property
+    def measure(self) -> str:
+        """The metric, with the label that an F1 of a classification is about."""
+        label = getattr(self.models[0].task_config if self.models else self.task_config, "f1_label", "")
+        return f"{self.metric} of {label}" if label and self.metric == "f1" else self.metric
+
+    def is_comparable(self, other: "FinetuneRun") -> bool:
+        """Whether both were measured on the same examples by the same metric."""
+        return self.gold == other.gold and self.measure == other.measure
 
     @property
     def mean(self) -> float:
@@ -81,6 +92,10 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
         parsed = {name: parse_value(hints[name], value, name) for name, value in values.items()}
         task_config = task_from_json(predictions["task"], tasks) if "task" in predictions else None
         run = FinetuneRun(folder, task_config=task_config, **parsed)
+        if run.predictions and {len(run.gold)} != {len(each) for each in run.predictions}:
+            raise ValueError(f"there are not {len(run.gold)} predictions of each seed")
+        if run.predictions and len(run.predictions) != len(run.seed_scores):
+            raise ValueError(f"{len(run.predictions)} seeds have predictions, and {len(run.seed_scores)} scores")
         _ = run.supports_bootstrap  # raises if the predictions are not those of the task
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{folder}: results.json or predictions.json is damaged ({error})") from None
@@ -90,8 +105,10 @@ def read_run(folder: Path, tasks: Iterable[type[TaskConfig]] = ()) -> FinetuneRu
 def _run_values(results: dict[str, Any], predictions: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a `FinetuneRun` that its files hold."""
     marks = (" (from scratch)" if results.get("from_scratch") else "", " (frozen)" if results.get("features") else "")
+    model_id = results.get("model_hash") or str(Path(results["model"]).resolve())
     return {
         "model": results["model"] + "".join(marks),
+        "model_id": model_id + "".join(marks),
         "task": results.get("data") or results["task"],
         "metric": results["primary_metric"],
         "seed_scores": tuple(metrics[results["primary_metric"]] for metrics in results["seeds"]),
@@ -130,13 +147,18 @@ def name_runs(runs: Sequence[FinetuneRun], folders: Sequence[Path] = ()) -> list
     folders = folders or [run.path for run in runs]
     outer = list(dict.fromkeys(folder for run, folder in zip(runs, folders) if folder != run.path))
     outer_names = dict(zip(outer, shortest_names(outer)))
+    counts = Counter((folder, run.task) for run, folder in zip(runs, folders))
+    repeated_folders = {folder for (folder, _), count in counts.items() if count > 1}  # which are no benchmarks
     cells = Counter((run.model, run.task) for run, folder in zip(runs, folders) if folder not in outer)
     num_tasks = Counter(model for model, _ in cells)
     repeated_models = {model for (model, _), count in cells.items() if count > 1}
     named = []
     for run, name, folder in zip(runs, shortest_names([run.path for run in runs]), folders):
         shares_row = num_tasks[run.model] > 1 and run.model not in repeated_models
-        row = outer_names[folder] if folder in outer else run.model if shares_row else name
+        if folder in outer:
+            row = name if folder in repeated_folders else outer_names[folder]
+        else:
+            row = run.model if shares_row else name
         named.append(replace(run, name=name, row=row))
     return named
 

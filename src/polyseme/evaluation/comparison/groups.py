@@ -53,14 +53,14 @@ def _read_group(name: str, folders: Sequence[Path]) -> list[FinetuneRun]:
 
 def _merge(name: str, runs: Sequence[FinetuneRun]) -> FinetuneRun:
     """Return a group as one run, whose seeds are those of pre-training."""
-    runs = sorted(runs, key=lambda run: run.model)
+    runs = sorted(runs, key=lambda run: run.model_id)
     for first, second in pairwise(runs):
-        if first.model == second.model:
+        if first.model_id == second.model_id:
             raise ConfigError(
                 f"{first.path} and {second.path} fine-tune the same model {first.model}: a group has one run for each "
                 "pre-training seed"
             )
-        if (first.metric, first.gold) != (second.metric, second.gold):
+        if not first.is_comparable(second):
             raise ConfigError(f"{first.path} and {second.path} were not measured on the same examples by one metric")
     speed, latency_ms = mean_speed(runs)
     flops = [run.train_flops for run in runs]

@@ -36,7 +36,7 @@ def bootstrap_scores(runs: Sequence["FinetuneRun"], num_resamples: int = 1000, s
             raise UnsupportedError(f"{run.path} has no predictions.json: fine-tune it again")
         if not run.supports_bootstrap:
             raise UnsupportedError(f"{run.path}: {run.metric} needs more than predictions, so there is no bootstrap")
-        if run.gold != runs[0].gold or run.metric != runs[0].metric:
+        if not run.is_comparable(runs[0]):
             paths = f"{runs[0].path} and {run.path}"
             raise UnsupportedError(f"{paths} were not measured on the same examples by the same metric")
     rng, num_examples = np.random.default_rng(seed), len(runs[0].gold)
@@ -63,7 +63,7 @@ def _draw_models(runs: Sequence["FinetuneRun"], num_resamples: int, rng: np.rand
     score_fns = [_score_fn(run, predictions) for arm in arms for run in arm for predictions in run.predictions]
     rows = iter(resample_metric(score_fns, len(runs[0].gold), num_resamples, rng))
     scores = [[np.stack([next(rows) for _ in run.predictions]) for run in arm] for arm in arms]
-    return multi_bootstrap(scores, rng, [tuple(run.model for run in arm) for arm in arms])
+    return multi_bootstrap(scores, rng, [tuple(run.model_id for run in arm) for arm in arms])
 
 
 def _score_fn(run: "FinetuneRun", predictions: Sequence[Any]) -> Callable[[np.ndarray], float]:
