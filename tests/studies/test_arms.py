@@ -79,7 +79,7 @@ def test_a_study_is_read_back_as_it_was_written(tmp_path):
         ({0.5: 3.0, 1.0: 2.0, 2.0: 2.5}, 1.0),
         ({0.5: 3.0, 1.0: None, 2.0: 2.9, 4.0: 2.95}, 2.0),  # a diverged run loses
         ({0.5: 6.0, 1.0: 5.9, 2.0: 5.0, 4.0: None}, 2.0),  # beyond the largest rate
-        ({0.5: 6.0, 1.0: 5.9, 2.0: 5.0, 4.0: 4.0, 8.0: 3.0, 16.0: 2.0}, 16.0),  # but not forever
+        ({0.5: 6.0, 1.0: 5.9, **{2.0**i: 6.0 - i / 2 for i in range(1, 7)}}, 64.0),  # but not forever
         ({0.5: 2.0, 1.0: 3.0, 2.0: 4.0, 0.25: 1.5, 0.125: 1.8}, 0.25),  # below the smallest
         ({0.5: 3.0, 1.0: 3.0, 2.0: 3.0}, 1.0),  # a tie
     ],

@@ -192,8 +192,8 @@ def test_a_study_with_other_settings_is_rejected(run, tmp_path, monkeypatch):
         run("out", seeds=[1, 0])
     with pytest.raises(ConfigError, match=r"study.arms.mlm.recipe was 'bert-tiny', now 'roberta-tiny'"):
         run("out", arm("nsp"), arm("mlm", "roberta-tiny", overrides={"objective": "MaskedLM"}))
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="transfer_version was 4, now 5"):
-        patch.setattr(plan, "TRANSFER_VERSION", 5)
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="transfer_version was 5, now 6"):
+        patch.setattr(plan, "TRANSFER_VERSION", 6)
         run("out")
     assert run("out", study=study_json() | {"title": "Another title"}).is_complete, "texts may change"
     before = rows(tmp_path / "out")

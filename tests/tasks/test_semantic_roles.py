@@ -19,7 +19,9 @@ from polyseme.finetuning.frozen import FEATURE_DEFAULTS, FeatureInputs, train_on
 from polyseme.inference.feature_model import FeatureModel
 from polyseme.inference.prediction import predict
 from polyseme.tasks.metrics.srl import brackets_to_tags, extract_arguments, srl_scores, tags_to_brackets
+from polyseme.tasks.readers.columns import Columns
 from polyseme.tasks.semantic_roles import PredicateExample, SemanticRolesTask
+from polyseme.tasks.tagging import TaggingTask
 from polyseme.text.tokenizer import Tokenizer
 from polyseme.train.optimizer import OptimizerConfig
 from polyseme.weights.folder import load_model, read_model_config, save_model
@@ -353,3 +355,25 @@ def test_commands(folders, tmp_path, run_cli):
     output = run_cli("evaluate", tmp_path / "run/model", "--task", "srl", "--data", tmp_path)
     assert output.startswith("20 examples") and "perfect: " in output
     assert "srl/conll-2012" in run_cli("tasks")
+
+
+def test_a_causal_model_predicts_a_word_at_its_last_piece(tiny_folders):
+    """It has not read the word before; models that read both ways predict at the first piece, as in BERT's paper."""
+    words, tags = ("the", "catdogs", "hide"), ("O", "B-A", "O")
+    tokenizer = Tokenizer.load(tiny_folders["gpt2"])
+    pieces = np.bincount(tokenizer.encode_words(words)[1]).tolist()
+    assert max(pieces) > 1
+    for task in (TaggingTask(labels=("O", "B-A")), SemanticRolesTask(labels=("O", "B-A"))):
+        fitted = {
+            name: task.fit_model(tiny_folders[name]).predicted_piece for name in ("gpt2", "bert", "xlnet", "ulmfit")
+        }
+        assert fitted == {"gpt2": "last", "bert": "first", "xlnet": "first", "ulmfit": "last"}
+        assert task.replace(predicted_piece="first").fit_model(tiny_folders["gpt2"]).predicted_piece == "first"
+        record = {"words": list(words), "tags": list(tags), "predicate": 1}
+        example = task.from_record(record, "here", Columns(), True)
+        positions = {}
+        for piece in ("first", "last"):
+            chosen = task.replace(predicted_piece=piece)
+            ((encoded, _),) = chosen.encode_truncated([example], [chosen.target(example)], tokenizer, 40)
+            positions[piece] = encoded.positions
+        assert (positions["last"] - positions["first"]).tolist() == [number - 1 for number in pieces]

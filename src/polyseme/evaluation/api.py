@@ -84,12 +84,12 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
     paths = [models] if isinstance(models, str | Path | LanguageModel) else list(models)
     if ensemble:
         paths = [p for path in paths for p in (find_models(Path(path)) if isinstance(path, str | Path) else [path])]
-    resolved = [Path(path).resolve() for path in paths if isinstance(path, str | Path)]
-    if repeated := [path for i, path in enumerate(resolved) if path in resolved[:i]]:
-        raise ConfigError(f"{repeated[0]} is given twice: an ensemble has different models")
     if ensemble != (len(paths) > 1):
         single = f"`ensemble` is for several models, or a run with `keep_seeds`: {paths[0]} is one model"
         raise ConfigError(single if ensemble else "several models are an ensemble: set `ensemble`")
+    resolved = [Path(path).resolve() for path in paths if isinstance(path, str | Path)]
+    if repeated := [path for i, path in enumerate(resolved) if path in resolved[:i]]:
+        raise ConfigError(f"{repeated[0]} is given twice: an ensemble has different models")
     loaded = [load(path) for path in paths]
     for model in loaded:
         if isinstance(model, FeatureModel):

@@ -35,7 +35,7 @@ from polyseme.weights.folder import read_model_config
 
 logger = logging.getLogger(__name__)
 VOID_RATIO = 0.95  # of the unigram loss, above which a model has learned little more than word frequencies
-MAX_EXTRA_RATES = 3  # beyond those of the study
+MAX_EXTRA_RATES = 5  # beyond those of the study
 JobKind = Literal["prepare", "calibrate", "search", "pretrain", "measure"]
 
 

@@ -24,7 +24,7 @@ from polyseme.train.recipe import BudgetConfig
 SEARCH_SEED = 1_000_003  # of the learning-rate search; no result uses it
 LOCAL_KEYS = ("corpus", "data", "held_out", "command", "versions", "keep_models")  # may differ in a resumed run
 
-TRANSFER_VERSION = 4  # to increase if models are transferred to tasks in another way, so that no study mixes two
+TRANSFER_VERSION = 5  # to increase if models are transferred to tasks in another way, so that no study mixes two
 BASELINES_FILE = "baselines.json"
 FAILED_ROW_SHAPE = {"arm": str, "seed": int, "error": str}
 ROW_SHAPE = {"arm": str, "seed": int, "recipe": dict, "is_void": bool, "metrics": {str: dict}}

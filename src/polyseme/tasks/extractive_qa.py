@@ -372,7 +372,7 @@ def count_bad_offsets(examples: Sequence[QuestionExample]) -> tuple[int, int]:
 
 
 def _join(tokenizer: Tokenizer, question: list[int], context: list[int]) -> IdsAndSegments:
-    """Add special tokens to question and context; a causal model, which has none, ends on one that sees it all."""
+    """Add special tokens to question and context; without any (GPT-2's tokenizer), a separator follows each of them."""
     if tokenizer.num_special_tokens_to_add(pair=True):
         return tokenizer.build_inputs_with_special_tokens(question, context)
     end = separator_id(tokenizer)

@@ -67,18 +67,18 @@ class SemanticRolesTask(WordTask):
         if example.predicate is None:
             return super().encode_sentence(example, target, tokenizer, max_len)
         pieces, word_of = encode_words(tokenizer, example.words)
-        starts = np.searchsorted(word_of, np.arange(len(example.words)))
+        predicted = self.predicted_pieces(word_of, len(example.words))
         place = example.predicate[0]
         first, end = np.searchsorted(word_of, [place, place + 1])
         predicate = pieces[first:end].tolist()
         pieces = np.insert(pieces, [first, end], separator_id(tokenizer))
-        starts[place:] += 1
-        starts[place + 1 :] += 1
+        predicted[place:] += 1
+        predicted[place + 1 :] += 1
 
         def wrap(piece_ids: list[int]) -> IdsAndSegments:
             return add_special_tokens(tokenizer, predicate, piece_ids)
 
-        return place_words(pieces, starts, target, wrap, max_len)
+        return place_words(pieces, predicted, target, wrap, max_len)
 
     def feature_positions(self, example: PredicateExample, segments: np.ndarray) -> np.ndarray:
         if example.predicate is not None:

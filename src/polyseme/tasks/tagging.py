@@ -38,6 +38,7 @@ from polyseme.tasks.metrics.standard import tagging_metrics
 from polyseme.tasks.readers import rows
 from polyseme.tasks.readers.conll import TaggingExample, iter_sentences
 from polyseme.text.tokenizer import Tokenizer
+from polyseme.weights.folder import read_model_config
 
 logger = logging.getLogger(__name__)
 WrapFn = Callable[[list[int]], tuple[list[int], list[int]]]  # pieces to token ids and segments
@@ -58,7 +59,8 @@ class WordTask(LabelSetTask):
     """A task with one label per word. Labels are in order of frequency: the first is the best blind guess.
 
     With the `decoder` "crf" the tags of a sentence are chosen together (Lample et al. 2016, §2.2); transitions that the
-    tag scheme forbids are barred, unless the training data has some (`is_constrained`).
+    tag scheme forbids are barred, unless the training data has some (`is_constrained`). A word is predicted at its
+    first piece, as in BERT, or at its last, before which a causal model has not read it; `auto` chooses by the model.
     """
 
     default_metric = "f1"
@@ -71,6 +73,7 @@ class WordTask(LabelSetTask):
 
     decoder: Literal["softmax", "crf"] = "softmax"
     is_constrained: bool = True
+    predicted_piece: Literal["auto", "first", "last"] = "auto"
 
     @classmethod
     def collect(
@@ -84,6 +87,13 @@ class WordTask(LabelSetTask):
         require_labels(labels, examples)
         is_constrained = all(first_invalid(e.tags or ()) is None for e in examples)
         return self.replace(labels=tuple(labels), is_constrained=is_constrained)
+
+    def fit_model(self, folder: Path) -> Self:
+        if self.predicted_piece != "auto":
+            return self
+        config = read_model_config(folder)[0]
+        reads_forward = config.trunk.causal and "previous" not in config.heads
+        return self.replace(predicted_piece="last" if reads_forward else "first")
 
     @property
     def crf(self) -> CRFConfig | None:
@@ -112,10 +122,16 @@ class WordTask(LabelSetTask):
     def encode_sentence(
         self, example: Any, target: Any, tokenizer: Tokenizer, max_len: int
     ) -> tuple[EncodedExample, int]:
-        """Encode words as pieces; a word is predicted at its first. Also return the length before truncation."""
+        """Encode words as pieces. Also return the length before truncation."""
         pieces, word_of = encode_words(tokenizer, example.words)
-        starts = np.searchsorted(word_of, np.arange(len(example.words)))
-        return place_words(pieces, starts, target, tokenizer.build_inputs_with_special_tokens, max_len)
+        wrap = tokenizer.build_inputs_with_special_tokens
+        return place_words(pieces, self.predicted_pieces(word_of, len(example.words)), target, wrap, max_len)
+
+    def predicted_pieces(self, word_of: np.ndarray, num_words: int) -> np.ndarray:
+        """Return the piece at which each word is predicted; `word_of` has the word of each piece."""
+        if self.predicted_piece == "last":
+            return np.searchsorted(word_of, np.arange(num_words), side="right") - 1
+        return np.searchsorted(word_of, np.arange(num_words))
 
     def batch_targets(self, encoded: Encoded, ranks: np.ndarray, starts: np.ndarray) -> RowsAndLabels:
         word_rows = np.concatenate([start + e.positions for start, e in zip(starts.tolist(), encoded)])
@@ -254,12 +270,12 @@ class TaggingTask(WordTask):
 
 
 def place_words(
-    pieces: np.ndarray, starts: np.ndarray, target: np.ndarray | None, wrap: WrapFn, max_len: int
+    pieces: np.ndarray, predicted: np.ndarray, target: np.ndarray | None, wrap: WrapFn, max_len: int
 ) -> tuple[EncodedExample, int]:
-    """Add special tokens to the pieces of a sentence and cut it; `starts` has the first piece of each word."""
+    """Add special tokens to the pieces of a sentence and cut it; `predicted` has the piece that predicts each word."""
     template = wrap([-1])[0]
     room = max(max_len - len(template) + 1, 0)
-    positions = template.index(-1) + starts[starts < room]
+    positions = template.index(-1) + predicted[predicted < room]
     ids, segments = (np.array(part, dtype=np.int64) for part in wrap(pieces[:room].tolist()))
     target = None if target is None else target[: len(positions)]
     return EncodedExample(ids, segments, positions, target), len(pieces) + len(template) - 1
