@@ -39,7 +39,7 @@ class TextTargets:
 class EncodedExample:
     """Token ids, and what the task needs to build targets and predictions.
 
-    `positions` are, for tagging, the first pieces of the words that were not cut off; for question answering, the
+    `positions` are, for tagging, the piece that predicts each word that was not cut off; for question answering, the
     pieces of the context; for coreference, [n, 6], the rows of `nn/heads/coreference.py` for each word.
 
     An example may be several concatenated sequences of `lengths` tokens, or several windows with one `example_index`.
