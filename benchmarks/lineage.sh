@@ -14,9 +14,11 @@ export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}"
 case $command in
 run)
     cd "$folder"
-    if [ ! -d st/lineage ]; then
-        mkdir -p st
-        tar xJf "$root/docs/results/lineage.tar.xz" -C st
+    if [ ! -d st ]; then
+        rm -rf st.partial
+        mkdir st.partial
+        tar xJf "$root/docs/results/lineage.tar.xz" -C st.partial
+        mv st.partial st
     fi
     [ -f corpus/manifest.json ] || python -m polyseme prepare text --tokenizer "$root/src/polyseme/models/mini" --out corpus
     nvidia-cuda-mps-control -d || echo "without the Multi-Process Service, jobs take turns on the GPU" >&2
@@ -28,7 +30,7 @@ pack)
     file=$(realpath "$1")
     sed -i "s|\"$folder/|\"|" "$folder/st/lineage/study.json"  # paths within the folder, as the jobs read them
     tar cJf "$file.partial" -C "$folder/st" --owner=0 --group=0 \
-        --exclude='lineage/corpora' --exclude='lineage/cache' --exclude='lineage/logs' --exclude='lineage/arms/*/seed-?' lineage
+        --exclude='lineage/corpora' --exclude='lineage/cache' --exclude='lineage/logs' --exclude='lineage/arms/*/*/*' lineage
     mv "$file.partial" "$file"
     ;;
 *)

@@ -9,6 +9,7 @@ import pytest
 import polyseme
 from polyseme.errors import ConfigError, DataError
 from polyseme.tasks.classification import ClassificationTask
+from polyseme.tasks.coreference import CoreferenceTask
 
 GOLD = ["ab"[i % 2] for i in range(120)]
 
@@ -141,3 +142,15 @@ def test_what_is_no_group(runs, rejects):
     (runs / "run").mkdir()
     (runs / "run/recipe.json").write_text("{}")
     rejects("compare", bert, f"x={runs}/run", match="run is a pre-training run: a group has")
+
+
+def test_runs_with_nested_predictions_are_compared(tmp_path, run_cli):
+    clusters = [[[[0, 1], [3, 4]]], [[[0, 1], [5, 5]]]]  # of the mentions of two documents
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        results = {"primary_metric": "f1", "task": "coreference", "data": "x", "model": name}
+        results["seeds"] = [{"seed": 0, "f1": 1.0}]
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+        content = {"gold": clusters, "predictions": {"0": clusters}, "task": CoreferenceTask().to_json()}
+        (tmp_path / name / "predictions.json").write_text(json.dumps(content))
+    assert "not significantly better" in run_cli("compare", tmp_path / "a", tmp_path / "b", "--num-resamples", 100)

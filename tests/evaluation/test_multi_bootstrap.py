@@ -163,6 +163,8 @@ def test_without_noise_of_examples_it_is_the_t_test_of_scipy():
     assert not constant.has_variation and constant.p_value == 1 and constant.interval() == (-1, -1)
     equal = [0.1] * 7  # whose variance is a rounding error
     assert np.var(equal) > 0 and not estimate_difference(equal, [0.3] * 7).has_variation
+    first, second = [0.816, 0.812], [0.81, 0.806]  # whose differences are 0.006, up to rounding
+    assert not estimate_difference(first, second, is_paired=True).has_variation
     same = np.random.default_rng(0).normal(size=50)  # both arms have the same predictions, up to rounding
     deviations = ([same] * 3, [same * (1 + 1e-15)] * 3)
     assert not estimate_difference([0.5] * 3, [0.5] * 3, deviations).has_variation

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from polyseme.errors import ConfigError, DataError
+from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.studies import corpora, jobs, measurement, plan, runner, scheduler, transfer
 from polyseme.studies.base import Study
 from polyseme.studies.jobs import Job
@@ -162,6 +162,8 @@ def test_a_failed_arm_is_recorded_and_retried(run, tmp_path, monkeypatch, caplog
     status = run("out", study=study, seeds=2)
     assert status.num_done == 3 and status.errors == {"bad, seed 0": "RuntimeError: no luck today"}
     monkeypatch.setattr(jobs, "run_pretraining", pretrain)
+    assert run("out", study=study, seeds=2, arms=["good"]).errors == status.errors
+    assert run("out", study=study, seeds=2, time_limit=1.0).errors == {}, "it was not tried again, and did not fail"
     assert run("out", study=study, seeds=2).is_complete
 
 
@@ -208,9 +210,9 @@ def test_rows_of_a_study_are_measured_on_the_same_data(run, study_data, tmp_path
     with pytest.raises(ConfigError, match=r"inputs.held_out was"):
         run("out", study=study_json(metrics=metrics), held_out=tmp_path / "other.txt", seeds=2)
     tiny = {name: value for name, value in TINY.items() if name != "max_len"}
-    arms = arm("long", overrides={"max_len": 32}), arm("short", overrides={"max_len": 16})
+    arms = arm("long", overrides={"max_len": 32}), arm("short", overrides={"max_len": 28})
     run("lengths", study=study_json(arms[0], metrics=metrics), overrides=tiny)
-    with pytest.raises(ConfigError, match=r"inputs.passage_tokens was 28, now 12"):
+    with pytest.raises(ConfigError, match=r"inputs.passage_tokens was 28, now 24"):
         run("lengths", study=study_json(*arms, metrics=metrics), overrides=tiny)
 
 
@@ -242,16 +244,36 @@ def test_an_arm_without_a_row_may_change(run, tmp_path):
     assert row["recipe"]["objective"]["kind"] == "MaskedLM" and row["lr"] > 1e-9
 
 
-def test_what_was_chosen_for_training_stays_if_the_transfer_changes(run, tmp_path):
+def test_arms_that_use_the_model_of_a_changed_arm_are_measured_again(run, tmp_path):
+    frozen = {"name": "frozen", "from_arm": "bert", "transfer": "features", "transfer_options": {"layers": "last"}}
+    run("out", study=study_json(arm("bert"), frozen, arm("other"), metrics=("sst-2",)), arms=["other"])
+    old = {"arm": "frozen", "seed": 0, "is_unfinished": True, "metrics": {"sst-2": {"value": -1.0}}, "warnings": []}
+    path = tmp_path / "out/arms/frozen/seed-0.partial.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(old))
+    changed = arm("bert", overrides={"objective": "MaskedLM"})
+    assert run("out", study=study_json(changed, frozen, arm("other"), metrics=("sst-2",))).is_complete
+    assert json.loads((path.parent / "seed-0.json").read_text())["metrics"]["sst-2"]["value"] >= 0
+
+
+def test_what_was_chosen_for_training_stays_if_the_transfer_changes(run, tmp_path, monkeypatch):
     run("out", arms=["mlm"])
     nsp, mlm = study_json()["arms"]
     folder = tmp_path / "out/arms/nsp"
     folder.mkdir()
     (folder / "lr.json").write_text('{"lr": 1e-9}')
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(jobs, "measure_arm", kill)
+        run("out")
     (folder / "seed-0.partial.json").write_text('{"metrics": {"valid_loss": {"value": 1.0}}}')
+    monkeypatch.setattr(jobs, "pretrain", None)  # the trained model stays, too
     assert run("out", nsp | {"transfer_options": {"epochs": 2.0}}, mlm).is_complete
     row = json.loads((folder / "seed-0.json").read_text())
     assert row["lr"] == 1e-9 and row["metrics"]["valid_loss"]["value"] > 1.0
+
+
+def kill(*args):
+    raise Killed
 
 
 @pytest.mark.parametrize(
@@ -277,12 +299,41 @@ def test_what_was_chosen_for_training_stays_if_the_transfer_changes(run, tmp_pat
             "the arm a: unknown key 'layer'",
         ),
         ({"search_fraction": 0.0}, "search_fraction"),
+        ({"metrics": ["cola"], "finetune": {"epochs": -1}}, "the arm nsp: there is nothing to do in .* -1 epochs"),
+        (
+            {"study": study_json(arm("a", transfer_options={"target_epochs": 2}), metrics=("cola",))},
+            "the arm a: unknown key 'target_epochs'",
+        ),
+        (
+            {"study": study_json(arm("a", transfer="features", transfer_options={"layers": "lst"}), metrics=("cola",))},
+            "the arm a: unknown layers 'lst'",
+        ),
+        ({"metrics": ["bits_per_character"], "held_out": "one.txt"}, "one.txt has no three sentences in a row"),
     ],
 )
 def test_wrong_options_are_rejected_before_anything_is_written(run, tmp_path, options, message):
-    with pytest.raises((ConfigError, DataError), match=message):
+    if "held_out" in options:
+        options = options | {"held_out": tmp_path / "one.txt"}
+        options["held_out"].write_text("The cat sat.\n")
+    with pytest.raises((ConfigError, DataError, UnsupportedError), match=message):
         run("out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_chosen_epochs_have_no_minimum_of_steps(run, tmp_path, monkeypatch):
+    configs, finetune = [], transfer.finetune
+    monkeypatch.setattr(transfer, "finetune", lambda *args: configs.append(args[3]) or finetune(*args))
+    run("out", arm("bert"), study=study_json(arm("bert"), metrics=("cola",)), finetune={"epochs": 0.1})
+    assert [(config.epochs, config.min_steps) for config in configs] == [(0.1, 0)]
+
+
+def test_the_dev_examples_of_mrpc_are_part_of_its_data(study_data, tmp_path):
+    metric = METRICS_BY_NAME["mrpc"]
+    names = [path.name for path in metric.find_files(study_data)]
+    assert names == ["msr_paraphrase_train.txt", "dev_ids.tsv"] and not metric.is_missing(study_data, None)
+    (tmp_path / "glue/MRPC").mkdir(parents=True)
+    (tmp_path / "glue/MRPC/msr_paraphrase_train.txt").touch()
+    assert metric.is_missing(tmp_path, None), "the file of its dev examples is missing"
 
 
 def test_a_time_budget_becomes_steps_that_are_fixed(run, tmp_path, monkeypatch):
@@ -297,8 +348,10 @@ def test_a_time_budget_becomes_steps_that_are_fixed(run, tmp_path, monkeypatch):
 
 def test_no_job_is_started_that_cannot_end_in_time(run, tmp_path):
     run("out", arms=["mlm"])
-    runner.write_json(tmp_path / "out/times.json", {"seconds": {"pretrain": 1000.0, "search": 1000.0}})
-    assert run("out", time_limit=500.0).num_done == 1
+    times = {"pretrain nsp": 1000.0, "search nsp": 1000.0, "search mlm": 5.0}  # those of another arm say nothing
+    runner.write_json(tmp_path / "out/times.json", {"seconds": times})
+    status = run("out", time_limit=500.0)
+    assert status.num_done == 1 and status.is_stopped
     assert run("out", time_limit=3000.0).is_complete
 
 

@@ -47,7 +47,9 @@ def test_the_exit_status_tells_whether_a_study_is_finished(cli, command, tmp_pat
     assert finished.status == 0 and json.loads(finished.out)["done"] == 4
     assert cli("verify", tmp_path / "out").status == 0
     assert cli(*command, "--time-limit", "1s").status == 0, "nothing is left to do"
-    assert "--json has no effect with --page" in cli("study", "--page", tmp_path / "out", "--json").err
+    for option in (["--json"], ["--finetune", "epochs=1"], ["--jobs", "3"], ["--held-out", "x.txt"], ["--keep-models"]):
+        error = cli("study", "--page", tmp_path / "out", *option).err
+        assert f"{option[0]} has no effect with --page" in error
     page = cli("study", "--page", tmp_path / "out", "--out", tmp_path / "page.md")
     assert page.status == 0 and (tmp_path / "page.md").is_file() and cli("verify", tmp_path / "out").status == 0
 

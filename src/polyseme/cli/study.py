@@ -23,9 +23,9 @@ HELD_OUT_HELP = (
 )
 BUDGET_HELP = "Training of each arm: 90s (measured once on this device and fixed as steps), 500steps or 1e8tokens."
 MAX_HELP = "Use at most this many examples of each split, held-out sentences, and minimal pairs of each paradigm."
-JOBS_HELP = "Arms that run at a time, as processes on one GPU; default: 4 on a GPU, 1 on a CPU."
+JOBS_HELP = "Jobs that run at a time, as processes on one GPU; default: 4 on a GPU, 1 on a CPU."
 LIMIT_HELP = (
-    "Stop after this time, such as 9m; no arm is started that is not expected to end. The same command continues."
+    "Stop after this time, such as 9m; no job is started that is not expected to end. The same command continues."
 )
 SEARCH_HELP = "Part of the budget that each learning rate is tried for."
 FAILED_STATUS, UNFINISHED_STATUS = 1, 3
@@ -64,7 +64,9 @@ def study(
         return
     if page is not None:
         others = {"NAME": name, "--corpus": corpus, "--data": data, "--budget": budget, "--arms": arms}
-        _write_page(page, out, others | {"--metrics": metrics, "--set": overrides, "--json": as_json})
+        others |= {"--metrics": metrics, "--held-out": held_out, "--set": overrides, "--finetune": finetune}
+        others |= {"--max-examples": max_examples, "--jobs": jobs, "--time-limit": time_limit}
+        _write_page(page, out, others | {"--keep-models": keep_models, "--json": as_json})
         return
     from polyseme.studies.plan import StudyOptions
     from polyseme.studies.runner import run_study

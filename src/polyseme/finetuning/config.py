@@ -8,6 +8,7 @@ from typing import Literal, Self
 from polyseme.config import Config
 from polyseme.errors import ConfigError
 from polyseme.io.limits import MAX_EPOCHS, MAX_STEPS
+from polyseme.nn.layer_selection import LayerSelection
 from polyseme.nn.layers.frozen_features import JoinPosition
 from polyseme.train.optimizer import OptimizerConfig, ScheduleConfig
 
@@ -40,6 +41,10 @@ class FeatureNetworkSettings(Config):
     freeze_word_embeddings: bool = False
     use_char_cnn: bool = True
     layer_norm: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.layers.split(","):
+            LayerSelection.parse(name.strip())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import gc
-import logging
 import math
 import shutil
 import subprocess
@@ -33,7 +32,6 @@ from polyseme.train.pretrain import pretrain
 from polyseme.train.recipe import BudgetConfig, Recipe
 from polyseme.weights.folder import read_model_config
 
-logger = logging.getLogger(__name__)
 VOID_RATIO = 0.95  # of the unigram loss, above which a model has learned little more than word frequencies
 MAX_EXTRA_RATES = 5  # beyond those of the study
 JobKind = Literal["prepare", "calibrate", "search", "pretrain", "measure"]
@@ -248,7 +246,7 @@ def measure_row(plan: StudyPlan, arm: Arm, seed: int, names: Sequence[str]) -> N
     gc.collect()
     torch.cuda.empty_cache()
     model = ArmModel(plan, arm, seed, folder, results, recipe.max_len if isinstance(recipe, Recipe) else 0)
-    row = describe_training(plan, trained, recipe, results, folder) | {"arm": arm.name, "seed": seed}
+    row = {"arm": arm.name, "seed": seed} | describe_training(plan, trained, recipe, results, folder)
     measure_arm(model, names, row)
 
 
@@ -295,8 +293,6 @@ def describe_training(
     corpus = Corpus.open(arm_corpus(plan, arm))
     unigram_loss = measure_unigram_loss(corpus)
     return {
-        "arm": arm.name,
-        "seed": 0,
         "recipe": recipe.to_json(),
         "lr": recipe.optimizer.lr if isinstance(recipe, Recipe) else None,
         "steps": results["steps"],

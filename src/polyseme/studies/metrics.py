@@ -60,7 +60,9 @@ class Metric:
 
 def _glue(name: str, title: str, score: str, **limits: Any) -> Metric:
     folder = f"glue/{title}"
-    files = ((f"{folder}/msr_paraphrase_train.txt", f"{folder}/train.tsv"),) if name == "mrpc" else ((folder,),)
+    mrpc_files = (("train.tsv", "msr_paraphrase_train.txt"), ("dev.tsv", "dev_ids.tsv"))
+    names = [[f"{folder}/{each}" for each in group] for group in mrpc_files] if name == "mrpc" else [[folder]]
+    files = tuple(map(tuple, names))
     return Metric(name, title, "task", score, dataset=f"glue/{name}", files=files, **limits)
 
 

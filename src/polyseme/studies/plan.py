@@ -39,8 +39,8 @@ class StudyOptions:
     `overrides` change the recipe of every arm that has the setting, and `finetune` the fine-tuning of every task.
     `max_examples` limits each split of each task, the sentences of held-out text, and the minimal pairs of each
     paradigm. Each learning rate is tried for `search_fraction` of the budget. `arms` are those to run now, by default
-    all. `jobs` arms run at a time, each in a process of its own (0: in this process on a CPU). No job is started that
-    is not expected to end within `time_limit` seconds, after which the others save their state and stop.
+    all. `jobs` jobs run at a time, each in a process of its own (0: four on a GPU, one on a CPU). No job is started
+    that is not expected to end within `time_limit` seconds, after which the others save their state and stop.
     """
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -159,12 +159,15 @@ class StudyPlan:
                 raise ConfigError(f"{self.out} has a study with other settings: {difference}; {advice}")
         elif is_occupied(self.out):
             raise ConfigError(f"{self.out} already exists and is no study: choose another folder")
+        for name in [name for name, files in remaining.items() if not files]:  # arms that use its model lose it, too
+            remaining |= {arm.name: () for arm in self.evaluated_arms(self.study.find_arm(name))}
         for name, files in remaining.items():
             for entry in (self.out / "arms" / name).glob("*"):
-                if entry.is_dir():
+                if not entry.is_dir():
+                    if entry.name not in files:
+                        entry.unlink()
+                elif not files:
                     shutil.rmtree(entry)
-                elif entry.name not in files:
-                    entry.unlink()
         write_json(path, plan)
 
     def _may_change(self, arm: Arm, existing: Any, current: Any) -> bool:

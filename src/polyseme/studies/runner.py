@@ -30,7 +30,7 @@ from polyseme.studies.jobs import (
     remove_searches,
     repeats_first_seed,
 )
-from polyseme.studies.measurement import describe_inputs, measure_baselines
+from polyseme.studies.measurement import describe_inputs, measure_baselines, read_passages
 from polyseme.studies.metrics import METRICS, check_data, metric_limits
 from polyseme.studies.page import export_page, write_pages
 from polyseme.studies.plan import StudyOptions, StudyPlan
@@ -81,6 +81,8 @@ def run_study(
     check_overrides(plan.study, plan.options.overrides, plan.corpus)
     check_transfer(plan.study, plan.options.finetune)
     check_sources(plan)
+    if any(METRICS[name].kind == "likelihood" for name in plan.study.metrics):
+        read_passages(plan, 1)  # raises if the text has none
     end_time = time.monotonic() + options.time_limit if options.time_limit else 0.0
     with lock_folder(plan.out, "study"):
         plan.write(metric_limits(plan.study, options.max_examples), describe_inputs(plan))
@@ -125,6 +127,9 @@ class StudyRunner:
         plan = self.plan
         for arm, seed in ((arm, seed) for arm in plan.arms for seed in plan.seeds):
             finish_rows(plan, arm, seed)  # of a study that was killed after the last measurement of a row
+            for each in plan.evaluated_arms(arm):
+                if not plan.is_done(each, seed):
+                    plan.row_path(each, seed).unlink(missing_ok=True)  # an error, which this call tries again
         remove_searches(plan)
         scheduler = Scheduler(plan, self._estimate, self._on_end, self._num_jobs, self.end_time)
         scheduler.run([Job("prepare", arm.name) for arm in missing_corpora(plan)])
@@ -184,10 +189,7 @@ class StudyRunner:
         return is_trained(plan, plan.trained_arm(arm), job.seed)
 
     def _estimate(self, job: Job) -> float:
-        """Return the seconds that a job is expected to take: as long as the longest of its kind so far.
-
-        Of a measurement, the longest of the same arm.
-        """
+        """Return the seconds that a job is expected to take: as long as the longest of its kind and arm so far."""
         plan, times = self.plan, read_times(self.plan.out)
         if _kind_of_time(job) in times:
             return float(times[_kind_of_time(job)])
@@ -196,7 +198,7 @@ class StudyRunner:
         return START_SECONDS + share * 60 * plan.budget.minutes * self._num_jobs
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
-        """Record the end of a job: its error in the rows that need it, its time, and the pages."""
+        """Record the end of a job: its error in the rows that need it, and its time."""
         plan, arm = self.plan, self.plan.study.find_arm(job.arm)
         if error:
             logger.error("%s failed: %s", job, error)
@@ -241,7 +243,8 @@ class StudyRunner:
 
 
 def _kind_of_time(job: Job) -> str:
-    return f"measure {job.arm} {job.metric}".strip() if job.kind == "measure" else job.kind
+    depends_on_arm = job.kind in ("search", "pretrain", "measure")
+    return " ".join(filter(None, (job.kind, job.arm if depends_on_arm else "", job.metric)))
 
 
 def read_times(out: Path) -> dict[str, float]:

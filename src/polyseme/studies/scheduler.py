@@ -1,6 +1,7 @@
 """Run jobs in this process, or several at a time in processes of their own, within a time limit."""
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -57,9 +58,7 @@ class Scheduler:
         return self.num_jobs <= 1 and not torch.cuda.is_available() and not self.end_time
 
     def run(self, jobs: Sequence[Job], is_ready: Callable[[Job], bool] = lambda job: True) -> None:
-        """Run jobs in order, each when it is ready; a job that cannot end in time is not started, nor any after it."""
-        if self.is_stopped:
-            return
+        """Run jobs in order, each when it is ready; a job that is not expected to end in time is not started."""
         if self.is_local:
             for job in filter(is_ready, jobs):
                 self._run_local(job)
@@ -70,16 +69,16 @@ class Scheduler:
                 for each in [each for each in running if each.process.poll() is not None]:
                     running.remove(each)
                     self._finish(each)
-                while len(running) < self.num_jobs and (ready := next(filter(is_ready, pending), None)):
-                    if not self._fits(ready):
-                        pending.clear()
-                        break
-                    pending.remove(ready)
-                    running.append(self._start(ready))
-                if pending and not running:  # what they wait for has failed
+                while len(running) < self.num_jobs and (job := self._next(pending, is_ready)):
+                    pending.remove(job)
+                    running.append(self._start(job))
+                if not running:  # the others do not fit, or wait for what has failed
                     break
                 time.sleep(POLL_SECONDS)
-            self.is_stopped |= bool(pending) and self._is_over
+            if self.end_time and (left := list(filter(is_ready, pending))):
+                self.is_stopped = True
+                text = "%d jobs are left for another run; the first, %s, is expected to take %.0f s"
+                logger.info(text, len(left), left[0], self.estimate(left[0]))
         if caught:
             raise Interrupted(caught[0], 0, "a job of the study")
 
@@ -87,10 +86,10 @@ class Scheduler:
     def _is_over(self) -> bool:
         return bool(self.end_time) and time.monotonic() > self.end_time - SAVE_SECONDS
 
-    def _fits(self, job: Job) -> bool:
-        if self.end_time and time.monotonic() + self.estimate(job) > self.end_time:
-            self.is_stopped = True
-        return not self.is_stopped
+    def _next(self, pending: Sequence[Job], is_ready: Callable[[Job], bool]) -> Job | None:
+        """Return the first job that is ready and expected to end in time."""
+        time_left = self.end_time - time.monotonic() if self.end_time else math.inf
+        return next((job for job in pending if is_ready(job) and self.estimate(job) <= time_left), None)
 
     def _run_local(self, job: Job) -> None:
         start_time, error = time.monotonic(), ""
@@ -144,9 +143,11 @@ class Scheduler:
                     each.process.send_signal(signal.SIGTERM)
                 end_time = time.monotonic() + KILL_SECONDS
                 for each in running:
+                    self.is_stopped = True
                     try:
                         each.process.wait(max(end_time - time.monotonic(), 0.1))
-                    except subprocess.TimeoutExpired:
+                    except subprocess.TimeoutExpired:  # in code that handles no signals: it has not failed
                         each.process.kill()
-                    self.is_stopped = True
-                    self._finish(each)
+                        each.process.wait()
+                    else:
+                        self._finish(each)

@@ -20,9 +20,11 @@ from polyseme.finetuning.grid import override
 from polyseme.finetuning.results import SeedResult
 from polyseme.nn.trunks.shallow import StaticEmbeddingTrunkConfig
 from polyseme.pipelines.ulmfit import UlmfitConfig, finetune_lm, load_pretrained
+from polyseme.studies.arms import resolve_recipe
 from polyseme.studies.base import Arm, Study
 from polyseme.studies.metrics import METRICS
 from polyseme.train.optimizer import OptimizerConfig
+from polyseme.train.recipe import Recipe
 from polyseme.weights.folder import read_model_config
 
 FINETUNE_OPTIMIZER = OptimizerConfig(name="muon", lr=5e-4)
@@ -61,14 +63,22 @@ def check_transfer(study: Study, finetune_options: Mapping[str, Any]) -> None:
     for arm in arms:
         options = dict(arm.transfer_options)
         features = pop_options(FeatureOptions, options) if arm.transfer == "features" else FeatureOptions()
-        for name in ("from_scratch", "target_epochs"):
-            options.pop(name, None)
+        options.pop("from_scratch", None)
+        if "target_epochs" in options and _is_ulmfit(study, arm):
+            options.pop("target_epochs", None)
         try:
-            config, _ = override(FEATURE_DEFAULTS, data, "network", features.network_fields())
+            config, settings = override(FEATURE_DEFAULTS, data, "network", features.network_fields())
             for path, value in {**options, **finetune_options}.items():
-                override(config, data, path, value)
+                config, settings = override(config, settings, path, value)
+            config.validate()
         except ConfigError as error:
             raise ConfigError(f"the arm {arm.name}: {error}") from None
+
+
+def _is_ulmfit(study: Study, arm: Arm) -> bool:
+    """Return whether an arm is fine-tuned in ULMFiT's stages."""
+    recipe = resolve_recipe(study.find_arm(arm.from_arm or arm.name), {})
+    return arm.transfer == "finetune" and isinstance(recipe, Recipe) and recipe.family == "ulmfit"
 
 
 def open_transfer(
@@ -96,7 +106,10 @@ def open_transfer(
     from_scratch = bool(options.pop("from_scratch", False))
     if model_config.family == "ulmfit" and features is None:
         model, config = _start_ulmfit(model, data, options, work, from_scratch)
-    for path, value in {**options, **finetune_options}.items():
+    options |= finetune_options
+    if "epochs" in options:
+        config = config.replace(min_steps=0)
+    for path, value in options.items():
         config, (data,) = override(config, [data], path, value)
     return TaskTransfer(model, data, config.validate(), features, from_scratch)
 

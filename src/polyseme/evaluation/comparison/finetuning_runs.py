@@ -258,4 +258,4 @@ def plot_comparison(runs: Sequence[FinetuneRun], path: Path) -> None:
 
 def to_hashable(values: list[Any]) -> tuple[Any, ...]:
     """Return values of a JSON file as a tuple, with tuples for the lists in it."""
-    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
+    return tuple(to_hashable(value) if isinstance(value, list) else value for value in values)

@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.optimize import brentq
 
 MIN_SEEDS = 2
-ROUNDING_ERROR = 1e-12  # of a covariance, relative to the variances that it is computed from
+ROUNDING_ERROR = 1e-12  # of differences between scores; of a covariance, relative to the variances it comes from
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _mean_variance(values: np.ndarray) -> tuple[float, int]:
     """Return the variance of the mean of values, 0 if they are equal, and its degrees of freedom."""
     if len(values) < MIN_SEEDS:
         raise ValueError(f"{len(values)} seed(s) have no variance, expected {MIN_SEEDS} or more")
-    variance = float(values.var(ddof=1)) if np.ptp(values) else 0.0  # of equal values it may be a rounding error
+    variance = float(values.var(ddof=1)) if np.ptp(values) > ROUNDING_ERROR else 0.0
     return variance / len(values), len(values) - 1
 
 
