@@ -41,3 +41,4 @@ def test_a_study_runs_tiny(name, project, data, tmp_path, monkeypatch):
     tasks = {metric for metric in metrics if METRICS[metric].kind == "task"}
     for row in rows:
         assert row["arm"] in NO_TASKS or tasks <= row["metrics"].keys(), row["warnings"]
+    assert set(metrics) == {metric for row in rows for metric in row["metrics"]}, "each is that of an arm"

@@ -19,7 +19,8 @@ def write_study_data(folder: Path) -> None:
     texts = [sentence(rng) for _ in range(2 * NUM_ROWS)]
     splits = {"train": texts[:NUM_ROWS], "dev": texts[NUM_ROWS:]}
     write_glue(folder / "glue", NUM_ROWS)
-    files = {"held-out.txt": "\n".join(texts)}
+    short = [f"The {animal} saw the {animal}." for animal in ANIMALS]
+    files = {"held-out.txt": " ".join(short)}
     for paradigm, word in (("agreement", "see"), ("order", "sat")):
         pair = {"sentence_good": f"the cat {word}s the dog", "sentence_bad": f"the cat the dog {word}", "UID": paradigm}
         files[f"blimp/data/{paradigm}.jsonl"] = (json.dumps(pair) + "\n") * 3
