@@ -20,7 +20,7 @@ TEXTS = ["The old cat sees the dog.", "a", "the unseen swan follows the quiet wo
 
 @pytest.fixture(scope="module")
 def ours(tiny_folders):
-    names = ("bert", "roberta", "gpt2", "gpt", "t5", "elmo", "flair", "xlnet")
+    names = ("bert", "roberta", "gpt2", "gpt", "t5", "elmo", "flair", "xlnet", "albert", "xlm_roberta")
     return {family: polyseme.load(tiny_folders[family], device="cpu") for family in names}
 
 
@@ -93,10 +93,11 @@ def test_a_model_without_a_start_token_does_not_count_the_first_token(ours, monk
     assert (score.num_tokens, score.num_characters) == (len(ids) - 1, len(TEXTS[0]) - offsets[0][1])
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "gpt", "t5", "flair", "xlnet"])
-def test_spans_divide_a_text(family, ours):
+@pytest.mark.parametrize("text", ["The old cat sees the dog.", "dragons see the dog."])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "gpt", "t5", "flair", "xlnet", "albert", "xlm_roberta"])
+def test_spans_divide_a_text(family, text, ours):
     """The parts of a text, each scored with the rest as context, add up to the score of the text."""
-    text, cut = "The old cat sees the dog.", 11
+    cut = 11
     whole = ours[family].score(text)
     parts = [ours[family].score(text, spans=span) for span in ((0, cut), (cut, len(text)))]
     assert sum(part.num_tokens for part in parts) == whole.num_tokens
