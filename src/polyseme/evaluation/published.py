@@ -28,6 +28,7 @@ SPLITS = ("dev", "test")
 _DATASETS = {**{name: f"glue/{name}" for name in ("cola", "sst-2", "mrpc", "sts-b")}, "wic": "superglue/wic"}
 _STUDY_SHAPE = {"study": {"arms": [{"name": str, "transfer": str}]}, "limits": {str: {str: int}}}
 _ARM_SHAPE = {"metrics": {str: {"value": float, "metric": str}}, "parameters": int, "is_void": bool}
+_OBJECTIVE_SHAPE = {"recipe": {"objective": {"kind": str}}}
 _PAIRS_SHAPE = {"model": str, "task": str, "accuracy": float, "phenomena": {str: float}, "paradigms": {str: float}}
 
 
@@ -124,6 +125,8 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
             entries = [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
             if metric == "blimp" and any(_count_paradigms(entry) != NUM_BLIMP_PARADIGMS for entry in entries):
                 continue
+            if metric == "valid_loss" and not all(map(_predicts_masked_tokens, seeds)):
+                continue
             key = _DATASETS.get(metric, metric), "accuracy" if metric == "blimp" else entries[0]["metric"]
             values[key] = tuple(entry["value"] for entry in entries)
         notes = [f"{name} used a part of some data sets, in examples: {', '.join(limits)}"] if limits else []
@@ -134,6 +137,11 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
         mark = f" ({transfers[arm.name]})" if transfers.get(arm.name) == "features" else ""
         if seeds:
             yield SystemScores(f"{name}/{arm.name}{mark}", values, seeds[0]["parameters"], notes=tuple(notes))
+
+
+def _predicts_masked_tokens(seed: Mapping[str, Any]) -> bool:
+    """Return whether the validation loss of a seed is that of masked tokens, as in the published perplexities."""
+    return has_shape(seed, _OBJECTIVE_SHAPE) and "MaskedLM" in seed["recipe"]["objective"]["kind"]
 
 
 def _count_paradigms(entry: Mapping[str, Any]) -> int:
