@@ -143,6 +143,9 @@ def test_printed_results(tmp_path):
     (row,) = polyseme.published_table("blimp", write_json(tmp_path / "blimp.json", [pairs])).measured
     assert (row.system, row.values) == ("gpt", {"accuracy": 60, "binding": 50})
     assert row.notes == ("gpt: normalization length",)
+    for model, system in ((".", "blimp"), ("model", "model"), ("models/bert", "bert")):
+        write_json(tmp_path / "blimp.json", pairs | {"model": model})
+        assert polyseme.published_table("blimp", tmp_path / "blimp.json").measured[0].system == system
     for change in ({"task": "minimal-pairs"}, {"paradigms": {"p1": 0.6}}):
         with pytest.raises(DataError, match="expected blimp with its 67"):
             polyseme.published_table("blimp", write_json(tmp_path / "blimp.json", pairs | change))
@@ -165,6 +168,7 @@ def test_printed_results(tmp_path):
         ({"accuracy": 0.5}, "no result of `evaluate` on a named data set"),
         ([{"accuracy": 0.5, "phenomena": 3}], "no result of `evaluate`"),
         (3, "no result of `evaluate`"),
+        ([], "x.json holds no results"),
         ({"dataset": "imdb", "accuracy": 0.5}, "no score that glue shows; it has scores on imdb; .*ulmfit"),
     ],
 )

@@ -159,6 +159,8 @@ def _read_file(table: PublishedTable, path: Path, name: str) -> list[MeasuredRes
     if isinstance(content, dict) and "values" in content:
         return [_read_row(table, path, content, name)]
     entries = content if isinstance(content, list) else [content]
+    if not entries:
+        raise DataError(f"{path} holds no results")
     return _place_any(table, path, [_read_evaluation(path, entry, name) for entry in entries])
 
 
@@ -186,7 +188,7 @@ def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
             raise DataError(f"{path} is a result {name}, expected blimp with its {NUM_BLIMP_PARADIGMS}")
         pairs = {"accuracy": entry["accuracy"], **entry["phenomena"]}
         values: DatasetValues = {("blimp", column): (value,) for column, value in pairs.items()}
-        system = _model_name(str(entry["model"]))
+        system = _model_name(str(entry["model"])) or name
         settings = {"pll_metric": "original", "normalization": "none"}
         other = [f"{key} {value}" for key, plain in settings.items() if (value := entry.get(key) or plain) != plain]
         return SystemScores(system, values, notes=(f"{system}: {', '.join(other)}",) if other else ())
@@ -200,9 +202,9 @@ def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
 
 
 def _model_name(path: str) -> str:
-    """Return a short name of a model folder: that of its run, if it is in one."""
-    parts = Path(path).parts
-    return parts[-2] if len(parts) > 1 and parts[-1] == "model" else parts[-1]
+    """Return a short name of a model folder: that of its run, if it is in one; an empty one for the folder `.`."""
+    folder = Path(path)
+    return (folder.parent.name if folder.name == "model" else "") or folder.name
 
 
 def _place_any(table: PublishedTable, path: Path, systems: Sequence[SystemScores]) -> list[MeasuredResult]:
