@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from polyseme.errors import ConfigError, DataError, TextError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import sha256
 from polyseme.io.partial import PartialOutput, part_path
 from polyseme.io.specs import split_spec
@@ -181,11 +181,11 @@ def run_windows(
             try:
                 with bar.window(len(window)):
                     chunks = compute(window, start, output.summary)
-            except DataError as error:
-                if len(window) == source.total or (isinstance(error, TextError) and error.location):
+            except (ConfigError, DataError) as error:  # about these rows: a resumed run would end with it again
+                output.is_resumable = False
+                if isinstance(error, ConfigError) or len(window) == source.total or getattr(error, "location", None):
                     raise
-                kind = TextError if isinstance(error, TextError) else DataError
-                raise kind(f"rows {start + 1:,} to {start + len(window):,}: {error}") from None
+                raise DataError(f"rows {start + 1:,} to {start + len(window):,}: {error}") from None
             output.append(chunks, len(window))
             if output.num_rows < source.total or output.is_resumable:
                 output.checkpoint()
