@@ -217,6 +217,8 @@ def test_bad_commands(files, tiny_folders, rejects):
     rejects("score", model, "--choices", questions, "--num-shots", 1, match="go together")
     rejects("score", model, "--choices", questions, "--examples", shots, match="go together")
     rejects("score", model, "--choices", questions, "--num-shots", 9, "--examples", shots, match="holds 2 examples")
+    shot = ("--num-shots", 1, "--examples", shots)
+    rejects("score", model, "--choices", questions, *shot, "--out", shots, match=r"shots\.jsonl is the input")
     same = ("--num-shots", 3, "--examples", questions)
     rejects("score", model, "--choices", questions, *same, match="is among the shots")
     rejects("score", model, "--choices", questions, "--template", "{text}", match="has to hold")

@@ -61,7 +61,7 @@ def score(
     knows the number of tokens of a last word.
     """
     import polyseme
-    from polyseme.evaluation.streaming import hash_path, hash_spec
+    from polyseme.evaluation.streaming import hash_path, hash_spec, reject_input
     from polyseme.io.table_output import TABLE_SUFFIXES, TableOutput, check_output_suffix
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
@@ -76,6 +76,8 @@ def score(
         raise ConfigError("--num-shots K and --examples FILE go together")
     if out is not None:
         check_output_suffix(out, TABLE_SUFFIXES, "scores")
+        if examples is not None:
+            reject_input(out, examples)
     language_model = polyseme.load(model)
     if data is not None:
         mode = _text_mode(language_model, data, pll_metric, as_json, out is not None)

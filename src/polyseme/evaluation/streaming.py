@@ -97,6 +97,13 @@ def hash_spec(source: str | Path) -> str:
     return hash_path(Path(split_spec(str(source), SPEC_OPTIONS)[0]))
 
 
+def reject_input(out: Path, source: str | Path) -> None:
+    """Raise `ConfigError` if an output file is also an input, `PATH::name=value,…`."""
+    path = Path(split_spec(str(source), SPEC_OPTIONS)[0])
+    if out.exists() and path.exists() and out.samefile(path):
+        raise ConfigError(f"{out} is the input: choose another output file")
+
+
 class WindowOutput(Protocol):
     """What windows are written to: `PartialOutput`, or `ConsoleOutput`."""
 
@@ -172,8 +179,8 @@ def run_windows(
     into the end of each part.
     """
     target = getattr(output, "out", None)
-    if source.path is not None and target is not None and target.exists() and target.samefile(source.path):
-        raise ConfigError(f"{target} is the input: choose another output file")
+    if source.path is not None and target is not None:
+        reject_input(target, source.path)
     with output, progress(title, source.total, unit, show=source.total > 1) as bar:
         bar.add_completed(output.num_rows)
         for window in islice(windows, output.num_windows, None):
