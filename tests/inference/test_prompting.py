@@ -225,5 +225,10 @@ def test_bad_commands(files, tiny_folders, rejects):
     rejects("score", model, "--choices", questions, "--normalization", "no", match="normalization is 'no'")
     rejects("score", model, "--choices", files / "none.jsonl", match="none.jsonl")
     rejects("score", tiny_folders["t5"], "--choices", questions, match="cannot rank choices")
+    (files / "header.csv").write_text("text,choices\n")
+    for option in ("data", "last-words", "choices"):
+        empty = ("score", model, f"--{option}", files / "header.csv")
+        rejects(*empty, match=r"header\.csv holds no (texts|examples)")
+        rejects(*empty, "--out", files / "scores.csv", match=r"header\.csv holds no (texts|examples)")
     (files / "bad.jsonl").write_text('{"text": "a", "choices": "b"}\n')
     rejects("score", model, "--choices", files / "bad.jsonl", match=r"bad\.jsonl:1: choices is 'b'")

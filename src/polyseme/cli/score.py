@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.errors import ConfigError, add_location
+from polyseme.errors import ConfigError, DataError, add_location
 from polyseme.io.limits import MAX_INTEGER
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def score(
     else:
         assert choices is not None
         mode = _choice_mode(language_model, choices, (examples, num_shots, seed or 0), ranking, as_json)
+    if not mode.source.total:
+        raise DataError(f"{data or last_words or choices} holds no texts")
 
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
