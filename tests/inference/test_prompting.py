@@ -214,6 +214,10 @@ def test_bad_commands(files, tiny_folders, rejects):
     rejects("score", model, "--data", questions, "--num-shots", 1, match="--num-shots has no effect")
     for option, value in (("normalization", "length"), ("template", "{text}"), ("context", "x"), ("seed", 3)):
         rejects("score", model, "--data", questions, f"--{option}", value, match=f"--{option} has no effect without")
+    context, unconditional = ("--context", "x"), "--context has no effect without --normalization unconditional"
+    for options in (context, (*context, "--normalization", "length")):
+        rejects("score", model, "--choices", questions, *options, match=unconditional)
+    rejects("score", model, "--choices", questions, "--seed", 0, match="--seed has no effect without --num-shots")
     rejects("score", model, "--choices", questions, "--num-shots", 1, match="go together")
     rejects("score", model, "--choices", questions, "--examples", shots, match="go together")
     rejects("score", model, "--choices", questions, "--num-shots", 9, "--examples", shots, match="holds 2 examples")

@@ -26,7 +26,6 @@ CHOICES_HELP += "text (___, the mask token, @placeholder) makes it a cloze quest
 LAST_WORDS_HELP = (
     f"LAMBADA: texts, whose last word is scored, or rows with context and continuation: {options.INPUT_HELP}"
 )
-DEFAULT_RANKING = {"template": "{text} {answer}", "normalization": "none", "context": "Answer: "}
 TEMPLATE_HELP = "Format of a question and its answer; \\n is a new line; default: {text} {answer}."
 NORMALIZATION_HELP = "Score of a choice: none (default: log-probability), length (per token), or unconditional (minus "
 NORMALIZATION_HELP += "that after --context)."
@@ -68,12 +67,9 @@ def score(
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
     if data is None and pll_metric:
         raise ConfigError("--pll-metric goes with --data")
+    template = None if template is None else template.replace("\\n", "\n")
     ranking = {"template": template, "normalization": normalization, "context": context}
-    if choices is None:
-        _reject_choice_options(ranking | {"num_shots": num_shots or None, "examples": examples, "seed": seed})
-    ranking = {name: default if ranking[name] is None else ranking[name] for name, default in DEFAULT_RANKING.items()}
-    if (num_shots > 0) != (examples is not None):
-        raise ConfigError("--num-shots K and --examples FILE go together")
+    _check_choice_options(choices, {"num_shots": num_shots or None, "examples": examples, "seed": seed}, ranking)
     if out is not None:
         check_output_suffix(out, TABLE_SUFFIXES, "scores")
         if examples is not None:
@@ -100,10 +96,23 @@ def score(
         print(f"{out}: {mode.source.total} texts")
 
 
-def _reject_choice_options(values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
+def _check_choice_options(choices: Path | None, shots: Mapping[str, Any], ranking: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for options of questions that have no effect without others."""
+    if choices is None:
+        _reject_options("--choices", **ranking, **shots)
+    if ranking["normalization"] != "unconditional":
+        _reject_options("--normalization unconditional", context=ranking["context"])
+    if shots["num_shots"] is None:
+        _reject_options("--num-shots", seed=shots["seed"])
+    if (shots["num_shots"] is None) != (shots["examples"] is None):
+        raise ConfigError("--num-shots K and --examples FILE go together")
+
+
+def _reject_options(requirement: str, **options: object) -> None:
+    """Raise `ConfigError` for an option that was set, and that has an effect only with another."""
+    for name, value in options.items():
         if value is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --choices")
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without {requirement}")
 
 
 class _Mode(NamedTuple):
@@ -229,7 +238,7 @@ def _choice_mode(
     file, columns = MultipleChoiceTask.open_input(path, Columns(keep_rows=True))
     source: Source[ChoiceExample] = Source(file, lambda _: MultipleChoiceTask.iter_examples(file, columns))
     shots = _sample_shots(*shot_options, source)
-    ranking = ranking | {"template": ranking["template"].replace("\\n", "\n")}
+    ranking = {name: value for name, value in ranking.items() if value is not None}
     names = list(dict.fromkeys(name for question in source for name in question.row or ()))
 
     def score(window: "list[ChoiceExample]", summary: dict[str, Any]) -> "list[Row]":
