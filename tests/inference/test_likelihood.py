@@ -9,8 +9,10 @@ import torch
 import polyseme
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.inference import likelihood
+from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.packed_model import PackedModel
-from polyseme.inference.results import TextScore
+from polyseme.inference.results import LastWordScore, TextScore
+from polyseme.serve.verbs.language import score_result
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -190,8 +192,18 @@ def test_the_total_of_a_file(tiny_folders, tmp_path, run_cli):
     assert total["texts"] == len(TEXTS) and total["log_prob"] == pytest.approx(sum(row["log_prob"] for row in rows))
 
 
-def test_perplexity_beyond_the_range_of_floats():
-    assert TextScore(-1000.0, 1).perplexity == math.inf
+def test_perplexity_beyond_the_range_of_floats(tiny_folders, tmp_path, run_cli, monkeypatch):
+    """It is infinite, and null in JSON."""
+    unlikely = TextScore(-1000.0, 1)
+    assert unlikely.perplexity == math.inf and score_result(unlikely).perplexity is None
+    monkeypatch.setattr(NeuralLM, "_score", lambda self, texts, **options: [unlikely] * len(texts))
+    last_word = LastWordScore(unlikely, False, 0)
+    monkeypatch.setattr(NeuralLM, "_score_last_words", lambda self, texts: [last_word] * len(texts))
+    (tmp_path / "texts.txt").write_text("the cat\n")
+    for option in ("--data", "--last-words"):
+        arguments = ("score", tiny_folders["gpt2"], option, tmp_path / "texts.txt")
+        assert '"perplexity": null' in run_cli(*arguments, "--json")
+        assert "inf" in run_cli(*arguments)
 
 
 def test_bits_per_character():

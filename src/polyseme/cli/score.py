@@ -172,9 +172,11 @@ def _text_mode(
 
 
 def _score_columns(score: "TextScore") -> dict[str, Any]:
+    from polyseme.inference.results import finite_or_none
+
     names = ("log_prob", "num_tokens", "num_characters", "perplexity", "bits_per_character")
     columns = {name: getattr(score, name) for name in names}
-    return columns if math.isfinite(columns["perplexity"]) else columns | {"perplexity": None}
+    return columns | {"perplexity": finite_or_none(columns["perplexity"])}
 
 
 def _format_score(score: Mapping[str, Any], text: str) -> str:
@@ -188,7 +190,7 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
     """Score last words: accuracy, and perplexity, as in LAMBADA of a word over all its tokens."""
     from polyseme.datasets.lambada import LambadaFile, LastWord
     from polyseme.evaluation.streaming import Source
-    from polyseme.inference.results import TextScore
+    from polyseme.inference.results import TextScore, finite_or_none
 
     file, names = LambadaFile.open(path), dict[str, None]()
 
@@ -217,7 +219,7 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
             "num_truncated": summary["truncated"],
         }
         if as_json:
-            return to_json_line(metrics)
+            return to_json_line({name: finite_or_none(value) for name, value in metrics.items()})
         return "".join(f"{name}: {value:.4g}\n" for name, value in metrics.items())
 
     texts = Source(file.path, read)
