@@ -91,9 +91,7 @@ class WordTask(LabelSetTask):
     def fit_model(self, folder: Path) -> Self:
         if self.predicted_piece != "auto":
             return self
-        config = read_model_config(folder)[0]
-        reads_forward = config.trunk.causal and "previous" not in config.heads
-        return self.replace(predicted_piece="last" if reads_forward else "first")
+        return self.replace(predicted_piece="last" if read_model_config(folder)[0].trunk.causal else "first")
 
     @property
     def crf(self) -> CRFConfig | None:
