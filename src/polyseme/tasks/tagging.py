@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import DataError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.families.family import Family
 from polyseme.io.table_output import flatten_cell
 from polyseme.nn.heads.base import HeadConfig
@@ -103,6 +103,10 @@ class WordTask(LabelSetTask):
         return {self.head_name: head.replace(crf=self.crf) if isinstance(head, ClassificationHeadConfig) else head}
 
     def feature_head(self) -> HeadConfig:
+        if self.predicted_piece != "auto":
+            raise ConfigError(
+                f"predicted_piece is {self.predicted_piece!r}, expected auto: features are of whole words"
+            )
         return ClassificationHeadConfig(self.labels, "tokens", crf=self.crf)
 
     def for_features(self) -> Self:
