@@ -14,6 +14,7 @@ import polyseme
 from polyseme.evaluation import streaming
 from polyseme.evaluation.embed_file import write_npz
 from polyseme.evaluation.streaming import ConsoleOutput, Source, count_characters, run_windows
+from polyseme.evaluation.text_rows import TextRow
 from polyseme.families import FAMILIES
 from polyseme.io.partial import PartialOutput
 from polyseme.tasks.classification import ClassificationTask
@@ -279,7 +280,9 @@ def test_windows(tmp_path, monkeypatch):
     grouped = Source(None, lambda _: ["a1", "a2", "b1", "b2", "b3", "c1"])
     assert list(grouped.windows(group_key=lambda text: text[0])) == [["a1", "a2", "b1", "b2", "b3"], ["c1"]]
     example = ClassificationTask.example_type("here", "four", "fives")
-    assert count_characters(example) == 13 and count_characters(("ab", None, ("c",))) == 3
+    assert count_characters(example) == 9 and count_characters(("ab", None, ("c",))) == 3, "without its location"
+    assert count_characters(TextRow("text", {"text": "text", "id": 1}, "/a/long/path.csv:2")) == 4
+    assert count_characters(TextRow("text", {"text": "text", "note": "long"}, "here")) == 8
 
 
 def test_a_pipe_is_read_once(tmp_path):

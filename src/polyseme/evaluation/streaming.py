@@ -75,11 +75,15 @@ class Source(Generic[T]):
 def count_characters(example: Any) -> int:
     """Return the number of characters of a text, of a tuple of texts, or of the texts of an example's fields.
 
-    An example that keeps the row of its file counts as much as the longer of the two.
+    An example that keeps the row of its file counts as much as the longer of the two. Its `location` is not counted,
+    so that windows do not depend on how a path is written.
     """
     if isinstance(example, str):
         return len(example)
-    values = example if isinstance(example, tuple) else getattr(example, "__dict__", {}).values()
+    if type(example) is tuple:
+        return sum(map(count_characters, example))
+    fields = example._asdict() if hasattr(example, "_asdict") else getattr(example, "__dict__", {})
+    values = [value for name, value in fields.items() if name != "location"]
     row = sum(len(cell) for value in values if isinstance(value, dict) for cell in value.values() if type(cell) is str)
     return max(sum(count_characters(value) for value in values if isinstance(value, str | tuple)), row)
 
