@@ -66,6 +66,7 @@ def test_grid_compare_and_ensemble(project, run_cli, tmp_path, rejects):
     for args, match in (
         (("evaluate", *models, "--data", files[1]), "several models are an ensemble: set --ensemble"),
         (("evaluate", models[0], "--data", files[1], "--ensemble"), "--ensemble is for several models"),
+        (("evaluate", *models, tmp_path / "a", "--data", files[1], "--ensemble"), "a/model is given twice"),
         (("evaluate", models[0], project.path / "run-tagging/model", "--data", files[1], "--ensemble"), "another task"),
         (("predict", *models, "--data", files[1], "--out", both), "several models are an ensemble: set --ensemble"),
         (

@@ -106,7 +106,7 @@ def test_error_rates_sizes_and_multitask_runs(tmp_path):
 def test_arms_of_a_study(tmp_path):
     arms = [{"name": "bert", "transfer": "finetune"}, {"name": "gpt", "transfer": "features"}]
     write_json(tmp_path / "study.json", {"study": {"arms": arms}, "limits": {"sst-2": {"train": 10_000}}})
-    for arm, value, is_void in (("bert", 0.3, False), ("gpt", 0.1, True)):
+    for arm, value, is_void, kind in (("bert", 0.3, False, "SpanMaskedLM"), ("gpt", 0.1, True, "CausalLM")):
         (tmp_path / "arms" / arm).mkdir(parents=True)
         for seed in (1, 2):
             metrics = {
@@ -115,6 +115,7 @@ def test_arms_of_a_study(tmp_path):
                 "blimp": {"value": 0.7, "metric": "accuracy", "paradigms": {f"p{i}": 0.7 for i in range(67)}},
             }
             content = {"arm": arm, "seed": seed, "metrics": metrics, "parameters": 10, "is_void": is_void}
+            content["recipe"] = {"objective": {"kind": kind}}
             write_json(tmp_path / f"arms/{arm}/seed-{seed}.json", content)
             write_json(tmp_path / f"arms/{arm}/seed-{seed}.cola.json", {"points": []})
     rows = polyseme.published_table("bert-miniatures", tmp_path).measured
@@ -122,7 +123,8 @@ def test_arms_of_a_study(tmp_path):
     assert rows[0].values == {"cola": pytest.approx(45)} and rows[0].num_seeds == {"cola": 2}
     assert rows[0].notes[0].endswith("in examples: sst-2: train 10,000") and len(rows[0].notes) == 1
     assert "word-frequency plateau" in rows[1].notes[1]
-    assert polyseme.published_table("bert-size", tmp_path).measured[0].values == {"perplexity": pytest.approx(5.0)}
+    (row,) = polyseme.published_table("bert-size", tmp_path).measured
+    assert row.system.endswith("/bert") and row.values == {"perplexity": pytest.approx(5.0)}, "of masked tokens only"
     notes = format_published(polyseme.published_table("bert-miniatures", tmp_path))[2]
     assert sum("10,000" in note for note in notes) == 1, "said once"
     assert polyseme.published_table("blimp", tmp_path).measured[0].values == {"accuracy": 70}
@@ -141,6 +143,9 @@ def test_printed_results(tmp_path):
     (row,) = polyseme.published_table("blimp", write_json(tmp_path / "blimp.json", [pairs])).measured
     assert (row.system, row.values) == ("gpt", {"accuracy": 60, "binding": 50})
     assert row.notes == ("gpt: normalization length",)
+    for model, system in ((".", "blimp"), ("model", "model"), ("models/bert", "bert")):
+        write_json(tmp_path / "blimp.json", pairs | {"model": model})
+        assert polyseme.published_table("blimp", tmp_path / "blimp.json").measured[0].system == system
     for change in ({"task": "minimal-pairs"}, {"paradigms": {"p1": 0.6}}):
         with pytest.raises(DataError, match="expected blimp with its 67"):
             polyseme.published_table("blimp", write_json(tmp_path / "blimp.json", pairs | change))
@@ -163,6 +168,7 @@ def test_printed_results(tmp_path):
         ({"accuracy": 0.5}, "no result of `evaluate` on a named data set"),
         ([{"accuracy": 0.5, "phenomena": 3}], "no result of `evaluate`"),
         (3, "no result of `evaluate`"),
+        ([], "x.json holds no results"),
         ({"dataset": "imdb", "accuracy": 0.5}, "no score that glue shows; it has scores on imdb; .*ulmfit"),
     ],
 )

@@ -14,6 +14,7 @@ import polyseme
 from polyseme.evaluation import streaming
 from polyseme.evaluation.embed_file import write_npz
 from polyseme.evaluation.streaming import ConsoleOutput, Source, count_characters, run_windows
+from polyseme.evaluation.text_rows import TextRow
 from polyseme.families import FAMILIES
 from polyseme.io.partial import PartialOutput
 from polyseme.tasks.classification import ClassificationTask
@@ -191,8 +192,19 @@ def test_an_error_names_the_rows_of_its_window(models, files, cli, rejects, monk
     *to_stdout, _, _ = arguments("score.txt", models, files)
     assert "t.txt:5: a text of" in cli(*to_stdout).err
     embed = ("embed", models / "gpt2", "--data", files / "t.txt", "--out", files / "t.npz")
-    rejects(*embed, match="rows 5 to 5: a text of")
-    assert not list(files.glob(".t.npz*")), "a resumed run would end with the same error"
+    rejects(*embed, match="rows 5 to 5: a text of")  # nothing is left: a resumed run would end with the same error
+    rejects(*arguments("translate.txt", models, files), match="rows 5 to 5: text 1 has 201 tokens")
+    (files / "t.tsv").write_text("text\n" + (files / "t.txt").read_text())
+    rejects(*arguments("predict.jsonl", models, files), match=r"longer than 24 tokens, the first at .*t\.tsv:6")
+    rows = [{"context": text, "continuation": "cat"} for text in TEXTS[:4]]
+    rows += [{"context": "the", "continuation": "cat" * 50}]
+    (files / "w.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rejects(*arguments("last.jsonl", models, files), match="rows 5 to 5: the word .* alone is longer")
+    command = arguments("predict.jsonl", models, files)
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1)
+        assert cli(*command).status == 130
+    assert cli(*command, "--resume").status == 2 and not list(files.glob(".predict*")), "nor of a resumed run"
 
 
 def test_predict_in_python(models, files, monkeypatch):
@@ -268,7 +280,9 @@ def test_windows(tmp_path, monkeypatch):
     grouped = Source(None, lambda _: ["a1", "a2", "b1", "b2", "b3", "c1"])
     assert list(grouped.windows(group_key=lambda text: text[0])) == [["a1", "a2", "b1", "b2", "b3"], ["c1"]]
     example = ClassificationTask.example_type("here", "four", "fives")
-    assert count_characters(example) == 13 and count_characters(("ab", None, ("c",))) == 3
+    assert count_characters(example) == 9 and count_characters(("ab", None, ("c",))) == 3, "without its location"
+    assert count_characters(TextRow("text", {"text": "text", "id": 1}, "/a/long/path.csv:2")) == 4
+    assert count_characters(TextRow("text", {"text": "text", "note": "long"}, "here")) == 8
 
 
 def test_a_pipe_is_read_once(tmp_path):

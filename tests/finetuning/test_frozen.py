@@ -341,6 +341,7 @@ def test_command(folders, tmp_path, run_cli):
         (["--features", "F", "--network", "biattentive"], "biattentive does not fit tagging"),
         (["--features", "F", "--network", "bilstn"], "network.name is 'bilstn', expected one of"),
         (["--features", "nowhere"], "there is no model folder at nowhere"),
+        (["--features", "F", "--set", "predicted_piece=last"], "predicted_piece is 'last', expected auto"),
     ],
 )
 def test_errors(folders, tmp_path, rejects, args, match):

@@ -9,8 +9,10 @@ import torch
 import polyseme
 from polyseme.errors import ConfigError, DataError, UnsupportedError
 from polyseme.inference import likelihood
+from polyseme.inference.neural_lm import NeuralLM
 from polyseme.inference.packed_model import PackedModel
-from polyseme.inference.results import TextScore
+from polyseme.inference.results import LastWordScore, TextScore
+from polyseme.serve.verbs.language import score_result
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -20,7 +22,7 @@ TEXTS = ["The old cat sees the dog.", "a", "the unseen swan follows the quiet wo
 
 @pytest.fixture(scope="module")
 def ours(tiny_folders):
-    names = ("bert", "roberta", "gpt2", "gpt", "t5", "elmo", "flair", "xlnet")
+    names = ("bert", "roberta", "gpt2", "gpt", "t5", "elmo", "flair", "xlnet", "albert", "xlm_roberta")
     return {family: polyseme.load(tiny_folders[family], device="cpu") for family in names}
 
 
@@ -93,10 +95,11 @@ def test_a_model_without_a_start_token_does_not_count_the_first_token(ours, monk
     assert (score.num_tokens, score.num_characters) == (len(ids) - 1, len(TEXTS[0]) - offsets[0][1])
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "gpt", "t5", "flair", "xlnet"])
-def test_spans_divide_a_text(family, ours):
+@pytest.mark.parametrize("text", ["The old cat sees the dog.", "dragons see the dog."])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "gpt", "t5", "flair", "xlnet", "albert", "xlm_roberta"])
+def test_spans_divide_a_text(family, text, ours):
     """The parts of a text, each scored with the rest as context, add up to the score of the text."""
-    text, cut = "The old cat sees the dog.", 11
+    cut = 11
     whole = ours[family].score(text)
     parts = [ours[family].score(text, spans=span) for span in ((0, cut), (cut, len(text)))]
     assert sum(part.num_tokens for part in parts) == whole.num_tokens
@@ -189,8 +192,18 @@ def test_the_total_of_a_file(tiny_folders, tmp_path, run_cli):
     assert total["texts"] == len(TEXTS) and total["log_prob"] == pytest.approx(sum(row["log_prob"] for row in rows))
 
 
-def test_perplexity_beyond_the_range_of_floats():
-    assert TextScore(-1000.0, 1).perplexity == math.inf
+def test_perplexity_beyond_the_range_of_floats(tiny_folders, tmp_path, run_cli, monkeypatch):
+    """It is infinite, and null in JSON."""
+    unlikely = TextScore(-1000.0, 1)
+    assert unlikely.perplexity == math.inf and score_result(unlikely).perplexity is None
+    monkeypatch.setattr(NeuralLM, "_score", lambda self, texts, **options: [unlikely] * len(texts))
+    last_word = LastWordScore(unlikely, False, 0)
+    monkeypatch.setattr(NeuralLM, "_score_last_words", lambda self, texts: [last_word] * len(texts))
+    (tmp_path / "texts.txt").write_text("the cat\n")
+    for option in ("--data", "--last-words"):
+        arguments = ("score", tiny_folders["gpt2"], option, tmp_path / "texts.txt")
+        assert '"perplexity": null' in run_cli(*arguments, "--json")
+        assert "inf" in run_cli(*arguments)
 
 
 def test_bits_per_character():

@@ -214,14 +214,25 @@ def test_bad_commands(files, tiny_folders, rejects):
     rejects("score", model, "--data", questions, "--num-shots", 1, match="--num-shots has no effect")
     for option, value in (("normalization", "length"), ("template", "{text}"), ("context", "x"), ("seed", 3)):
         rejects("score", model, "--data", questions, f"--{option}", value, match=f"--{option} has no effect without")
+    context, unconditional = ("--context", "x"), "--context has no effect without --normalization unconditional"
+    for options in (context, (*context, "--normalization", "length")):
+        rejects("score", model, "--choices", questions, *options, match=unconditional)
+    rejects("score", model, "--choices", questions, "--seed", 0, match="--seed has no effect without --num-shots")
     rejects("score", model, "--choices", questions, "--num-shots", 1, match="go together")
     rejects("score", model, "--choices", questions, "--examples", shots, match="go together")
     rejects("score", model, "--choices", questions, "--num-shots", 9, "--examples", shots, match="holds 2 examples")
+    shot = ("--num-shots", 1, "--examples", shots)
+    rejects("score", model, "--choices", questions, *shot, "--out", shots, match=r"shots\.jsonl is the input")
     same = ("--num-shots", 3, "--examples", questions)
     rejects("score", model, "--choices", questions, *same, match="is among the shots")
     rejects("score", model, "--choices", questions, "--template", "{text}", match="has to hold")
     rejects("score", model, "--choices", questions, "--normalization", "no", match="normalization is 'no'")
     rejects("score", model, "--choices", files / "none.jsonl", match="none.jsonl")
     rejects("score", tiny_folders["t5"], "--choices", questions, match="cannot rank choices")
+    (files / "header.csv").write_text("text,choices\n")
+    for option in ("data", "last-words", "choices"):
+        empty = ("score", model, f"--{option}", files / "header.csv")
+        rejects(*empty, match=r"header\.csv holds no (texts|examples)")
+        rejects(*empty, "--out", files / "scores.csv", match=r"header\.csv holds no (texts|examples)")
     (files / "bad.jsonl").write_text('{"text": "a", "choices": "b"}\n')
     rejects("score", model, "--choices", files / "bad.jsonl", match=r"bad\.jsonl:1: choices is 'b'")

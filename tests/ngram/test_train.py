@@ -81,6 +81,24 @@ def test_spans_with_a_tokenizer_that_has_spaces_in_its_tokens(tmp_path):
         for start in (len(before), len(before) + 1):
             score = model.score(text, spans=(start, len(before) + 1 + len(word)))
             assert score.log_prob == pytest.approx(expected), (word, start)
+    spans = [(0, len(text)), (0, 3), (3, len(text)), (len(before), len(text))]
+    whole, *parts, last = model.score([text] * len(spans), spans=spans)
+    assert whole == model.score(text) and sum(part.num_tokens for part in parts) == whole.num_tokens
+    assert sum(part.log_prob for part in parts) == pytest.approx(whole.log_prob)
+    assert last.log_prob == pytest.approx(score.log_prob)
+
+
+def test_spans_of_whole_tokens(run):
+    """A part has whole tokens, and is scored after the sentences before it, however they end."""
+    model = polyseme.load(run[0])
+    assert model.score("\u200b cat", spans=(1, 5)).log_prob == pytest.approx(model.score("cat").log_prob)
+    text, start = "It ( lives here. The cat ) finds it.", 24  # a sentence only before the closing parenthesis
+    parts = model.score([text, text], spans=[(0, start), (start, len(text))])
+    assert sum(part.log_prob for part in parts) != pytest.approx(model.score(text).log_prob), "it is split"
+    assert parts[1].num_tokens == len(model.tokenizer.encode(") finds it."))
+    for text, span in (("the small hare", (6, 9)), ("the \u200b hare", (3, 5))):
+        with pytest.raises(PolysemeError, match=f"characters {span[0]} to {span[1]} of the text are no whole tokens"):
+            model.score(["the cat", text], spans=[(0, 3), span])
 
 
 def test_run_folder(run, corpus):

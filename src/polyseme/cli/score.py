@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Option
 
 from polyseme.cli import options
-from polyseme.errors import ConfigError, add_location
+from polyseme.errors import ConfigError, DataError, add_location
 from polyseme.io.limits import MAX_INTEGER
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ CHOICES_HELP += "text (___, the mask token, @placeholder) makes it a cloze quest
 LAST_WORDS_HELP = (
     f"LAMBADA: texts, whose last word is scored, or rows with context and continuation: {options.INPUT_HELP}"
 )
-DEFAULT_RANKING = {"template": "{text} {answer}", "normalization": "none", "context": "Answer: "}
 TEMPLATE_HELP = "Format of a question and its answer; \\n is a new line; default: {text} {answer}."
 NORMALIZATION_HELP = "Score of a choice: none (default: log-probability), length (per token), or unconditional (minus "
 NORMALIZATION_HELP += "that after --context)."
@@ -61,21 +60,20 @@ def score(
     knows the number of tokens of a last word.
     """
     import polyseme
-    from polyseme.evaluation.streaming import hash_path, hash_spec
+    from polyseme.evaluation.streaming import hash_path, hash_spec, reject_input
     from polyseme.io.table_output import TABLE_SUFFIXES, TableOutput, check_output_suffix
 
     if sum(option is not None for option in (data, choices, last_words)) != 1:
         raise ConfigError("give --data with texts to score, --choices with questions to answer, or --last-words")
     if data is None and pll_metric:
         raise ConfigError("--pll-metric goes with --data")
+    template = None if template is None else template.replace("\\n", "\n")
     ranking = {"template": template, "normalization": normalization, "context": context}
-    if choices is None:
-        _reject_choice_options(ranking | {"num_shots": num_shots or None, "examples": examples, "seed": seed})
-    ranking = {name: default if ranking[name] is None else ranking[name] for name, default in DEFAULT_RANKING.items()}
-    if (num_shots > 0) != (examples is not None):
-        raise ConfigError("--num-shots K and --examples FILE go together")
+    _check_choice_options(choices, {"num_shots": num_shots or None, "examples": examples, "seed": seed}, ranking)
     if out is not None:
         check_output_suffix(out, TABLE_SUFFIXES, "scores")
+        if examples is not None:
+            reject_input(out, examples)
     language_model = polyseme.load(model)
     if data is not None:
         mode = _text_mode(language_model, data, pll_metric, as_json, out is not None)
@@ -84,6 +82,8 @@ def score(
     else:
         assert choices is not None
         mode = _choice_mode(language_model, choices, (examples, num_shots, seed or 0), ranking, as_json)
+    if not mode.source.total:
+        raise DataError(f"{data or last_words or choices} holds no texts")
 
     def settings() -> dict[str, Any]:
         kind = "data" if data is not None else "last_words" if last_words is not None else "choices"
@@ -96,10 +96,23 @@ def score(
         print(f"{out}: {mode.source.total} texts")
 
 
-def _reject_choice_options(values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
+def _check_choice_options(choices: Path | None, shots: Mapping[str, Any], ranking: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for options of questions that have no effect without others."""
+    if choices is None:
+        _reject_options("--choices", **ranking, **shots)
+    if ranking["normalization"] != "unconditional":
+        _reject_options("--normalization unconditional", context=ranking["context"])
+    if shots["num_shots"] is None:
+        _reject_options("--num-shots", seed=shots["seed"])
+    if (shots["num_shots"] is None) != (shots["examples"] is None):
+        raise ConfigError("--num-shots K and --examples FILE go together")
+
+
+def _reject_options(requirement: str, **options: object) -> None:
+    """Raise `ConfigError` for an option that was set, and that has an effect only with another."""
+    for name, value in options.items():
         if value is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --choices")
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without {requirement}")
 
 
 class _Mode(NamedTuple):
@@ -159,9 +172,11 @@ def _text_mode(
 
 
 def _score_columns(score: "TextScore") -> dict[str, Any]:
+    from polyseme.inference.results import finite_or_none
+
     names = ("log_prob", "num_tokens", "num_characters", "perplexity", "bits_per_character")
     columns = {name: getattr(score, name) for name in names}
-    return columns if math.isfinite(columns["perplexity"]) else columns | {"perplexity": None}
+    return columns | {"perplexity": finite_or_none(columns["perplexity"])}
 
 
 def _format_score(score: Mapping[str, Any], text: str) -> str:
@@ -175,7 +190,7 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
     """Score last words: accuracy, and perplexity, as in LAMBADA of a word over all its tokens."""
     from polyseme.datasets.lambada import LambadaFile, LastWord
     from polyseme.evaluation.streaming import Source
-    from polyseme.inference.results import TextScore
+    from polyseme.inference.results import TextScore, finite_or_none
 
     file, names = LambadaFile.open(path), dict[str, None]()
 
@@ -204,7 +219,7 @@ def _last_word_mode(language_model: "LanguageModel", path: Path, as_json: bool) 
             "num_truncated": summary["truncated"],
         }
         if as_json:
-            return to_json_line(metrics)
+            return to_json_line({name: finite_or_none(value) for name, value in metrics.items()})
         return "".join(f"{name}: {value:.4g}\n" for name, value in metrics.items())
 
     texts = Source(file.path, read)
@@ -225,7 +240,7 @@ def _choice_mode(
     file, columns = MultipleChoiceTask.open_input(path, Columns(keep_rows=True))
     source: Source[ChoiceExample] = Source(file, lambda _: MultipleChoiceTask.iter_examples(file, columns))
     shots = _sample_shots(*shot_options, source)
-    ranking = ranking | {"template": ranking["template"].replace("\\n", "\n")}
+    ranking = {name: value for name, value in ranking.items() if value is not None}
     names = list(dict.fromkeys(name for question in source for name in question.row or ()))
 
     def score(window: "list[ChoiceExample]", summary: dict[str, Any]) -> "list[Row]":

@@ -87,10 +87,10 @@ def load_predictor(models: Any, task: str = "", ensemble: bool = False, truncate
     if ensemble != (len(paths) > 1):
         single = f"`ensemble` is for several models, or a run with `keep_seeds`: {paths[0]} is one model"
         raise ConfigError(single if ensemble else "several models are an ensemble: set `ensemble`")
-    resolved = [Path(path).resolve() for path in paths if isinstance(path, str | Path)]
+    loaded = [load(path) for path in paths]
+    resolved = [model.path.resolve() for model in loaded]
     if repeated := [path for i, path in enumerate(resolved) if path in resolved[:i]]:
         raise ConfigError(f"{repeated[0]} is given twice: an ensemble has different models")
-    loaded = [load(path) for path in paths]
     for model in loaded:
         if isinstance(model, FeatureModel):
             if ensemble:

@@ -33,7 +33,7 @@ _FLAGS = ("ensemble", "skip_bad", "strict")  # False is not set
 class MinimalPairResult(NotebookResult):
     """Accuracies of a model by paradigm and phenomenon, from 0 to 1; `accuracy` is the mean of the paradigms.
 
-    `pll_metric` is that of the scores, None if they are no pseudo-log-likelihoods.
+    `pll_metric` is the metric of a masked model's pseudo-log-likelihoods, else None.
     """
 
     model: str

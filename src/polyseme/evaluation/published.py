@@ -28,6 +28,7 @@ SPLITS = ("dev", "test")
 _DATASETS = {**{name: f"glue/{name}" for name in ("cola", "sst-2", "mrpc", "sts-b")}, "wic": "superglue/wic"}
 _STUDY_SHAPE = {"study": {"arms": [{"name": str, "transfer": str}]}, "limits": {str: {str: int}}}
 _ARM_SHAPE = {"metrics": {str: {"value": float, "metric": str}}, "parameters": int, "is_void": bool}
+_OBJECTIVE_SHAPE = {"recipe": {"objective": {"kind": str}}}
 _PAIRS_SHAPE = {"model": str, "task": str, "accuracy": float, "phenomena": {str: float}, "paradigms": {str: float}}
 
 
@@ -124,6 +125,8 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
             entries = [seed["metrics"][metric] for seed in seeds if metric in seed["metrics"]]
             if metric == "blimp" and any(_count_paradigms(entry) != NUM_BLIMP_PARADIGMS for entry in entries):
                 continue
+            if metric == "valid_loss" and not all(map(_predicts_masked_tokens, seeds)):
+                continue
             key = _DATASETS.get(metric, metric), "accuracy" if metric == "blimp" else entries[0]["metric"]
             values[key] = tuple(entry["value"] for entry in entries)
         notes = [f"{name} used a part of some data sets, in examples: {', '.join(limits)}"] if limits else []
@@ -134,6 +137,11 @@ def _read_study(folder: Path, name: str) -> Iterator[SystemScores]:
         mark = f" ({transfers[arm.name]})" if transfers.get(arm.name) == "features" else ""
         if seeds:
             yield SystemScores(f"{name}/{arm.name}{mark}", values, seeds[0]["parameters"], notes=tuple(notes))
+
+
+def _predicts_masked_tokens(seed: Mapping[str, Any]) -> bool:
+    """Return whether the validation loss of a seed is that of masked tokens, as in the published perplexities."""
+    return has_shape(seed, _OBJECTIVE_SHAPE) and "MaskedLM" in seed["recipe"]["objective"]["kind"]
 
 
 def _count_paradigms(entry: Mapping[str, Any]) -> int:
@@ -151,6 +159,8 @@ def _read_file(table: PublishedTable, path: Path, name: str) -> list[MeasuredRes
     if isinstance(content, dict) and "values" in content:
         return [_read_row(table, path, content, name)]
     entries = content if isinstance(content, list) else [content]
+    if not entries:
+        raise DataError(f"{path} holds no results")
     return _place_any(table, path, [_read_evaluation(path, entry, name) for entry in entries])
 
 
@@ -178,7 +188,7 @@ def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
             raise DataError(f"{path} is a result {name}, expected blimp with its {NUM_BLIMP_PARADIGMS}")
         pairs = {"accuracy": entry["accuracy"], **entry["phenomena"]}
         values: DatasetValues = {("blimp", column): (value,) for column, value in pairs.items()}
-        system = _model_name(str(entry["model"]))
+        system = _model_name(str(entry["model"])) or name
         settings = {"pll_metric": "original", "normalization": "none"}
         other = [f"{key} {value}" for key, plain in settings.items() if (value := entry.get(key) or plain) != plain]
         return SystemScores(system, values, notes=(f"{system}: {', '.join(other)}",) if other else ())
@@ -192,9 +202,9 @@ def _read_evaluation(path: Path, entry: Any, name: str) -> SystemScores:
 
 
 def _model_name(path: str) -> str:
-    """Return a short name of a model folder: that of its run, if it is in one."""
-    parts = Path(path).parts
-    return parts[-2] if len(parts) > 1 and parts[-1] == "model" else parts[-1]
+    """Return a short name of a model folder: that of its run, if it is in one; an empty one for the folder `.`."""
+    folder = Path(path)
+    return (folder.parent.name if folder.name == "model" else "") or folder.name
 
 
 def _place_any(table: PublishedTable, path: Path, systems: Sequence[SystemScores]) -> list[MeasuredResult]:

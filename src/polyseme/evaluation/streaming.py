@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from polyseme.errors import ConfigError, DataError, TextError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import sha256
 from polyseme.io.partial import PartialOutput, part_path
 from polyseme.io.specs import split_spec
@@ -75,11 +75,15 @@ class Source(Generic[T]):
 def count_characters(example: Any) -> int:
     """Return the number of characters of a text, of a tuple of texts, or of the texts of an example's fields.
 
-    An example that keeps the row of its file counts as much as the longer of the two.
+    An example that keeps the row of its file counts as much as the longer of the two. Its `location` is not counted,
+    so that windows do not depend on how a path is written.
     """
     if isinstance(example, str):
         return len(example)
-    values = example if isinstance(example, tuple) else getattr(example, "__dict__", {}).values()
+    if type(example) is tuple:
+        return sum(map(count_characters, example))
+    fields = example._asdict() if hasattr(example, "_asdict") else getattr(example, "__dict__", {})
+    values = [value for name, value in fields.items() if name != "location"]
     row = sum(len(cell) for value in values if isinstance(value, dict) for cell in value.values() if type(cell) is str)
     return max(sum(count_characters(value) for value in values if isinstance(value, str | tuple)), row)
 
@@ -95,6 +99,13 @@ def hash_path(path: Path) -> str:
 def hash_spec(source: str | Path) -> str:
     """Return the hash of the file that `PATH::name=value,…` names."""
     return hash_path(Path(split_spec(str(source), SPEC_OPTIONS)[0]))
+
+
+def reject_input(out: Path, source: str | Path) -> None:
+    """Raise `ConfigError` if an output file is also an input, `PATH::name=value,…`."""
+    path = Path(split_spec(str(source), SPEC_OPTIONS)[0])
+    if out.exists() and path.exists() and out.samefile(path):
+        raise ConfigError(f"{out} is the input: choose another output file")
 
 
 class WindowOutput(Protocol):
@@ -172,8 +183,8 @@ def run_windows(
     into the end of each part.
     """
     target = getattr(output, "out", None)
-    if source.path is not None and target is not None and target.exists() and target.samefile(source.path):
-        raise ConfigError(f"{target} is the input: choose another output file")
+    if source.path is not None and target is not None:
+        reject_input(target, source.path)
     with output, progress(title, source.total, unit, show=source.total > 1) as bar:
         bar.add_completed(output.num_rows)
         for window in islice(windows, output.num_windows, None):
@@ -181,11 +192,11 @@ def run_windows(
             try:
                 with bar.window(len(window)):
                     chunks = compute(window, start, output.summary)
-            except DataError as error:
-                if len(window) == source.total or (isinstance(error, TextError) and error.location):
+            except (ConfigError, DataError) as error:  # about these rows: a resumed run would end with it again
+                output.is_resumable = False
+                if isinstance(error, ConfigError) or len(window) == source.total or getattr(error, "location", None):
                     raise
-                kind = TextError if isinstance(error, TextError) else DataError
-                raise kind(f"rows {start + 1:,} to {start + len(window):,}: {error}") from None
+                raise DataError(f"rows {start + 1:,} to {start + len(window):,}: {error}") from None
             output.append(chunks, len(window))
             if output.num_rows < source.total or output.is_resumable:
                 output.checkpoint()

@@ -122,9 +122,12 @@ def encode_texts(packed: PackedModel, texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def select_tokens(packed: PackedModel, text: str, span: tuple[int, int]) -> np.ndarray:
-    """Return whether each token of a text covers characters of the span; at least one has to."""
-    offsets = np.array(packed.tokenizer.encode_with_offsets(text)[1])
-    is_selected: np.ndarray = (offsets[:, 1] > span[0]) & (offsets[:, 0] < span[1])
+    """Return whether each token of a text covers characters of the span; at least one has to.
+
+    A token of no characters, such as SentencePiece's ▁ before the first word, belongs to the character at its place.
+    """
+    starts, ends = np.array(packed.tokenizer.encode_with_offsets(text)[1]).T
+    is_selected: np.ndarray = (np.maximum(ends, starts + 1) > span[0]) & (starts < span[1])
     if not is_selected.any():
         raise TextError(f"characters {span[0]} to {span[1]} of the text have no tokens: {text!r}", text)
     return is_selected

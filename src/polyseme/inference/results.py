@@ -34,6 +34,11 @@ def _contains_nan(value: Any) -> bool:
     return any(map(_contains_nan, inner))
 
 
+def finite_or_none(value: float) -> float | None:
+    """Return a number, or None for infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
 @dataclass(frozen=True)
 class EncodedText(NotebookResult):
     """A text, or a pair of texts, as a model reads it; the fields are those of tokenizers in `transformers`."""

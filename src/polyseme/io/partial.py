@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from polyseme.errors import ConfigError, DataError, TextError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.atomic import fsync_path, wrap_os_errors
 from polyseme.io.json import read_json, write_json
 
@@ -97,7 +97,7 @@ class PartialOutput:
             self._close()
         if error is None or not (has_files or self._is_complete):
             return
-        if not self.is_resumable or isinstance(error, TextError):  # which a resumed run would end with again
+        if not self.is_resumable:
             for path in (*self.parts, self.state_path):
                 path.unlink(missing_ok=True)
         elif isinstance(error, KeyboardInterrupt):

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from polyseme.errors import DataError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.families.family import Family
 from polyseme.io.table_output import flatten_cell
 from polyseme.nn.heads.base import HeadConfig
@@ -91,9 +91,7 @@ class WordTask(LabelSetTask):
     def fit_model(self, folder: Path) -> Self:
         if self.predicted_piece != "auto":
             return self
-        config = read_model_config(folder)[0]
-        reads_forward = config.trunk.causal and "previous" not in config.heads
-        return self.replace(predicted_piece="last" if reads_forward else "first")
+        return self.replace(predicted_piece="last" if read_model_config(folder)[0].trunk.causal else "first")
 
     @property
     def crf(self) -> CRFConfig | None:
@@ -105,6 +103,10 @@ class WordTask(LabelSetTask):
         return {self.head_name: head.replace(crf=self.crf) if isinstance(head, ClassificationHeadConfig) else head}
 
     def feature_head(self) -> HeadConfig:
+        if self.predicted_piece != "auto":
+            raise ConfigError(
+                f"predicted_piece is {self.predicted_piece!r}, expected auto: features are of whole words"
+            )
         return ClassificationHeadConfig(self.labels, "tokens", crf=self.crf)
 
     def for_features(self) -> Self:

@@ -1,13 +1,12 @@
 """Verbs of language models: fill, score, choose, translate, encode and next_sentence."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
 from polyseme.corpus.clean.sentences import split_sentences
 from polyseme.errors import ConfigError, DataError
 from polyseme.generation.config import TRANSLATION, GenerationConfig
-from polyseme.inference.results import ChoiceResult, TextScore
+from polyseme.inference.results import ChoiceResult, TextScore, finite_or_none
 from polyseme.serve.api import requests, responses
 from polyseme.serve.registry import ServedModel
 from polyseme.serve.verbs.plan import Plan, Results, check_lengths, count_checked, count_usage, plan_examples
@@ -49,10 +48,8 @@ def plan_score(served: ServedModel, request: requests.ScoreRequest) -> Plan:
 
 def score_result(score: TextScore) -> responses.ScoreResult:
     """Convert a score; a perplexity that is too large for a number is left out."""
-    exponent = -score.log_prob / max(score.num_tokens, 1)
-    perplexity = math.exp(exponent) if exponent < 700 else None
-    bits = score.bits_per_character
-    return responses.ScoreResult(score.log_prob, score.num_tokens, score.num_characters, perplexity, bits)
+    counts, perplexity = (score.num_tokens, score.num_characters), finite_or_none(score.perplexity)
+    return responses.ScoreResult(score.log_prob, *counts, perplexity, score.bits_per_character)
 
 
 def plan_choose(served: ServedModel, request: requests.ChooseRequest) -> Plan:
