@@ -44,9 +44,11 @@ if "sentence_embedding" in outputs:
     vectors = outputs["sentence_embedding"] / np.linalg.norm(outputs["sentence_embedding"], axis=1, keepdims=True)
     answers = [f"{cosine:.4f}" for cosine in vectors @ vectors[0]]
 elif has_tags:
-    starts = [[e.word_ids.index(i) for i in sorted({*e.word_ids} - {None})] for e in encodings]  # first tokens of words
+    step = 1 if about["predicted_piece"].get("logits") == "last" else -1  # the last or first token of a word is tagged
+    words = [dict([(word, i) for i, word in enumerate(e.word_ids) if word is not None][::step]) for e in encodings]
     crf = {name: np.array(scores) for name, scores in about["crf"].get("logits", {}).items()}
-    answers = [" ".join(labels[t] for t in best_tags(rows[s], **crf)) for rows, s in zip(outputs["logits"], starts)]
+    rows = [outputs["logits"][i, sorted(indices.values())] for i, indices in enumerate(words)]
+    answers = [" ".join(labels[tag] for tag in best_tags(each, **crf)) for each in rows]
 elif "length" not in axes:
     answers = [labels[row.argmax()] if labels else f"{row.item():.4f}" for row in outputs["logits"]]
 else:

@@ -37,6 +37,7 @@ from polyseme.io.hashes import hashed_directory
 from polyseme.io.json import write_json
 from polyseme.nn.heads.crf import CRF
 from polyseme.nn.packing import Inputs, PackedLayout
+from polyseme.tasks import task_from_json
 from polyseme.train.loop import count_parameters
 from polyseme.weights.folder import TARGET_TOKENIZER_DIR
 from polyseme.weights.onnx_folder import write_onnx_heads
@@ -210,13 +211,22 @@ def describe_outputs(network: NeuralLM, module: PaddedModel) -> dict[str, Any]:
     ]
     heads: dict[str, Any] = dict(network.model.heads.items())
     crfs = {output.name: heads[output.head].crf for output in module.outputs if output.head in heads}
+    pieces = predicted_pieces(network)
     return {
         "inputs": module.input_names,
         "outputs": outputs,
         "start_ids": network.bos_ids if network.model.config.trunk.causal else [],
         "lowercase": network.folder.pooling.lowercase,
         "crf": {name: describe_crf(crf) for name, crf in crfs.items() if isinstance(crf, CRF)},
+        "predicted_piece": {each.name: pieces[each.head] for each in module.outputs if each.head in pieces},
     }
+
+
+def predicted_pieces(network: NeuralLM) -> dict[str, str]:
+    """Return for each head that tags words whether a word is tagged at its first or last piece."""
+    records = network.folder.metadata.get("tasks") or {"": network.folder.metadata.get("task")}
+    tasks = [task_from_json(record, network.tasks) for record in records.values() if record]
+    return {task.head_name: task.predicted_piece for task in tasks if hasattr(task, "predicted_piece")}
 
 
 def describe_crf(crf: CRF) -> dict[str, Any]:

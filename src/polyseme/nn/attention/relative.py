@@ -290,7 +290,7 @@ class RelativeAttention(BaseAttention):
             else:
                 qs, ks, vs = run.group.queries.pad(qs), run.group.keys.pad(ks), run.group.keys.pad(vs)
             weights = F.dropout(self._run_weights(run, qs.flatten(1, -2), ks, r, context), dropout)
-            attended = torch.bmm(weights, vs.reshape(len(weights), run.num_keys, -1)).view(heads, -1, self.head_dim)
+            attended = torch.bmm(weights, vs.reshape(weights.shape[0], run.num_keys, -1)).view(heads, -1, self.head_dim)
             attended = attended.transpose(0, 1) if run.group is None else run.group.queries.unpad(attended)
             outputs.append(attended.flatten(1))
         return torch.cat(outputs) if outputs else q.flatten(1)

@@ -100,8 +100,8 @@ class PaddedTimeMajor(TimeMajor):
         return self.layout.unflatten(x).transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
     def from_time_major(self, x: Tensor) -> Tensor:
-        copy = x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-        return copy.view(self.layout.num_tokens, x.shape[-1])
+        rows = x.transpose(0, 1).clone(memory_format=torch.contiguous_format).flatten(0, 1)
+        return rows.clone(memory_format=torch.contiguous_format)  # a view has strides that the exporter cannot simplify
 
     def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Return a linear layer of all steps, [L, B, …]."""
