@@ -57,7 +57,8 @@ def run(model: str, seed: int, args: argparse.Namespace) -> None:
     from polyseme.train.pretrain import pretrain
 
     name, changes = MODELS.get(model, (model, []))
-    recipe = apply_overrides(get_training_recipe(name), [*changes, *args.set]).replace(seed=seed)
+    settings = dict(change.split("=", 1) for change in [*changes, *args.set])  # the last of a name
+    recipe = apply_overrides(get_training_recipe(name), list(map("=".join, settings.items()))).replace(seed=seed)
     out = args.out / model / f"seed-{seed}"
     start = time.perf_counter()
     results = pretrain(recipe, args.corpus, out, resume=(out / "recipe.json").exists())

@@ -27,9 +27,11 @@ KILLED = 128 + signal.SIGKILL
 _OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 _NEEDS_SPACE = ("open", "os.mkdir")
 # Measured times, and hashes of files that contain them.
+_PAGES = ("report.html", "report.md", "compression.html")  # which show times
 _MEASURED = {
     *("seconds", "tokens_per_second", "device_hours", "examples_per_second", "ms_per_text", "minutes", "spent"),
     *("sha256", "hash", "hashes", "created", "train_seconds", "predict_seconds", "files", "date", "wall_seconds"),
+    "size",  # of files that have times in them
 }
 
 
@@ -103,7 +105,7 @@ def contents(path: Path) -> dict[str, object]:
         return {path.name: path.read_bytes()}
     files = [p for p in sorted(path.rglob("*")) if p.is_file()]
     return {
-        str(file.relative_to(path)): None if file.name == "report.html" else _content(file)  # a page shows times
+        str(file.relative_to(path)): None if file.name in _PAGES else _content(file)
         for file in files
         if "tensorboard" not in file.parts  # whose files have the time in their names
     }
@@ -123,6 +125,8 @@ def _content(file: Path) -> object:
 
 def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
+        if str(value.get("measure")).startswith(("ms ", "megabytes")):  # a row of a table; files have times in them
+            return None
         return {k: _without_times(v) for k, v in value.items() if k not in _MEASURED}
     return [_without_times(v) for v in value] if isinstance(value, list) else value
 

@@ -59,7 +59,7 @@ def _recipe(i: Inputs, family: str, **changes: object) -> Path:
 
 
 def _contrastive(inputs: Inputs, out: Path) -> Sequence[object]:
-    pairs = inputs.write("pairs.tsv", "text\tpair\n" + "".join(f"{a[:40]}\t{a[40:80]}\n" for a in documents(8)))
+    pairs = inputs.write("similar.tsv", "text\tpair\n" + "".join(f"{a[:40]}\t{a[40:80]}\n" for a in documents(8)))
     return (
         "finetune",
         inputs.project / "run-bert",

@@ -41,7 +41,7 @@ def examples(kind, n=240):
         elif kind == "pair_classification":
             found.append(TextExample(f"d:{i}", text, " ".join(other), label="yes" if "wolf" in other else "no"))
         elif kind == "regression":
-            found.append(TextExample(f"d:{i}", text, label=str(sum(map(WORDS.index, words)) / len(words) / 4 - 1)))
+            found.append(TextExample(f"d:{i}", text, label=str(max(map(WORDS.index, words)) / 4 - 1)))
         elif kind == "tagging":
             found.append(
                 TaggingExample(f"d:{i}", words=tuple(words), tags=tuple("B-X" if w > "d" else "O" for w in words))
@@ -103,4 +103,4 @@ def test_over_recurrent_features(folders, kind):
         None,
         FEATURES.with_override("optimizer.lr", "1e-2"),
     )
-    assert results["mean"][results["primary_metric"]] > 0.95
+    assert results["mean"][results["primary_metric"]] > 0.9

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from polyseme.errors import PolysemeError
+from polyseme.errors import ConfigError, PolysemeError
 from polyseme.nn.attention import relative
-from polyseme.nn.attention.multihead import NoPositionBiasConfig
+from polyseme.nn.attention.multihead import AttentionConfig, NoPositionBiasConfig
 from polyseme.nn.attention.relative import QueryStream, RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig, AdaptiveSoftmaxHeadConfig
 from polyseme.nn.layers.block import FeedForwardConfig, TransformerBlockConfig
@@ -16,6 +16,7 @@ from polyseme.nn.layers.positions import sinusoidal_embedding
 from polyseme.nn.memory import Memory
 from polyseme.nn.packing import Inputs, PackedLayout
 from polyseme.nn.trunks.transformer import TransformerConfig
+from tests.support.cases import tiny_model
 
 DIM = 12
 
@@ -218,9 +219,10 @@ def test_query_stream_without_two_streams_is_rejected():
     layout = PackedLayout.from_lengths([2])
     query_stream = QueryStream(torch.zeros(2, dtype=torch.long), torch.tensor([0]), PackedLayout.from_lengths([1]))
     inputs = Inputs(torch.zeros(2, dtype=torch.long), layout, query_stream=query_stream)
-    for config in (NoPositionBiasConfig(), RelativePositionConfig()):
-        block = TransformerBlockConfig(RelativeAttentionConfig(2), FeedForwardConfig(8))
-        trunk = TransformerConfig(EmbeddingsConfig(10, 4, 4), block, (0,), position_bias=config).build()
+    configs = (AttentionConfig(2), NoPositionBiasConfig()), (RelativeAttentionConfig(2), RelativePositionConfig())
+    for attention, positions in configs:
+        block = TransformerBlockConfig(attention, FeedForwardConfig(8))
+        trunk = TransformerConfig(EmbeddingsConfig(10, 4, 4), block, (0,), position_bias=positions).build()
         with pytest.raises(PolysemeError, match="does not support a query stream"):
             trunk(inputs)
 
@@ -290,3 +292,10 @@ def test_adaptive_embeddings_match_their_definition():
         AdaptiveEmbeddingsConfig(20, 8, (9, 4))
     with pytest.raises(PolysemeError, match="leaves no dimensions"):
         AdaptiveEmbeddingsConfig(20, 8, (4, 9), 3)
+
+
+def test_relative_positions_and_attention_go_together():
+    music, bert = tiny_model("music").config.trunk, tiny_model("bert").config.trunk
+    for trunk in (bert.replace(position_bias=music.position_bias), music.replace(position_bias=bert.position_bias)):
+        with pytest.raises(ConfigError, match="both have to be relative, or neither"):
+            trunk.build()

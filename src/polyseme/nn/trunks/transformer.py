@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyseme.errors import ConfigError
 from polyseme.nn.attention.multihead import AttentionConfig, BucketedRelativeBiasConfig, NoPositionBiasConfig
-from polyseme.nn.attention.relative import RelativePositionConfig
+from polyseme.nn.attention.relative import RelativeAttentionConfig, RelativePositionConfig
 from polyseme.nn.attention.terms import AttentionTerms
 from polyseme.nn.init import InitConfig
 from polyseme.nn.layers.adaptive import AdaptiveEmbeddingsConfig
@@ -129,6 +129,12 @@ class TransformerConfig(TrunkConfig):
         if self.is_hybrid and (self.causal or self.depends_on_lengths):
             reason = "is causal already" if self.causal else "has relative positions"
             raise ConfigError(f"is_hybrid is true, but the trunk {reason}: set it to false")
+        for attention in (block.attention for block in (self.block, *self.block_variants)):
+            if isinstance(attention, RelativeAttentionConfig) != self.has_relative_positions:
+                kinds = (
+                    f"position_bias is a {type(self.position_bias).__name__}, attention a {type(attention).__name__}"
+                )
+                raise ConfigError(f"{kinds}: both have to be relative, or neither")
         return Transformer(self)
 
 
