@@ -46,8 +46,9 @@ def corpus_for(family: str, out: Path, text: str, vocab_size: int) -> Path:
 
 
 def main() -> None:
-    names = [recipe.name for recipe in map(get_training_recipe, RECIPES) if recipe.name.endswith("-tiny")]
-    names = [name for name in names if FAMILIES[get_training_recipe(name).family].tokenizer != "events"]
+    tiny = [get_training_recipe(name) for name in RECIPES if name.endswith("-tiny")]
+    tokenizers = {name: family.tokenizer for name, family in FAMILIES.items()}  # not of images
+    names = [recipe.name for recipe in tiny if tokenizers.get(recipe.family, "events") != "events"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--text", default="python-docs")
