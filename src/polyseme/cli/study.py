@@ -63,7 +63,7 @@ def study(
         _list(name, as_json)
         return
     if page is not None:
-        others = {"NAME": name, "--corpus": corpus, "--data": data, "--budget": budget, "--arms": arms}
+        others: dict[str, Any] = {"NAME": name, "--corpus": corpus, "--data": data, "--budget": budget, "--arms": arms}
         others |= {"--metrics": metrics, "--held-out": held_out, "--set": overrides, "--finetune": finetune}
         others |= {"--max-examples": max_examples, "--jobs": jobs, "--time-limit": time_limit}
         _write_page(page, out, others | {"--keep-models": keep_models, "--json": as_json})

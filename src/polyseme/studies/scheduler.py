@@ -69,9 +69,9 @@ class Scheduler:
                 for each in [each for each in running if each.process.poll() is not None]:
                     running.remove(each)
                     self._finish(each)
-                while len(running) < self.num_jobs and (job := self._next(pending, is_ready)):
-                    pending.remove(job)
-                    running.append(self._start(job))
+                while len(running) < self.num_jobs and (following := self._next(pending, is_ready)):
+                    pending.remove(following)
+                    running.append(self._start(following))
                 if not running:  # the others do not fit, or wait for what has failed
                     break
                 time.sleep(POLL_SECONDS)
