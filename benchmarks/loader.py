@@ -12,7 +12,6 @@ tensor, is printed below as an upper bound.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import tempfile
@@ -59,7 +58,8 @@ def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_00
 
     Sentences have 5 to 44 tokens, documents 5 to 54 sentences, words 1.25 tokens.
     """
-    from polyseme.corpus.store import FORMAT, Corpus, manifest_hash, shard_filename, token_dtype
+    from polyseme.corpus.store import FORMAT, Corpus, describe_files, manifest_hash, shard_filename, token_dtype
+    from polyseme.io.json import write_json
 
     rng = np.random.default_rng(0)
     shards = []
@@ -76,21 +76,19 @@ def make_corpus(folder: Path, num_shards: int = 2, shard_tokens: int = 10_000_00
             "documents": np.cumsum(counts) - counts,
             "words": np.packbits(words, bitorder="little"),
         }
-        files = {}
         for part, values in parts.items():
-            path = folder / shard_filename(number, part)
-            np.save(path, values)
-            files[path.name] = {"bytes": path.stat().st_size}
-        shards.append({"files": files})
+            np.save(folder / shard_filename(number, part), values)
+        shards.append({"files": describe_files(folder, [shard_filename(number, part) for part in parts])})
     manifest = {
         "format": FORMAT,
         "finished": True,
         "vocab_size": SIZE,
+        "tokenizer_hash": "",
         "tokenizer_files": {},
         "shards": shards,
     }
     manifest["hash"] = manifest_hash(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_json(folder / "manifest.json", manifest)
     return Corpus.open(folder)
 
 
