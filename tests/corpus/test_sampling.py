@@ -1,6 +1,8 @@
 """The sample table covers the corpus; the sampler yields each sample once per epoch and can start anywhere."""
 
+import importlib
 from itertools import islice, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -229,3 +231,9 @@ def test_batch_warmup(world_size):
         )
     resumed = take_steps(sampler, 3, steps[4][1], world_size=world_size, start_step=5)
     assert [bin_contents(bins) for bins, _ in resumed] == [bin_contents(bins) for bins, _ in steps[5:8]]
+
+
+def test_the_corpus_of_the_loader_benchmark(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    corpus = importlib.import_module("loader").make_corpus(tmp_path, num_shards=1, shard_tokens=7_200)
+    assert corpus.num_documents == 10 and corpus.num_tokens > 1_000
