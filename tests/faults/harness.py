@@ -27,11 +27,10 @@ KILLED = 128 + signal.SIGKILL
 _OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 _NEEDS_SPACE = ("open", "os.mkdir")
 # Measured times, and hashes of files that contain them.
-_PAGES = ("report.html", "report.md", "compression.html")  # which show times
+_PAGES = ("report.html", "compression.html")  # which show times
 _MEASURED = {
     *("seconds", "tokens_per_second", "device_hours", "examples_per_second", "ms_per_text", "minutes", "spent"),
     *("sha256", "hash", "hashes", "created", "train_seconds", "predict_seconds", "files", "date", "wall_seconds"),
-    "size",  # of files that have times in them
 }
 
 
@@ -116,6 +115,8 @@ def _content(file: Path) -> object:
         return _without_times(json.loads(file.read_text()))
     if file.name == "README.md":  # without the lines of times, and the hash of the text
         return [line for line in file.read_text().splitlines() if not re.search("hours|milliseconds|sha256", line)]
+    if file.name == "report.md":  # of a study, without its seconds
+        return re.sub("## Cost.*?(?=\n## )", "", file.read_text(), flags=re.DOTALL)
     if file.name == "SHA256SUMS":
         return [line.split("  ")[1] for line in file.read_text().splitlines()]  # names; hashes depend on times
     if file.name == "log.jsonl":
@@ -127,7 +128,8 @@ def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
         if str(value.get("measure")).startswith(("ms ", "megabytes")):  # a row of a table; files have times in them
             return None
-        return {k: _without_times(v) for k, v in value.items() if k not in _MEASURED}
+        measured = {*_MEASURED, "size"} if isinstance(value.get("size"), float) else _MEASURED  # megabytes, not a name
+        return {k: _without_times(v) for k, v in value.items() if k not in measured}
     return [_without_times(v) for v in value] if isinstance(value, list) else value
 
 

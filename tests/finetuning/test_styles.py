@@ -27,6 +27,7 @@ QUICK = FinetuneConfig(epochs=5, batch_size=16, optimizer=OptimizerConfig(lr=5e-
 FEATURES = FEATURE_DEFAULTS.replace(
     epochs=6.0, network=FeatureNetworkSettings(lstm_dim=16, word_dim=0, dropout=0.0, layers="scalar_mix")
 )
+REGRESSION = FEATURES.replace(epochs=12.0).with_override("optimizer.lr", "3e-3")
 
 
 def examples(kind, n=240):
@@ -41,7 +42,8 @@ def examples(kind, n=240):
         elif kind == "pair_classification":
             found.append(TextExample(f"d:{i}", text, " ".join(other), label="yes" if "wolf" in other else "no"))
         elif kind == "regression":
-            found.append(TextExample(f"d:{i}", text, label=str(max(map(WORDS.index, words)) / 4 - 1)))
+            indices = sorted(map(WORDS.index, words))  # two of them, which max pooling can select
+            found.append(TextExample(f"d:{i}", text, label=str((indices[0] + indices[-1]) / 8 - 1)))
         elif kind == "tagging":
             found.append(
                 TaggingExample(f"d:{i}", words=tuple(words), tags=tuple("B-X" if w > "d" else "O" for w in words))
@@ -101,6 +103,6 @@ def test_over_recurrent_features(folders, kind):
         FeatureInputs([folders["elmo"]]),
         TaskData(TASKS[kind](), data[:-50], data[-50:]),
         None,
-        FEATURES.with_override("optimizer.lr", "1e-2"),
+        REGRESSION if kind == "regression" else FEATURES.with_override("optimizer.lr", "1e-2"),
     )
-    assert results["mean"][results["primary_metric"]] > 0.9
+    assert results["mean"][results["primary_metric"]] > 0.95

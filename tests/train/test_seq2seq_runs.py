@@ -74,7 +74,9 @@ def test_it_learns_the_language_and_shows_where_it_looked(kind, made, tmp_path):
             explain_attention([polyseme.load(model, device="cpu")], ["old cat"], layer=1)
         return
     shares = [float(x) for x in re.findall(r"<title>[^<]*: ([\d.]+)</title>", page)]
-    assert "cross-attention (target to source), layer 1, head 1" in page and max(shares) > 0.3
+    assert "cross-attention (target to source), layer 1, head 1" in page and max(shares) > (
+        0.3 if kind == "additive" else 0.4
+    )
     writer = polyseme.load(model, device="cpu")._text_generator
     from polyseme.explain.translation import align
 

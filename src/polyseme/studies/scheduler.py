@@ -69,16 +69,16 @@ class Scheduler:
                 for each in [each for each in running if each.process.poll() is not None]:
                     running.remove(each)
                     self._finish(each)
-                while len(running) < self.num_jobs and (following := self._next(pending, is_ready)):
-                    pending.remove(following)
-                    running.append(self._start(following))
+                while len(running) < self.num_jobs and (next_job := self._next_job(pending, is_ready)):
+                    pending.remove(next_job)
+                    running.append(self._start(next_job))
                 if not running:  # the others do not fit, or wait for what has failed
                     break
                 time.sleep(POLL_SECONDS)
-            if self.end_time and (left := list(filter(is_ready, pending))):
+            if self.end_time and (unstarted := list(filter(is_ready, pending))):
                 self.is_stopped = True
                 text = "%d jobs are left for another run; the first, %s, is expected to take %.0f s"
-                logger.info(text, len(left), left[0], self.estimate(left[0]))
+                logger.info(text, len(unstarted), unstarted[0], self.estimate(unstarted[0]))
         if caught:
             raise Interrupted(caught[0], 0, "a job of the study")
 
@@ -86,7 +86,7 @@ class Scheduler:
     def _is_over(self) -> bool:
         return bool(self.end_time) and time.monotonic() > self.end_time - SAVE_SECONDS
 
-    def _next(self, pending: Sequence[Job], is_ready: Callable[[Job], bool]) -> Job | None:
+    def _next_job(self, pending: Sequence[Job], is_ready: Callable[[Job], bool]) -> Job | None:
         """Return the first job that is ready and expected to end in time."""
         time_left = self.end_time - time.monotonic() if self.end_time else math.inf
         return next((job for job in pending if is_ready(job) and self.estimate(job) <= time_left), None)

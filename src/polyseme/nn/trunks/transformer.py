@@ -131,10 +131,9 @@ class TransformerConfig(TrunkConfig):
             raise ConfigError(f"is_hybrid is true, but the trunk {reason}: set it to false")
         for attention in (block.attention for block in (self.block, *self.block_variants)):
             if isinstance(attention, RelativeAttentionConfig) != self.has_relative_positions:
-                kinds = (
-                    f"position_bias is a {type(self.position_bias).__name__}, attention a {type(attention).__name__}"
-                )
-                raise ConfigError(f"{kinds}: both have to be relative, or neither")
+                names = [type(each).__name__ for each in (self.position_bias, attention)]
+                problem = "position_bias is {} and attention {}: both have to be relative, or neither".format(*names)
+                raise ConfigError(problem)
         return Transformer(self)
 
 
