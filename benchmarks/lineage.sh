@@ -7,7 +7,7 @@
 #
 # FOLDER has the files of text in `text`, without the held-out one, and the data sets in `data`. Each OPTION is one of
 # `polyseme study`, such as --time-limit 20m. The jobs share the GPU by NVIDIA's Multi-Process Service, where it starts.
-# Six rows are trained and then measured at a time: on an H200 that takes about 12 minutes, by an estimate.
+# Three of the jobs train at a time, and the others measure what is trained.
 set -euo pipefail
 usage() { sed -n '4,6s/^# *//p' "$0" >&2; exit 2; }
 [ $# -ge 2 ] && [ -d "$2" ] || usage
@@ -41,7 +41,7 @@ run)
     nvidia-cuda-mps-control -d || echo "without the Multi-Process Service, jobs take turns on the GPU" >&2
     # the learning rates were searched for 5 s each
     exec python -m polyseme study lineage --corpus corpus --data data --budget 90s --search-fraction 0.05555555555555555 \
-        --seeds 3 --out st/lineage --jobs 6 "$@"
+        --seeds 3 --out st/lineage --jobs 11 "$@"
     ;;
 pack)
     pack "${1:?}"

@@ -57,6 +57,26 @@ def test_all_jobs_run_without_a_limit(start):
     assert not jobs.is_stopped, "a job that is never ready waits for one that has failed"
 
 
+def test_few_jobs_train_at_a_time_and_no_training_starts_while_models_wait(start):
+    jobs = start[0](0.0)
+    jobs.num_jobs, jobs.num_trainings, jobs.is_training = 4, 2, lambda job: job.kind == "pretrain"
+    jobs.estimate = lambda job: 1.0
+    a, b, c = (Job("pretrain", name) for name in "abc")
+    measured_a, measured_b, measured_c = (Job("measure", name, 0, metric) for name in "abc" for metric in ["cola"])
+    other_a = Job("measure", "a", 0, "blimp")
+    nothing, everything = lambda job: job.kind == "pretrain", lambda job: True
+    assert jobs._next_job([a, b, c, measured_a], [], nothing) == a
+    assert jobs._next_job([b, c, measured_a], [a], nothing) == b
+    assert jobs._next_job([c, measured_a], [a, b], nothing) is None, "two train already"
+    assert jobs._next_job([c, measured_a, other_a], [b], everything) == c
+    assert jobs._next_job([c, other_a, measured_b], [], everything) == other_a, "two models wait"
+    assert jobs._next_job([c, other_a], [b, measured_a, measured_b], everything) == c
+    assert jobs._next_job([other_a], [b, measured_a, measured_b], everything) == other_a, "nothing is left to train"
+    assert jobs._next_job([c, other_a, measured_c], [measured_a, measured_b], everything) is None, "kept for trainings"
+    jobs.num_jobs, jobs.num_trainings = 1, 1
+    assert jobs._next_job([c, other_a], [], everything) == other_a and jobs._next_job([c], [], everything) == c
+
+
 @pytest.mark.parametrize("endless", [SLEEPS, IGNORES_SIGNALS])
 def test_a_job_that_is_stopped_by_the_limit_has_not_failed(start, monkeypatch, endless):
     run, ended = start

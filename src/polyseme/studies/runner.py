@@ -6,6 +6,7 @@ on another machine.
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json_object, write_json
 from polyseme.io.lock import lock_folder
-from polyseme.studies.arms import check_overrides
+from polyseme.studies.arms import check_overrides, resolve_recipe, trains_on_cpu
 from polyseme.studies.base import Arm, Study, load_study
 from polyseme.studies.corpora import arm_corpus, check_sources, missing_corpora
 from polyseme.studies.jobs import (
@@ -113,20 +114,20 @@ class StudyRunner:
 
     plan: StudyPlan
     end_time: float = 0.0
-    searched: set[str] = field(default_factory=set)  # arms whose rates were searched in this call, also in vain
+    trained: set[tuple[str, int]] = field(default_factory=set)  # rows whose models are trained
 
     def run(self) -> bool:
         """Prepare all corpora, calibrate all arms, then search learning rates, train and measure.
 
         Return whether the time limit ended that.
 
-        Steps are timed before anything else runs. As many models are trained as there are jobs, then measured, then the
-        next ones: a measurement has many small steps, each of which would wait for the large ones of a training beside
-        it. An arm is trained as soon as its learning rate is known. What the questions need is measured first.
+        Steps are timed before anything else runs. An arm is trained as soon as its learning rate is known, and measured
+        as soon as it is trained. A measurement has many small steps, each of which waits for the large ones of the
+        trainings beside it, so few train at a time.
         """
         plan = self.plan
         for arm, seed in ((arm, seed) for arm in plan.arms for seed in plan.seeds):
-            finish_rows(plan, arm, seed)  # of a study that was killed after the last measurement of a row
+            self._finish_rows(arm, seed)  # of a study that was killed after the last measurement of a row
             for each in plan.evaluated_arms(arm):
                 if not plan.is_done(each, seed):
                     plan.row_path(each, seed).unlink(missing_ok=True)  # an error, which this call tries again
@@ -138,64 +139,68 @@ class StudyRunner:
         ]
         scheduler.run([Job("calibrate", arm.name) for arm in arms if needs_calibration(plan, arm)])
         arms = [arm for arm in arms if not needs_calibration(plan, arm)]
-        rows = [(arm, seed) for seed in plan.seeds for arm in arms if seed in plan.seeds_left(arm)]
-        new = [(arm, seed) for arm, seed in rows if not repeats_first_seed(plan, arm, seed)]
-        for start in range(0, max(len(new), 1), self._num_jobs):
-            batch, following = new[start : start + self._num_jobs], new[start + self._num_jobs :]
-            self._run_rows(scheduler, batch)
-            for arm, seed in rows:
-                if repeats_first_seed(plan, arm, seed):
-                    copy_rows(plan, arm, seed)
-            if scheduler.is_stopped or not following or following[0][1] != batch[0][1]:
-                write_pages(plan.out)  # takes half a minute in a large study, in which no job could start
-            if scheduler.is_stopped:
-                break
+        self.trained |= {(arm.name, seed) for arm in arms for seed in plan.seeds if is_trained(plan, arm, seed)}
+        on_cpu = {arm.name for arm in arms if trains_on_cpu(resolve_recipe(arm, plan.options.overrides, plan.corpus))}
+        scheduler.num_trainings = self._num_trainings
+        scheduler.is_training = lambda job: job.kind != "measure" and job.arm not in on_cpu
+        scheduler.run(self._list_jobs(arms), self._is_ready)
+        write_pages(plan.out)
         return scheduler.is_stopped
 
-    def _run_rows(self, scheduler: Scheduler, rows: list[tuple[Arm, int]]) -> None:
-        """Train the models of some rows, and measure them."""
+    def _list_jobs(self, arms: Sequence[Arm]) -> list[Job]:
+        """Return the jobs of all rows that are left: first the rows of the first seed, each with its measurements."""
         plan = self.plan
-        names = [arm.name for arm, _ in rows if needs_search(plan, arm) and arm.name not in self.searched]
-        searches = [Job("search", name) for name in dict.fromkeys(names)]
-        untrained = [Job("pretrain", arm.name, seed) for arm, seed in rows if not is_trained(plan, arm, seed)]
-        self.searched |= set(names)
-        scheduler.run([*searches, *untrained], self._can_train)
-        scheduler.run(self._measurements(rows), self._can_measure)
+        jobs = []
+        for arm, seed in ((arm, seed) for seed in plan.seeds for arm in arms if seed in plan.seeds_left(arm)):
+            if repeats_first_seed(plan, arm, seed):
+                continue
+            if needs_search(plan, arm):
+                jobs.append(Job("search", arm.name))
+            if (arm.name, seed) not in self.trained:
+                jobs.append(Job("pretrain", arm.name, seed))
+            jobs += self._measurements(arm, seed)
+        return list(dict.fromkeys(jobs))
 
-    def _measurements(self, rows: list[tuple[Arm, int]]) -> list[Job]:
-        """Return the jobs that measure rows: what the questions need first, then those that take long."""
+    def _measurements(self, arm: Arm, seed: int) -> list[Job]:
+        """Return the jobs that measure a row: what the questions need first, then those that take long."""
         plan, times = self.plan, read_times(self.plan.out)
 
-        def position(job: Job) -> tuple[bool, float, float]:
-            arm = plan.study.find_arm(job.arm)
-            is_asked = set(metrics_of(plan, job)) & set(plan.study.asked_metrics(arm.name))
-            calibration = plan.read_arm_file(plan.trained_arm(arm), "calibration.json")
-            return not is_asked, -times.get(_kind_of_time(job), 0.0), -calibration.get("seconds_per_step", 0.0)
+        def position(job: Job) -> tuple[bool, float]:
+            is_asked = set(metrics_of(plan, job)) & set(plan.study.asked_metrics(job.arm))
+            return not is_asked, -times.get(_kind_of_time(job), 0.0)
 
-        arms = [(each, seed) for arm, seed in rows for each in plan.evaluated_arms(arm)]
-        return sorted((job for arm, seed in arms for job in measurements(plan, arm, seed)), key=position)
+        jobs = [job for each in plan.evaluated_arms(arm) for job in measurements(plan, each, seed)]
+        return sorted(jobs, key=position)
 
     @property
     def _num_jobs(self) -> int:
         return self.plan.options.jobs or (GPU_JOBS if torch.cuda.is_available() else 1)
 
-    def _can_train(self, job: Job) -> bool:
-        """Return whether a search can start, or a training, whose learning rate has to be known."""
-        return job.kind == "search" or not needs_search(self.plan, self.plan.study.find_arm(job.arm))
+    @property
+    def _num_trainings(self) -> int:
+        """How many of the jobs that run at a time may be trainings on the device."""
+        return max(min(1 + self._num_jobs // 4, self._num_jobs - 1), 1)
 
-    def _can_measure(self, job: Job) -> bool:
-        """Return whether the model to measure is trained."""
-        plan, arm = self.plan, self.plan.study.find_arm(job.arm)
-        return is_trained(plan, plan.trained_arm(arm), job.seed)
+    def _is_ready(self, job: Job) -> bool:
+        """Return whether a search can start, a training whose rate is known, or the measurement of a trained model."""
+        arm = self.plan.study.find_arm(job.arm)
+        if job.kind == "pretrain":
+            return not needs_search(self.plan, arm)
+        return job.kind == "search" or (self.plan.trained_arm(arm).name, job.seed) in self.trained
 
     def _estimate(self, job: Job) -> float:
-        """Return the seconds that a job is expected to take: as long as the longest of its kind and arm so far."""
+        """Return the seconds that a job is expected to take: as long as the longest of its kind and arm so far.
+
+        To a training belongs the measurement of its model, which is lost with the machine.
+        """
         plan, times = self.plan, read_times(self.plan.out)
-        if _kind_of_time(job) in times:
-            return float(times[_kind_of_time(job)])
         search = plan.options.search_fraction * len(plan.study.lr_factors)
         share = {"search": search, "pretrain": 1.0}.get(job.kind, 0.0)
-        return START_SECONDS + share * 60 * plan.budget.minutes * self._num_jobs
+        expected = START_SECONDS + share * 60 * plan.budget.minutes * self._num_trainings
+        seconds = float(times.get(_kind_of_time(job), expected))
+        if job.kind == "pretrain":
+            seconds += max((t for kind, t in times.items() if kind.startswith("measure")), default=START_SECONDS)
+        return seconds
 
     def _on_end(self, job: Job, error: str, seconds: float) -> None:
         """Record the end of a job: its error in the rows that need it, and its time."""
@@ -211,9 +216,21 @@ class StudyRunner:
             times[_kind_of_time(job)] = max(times.get(_kind_of_time(job), 0.0), round(seconds, 1))
             write_json(plan.out / "times.json", {"seconds": times})
             logger.info("%s (%.0f s)%s", job, seconds, self._summarize(job, arm))
-            if job.kind == "measure":
-                finish_rows(plan, plan.trained_arm(arm), job.seed)
+            if job.kind == "pretrain":
+                self.trained.add((job.arm, job.seed))
+            elif job.kind == "measure":
+                self._finish_rows(plan.trained_arm(arm), job.seed)
+                seeds_left = {seed for arm in plan.arms for seed in plan.seeds_left(arm)}
+                if seeds_left and job.seed not in seeds_left:
+                    write_pages(plan.out)
         merge_arm_files(plan)
+
+    def _finish_rows(self, arm: Arm, seed: int) -> None:
+        """Write the rows of a seed that are measured, and those of other seeds that repeat them."""
+        finish_rows(self.plan, arm, seed)
+        for other in self.plan.seeds:
+            if repeats_first_seed(self.plan, arm, other):
+                copy_rows(self.plan, arm, other)
 
     def _affected_arms(self, job: Job, arm: Arm) -> list[Arm]:
         """Return the arms whose rows are missing if a job of an arm fails."""

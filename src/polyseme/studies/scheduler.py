@@ -42,14 +42,18 @@ class RunningJob(NamedTuple):
 class Scheduler:
     """Runs jobs; `on_end` is called after each with its error, which is empty if it succeeded.
 
-    A `time_limit` of 0 is none. `estimate` returns the seconds that a job is expected to take.
+    An `end_time` of 0 is none. `estimate` returns the seconds that a job is expected to take. Of `num_jobs` processes,
+    `num_trainings` may train on the device (`is_training`), the others are for everything else. No training starts
+    while as many trained models wait for their measurement, so that few are lost with the machine.
     """
 
     plan: StudyPlan
     estimate: Callable[[Job], float]
     on_end: Callable[[Job, str, float], None]
-    num_jobs: int = 0
+    num_jobs: int = 1
     end_time: float = 0.0
+    num_trainings: int = 1
+    is_training: Callable[[Job], bool] = lambda job: False
     is_stopped: bool = field(default=False, init=False)  # by the time limit
 
     @property
@@ -69,7 +73,7 @@ class Scheduler:
                 for each in [each for each in running if each.process.poll() is not None]:
                     running.remove(each)
                     self._finish(each)
-                while len(running) < self.num_jobs and (next_job := self._next_job(pending, is_ready)):
+                while next_job := self._next_job(pending, [each.job for each in running], is_ready):
                     pending.remove(next_job)
                     running.append(self._start(next_job))
                 if not running:  # the others do not fit, or wait for what has failed
@@ -86,10 +90,23 @@ class Scheduler:
     def _is_over(self) -> bool:
         return bool(self.end_time) and time.monotonic() > self.end_time - SAVE_SECONDS
 
-    def _next_job(self, pending: Sequence[Job], is_ready: Callable[[Job], bool]) -> Job | None:
-        """Return the first job that is ready and expected to end in time."""
+    def _next_job(self, pending: Sequence[Job], running: Sequence[Job], is_ready: Callable[[Job], bool]) -> Job | None:
+        """Return the first job that is ready, has a free process, and is expected to end in time."""
+        ready = list(filter(is_ready, pending))
+        num_trainings = sum(map(self.is_training, running))
+        waiting = {(job.arm, job.seed) for job in ready if job.kind == "measure"}
+        can_train = num_trainings < self.num_trainings > len(waiting)
+        num_free = self.num_jobs - len(running)
+        num_reserved = 0  # for trainings
+        if any(map(self.is_training, pending)):
+            num_reserved = min(self.num_trainings - num_trainings, self.num_jobs - 1)
         time_left = self.end_time - time.monotonic() if self.end_time else math.inf
-        return next((job for job in pending if is_ready(job) and self.estimate(job) <= time_left), None)
+
+        def can_start(job: Job) -> bool:
+            has_process = can_train if self.is_training(job) else num_free > num_reserved
+            return has_process and self.estimate(job) <= time_left
+
+        return next(filter(can_start, ready), None) if num_free > 0 else None
 
     def _run_local(self, job: Job) -> None:
         start_time, error = time.monotonic(), ""
