@@ -6,8 +6,8 @@
 #   benchmarks/lineage.sh watch FOLDER FILE SECONDS    pack them every minute, until the study ends or the time is over
 #
 # FOLDER has the files of text in `text`, without the held-out one, and the data sets in `data`. Each OPTION is one of
-# `polyseme study`, such as --time-limit 20m. The jobs share the GPU by NVIDIA's Multi-Process Service, where it starts.
-# Three of the jobs train at a time, and the others measure what is trained.
+# `polyseme study`, such as --time-limit 20m. Three of the jobs train at a time, and the others measure
+# what is trained. They share the GPU by NVIDIA's Multi-Process Service, where it exists.
 set -euo pipefail
 usage() { sed -n '4,6s/^# *//p' "$0" >&2; exit 2; }
 [ $# -ge 2 ] && [ -d "$2" ] || usage
