@@ -213,7 +213,7 @@ def train_tiny(
     return losses, model
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb", "stable_adamw"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_cuda_graph_steps_match_eager_steps(optimizer: str, dropout: float) -> None:
     losses, model = train_tiny("bf16", 20, optimizer=optimizer, dropout=dropout)

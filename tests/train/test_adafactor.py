@@ -1,4 +1,4 @@
-"""Adafactor and Adagrad, against independent implementations; their state in checkpoints."""
+"""Adafactor, Adagrad, LAMB and StableAdamW, against independent implementations; their state in checkpoints."""
 
 import math
 
@@ -98,7 +98,63 @@ def test_the_schedule_of_t5():
     assert not ScheduleConfig("constant_inverse_sqrt").depends_on_length
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adagrad"])
+def adam_updates(grads, betas, eps=1e-6):
+    """Return the update of AdamW without weight decay after each gradient, and the unbiased mean of their squares."""
+    mean, mean_square, updates = 0.0, 0.0, []
+    for step, grad in enumerate(grads, start=1):
+        mean = betas[0] * mean + (1 - betas[0]) * grad
+        mean_square = betas[1] * mean_square + (1 - betas[1]) * grad**2
+        unbiased = mean_square / (1 - betas[1] ** step)
+        updates.append((mean / (1 - betas[0] ** step) / (unbiased**0.5 + eps), unbiased))
+    return updates
+
+
+def lamb(p, grad, update, unbiased, lr, weight_decay):
+    if p.ndim < 2:
+        return p - lr * update
+    update = update + weight_decay * p
+    return p - lr * p.norm() / update.norm() * update
+
+
+def stable_adamw(p, grad, update, unbiased, lr, weight_decay):
+    lr = lr / max(1.0, float((grad**2 / unbiased.clamp(min=1e-12)).mean() ** 0.5))
+    return p - lr * update - lr * (weight_decay if p.ndim > 1 else 0.0) * p
+
+
+@pytest.mark.parametrize("formula", [lamb, stable_adamw])
+def test_lamb_and_stable_adamw_have_the_formulas_of_their_papers(formula):
+    """You et al. 2020, algorithm 2; Wortsman et al. 2023, algorithm 2. Matrices in one weight are updated apart."""
+    model, optimizer = build("bert", name=formula.__name__, lr=0.05, weight_decay=0.1, beta2=0.98)
+    fused = {id(p): n for p, n in model.trunk.hidden_matrices()}
+    expected, grads = split(model), []
+    for seed in range(7):
+        draw_gradients(model.parameters(), seed)
+        grads.append([g.clone() for p in model.parameters() for g in p.grad.chunk(fused.get(id(p), 1))])
+        optimizer.step()
+        for i, p in enumerate(expected):
+            update, unbiased = adam_updates([each[i] for each in grads], (0.9, 0.98))[-1]
+            expected[i] = formula(p, grads[-1][i], update, unbiased, 0.05, 0.1)
+    for p, reference in zip(split(model), expected, strict=True):
+        torch.testing.assert_close(p, reference, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adafactor", "lamb", "stable_adamw"])
+def test_a_step_that_is_not_finite_changes_nothing(name):
+    """As on a GPU, where optimizers read `found_inf`, in the first step as well as later."""
+    weights = []
+    for losses in ((1, 2), (math.nan, 1, math.inf, 2)):
+        model, optimizer = build("bert", name=name, lr=0.05, weight_decay=0.1)
+        for loss in losses:
+            draw_gradients(model.parameters(), int(loss) if math.isfinite(loss) else 0)
+            for p in model.parameters():
+                p.grad *= 1 if math.isfinite(loss) else loss
+            optimizer.found_inf = torch.tensor(float(not math.isfinite(loss)))
+            optimizer.step()
+        weights.append(list(model.parameters()))
+    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adagrad", "lamb", "stable_adamw"])
 def test_the_state_is_saved_and_counted(name):
     model, optimizer = build("bert", name=name, lr=0.05, initial_sum=0.1 if name == "adagrad" else 0.0)
     draw_gradients(model.parameters(), 1)
@@ -121,7 +177,7 @@ def test_the_state_is_saved_and_counted(name):
     assert not torch.equal(weights["trunk.embeddings.tokens.weight"], model.trunk.embeddings.tokens.weight)
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adagrad"])
+@pytest.mark.parametrize("name", ["adafactor", "adagrad", "lamb", "stable_adamw"])
 def test_a_killed_run_resumes_exactly(name, tmp_path):
     corpus = prepare_text(tmp_path)
     recipe = tiny_recipe("bert").replace(optimizer=OptimizerConfig(name=name, lr=0.01, initial_sum=0.01))

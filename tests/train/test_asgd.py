@@ -117,7 +117,7 @@ def test_it_needs_something_held_out():
     recipe = RECIPES["gpt2-tiny"]().replace(optimizer=OptimizerConfig(name="nt_asgd"), valid_fraction=0.0)
     with pytest.raises(PolysemeError, match="valid_fraction is 0"):
         recipe.check()
-    with pytest.raises(PolysemeError, match="supports adamw, muon"):
+    with pytest.raises(PolysemeError, match="supports adamw, stable_adamw"):
         FinetuneConfig(optimizer=OptimizerConfig(name="nt_asgd")).validate()
 
 

@@ -133,7 +133,6 @@ ALBERT = Family(
     optional_weights=("trunk.pooler.",),
     ignored_weights=("embeddings.position_ids",),
     departures=(
-        "AdamW instead of LAMB.",
         "Masked n-grams cover 15 % of the words on average, not exactly in each sequence, and are never adjacent.",
         "A segment of a single sentence is split in its middle and has no sentence-order target.",
     ),

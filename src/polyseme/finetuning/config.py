@@ -124,7 +124,7 @@ class FinetuneConfig(Config):
         self.check_range(0, math.inf, "chunk_size", "grad_tokens", "patience", "min_steps", "sampling_alpha")
         self.check_range(0, MAX_EPOCHS, "epochs")
         self.check_range(0, MAX_STEPS, "steps", "min_steps")
-        supported = ("adamw", "muon", "adafactor")
+        supported = ("adamw", "stable_adamw", "lamb", "muon", "adafactor")
         if self.optimizer.name not in supported:
             raise ConfigError(f"optimizer.name is {self.optimizer.name!r}: fine-tuning supports {', '.join(supported)}")
         return self

@@ -152,10 +152,10 @@ def distilbert_tiny() -> Recipe:
 def albert_base() -> Recipe:
     """ALBERT-base as in the paper: 4,096 × 512 tokens per step, 125,000 steps.
 
-    Lan et al. 2020, §4.1: n-gram masking, sentence order, peak learning rate 0.00176 (LAMB in the paper, AdamW here),
-    10 % short inputs. The warm-up of 3,125 steps and weight decay 0.01 are from the authors' code.
+    Lan et al. 2020, §4.1: n-gram masking, sentence order, LAMB with peak learning rate 0.00176, 10 % short inputs. The
+    warm-up of 3,125 steps and weight decay 0.01 are from the authors' code.
     """
-    optimizer, schedule = OptimizerConfig(lr=0.00176), ScheduleConfig("linear", warmup=3125)
+    optimizer, schedule = OptimizerConfig(name="lamb", lr=0.00176), ScheduleConfig("linear", warmup=3125)
     objective = ALBERT_OBJECTIVE.replace(random_tokens="all")
     recipe = define("albert-base", objective, optimizer, schedule, batch_tokens=2_097_152, steps=125_000)
     return recipe.replace(max_len=512, micro_batch_tokens=32768, compile=True)

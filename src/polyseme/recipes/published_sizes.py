@@ -31,7 +31,7 @@ def bert_multilingual() -> Recipe:
 def bert_xlarge() -> Recipe:
     """BERT-xlarge of ALBERT's comparison: 24 layers of 2,048, 4,096 × 512 tokens per step, 125,000 steps.
 
-    Lan et al. 2020, table 2 and §4.1; LAMB in the paper, AdamW here.
+    Lan et al. 2020, table 2 and §4.1.
     """
     albert = enc.albert_xlarge()
     settings = {"batch_tokens": albert.batch_tokens, "optimizer": albert.optimizer, "schedule": albert.schedule}
@@ -43,11 +43,11 @@ def modernbert_base() -> Recipe:
     """ModernBERT-base: the paper's first phase, 1.72 trillion tokens in sequences of 1,024.
 
     Warner et al. 2024, §2.2 and appendix A: 30 % masked, 4,608 sequences per step, learning rate 8e-4, weight decay
-    1e-5, constant after a warm-up of 3 billion tokens. The paper uses StableAdamW; here AdamW. The batch grows over the
-    first 50 billion tokens. The two phases with 8,192 tokens are not included.
+    1e-5, constant after a warm-up of 3 billion tokens, StableAdamW without clipping of the gradient. The batch grows
+    over the first 50 billion tokens. The two phases with 8,192 tokens are not included.
     """
     recipe = enc.modernbert_small().replace(name="modernbert-base", size="base", max_len=1024)
-    optimizer = recipe.optimizer.replace(lr=8e-4, weight_decay=1e-5)
+    optimizer = recipe.optimizer.replace(name="stable_adamw", lr=8e-4, weight_decay=1e-5, max_grad_norm=0.0)
     batch_tokens = 4608 * 1024
     return recipe.replace(
         optimizer=optimizer,

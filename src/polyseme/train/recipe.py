@@ -195,7 +195,7 @@ class Recipe(Config):
         objective, name = self.objective, type(self.objective).__name__
         objective.check(config, self.max_len)
         if objective.is_sparse != self.optimizer.is_sparse:
-            dense = "'adamw', 'muon', 'adafactor', 'adagrad' or 'nt_asgd'"
+            dense = "'adamw', 'stable_adamw', 'lamb', 'muon', 'adafactor', 'adagrad' or 'nt_asgd'"
             expected = "'sparse_sgd' or 'sparse_adagrad'" if objective.is_sparse else dense
             raise ConfigError(f"optimizer.name is {self.optimizer.name!r}, but {name} is trained by {expected}")
         if objective.needs_bounded_memory and self.batch_warmup_steps:

@@ -51,9 +51,9 @@ class Adafactor(torch.optim.Optimizer):
         else:
             scale = state["square"].lerp_(squares, weight).rsqrt()
         update = grad * scale
-        update = update / (_root_mean_square(update) / MAX_UPDATE_RMS).clamp(min=1.0)
+        update = update / (root_mean_square(update) / MAX_UPDATE_RMS).clamp(min=1.0)
         lr = group["lr"] if is_finite is None else torch.where(is_finite, group["lr"], 0.0)
-        step_size = lr * _root_mean_square(matrices).clamp(min=WEIGHT_EPS)
+        step_size = lr * root_mean_square(matrices).clamp(min=WEIGHT_EPS)
         if group["weight_decay"]:
             matrices.mul_(1 - lr * group["weight_decay"])
         # after a step that was not finite, squares of gradients may still be 0, and their roots infinite
@@ -93,7 +93,7 @@ def second_moment_shapes(shape: torch.Size) -> dict[str, torch.Size]:
     return {"row": shape[:-1], "column": shape[:-2] + shape[-1:]} if len(shape) > 1 else {"square": shape}
 
 
-def _root_mean_square(tensor: Tensor) -> Tensor:
+def root_mean_square(tensor: Tensor) -> Tensor:
     """Return the root mean square of each matrix [fused, 1, 1], or of a whole vector or matrix."""
     dims = (-2, -1) if tensor.ndim > 2 else tuple(range(tensor.ndim))
     return tensor.square().mean(dims, keepdim=True).sqrt()

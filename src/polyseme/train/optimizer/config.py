@@ -15,11 +15,14 @@ from polyseme.nn.trunks.transformer import Transformer
 from polyseme.train.optimizer.adafactor import Adafactor, Adagrad, second_moment_shapes, split_fused
 from polyseme.train.optimizer.asgd import NTASGD
 from polyseme.train.optimizer.muon import Muon
+from polyseme.train.optimizer.scaled_adam import LAMB, ScaledAdam, StableAdamW
+
+SCALED_ADAMS: dict[str, type[ScaledAdam]] = {"lamb": LAMB, "stable_adamw": StableAdamW}
 
 
 @dataclass(frozen=True)
 class OptimizerConfig(Config):
-    """AdamW; Muon for the matrices of blocks and AdamW for the rest; Adafactor; Adagrad; NT-ASGD; or sparse updates.
+    """AdamW, StableAdamW, LAMB; Muon for the matrices of blocks; Adafactor; Adagrad; NT-ASGD; or sparse updates.
 
     Weight decay applies to matrices only, not to biases and norms (BERT, appendix A.2). With `layer_decay` below 1,
     each layer has that fraction of the learning rate of the layer above it (ULMFiT's discriminative rates: 1/2.6).
@@ -36,7 +39,9 @@ class OptimizerConfig(Config):
     max_grad_norm: float = 1.0
     layer_decay: float = 1.0
     head_lr_scale: float = 1.0
-    name: Literal["adamw", "muon", "adafactor", "adagrad", "nt_asgd", "sparse_sgd", "sparse_adagrad"] = "adamw"
+    name: Literal[
+        "adamw", "stable_adamw", "lamb", "muon", "adafactor", "adagrad", "nt_asgd", "sparse_sgd", "sparse_adagrad"
+    ] = "adamw"
     momentum: float = 0.95  # of Muon
     patience: int = 5  # of NT-ASGD, in validations
     initial_sum: float = 0.0  # of Adagrad: the sum of squared gradients before the first step
@@ -63,12 +68,12 @@ class OptimizerConfig(Config):
             fused_counts = self._fused_counts(model)
             shapes = [split_fused(p, fused_counts.get(id(p), 0)).shape for p in model.parameters()]
             return sum(part.numel() for shape in shapes for part in second_moment_shapes(shape).values())
-        moments = {"adamw": 2, "adagrad": 1, "nt_asgd": 1, "sparse_sgd": 0, "sparse_adagrad": 1}
-        return moments[self.name] * num_params
+        moments = {"adagrad": 1, "nt_asgd": 1, "sparse_sgd": 0, "sparse_adagrad": 1}
+        return moments.get(self.name, 2) * num_params
 
     def _fused_counts(self, model: Model) -> dict[int, int]:
         """Return how many matrices are stacked in each weight of the blocks, if the optimizer treats them apart."""
-        if self.name not in ("muon", "adafactor"):
+        if self.name not in ("muon", "adafactor", *SCALED_ADAMS):
             return {}
         return {id(p): n for p, n in model.trunk.hidden_matrices()}
 
@@ -130,6 +135,8 @@ class OptimizerConfig(Config):
             return Adafactor(param_groups)
         if self.name == "adagrad":
             return Adagrad(param_groups, self.initial_sum)
+        if self.name in SCALED_ADAMS:
+            return SCALED_ADAMS[self.name](param_groups, (self.beta1, self.beta2), self.eps)
         adam: type[torch.optim.AdamW] = Muon if self.name == "muon" else torch.optim.AdamW
         fused = True if is_cuda or torch.get_default_dtype() == torch.float32 else None
         return adam(param_groups, betas=(self.beta1, self.beta2), eps=self.eps, fused=fused, capturable=is_cuda)
