@@ -5,33 +5,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyseme.train.optimizer.tensorwise import TensorwiseOptimizer, root_mean_square, split_fused
+
 GRAD_EPS, WEIGHT_EPS = 1e-30, 1e-3  # Adafactor's ε₁ and ε₂
 DECAY_EXPONENT = 0.8  # of 1 − β₂ by the step
 MAX_UPDATE_RMS = 1.0
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(TensorwiseOptimizer):
     """Adafactor (Shazeer and Stern 2018, algorithm 4) with parameter scaling and without momentum, as T5 uses it.
 
     It keeps the mean squares of the gradient's rows and columns instead of those of all its entries. The step size is
-    the learning rate times the root mean square of the weights. A group with `fused_count` above 1 has matrices that
-    consist of that many stacked ones; each is updated on its own.
+    the learning rate times the root mean square of the weights. Stacked matrices are updated apart.
     """
 
-    def __init__(self, param_groups: list[dict[str, Any]]):
-        super().__init__(param_groups, {"lr": 0.0, "weight_decay": 0.0, "fused_count": 1})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        found_inf = getattr(self, "found_inf", None)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, group, found_inf)
-
-    def _update(self, p: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> None:
-        matrices = split_fused(p, group["fused_count"])  # [fused, rows, columns], or one vector
-        grad = split_fused(p.grad, group["fused_count"])  # type: ignore[arg-type]
+    def update(self, p: Tensor, grad: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> None:
+        matrices, grad = (split_fused(tensor, group["fused_count"]) for tensor in (p, grad))
         state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), device=p.device)
@@ -60,40 +49,23 @@ class Adafactor(torch.optim.Optimizer):
         matrices.sub_(update * step_size if is_finite is None else torch.where(is_finite, update * step_size, 0.0))
 
 
-class Adagrad(torch.optim.Optimizer):
+class Adagrad(TensorwiseOptimizer):
     """Adagrad (Duchi et al. 2011): each weight has its own step size, which falls with its sum of squared gradients."""
 
     def __init__(self, param_groups: list[dict[str, Any]], initial_sum: float = 0.0, eps: float = 1e-10):
-        super().__init__(param_groups, {"lr": 0.0, "weight_decay": 0.0})
+        super().__init__(param_groups)
         self.initial_sum, self.eps = initial_sum, eps
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        found_inf = getattr(self, "found_inf", None)  # on a GPU: a non-finite step changes nothing
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            for p in params:
-                if not self.state[p]:
-                    self.state[p]["sum"] = torch.full_like(p, self.initial_sum)
-            grads = [p.grad if found_inf is None else torch.where(found_inf > 0, 0.0, p.grad) for p in params]
-            lr = group["lr"] if found_inf is None else torch.where(found_inf > 0, 0.0, group["lr"])
-            for p, grad in zip(params, grads):
-                total = self.state[p]["sum"].addcmul_(grad, grad)
-                p.mul_(1 - lr * group["weight_decay"])
-                p.sub_(lr * (grad / (total.sqrt() + self.eps)))
-
-
-def split_fused(tensor: Tensor, fused_count: int) -> Tensor:
-    """Return the matrices that a tensor consists of, [fused, rows, columns], as a view; other tensors unchanged."""
-    return tensor.view(fused_count, -1, tensor.shape[-1]) if fused_count > 1 else tensor
+    def update(self, p: Tensor, grad: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> None:
+        if not self.state[p]:
+            self.state[p]["sum"] = torch.full_like(p, self.initial_sum)
+        grad = grad if found_inf is None else torch.where(found_inf > 0, 0.0, grad)
+        lr = group["lr"] if found_inf is None else torch.where(found_inf > 0, 0.0, group["lr"])
+        total = self.state[p]["sum"].addcmul_(grad, grad)
+        p.mul_(1 - lr * group["weight_decay"])
+        p.sub_(lr * (grad / (total.sqrt() + self.eps)))
 
 
 def second_moment_shapes(shape: torch.Size) -> dict[str, torch.Size]:
     """Return the shapes of what Adafactor keeps for matrices of this shape, or for a vector."""
     return {"row": shape[:-1], "column": shape[:-2] + shape[-1:]} if len(shape) > 1 else {"square": shape}
-
-
-def root_mean_square(tensor: Tensor) -> Tensor:
-    """Return the root mean square of each matrix [fused, 1, 1], or of a whole vector or matrix."""
-    dims = (-2, -1) if tensor.ndim > 2 else tuple(range(tensor.ndim))
-    return tensor.square().mean(dims, keepdim=True).sqrt()

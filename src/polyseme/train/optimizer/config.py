@@ -12,10 +12,11 @@ from polyseme.nn.attention.multihead import BucketedRelativeBias, MultiHeadAtten
 from polyseme.nn.heads.lm import LMHeadConfig
 from polyseme.nn.model import Model
 from polyseme.nn.trunks.transformer import Transformer
-from polyseme.train.optimizer.adafactor import Adafactor, Adagrad, second_moment_shapes, split_fused
+from polyseme.train.optimizer.adafactor import Adafactor, Adagrad, second_moment_shapes
 from polyseme.train.optimizer.asgd import NTASGD
 from polyseme.train.optimizer.muon import Muon
 from polyseme.train.optimizer.scaled_adam import LAMB, ScaledAdam, StableAdamW
+from polyseme.train.optimizer.tensorwise import split_fused
 
 SCALED_ADAMS: dict[str, type[ScaledAdam]] = {"lamb": LAMB, "stable_adamw": StableAdamW}
 

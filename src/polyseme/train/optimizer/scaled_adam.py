@@ -1,22 +1,19 @@
 """LAMB and StableAdamW, the optimizers of ALBERT and ModernBERT: Adam with a step size for each matrix."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polyseme.train.optimizer.adafactor import root_mean_square, split_fused
+from polyseme.train.optimizer.tensorwise import TensorwiseOptimizer, root_mean_square, split_fused
 
 
-class ScaledAdam(torch.optim.Optimizer, ABC):
-    """Adam with decoupled weight decay whose updates are multiplied by a factor for each matrix or vector.
-
-    A group with `fused_count` above 1 has matrices that consist of that many stacked ones; each has its own factor.
-    """
+class ScaledAdam(TensorwiseOptimizer):
+    """Adam with decoupled weight decay whose updates are multiplied by a factor for each matrix or vector."""
 
     def __init__(self, param_groups: list[dict[str, Any]], betas: tuple[float, float], eps: float):
-        super().__init__(param_groups, {"lr": 0.0, "weight_decay": 0.0, "fused_count": 1})
+        super().__init__(param_groups)
         self.betas, self.eps = betas, eps
 
     @abstractmethod
@@ -26,21 +23,12 @@ class ScaledAdam(torch.optim.Optimizer, ABC):
         `mean_square` is the running mean of squared gradients, without bias.
         """
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        found_inf = getattr(self, "found_inf", None)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._update(p, group, found_inf)
-
-    def _update(self, p: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> None:
-        state, grad = self.state[p], p.grad
-        assert grad is not None
+    def update(self, p: Tensor, grad: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> None:
+        state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), device=p.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
-        is_finite: Tensor | float = 1.0  # on a GPU, a step that is not finite changes nothing
+        is_finite: Tensor | float = 1.0
         if found_inf is not None:
             is_finite = (found_inf == 0).to(p.dtype)
             grad = torch.where(found_inf == 0, grad, 0.0)
