@@ -213,6 +213,7 @@ MODERNBERT = Family(
         "The paper's vocabulary is a byte-level BPE with BERT's special tokens; any vocabulary with them is supported.",
         "Dropout, if not 0, applies to the output of each sublayer; in `transformers` it is inside the feed-forward.",
         "The sizes tiny, small and medium are not from the paper; all of their layers have global attention.",
-        "modernbert-base and -large have the paper's first phase only (1,024 tokens), with AdamW, not StableAdamW.",
+        "modernbert-base and -large have the paper's first phase only (1,024 tokens), without dropout; in the authors' "
+        "program it is 0.1 after attention.",
     ),
 )

@@ -42,12 +42,13 @@ def bert_xlarge() -> Recipe:
 def modernbert_base() -> Recipe:
     """ModernBERT-base: the paper's first phase, 1.72 trillion tokens in sequences of 1,024.
 
-    Warner et al. 2024, §2.2 and appendix A: 30 % masked, 4,608 sequences per step, learning rate 8e-4, weight decay
-    1e-5, constant after a warm-up of 3 billion tokens, StableAdamW without clipping of the gradient. The batch grows
-    over the first 50 billion tokens. The two phases with 8,192 tokens are not included.
+    Warner et al. 2024, §2.2 and appendix A: 30 % masked, 4,608 sequences per step, learning rate 8e-4, constant after a
+    warm-up of 3 billion tokens, StableAdamW without clipping of the gradient. In the authors' program, a step at that
+    rate decays weights by 1e-5; here the decay is multiplied by the rate. The batch grows over the first 50 billion
+    tokens. The two phases with 8,192 tokens are not included.
     """
     recipe = enc.modernbert_small().replace(name="modernbert-base", size="base", max_len=1024)
-    optimizer = recipe.optimizer.replace(name="stable_adamw", lr=8e-4, weight_decay=1e-5, max_grad_norm=0.0)
+    optimizer = recipe.optimizer.replace(name="stable_adamw", lr=8e-4, weight_decay=1e-5 / 8e-4, max_grad_norm=0.0)
     batch_tokens = 4608 * 1024
     return recipe.replace(
         optimizer=optimizer,
@@ -66,7 +67,7 @@ def modernbert_large() -> Recipe:
     """ModernBERT-large: the paper's first phase, like base, with learning rate 5e-4 and 4,928 sequences per step."""
     recipe = modernbert_base().replace(name="modernbert-large", size="large", batch_tokens=4928 * 1024)
     return recipe.replace(
-        optimizer=recipe.optimizer.replace(lr=5e-4),
+        optimizer=recipe.optimizer.replace(lr=5e-4, weight_decay=1e-5 / 5e-4),
         schedule=ScheduleConfig("constant", warmup=2e9 // recipe.batch_tokens),
         batch_warmup_steps=2 * 10_000_000_000 // recipe.batch_tokens,
         micro_batch_tokens=16 * 1024,
