@@ -57,5 +57,5 @@ def glove_tiny() -> Recipe:
 
 
 def glove() -> Recipe:
-    """GloVe with 300 dimensions: windows of 10, 50 epochs of about 100 M cells."""
-    return glove_tiny().replace(name="glove", size="base", budget=BudgetConfig(tokens=5_000_000_000))
+    """GloVe with 300 dimensions: windows of 10, 100 epochs of about 100 M cells (Pennington et al. 2014, §4.2)."""
+    return glove_tiny().replace(name="glove", size="base", budget=BudgetConfig(tokens=10_000_000_000))
