@@ -86,3 +86,37 @@ def test_real_files(name, rows):
     for example in [e for e in examples if e.is_trainable][::97]:
         for text, at in example.valid_answers:
             assert example.context[at : at + len(text)] == text
+
+
+@pytest.mark.parametrize(
+    "answers,expected",
+    [
+        ({"text": ["Paris"], "answer_start": [21]}, (("Paris", 21),)),  # as `datasets` stores SQuAD
+        ({"text": ["Paris"]}, (("Paris", 14),)),
+        ({"text": "Paris"}, (("Paris", 14),)),
+        ({"text": [], "answer_start": []}, ()),
+        ([{"text": "Paris", "answer_start": 21}, {"text": "Anna"}], (("Paris", 21), ("Anna", 0))),
+        (["Paris", "Rome"], (("Paris", 14), ("Rome", -1))),
+        ("Paris", (("Paris", 14),)),
+        ('["Paris"]', (("Paris", 14),)),
+        ([], ()),
+        ("", None),
+        (None, None),
+        (5, r"answers is '5', not a list of texts"),
+        ([5], r"answers\[0\] is '5', not a text"),
+        ([""], r"answers\[0\] is an empty text"),
+        ([{"answer_start": 2}], r"answers\[0\] is 'None', not a text"),
+        ([{"text": "Paris", "answer_start": "x"}], r"answer_start of answers\[0\] is 'x', not a number of characters"),
+    ],
+)
+def test_answers_of_records(answers, expected):
+    record = {"context": "Anna lives in Paris. Paris is nice.", "question": "Where?", "answers": answers, "id": None}
+    if isinstance(expected, str):
+        with pytest.raises(PolysemeError, match=expected):
+            ExtractiveQATask.from_value(record, "example 1")
+        return
+    example = ExtractiveQATask.from_value(record, "example 1")
+    assert example.answers == expected and example.id == "example 1"
+    if expected is None:
+        with pytest.raises(PolysemeError, match="example 1: there is no answer"):
+            ExtractiveQATask.from_value(record, "example 1", needs_labels=True)

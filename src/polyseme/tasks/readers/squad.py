@@ -1,15 +1,17 @@
 """Questions whose answer is a span of a text, in the JSON format of SQuAD 1.1 and 2.0."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from polyseme.errors import DataError
 from polyseme.io.compression import read_decompressed
+from polyseme.io.json import parse_json
 from polyseme.tasks.base import Example
-from polyseme.tasks.readers.rows import JsonRow, RowReader
+from polyseme.tasks.readers.rows import JsonRow, RowReader, parse_text
 
 GoldAnswer = tuple[str, int]  # a text, and the character where it starts in its context; -1 if unknown
 
@@ -81,3 +83,34 @@ def _parse_answer(row: JsonRow) -> GoldAnswer:
     if not isinstance(text, str) or not isinstance(start, int):
         raise DataError(f"{row.location}: the answer is {str(row.values)[:60]!r}, not a text and its first character")
     return text, start
+
+
+def parse_answers(value: Any, context: str, location: str, name: str) -> tuple[GoldAnswer, ...] | None:
+    """Return the answers in a record, None if there are none: texts, or objects with `text` and `answer_start`.
+
+    They may also be one object with a list of each, as `datasets` stores SQuAD. A text without a start is looked up in
+    the context.
+    """
+    if isinstance(value, str):  # a cell of a table
+        value = parse_json(value, location) if value.startswith("[") else [value] if value.strip() else None
+    elif isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+        value = [texts] if isinstance(texts, str) else texts
+        if isinstance(value, list) and isinstance(starts, list) and len(starts) == len(value):
+            value = [{"text": text, "answer_start": start} for text, start in zip(value, starts)]
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a list of texts")
+    answers = []
+    for i, element in enumerate(value):
+        text, start = element, None
+        if isinstance(element, Mapping):
+            text, start = element.get("text"), element.get("answer_start")
+        text = parse_text(text, location, f"{name}[{i}]")
+        if start is not None and not isinstance(start, int):
+            raise DataError(
+                f"{location}: answer_start of {name}[{i}] is {str(start)[:40]!r}, not a number of characters"
+            )
+        answers.append((text, context.find(text) if start is None else start))
+    return tuple(answers)
