@@ -120,3 +120,16 @@ def test_answers_of_records(answers, expected):
     if expected is None:
         with pytest.raises(PolysemeError, match="example 1: there is no answer"):
             ExtractiveQATask.from_value(record, "example 1", needs_labels=True)
+
+
+def test_a_bad_paragraph_can_be_skipped(tmp_path, capsys):
+    good = question_record("a", ("notes", CONTEXT.index("notes")))
+    content = squad(good)
+    paragraphs = content["data"][0]["paragraphs"]
+    paragraphs[:0] = [{"qas": [good]}, {"context": "x"}, "x"]
+    content["data"].insert(0, {"title": "B"})
+    path = write(tmp_path / "f.json", content)
+    assert [e.id for e in ExtractiveQATask.read(path, skip_bad=True)] == ["a"]
+    assert "skipped 4 bad of 5 rows, the first" in capsys.readouterr().err
+    with pytest.raises(PolysemeError, match=r"data\[0\]: there is no key 'paragraphs'"):
+        ExtractiveQATask.read(path)

@@ -56,13 +56,36 @@ def iter_questions(path: Path, needs_labels: bool) -> Iterator[RowReader]:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"{path}{line}: malformed JSON: {error}") from None
     for article in JsonRow(str(path), content, needs_labels).children("data"):
-        for paragraph in article.children("paragraphs"):
-            context = paragraph.get("context")
-            for question in paragraph.children("qas"):
-                yield partial(_parse_question, context, question)
+        for paragraph in _children_or_error(article, "paragraphs"):
+            yield from _iter_paragraph(paragraph)
 
 
-def _parse_question(context: str, row: JsonRow) -> QuestionExample:
+def _children_or_error(row: JsonRow, name: str) -> list[JsonRow | DataError]:
+    """Return the objects of a nested list; or the error, so that a bad part of a file can be skipped."""
+    try:
+        return [*row.children(name)]
+    except DataError as error:
+        return [error]
+
+
+def _iter_paragraph(paragraph: JsonRow | DataError) -> Iterator[RowReader]:
+    try:
+        context = _get_row(paragraph).get("context")
+    except DataError as error:
+        yield partial(_get_row, error)
+        return
+    for question in _children_or_error(_get_row(paragraph), "qas"):
+        yield partial(_parse_question, context, question)
+
+
+def _get_row(row: JsonRow | DataError) -> JsonRow:
+    if isinstance(row, DataError):
+        raise row
+    return row
+
+
+def _parse_question(context: str, row_or_error: JsonRow | DataError) -> QuestionExample:
+    row = _get_row(row_or_error)
     id_ = str(row.get("id", object))
     row = replace(row, location=f"{row.location}, question {id_}")
     question = row.get("question")
