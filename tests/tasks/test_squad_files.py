@@ -133,3 +133,19 @@ def test_a_bad_paragraph_can_be_skipped(tmp_path, capsys):
     assert "skipped 4 bad of 5 rows, the first" in capsys.readouterr().err
     with pytest.raises(PolysemeError, match=r"data\[0\]: there is no key 'paragraphs'"):
         ExtractiveQATask.read(path)
+
+
+def test_no_answer_at_its_offset_leaves_nothing_to_learn():
+    record = {"context": "Anna lives in Paris.", "question": "Where?", "answers": ["Rome"]}
+    with pytest.raises(PolysemeError, match=r"no answer .* is at its offset in the context \(example 1 …\)"):
+        ExtractiveQATask.from_examples([ExtractiveQATask.from_value(record, "example 1")])
+
+
+def test_a_repeated_id_cannot_be_written_as_json(tmp_path):
+    examples = ExtractiveQATask.read(
+        write(tmp_path / "f.json", squad(question_record("a"), question_record("a"))), needs_labels=False
+    )
+    task = ExtractiveQATask()
+    with pytest.raises(PolysemeError, match=r"another question has the id 'a', and \.json has one answer for each id"):
+        task.output_formats(tmp_path / "out.json", examples)
+    assert task.output_formats(tmp_path / "out.jsonl", examples)

@@ -135,6 +135,9 @@ class ExtractiveQATask(TaskConfig):
     def fit(self, examples: Sequence[QuestionExample]) -> Self:
         if not any(e.answers for e in examples):
             raise DataError(f"the training data has no answers ({examples[0].location} …): there is nothing to learn")
+        if not any(e.valid_answers for e in examples):
+            problem = f"no answer of the training data is at its offset in the context ({examples[0].location} …)"
+            raise DataError(f"{problem}: there is nothing to learn")
         task = self.replace(whole_words=self.whole_words and not has_partial_words(examples))
         if self.null_score_diff_threshold is None and any(e.answers == () for e in examples):
             return task.replace(null_score_diff_threshold=0.0, tune_threshold=True)
@@ -271,6 +274,14 @@ class ExtractiveQATask(TaskConfig):
 
     def own_formats(self, path: Path, examples: Iterable[QuestionExample]) -> dict[Path, PredictionFormat]:
         """Return what SQuAD's script reads, with the scores of "no answer" in a second file."""
+        ids = set[str]()
+        for example in examples:
+            if example.id in ids:
+                problem = f"{example.location}: another question has the id {example.id!r}"
+                raise DataError(
+                    f"{problem}, and {path.suffix} has one answer for each id: write .jsonl or .csv instead"
+                )
+            ids.add(example.id)
         return {
             path.with_suffix(".null_odds.json"): json_object_format(lambda e, p: (e.id, p.null_score_diff)),
             path: json_object_format(lambda e, p: (e.id, p.text)),
