@@ -85,6 +85,12 @@ def test_grid_ensemble_and_comparison(base, tmp_path):
         ("base", "classification", {"epoch": 3}, "unknown key 'epoch' in FinetuneConfig; did you mean 'epochs'"),
         ("base", "classification", {"baselines": ["crf"]}, "classification has no baseline 'crf'"),
         ("base", "classification", {"seeds": 0}, "`seeds` is 0, expected 1 to 10,000"),
+        ("base", "classification", {"grid": {"lr": []}}, "the grid axis 'lr' is [], expected a list of values"),
+        ("base", "classification", {"grid": {"lr": "1e-4"}}, "the grid axis 'lr' is '1e-4', expected a list of values"),
+        ("base", "classification", {"grid": {"lr": 1e-4}}, "the grid axis 'lr' is 0.0001, expected a list of values"),
+        ("base", "classification", {"grid": {"lr": [1e-4, 1e-4]}}, "axis 'lr' has the value 0.0001 twice"),
+        ("base", "classification", {"grid": ["lr=1e-4", "lr=1e-3"]}, "the grid has the axis 'lr' twice: put all of"),
+        ("base", "classification", {"grid": " "}, "the grid [' '] has no axis name=value,value…"),
     ],
 )
 def test_options_without_effect_are_errors(base, tmp_path, model, task, options, message):
