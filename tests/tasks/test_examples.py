@@ -130,6 +130,8 @@ BAD = [
     ("t.tsv", "text\tlabel\na\tb\nc\n", "classification", r"t\.tsv:3: 1 columns, but the first line has 2$"),
     ("t.tsv", "text\tlabel\n \tb\n", "classification", r"t\.tsv:2: text is an empty text$"),
     ("t.tsv", "text\tlabel\na\t\n", "classification", r"t\.tsv:2: the label \(label\) is missing$"),
+    ("t.tsv", "text\tlabel\na\t \n", "classification", r"t\.tsv:2: the label \(label\) is missing$"),
+    ("t.jsonl", '{"text": "a", "label": NaN}\n', "classification", r"t\.jsonl:1: the label \(label\) is missing$"),
     ("t.tsv", "text\tpair\tlabel\na\t\tb\n", "pair_classification", r"t\.tsv:2: pair is an empty text$"),
     ("t.csv", 'text,label\n"a" b,c\n', "classification", r"t\.csv:2: unexpected ' b,c' after a closing quote$"),
     ("t.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', "classification", r"t\.jsonl:2: malformed JSON"),

@@ -233,7 +233,9 @@ def parse_label(value: Any, location: str, name: str, needs_labels: bool) -> str
     if value is not None and not isinstance(value, str):
         if not isinstance(value, int | float):
             raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a label")
-        value = json.dumps(value)
-    if needs_labels and not value:
+        value = None if value != value else json.dumps(value)  # NaN is no value
+    if value is not None and value.strip():
+        return value
+    if needs_labels:
         raise DataError(f"{location}: the label ({name}) is missing")
-    return value or None
+    return None
