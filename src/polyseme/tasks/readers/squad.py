@@ -11,7 +11,7 @@ from polyseme.errors import DataError
 from polyseme.io.compression import read_decompressed
 from polyseme.io.json import parse_json
 from polyseme.tasks.base import Example
-from polyseme.tasks.readers.rows import JsonRow, RowReader, parse_text
+from polyseme.tasks.readers.rows import JsonRow, RowReader, parse_text, value_or_raise
 
 GoldAnswer = tuple[str, int]  # a text, and the character where it starts in its context; -1 if unknown
 
@@ -70,22 +70,16 @@ def _children_or_error(row: JsonRow, name: str) -> list[JsonRow | DataError]:
 
 def _iter_paragraph(paragraph: JsonRow | DataError) -> Iterator[RowReader]:
     try:
-        context = _get_row(paragraph).get("context")
+        context = value_or_raise(paragraph).get("context")
     except DataError as error:
-        yield partial(_get_row, error)
+        yield partial(value_or_raise, error)
         return
-    for question in _children_or_error(_get_row(paragraph), "qas"):
+    for question in _children_or_error(value_or_raise(paragraph), "qas"):
         yield partial(_parse_question, context, question)
 
 
-def _get_row(row: JsonRow | DataError) -> JsonRow:
-    if isinstance(row, DataError):
-        raise row
-    return row
-
-
 def _parse_question(context: str, row_or_error: JsonRow | DataError) -> QuestionExample:
-    row = _get_row(row_or_error)
+    row: JsonRow = value_or_raise(row_or_error)
     id_ = str(row.get("id", object))
     row = replace(row, location=f"{row.location}, question {id_}")
     question = row.get("question")
