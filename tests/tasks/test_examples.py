@@ -221,6 +221,13 @@ def test_files_that_cannot_be_read(tmp_path):
             ClassificationTask.read(path)
 
 
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = write(tmp_path / "t.parquet", "abc")
+    with pytest.raises(PolysemeError, match=r"t\.parquet is not a valid Parquet file: "):
+        ClassificationTask.read(path)
+
+
 def test_column_numbers(tmp_path):
     path = write(tmp_path / "t.tsv", "a\tb\n")
     for name in ("text", "0", "3"):
