@@ -51,6 +51,7 @@ def test_errors_name_the_location(tmp_path, capsys):
     good = question_record("a", ("notes", CONTEXT.index("notes")))
     cases = {
         r"f\.json:1: malformed JSON": "{",
+        r"f\.json: malformed JSON: Exceeds the limit": '{"data": ' + "9" * 5000 + "}",
         r"f\.json: there is no key 'data'; did you mean 'date'\?": {"date": []},
         r"data\[0\]: paragraphs is 'x', not a list": {"data": [{"paragraphs": "x"}]},
         r"data\[0\], paragraphs\[0\]: there is no key 'qas'": {"data": [{"paragraphs": [{"context": "x"}]}]},
@@ -65,6 +66,8 @@ def test_errors_name_the_location(tmp_path, capsys):
         path.write_text(content if isinstance(content, str) else json.dumps(content))
         with pytest.raises(PolysemeError, match=message):
             ExtractiveQATask.read(path)
+    with pytest.raises(PolysemeError, match=f"^{tmp_path / 'none.json'} is missing$"):
+        ExtractiveQATask.read(tmp_path / "none.json")
     write(tmp_path / "f.json", squad(good, question_record("b")))
     assert [e.id for e in ExtractiveQATask.read(tmp_path / "f.json", skip_bad=True)] == ["a"]
     assert "skipped 1 bad of 2 rows" in capsys.readouterr().err

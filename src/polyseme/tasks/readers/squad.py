@@ -50,9 +50,10 @@ class QuestionExample(Example):
 
 def iter_questions(path: Path, needs_labels: bool) -> Iterator[RowReader]:
     """Yield readers of the questions of a file. Errors name the id of the question instead of a line."""
+    data = b"".join(read_decompressed(path))
     try:
-        content = json.loads(b"".join(read_decompressed(path)).decode("utf-8-sig"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        content = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # of the syntax, the encoding, or an integer of too many digits
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"{path}{line}: malformed JSON: {error}") from None
     for article in JsonRow(str(path), content, needs_labels).children("data"):
