@@ -85,11 +85,28 @@ def test_grid_ensemble_and_comparison(base, tmp_path):
         ("base", "classification", {"epoch": 3}, "unknown key 'epoch' in FinetuneConfig; did you mean 'epochs'"),
         ("base", "classification", {"baselines": ["crf"]}, "classification has no baseline 'crf'"),
         ("base", "classification", {"seeds": 0}, "`seeds` is 0, expected 1 to 10,000"),
+        ("base", "classification", {"text_column": "body"}, "apply to files, and the examples are values"),
+        ("base", "classification", {"header": False}, "apply to files, and the examples are values"),
+        ("base", "classification", {"strict": True}, "`strict` has no effect: it is for malformed tags in files"),
+        ("base", {"a": "classification"}, {"train": {"a": [], "b": []}, "dev": {}}, "`train` has the task 'b', which"),
+        ("base", "classification", {"grid": {"lr": []}}, "the grid axis 'lr' is [], expected a list of values"),
+        ("base", "classification", {"grid": {"lr": "1e-4"}}, "the grid axis 'lr' is '1e-4', expected a list of values"),
+        ("base", "classification", {"grid": {"lr": 1e-4}}, "the grid axis 'lr' is 0.0001, expected a list of values"),
+        ("base", "classification", {"grid": {"lr": [1e-4, 1e-4]}}, "axis 'lr' has the value 0.0001 twice"),
+        ("base", "classification", {"grid": ["lr=1e-4", "lr=1e-3"]}, "the grid has the axis 'lr' twice: put all of"),
+        ("base", "classification", {"grid": " "}, "the grid [' '] has no axis name=value,value…"),
     ],
 )
 def test_options_without_effect_are_errors(base, tmp_path, model, task, options, message):
     with pytest.raises(polyseme.ConfigError, match=re.escape(message)):
         polyseme.finetune(base if model else None, task, out=tmp_path / "run", **(VALUES | options))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_no_examples_are_an_error(base, tmp_path, split):
+    with pytest.raises(polyseme.DataError, match=f"`{split}` has no examples"):
+        polyseme.finetune(base, "tagging", **{"train": TAGS, "dev": TAGS, split: []}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

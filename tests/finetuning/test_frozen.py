@@ -412,3 +412,8 @@ def test_layer_choices_follow_the_papers():
     assert set(FEATURE_SELECTIONS) == {"embeddings", "last", "second_to_last", "sum_last_4", "sum_all", "scalar_mix",
                            "scalar_mix_last_4", "concat_last_4"}  # fmt: skip
     assert split_words("Don't stop, 42!") == ("Don", "'", "t", "stop", ",", "42", "!")
+
+
+def test_a_negative_mix_penalty_is_an_error():
+    with pytest.raises(PolysemeError, match=r"mix_penalty is -0\.5, expected 0 or more"):
+        FeatureNetworkSettings(mix_penalty=-0.5)

@@ -171,6 +171,13 @@ def test_dev_curves_change_no_weight(folder, tmp_path, monkeypatch):
     assert a == b
 
 
+def test_early_stopping_scores_the_last_part_of_an_epoch(folder, tmp_path):
+    data = TaskData(ClassificationTask(), texts(40), texts(20))
+    finetune(folder, data, tmp_path / "a", QUICK.replace(steps=4, patience=9))
+    rows = [json.loads(line) for line in (tmp_path / "a/log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "dev" in row] == [3, 4]
+
+
 def test_errors_of_the_best_seed_have_attributions(folder, tmp_path):
     data = TaskData(ClassificationTask(), texts(40), texts(20))
     results = finetune(folder, data, tmp_path / "r", QUICK, RunOptions(2))

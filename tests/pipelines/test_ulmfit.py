@@ -118,6 +118,7 @@ def test_invalid_input_gives_one_line(files, tmp_path, monkeypatch, capsys):
     tokenizer = Tokenizer.train("bpe", iter([" ".join(WORDS)] * 20), 300)
     spec = FAMILIES["ulmfit"].model_config("tiny", vocab_size=tokenizer.vocab_size)
     save_model(classifier, spec.replace(heads={}).build(seed=0), tokenizer)
+    (files / "one.tsv").write_text("text\tlabel\n" + "the cat\tgood\n" * 9)
     for options, message in (
         (["--preset", "huge"], "preset is 'huge', expected one of 'tiny', 'lecture', 'paper'"),
         (["--direction", "up"], "direction is 'up'"),
@@ -127,6 +128,9 @@ def test_invalid_input_gives_one_line(files, tmp_path, monkeypatch, capsys):
         (["--set", "classifier.epoch=3"], "unknown key 'epoch' in FinetuneConfig; did you mean 'epochs'?"),
         (["--set", "classifier.unfreeze_every=-1"], "unfreeze_every is -1.0, expected 0 or more"),
         (["--budget", "long"], "a budget is a time such as"),
+        ([], "16 steps end before all 3 groups are unfrozen, at step 24"),
+        (["--train", files / "one.tsv"], "the training data has only the label 'good'"),
+        (["--dev", files / "one.tsv"], "one.tsv:2: the label 'good' was never seen in training; valid: neg, pos"),
     ):
         assert run_command(monkeypatch, files, tmp_path / "out", *options) == 2
         error = capsys.readouterr().err

@@ -80,6 +80,12 @@ def test_other_encoding_and_line_separators_inside_a_line(tmp_path):
     assert ClassificationTask.read(path, Columns(encoding="latin-1"))[0].text == "café\u0085x"
 
 
+@pytest.mark.parametrize("encoding", ["UTF_8", "utf8", "U8", "utf-8-sig"])
+def test_every_name_of_utf_8_drops_the_byte_order_mark(tmp_path, encoding):
+    path = write(tmp_path / "t.tsv", "text\tlabel\na\tb\n", "utf-8-sig")
+    assert ClassificationTask.read(path, Columns(encoding=encoding))[0].text == "a"
+
+
 def test_json_lines(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b", "label": true}\n')
     assert [e.label for e in ClassificationTask.read(path)] == ["1", "true"]
@@ -130,6 +136,8 @@ BAD = [
     ("t.tsv", "text\tlabel\na\tb\nc\n", "classification", r"t\.tsv:3: 1 columns, but the first line has 2$"),
     ("t.tsv", "text\tlabel\n \tb\n", "classification", r"t\.tsv:2: text is an empty text$"),
     ("t.tsv", "text\tlabel\na\t\n", "classification", r"t\.tsv:2: the label \(label\) is missing$"),
+    ("t.tsv", "text\tlabel\na\t \n", "classification", r"t\.tsv:2: the label \(label\) is missing$"),
+    ("t.jsonl", '{"text": "a", "label": NaN}\n', "classification", r"t\.jsonl:1: the label \(label\) is missing$"),
     ("t.tsv", "text\tpair\tlabel\na\t\tb\n", "pair_classification", r"t\.tsv:2: pair is an empty text$"),
     ("t.csv", 'text,label\n"a" b,c\n', "classification", r"t\.csv:2: unexpected ' b,c' after a closing quote$"),
     ("t.jsonl", '{"text": "a", "label": "b"}\n{"text": \n', "classification", r"t\.jsonl:2: malformed JSON"),
@@ -200,8 +208,9 @@ def test_files_that_cannot_be_read(tmp_path):
     path = write(tmp_path / "t.tsv", "text\tlabel\na\tb\ncafé\tb\n", "latin-1")
     with pytest.raises(PolysemeError, match=r"t\.tsv:3: not utf-8 text \(byte 18 of the file\)$"):
         ClassificationTask.read(path)
-    with pytest.raises(PolysemeError, match=r"there is no encoding 'utf-9'"):
-        ClassificationTask.read(path, Columns(encoding="utf-9"))
+    for encoding in ("utf-9", "base64", "undefined", "rot13", "a\0"):
+        with pytest.raises(PolysemeError, match=r"there is no encoding '"):
+            ClassificationTask.read(path, Columns(encoding=encoding))
     for ending in (".gz", ".xz"):
         path = write(tmp_path / f"t.tsv{ending}", TABLE * 50)
         path.write_bytes(path.read_bytes()[:-20])
@@ -210,6 +219,13 @@ def test_files_that_cannot_be_read(tmp_path):
         path.write_bytes(b"text\tlabel\na\tb\n")
         with pytest.raises(PolysemeError, match=re.escape(f"is not a valid {ending} file")):
             ClassificationTask.read(path)
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = write(tmp_path / "t.parquet", "abc")
+    with pytest.raises(PolysemeError, match=r"t\.parquet is not a valid Parquet file: "):
+        ClassificationTask.read(path)
 
 
 def test_column_numbers(tmp_path):

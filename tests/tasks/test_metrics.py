@@ -36,6 +36,10 @@ def test_classification_by_hand():
     assert classification_metrics(["1"], ["1"], ("0", "1"))["f1"] == 1  # two labels, though one occurs
 
 
+def test_classification_of_no_examples():
+    assert classification_metrics([], []) == {"accuracy": 0.0, "macro_f1": 0.0, "matthews": 0.0}
+
+
 def test_regression_by_hand():
     metrics = regression_metrics(["1", "2", "3", "4"], [1.0, 3.0, 2.0, 9.0])
     assert metrics["spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # one pair of neighbors is swapped

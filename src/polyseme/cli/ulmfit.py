@@ -72,6 +72,7 @@ def ulmfit(
     }
     _check_folder(out, inputs, is_curve=bool(sizes))
     stages.check_train_sizes(sizes, train_examples)
+    stages.check_examples(config, train_examples, dev_examples, sizes, general_models)
     write_json(out / "ulmfit.json", inputs)
     pretrained = stages.pretrain_general_lm(config, out, text, corpus, general_models)
     if sizes:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from polyseme.datasets.base import NamedDataset
 from polyseme.datasets.catalog import DATASETS
-from polyseme.errors import ConfigError, suggest
+from polyseme.errors import ConfigError, DataError, suggest
 from polyseme.finetuning.config import CrossViewSettings, FinetuneConfig
 from polyseme.finetuning.cross_view import UnlabeledText
 from polyseme.finetuning.distillation import TaskTeacher
@@ -24,6 +24,7 @@ from polyseme.report.results import FinetuneResult
 from polyseme.tasks import TASKS
 from polyseme.tasks.base import TaskConfig
 from polyseme.tasks.readers.rows import Columns
+from polyseme.tasks.tagging import WordTask
 
 logger = logging.getLogger(__name__)
 OptionsT = TypeVar("OptionsT")
@@ -121,6 +122,7 @@ def finetune(
         _check_multitask(run_options, baselines)
     sources = task if isinstance(task, Mapping) else {name: name for name in task} if is_multitask else {"": task}
     tasks = [TaskData(create_task(source), (), (), name) for name, source in sources.items()]
+    _check_inputs(tasks, files, reading)
     config = FinetuneConfig(**tasks[0].task.finetune_settings if len(tasks) == 1 else {})
     if model is None:
         config, tasks = FEATURE_DEFAULTS, [replace(each, task=each.task.for_features()) for each in tasks]
@@ -210,6 +212,23 @@ def _check_options(model: Path | None, features: FeatureOptions, run: RunOptions
         raise ConfigError(f"{names} apply to fine-tuning, and features are frozen")
 
 
+def _check_inputs(tasks: Sequence[TaskData], files: Mapping[str, Any], reading: ReadOptions) -> None:
+    """Raise `ConfigError` for data of tasks that there are not, and for options of reading without effect."""
+    names = [each.name for each in tasks if each.name]
+    for key, value in files.items():
+        if names and isinstance(value, Mapping) and (unknown := [name for name in value if name not in names]):
+            raise ConfigError(
+                f"`{key}` has the task {unknown[0]!r}, which is not trained; {suggest(unknown[0], names)}"
+            )
+    values = [part for value in files.values() for part in (value.values() if isinstance(value, Mapping) else [value])]
+    has_files = any(isinstance(value, str | Path) for value in values)
+    if reading.columns != Columns() and not has_files:
+        columns = "`text_column`, `pair_column`, `label_column` and `header`"
+        raise ConfigError(f"{columns} apply to files, and the examples are values: name their keys as the task does")
+    if reading.strict and not (has_files and any(isinstance(each.task, WordTask) for each in tasks)):
+        raise ConfigError("`strict` has no effect: it is for malformed tags in files")
+
+
 def _check_multitask(run: RunOptions, baselines: Sequence[str]) -> None:
     if run.keep_seeds or run.keep_checkpoints or set(baselines) - {"default"}:
         raise ConfigError("`baseline`, `keep_seeds` and `keep_checkpoints` are for one task")
@@ -266,6 +285,9 @@ def read_task_data(data: TaskData, source: Any, files: Mapping[str, Any], option
         train_examples = options.read(data.task, train, columns, needs_labels)
         dev_columns = replace(options.columns, remembered=columns)  # those of the training file by default
         dev_examples = options.read(data.task, dev, dev_columns, needs_labels)
+        for key, examples in (("train", train_examples), ("dev", dev_examples)):
+            if not examples:
+                raise DataError(f"`{key}` has no examples")
         return replace(data, train=train_examples, dev=dev_examples, columns=columns.to_metadata(), files=names)
     name = source if isinstance(source, str) else dataset.folder
     if train is not None or dev is not None or options.columns != Columns():

@@ -43,6 +43,7 @@ class FeatureNetworkSettings(Config):
     layer_norm: bool = False
 
     def __post_init__(self) -> None:
+        self.check_range(0, math.inf, "mix_penalty")
         for name in self.layers.split(","):
             LayerSelection.parse(name.strip())
 

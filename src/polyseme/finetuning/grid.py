@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,10 +58,14 @@ def expand_grid(
     config: FinetuneConfig, data: Sequence[TaskData], axes: Mapping[str, Sequence[Any]] | Sequence[str]
 ) -> list[GridPoint]:
     """Return every combination of the axes: `{"lr": [1e-4, 1e-3]}`, or texts `lr=1e-4,1e-3`."""
-    if not isinstance(axes, Mapping):
-        axes = dict(map(_parse_axis, " ".join(axes).split()))
+    pairs = list(axes.items()) if isinstance(axes, Mapping) else [*map(_parse_axis, " ".join(axes).split())]
+    names = [name for name, _ in pairs]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"the grid has the axis {repeated[0]!r} twice: put all of its values into one")
+    if not pairs:
+        raise ConfigError(f"the grid {axes!r} has no axis name=value,value…")
     points = []
-    for combination in itertools.product(*([(name, value) for value in values] for name, values in axes.items())):
+    for combination in itertools.product(*([(n, value) for value in _list_values(n, values)] for n, values in pairs)):
         point_config, point_data = config, list(data)
         for name, value in combination:
             point_config, point_data = override(point_config, point_data, name, value)
@@ -76,6 +80,17 @@ def _parse_axis(text: str) -> tuple[str, list[str]]:
     if not equals or not options:
         raise ConfigError(f"the grid axis {text!r} is not name=value,value…")
     return name, options
+
+
+def _list_values(name: str, values: Any) -> list[Any]:
+    """Return the values of an axis; raise `ConfigError` if they are no list, or one of them is there twice."""
+    options = [] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+    if not options:
+        raise ConfigError(f"the grid axis {name!r} is {values!r}, expected a list of values")
+    texts = [str(option) for option in options]  # which name the folders of points
+    if repeated := [text for text in texts if texts.count(text) > 1]:
+        raise ConfigError(f"the grid axis {name!r} has the value {repeated[0]} twice")
+    return options
 
 
 def grid_search(run_point: RunPoint, run: UnfinishedRun, grid_points: Sequence[GridPoint]) -> dict[str, Any]:

@@ -83,7 +83,8 @@ class SeedTraining:
                 is_synced = state.device.type == "cpu" or report.step % SYNC_EVERY == 0
                 losses = [f"{loss:.3f}" for term, loss in report.loss.items() if term in terms] if is_synced else []
                 bar.advance(1, f"loss {losses[0]}" if losses else "")
-                if report.step in self.dev_curve.steps or (self.early_stopping.patience and self.is_epoch_end):
+                is_end = self.is_epoch_end or report.step == state.total_steps  # the last epoch may be a part of one
+                if report.step in self.dev_curve.steps or (self.early_stopping.patience and is_end):
                     with bar.window(0):
                         self._evaluate()
                 yield report

@@ -33,11 +33,13 @@ from polyseme.inference.prediction import predict
 from polyseme.io.atomic import write_text
 from polyseme.io.hashes import HASHES_FILE, write_hashes
 from polyseme.io.json import read_json, read_json_object, write_json
+from polyseme.nn.model import build_meta
 from polyseme.recipes import ulmfit as recipes
 from polyseme.report.cards.run_card import write_run_card
 from polyseme.report.charts import mean_std_chart
 from polyseme.report.html import code, collapsed, figure, html_page, html_table
 from polyseme.report.svg import Axis
+from polyseme.tasks.base import require_gold
 from polyseme.tasks.classification import Classification, ClassificationTask
 from polyseme.tasks.sequence import TextExample
 from polyseme.text.tokenizer import Tokenizer
@@ -157,6 +159,27 @@ def check_train_sizes(sizes: Sequence[int], train: Sequence[TextExample]) -> Non
         if not 2 <= size <= len(train):
             raise ConfigError(f"a training set size is {size}, expected 2 to {len(train)}, the number of examples")
         stratified_sample(train, size, seed=0)
+
+
+def check_examples(
+    config: UlmfitConfig,
+    train: Sequence[TextExample],
+    dev: Sequence[TextExample],
+    sizes: Sequence[int],
+    general_models: Sequence[Path],
+) -> None:
+    """Raise what the last stage would raise for the examples and its settings, before the first one takes its time."""
+    task = ClassificationTask.from_examples(train)
+    require_gold(dev)
+    for example in dev:
+        task.target(example)
+    recipe = config.general_recipe("forward")
+    if general_models:
+        recipe = next(iter(load_pretrained(config, general_models).values())).recipe
+    model_config = recipe.model_config(config.vocab_size or VOCAB_SIZES[config.preset])
+    num_groups = len(build_meta(model_config).trunk.layer_groups())
+    for size in sizes or [len(train)]:
+        config.classifier_settings(size).unfreezing_phases(size, num_groups)
 
 
 def pretrain_general_lm(

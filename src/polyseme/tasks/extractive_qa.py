@@ -39,10 +39,9 @@ from polyseme.tasks.readers.rows import (
     Columns,
     RowReader,
     parse_text,
-    parse_texts,
     split_words,
 )
-from polyseme.tasks.readers.squad import QuestionExample, iter_questions
+from polyseme.tasks.readers.squad import QuestionExample, iter_questions, parse_answers
 from polyseme.tasks.text_templates import TextToTextTemplate
 from polyseme.tasks.text_to_text import TextQA
 from polyseme.text.tokenizer import Tokenizer
@@ -120,15 +119,11 @@ class ExtractiveQATask(TaskConfig):
         """Convert a record; its text is the `context`, its pair the `question` and its label the `answers`."""
         names = (columns.text or "context", columns.pair or "question")
         context, question = (parse_text(record.get(name), location, name) for name in names)
-        answers = record.get(columns.label or "answers")
+        label_name, id_ = columns.label or "answers", record.get(columns.id or "id")
+        answers = parse_answers(record.get(label_name), context, location, label_name)
         if answers is None and needs_labels:
             raise DataError(f"{location}: there is no answer")
-        if isinstance(answers, Mapping):  # as `datasets` stores SQuAD
-            answers = answers.get("text")
-        elif isinstance(answers, str):  # a cell of a table
-            answers = list(parse_texts(answers, location, "answers")) if answers.startswith("[") else [answers]
-        spans = None if answers is None else tuple((text, context.find(text)) for text in answers)
-        return QuestionExample(location, context, question, spans, str(record.get(columns.id or "id", location)))
+        return QuestionExample(location, context, question, answers, location if id_ is None else str(id_))
 
     @classmethod
     def parse_value(cls, value: Any, location: str) -> QuestionExample:
@@ -140,6 +135,9 @@ class ExtractiveQATask(TaskConfig):
     def fit(self, examples: Sequence[QuestionExample]) -> Self:
         if not any(e.answers for e in examples):
             raise DataError(f"the training data has no answers ({examples[0].location} …): there is nothing to learn")
+        if not any(e.valid_answers for e in examples):
+            problem = f"no answer of the training data is at its offset in the context ({examples[0].location} …)"
+            raise DataError(f"{problem}: there is nothing to learn")
         task = self.replace(whole_words=self.whole_words and not has_partial_words(examples))
         if self.null_score_diff_threshold is None and any(e.answers == () for e in examples):
             return task.replace(null_score_diff_threshold=0.0, tune_threshold=True)
@@ -276,6 +274,14 @@ class ExtractiveQATask(TaskConfig):
 
     def own_formats(self, path: Path, examples: Iterable[QuestionExample]) -> dict[Path, PredictionFormat]:
         """Return what SQuAD's script reads, with the scores of "no answer" in a second file."""
+        ids = set[str]()
+        for example in examples:
+            if example.id in ids:
+                problem = f"{example.location}: another question has the id {example.id!r}"
+                raise DataError(
+                    f"{problem}, and {path.suffix} has one answer for each id: write .jsonl or .csv instead"
+                )
+            ids.add(example.id)
         return {
             path.with_suffix(".null_odds.json"): json_object_format(lambda e, p: (e.id, p.null_score_diff)),
             path: json_object_format(lambda e, p: (e.id, p.text)),

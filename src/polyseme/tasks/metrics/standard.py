@@ -32,7 +32,8 @@ def classification_metrics(
     """
     label_ids = {name: i for i, name in enumerate(sorted({*gold, *predicted}))}
     cell_ids = [label_ids[a] * len(label_ids) + label_ids[b] for a, b in zip(gold, predicted, strict=True)]
-    confusion = np.bincount(cell_ids, minlength=len(label_ids) ** 2).reshape(len(label_ids), -1).astype(np.float64)
+    counts = np.bincount(np.array(cell_ids, np.int64), minlength=len(label_ids) ** 2)
+    confusion = counts.reshape(len(label_ids), len(label_ids)).astype(np.float64)
     gold_counts, predicted_counts, total = confusion.sum(1), confusion.sum(0), max(confusion.sum(), 1.0)
     f1 = 2 * confusion.diagonal() / np.maximum(gold_counts + predicted_counts, 1)
     num_correct = confusion.trace()

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from polyseme.errors import DataError
 from polyseme.tasks.base import Example, Words
-from polyseme.tasks.readers.rows import RowReader, iter_lines, split_sentences
+from polyseme.tasks.readers.rows import RowReader, iter_lines, split_sentences, value_or_raise
 
 BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 
@@ -94,7 +93,7 @@ def _iter_with_source(path: Path, blocks: Iterable[list[tuple[int, str, bool]]],
 
     def take_previous() -> Iterator[RowReader]:
         for example in previous:
-            yield partial(_identity, replace(example, source=(example.source or nothing) + skipped))
+            yield partial(value_or_raise, replace(example, source=(example.source or nothing) + skipped))
 
     for block in blocks:
         rows = [(number, _split(line)) for number, line, is_row in block if is_row]
@@ -102,7 +101,7 @@ def _iter_with_source(path: Path, blocks: Iterable[list[tuple[int, str, bool]]],
         try:
             example = _parse_sentence(path, rows, width, needs_labels=False)
         except DataError as error:
-            yield partial(_raise, error)
+            yield partial(value_or_raise, error)
             skipped += SourceLines(lines, (False,) * len(lines), width)
             continue
         yield from take_previous()
@@ -110,14 +109,6 @@ def _iter_with_source(path: Path, blocks: Iterable[list[tuple[int, str, bool]]],
         previous = [replace(example, source=source if previous else skipped + source)]
         skipped = nothing
     yield from take_previous()
-
-
-def _raise(error: DataError) -> Any:
-    raise error
-
-
-def _identity(example: TaggingExample) -> TaggingExample:
-    return example
 
 
 def _split_with_source(lines: Iterable[str], is_word: Callable[[str], bool]) -> Iterator[list[tuple[int, str, bool]]]:

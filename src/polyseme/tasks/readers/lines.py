@@ -43,10 +43,11 @@ def _split_lines(text: str) -> list[str]:
 def _decode_blocks(path: Path, encoding: str) -> Iterator[str]:
     """Yield the decoded content of a file in blocks; an error names the line and byte that are not text."""
     encoding = encoding or "utf-8"
-    is_utf8 = encoding.lower() in ("utf-8", "utf8")
     try:
+        "a".encode(encoding)  # fails for codecs like base64, which are of no text
+        is_utf8 = codecs.lookup(encoding).name == "utf-8"
         decoder = codecs.getincrementaldecoder("utf-8-sig" if is_utf8 else encoding)()
-    except LookupError:
+    except (LookupError, ValueError):
         raise ConfigError(f"there is no encoding {encoding!r}") from None
     num_bytes = num_lines = 0
     for block in chain(read_decompressed(path), [None]):

@@ -78,7 +78,11 @@ def open_records(path: Path, columns: Columns, format: str, keep_blank: bool = F
         return _open_json_lines(path, columns.encoding)
     if format == "parquet":
         columns.reject(path, "Parquet", "header", "encoding")
-        names, rows = open_parquet_rows(path, str(path))
+        try:
+            names, rows = open_parquet_rows(path, str(path))
+        except CorruptFileError as error:
+            is_named = str(error).startswith(str(path))  # of a compressed file
+            raise error if is_named else DataError(f"{path} is not a valid Parquet file: {error}") from None
         return Records(names, _number_rows(path, rows), format)
     return _open_table(path, columns, format)
 

@@ -113,15 +113,16 @@ def lazy_rows(to_examples: Callable[[Any], Iterable[Any]], row: Any) -> Iterator
     """Yield readers of the examples of a row; an error in it is raised when it is read, so that it can be skipped."""
     try:
         for example in list(to_examples(row)):
-            yield partial(_get_example, example)
+            yield partial(value_or_raise, example)
     except DataError as error:
-        yield partial(_get_example, error)
+        yield partial(value_or_raise, error)
 
 
-def _get_example(example: Any) -> Any:
-    if isinstance(example, DataError):
-        raise example
-    return example
+def value_or_raise(value: Any) -> Any:
+    """Return a value that was read; raise it if it is the error of a bad row."""
+    if isinstance(value, DataError):
+        raise value
+    return value
 
 
 def split_sentences(lines: Iterable[str], separators: str | tuple[str, ...] = ()) -> Iterator[list[tuple[int, str]]]:
@@ -168,9 +169,7 @@ def iter_records(
     """Yield a function per record; `build` turns a dictionary and its location into an example."""
 
     def read(record: Record | DataError) -> Any:
-        if isinstance(record, DataError):
-            raise record
-        location, values = record
+        location, values = value_or_raise(record)
         example = build(values, location)
         return replace(example, row=values) if keep_rows else example
 
@@ -233,7 +232,9 @@ def parse_label(value: Any, location: str, name: str, needs_labels: bool) -> str
     if value is not None and not isinstance(value, str):
         if not isinstance(value, int | float):
             raise DataError(f"{location}: {name} is {str(value)[:40]!r}, not a label")
-        value = json.dumps(value)
-    if needs_labels and not value:
+        value = None if value != value else json.dumps(value)  # NaN is no value
+    if value is not None and value.strip():
+        return value
+    if needs_labels:
         raise DataError(f"{location}: the label ({name}) is missing")
-    return value or None
+    return None
