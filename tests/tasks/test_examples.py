@@ -187,6 +187,7 @@ BAD = [
     ("t.conll", "a\tO\n", "classification", r"reads \.txt, .*, not '\.conll': choose its format with .*::format=NAME$"),
     ("t.tsv", "text\tlabel\na\thigh\n", "regression", r"t\.tsv:2: the label 'high' is not a number$"),
     ("t.tsv", "text\tlabel\na\t1\nb\tnan\n", "regression", r"t\.tsv:3: the label 'nan' is not a number$"),
+    ("t.tsv", "text\tlabel\na\t1_000\n", "regression", r"t\.tsv:2: the label '1_000' is not a number$"),
     ("t.jsonl", '{"text": "a", "label": true}\n', "regression", r"t\.jsonl:1: the label 'true' is not a number$"),
     ("t.tsv", "a\tb\n", "tegging", r"there is no task 'tegging'; did you mean 'tagging'\?$"),
 ]

@@ -197,7 +197,7 @@ def from_record(record: dict[str, Any], location: str, row_format: RowFormat) ->
 def parse_float(label: Any, location: str) -> float:
     """Parse a label that has to be a finite number."""
     try:
-        number = float(label)
+        number = math.nan if isinstance(label, str) and "_" in label else float(label)  # Python reads 1_000 as 1000
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
