@@ -260,6 +260,36 @@ def test_explicit_format_reads_every_file_of_a_folder(tmp_path: Path) -> None:
         open_sources([empty], format="jsonl")
 
 
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    for name in ("elsewhere/deep/a.txt", "text/b.txt", "text/real/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    text = tmp_path / "text"
+    links = {"again": text / "real", "far": tmp_path / "elsewhere", "loop": text, "same": tmp_path / "elsewhere/deep"}
+    for name, target in links.items():
+        (text / name).symlink_to(target)
+    sources = open_sources([text])
+    names = [Path(file.path).relative_to(text).as_posix() for file in sources.files]
+    assert names == ["b.txt", "far/deep/a.txt", "real/c.txt"] and not sources.skipped_files
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    with pytest.raises(PolysemeError, match=r"gone\.txt is a link to nowhere, which does not exist"):
+        open_sources([tmp_path / "gone.txt"])
+
+
+def test_folder_that_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    scandir = os.scandir
+
+    def deny(path: Path | str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", deny)
+    assert open_sources([tmp_path]).skipped_files == [f"{tmp_path / 'locked'} (Permission denied)"]
+
+
 class Piped(io.TextIOWrapper):
     def __init__(self, content: bytes):
         super().__init__(io.BytesIO(content), encoding="utf-8")

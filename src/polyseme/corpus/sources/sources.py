@@ -123,7 +123,9 @@ class SourceReader:
     files: list[SourceFile]
     skip_bad: bool = False
     skipped: SkippedInput = field(default_factory=SkippedInput)
-    skipped_files: list[str] = field(default_factory=list)  # empty or of unknown format
+    skipped_files: list[str] = field(
+        default_factory=list
+    )  # empty or of unknown format, and folders that cannot be read
     spool_dir: Any = None  # TemporaryDirectory with the copy of standard input
 
     def read(self, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, ReadResult]]:
@@ -257,6 +259,8 @@ def _list_files(
     elif path.is_file():
         files = [path]
     else:
+        if path.is_symlink() and not path.exists():
+            raise DataError(f"{path} is a link to {os.readlink(path)}, which does not exist")
         if path.exists():
             raise DataError(f"{path} is neither a file nor a folder: pipe it into standard input and read -")
         siblings = os.listdir(path.parent) if path.parent.is_dir() else []
@@ -284,12 +288,7 @@ def _stat_file(file: SourceFile) -> tuple[int, int] | None:
 def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_files: list[str]) -> list[Path]:
     """Return the files below a folder in a known format, or all if `format` is set; add others to `skipped_files`."""
     paths = []
-    corpora = [path.parent for path in folder.rglob("shard-00000.tokens.npy")]
-    corpora += [exclude_dir] if exclude_dir else []
-    for path in folder.rglob("*"):
-        is_excluded = any(path.is_relative_to(corpus) for corpus in corpora)
-        if is_excluded or path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
-            continue
+    for path in _walk_folder(folder, exclude_dir, skipped_files):
         if (format or detect_format(path)) and path.is_file() and path.stat().st_size:
             paths.append(path)
         else:
@@ -298,3 +297,28 @@ def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_fil
         known_suffixes = f"{' '.join(SUFFIX_FORMATS)}, plain or with {' '.join(COMPRESSED_SUFFIXES)}"
         raise DataError(f"{folder} contains no text" + ("" if format else f" in files that end in {known_suffixes}"))
     return sorted(paths, key=lambda path: path.relative_to(folder).parts)
+
+
+def _walk_folder(folder: Path, exclude_dir: Path | None, skipped_files: list[str]) -> Iterator[Path]:
+    """Yield the files below a folder that are not hidden, except those of corpora and of `exclude_dir`.
+
+    Links to folders are followed last, and no folder is read twice, so that a link may lead to a folder around it.
+    Folders that cannot be read, such as `lost+found`, are added to `skipped_files`.
+    """
+
+    def skip(error: OSError) -> None:
+        skipped_files.append(f"{error.filename} ({error.strerror})")
+
+    read_folders = {exclude_dir.resolve()} if exclude_dir else set[Path]()
+    starts = [folder]
+    for start in starts:
+        for directory, folders, names in os.walk(start, onerror=skip):
+            path = Path(directory)
+            is_corpus = any((path / name).exists() for name in ("shard-00000.tokens.npy", ".work/plan.json"))
+            if is_corpus or (resolved := path.resolve()) in read_folders:
+                folders.clear()
+                continue
+            read_folders.add(resolved)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            starts += [path / name for name in folders if (path / name).is_symlink()]
+            yield from (path / name for name in names if not name.startswith("."))
