@@ -33,16 +33,6 @@ from polyseme.text.patterns import is_panic
 from polyseme.text.trainers import MAX_ALPHABET, VocabularyConfig, train_vocabulary
 from polyseme.text.validation import validate_tokenizer
 
-# Usual names of each special role, for folders that do not name it; the first one in the vocabulary is used.
-_DEFAULT_SPECIAL_TOKENS = {
-    "pad": ("[PAD]", "<pad>", "<|endoftext|>"),
-    "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
-    "cls": ("[CLS]", "<cls>", "<s>"),
-    "sep": ("[SEP]", "<sep>", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
-    "bos": ("<s>", "<|endoftext|>"),
-    "eos": ("</s>", "<|endoftext|>"),
-}
 _FIRST_TEXT, _SECOND_TEXT = -1, -2  # slots of the texts in a template; a special token's slot is its id
 
 
@@ -428,7 +418,7 @@ def _is_combined(character: str) -> bool:
 def _find_special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, str]:
     """Return the token of each role: as configured, else by the usual names."""
     token_by_role: dict[str, str] = {}
-    for role, default_tokens in _DEFAULT_SPECIAL_TOKENS.items():
+    for role, default_tokens in pipelines.DEFAULT_SPECIAL_TOKENS.items():
         configured = config.get(f"{role}_token")
         if isinstance(configured, dict):  # a serialized AddedToken
             configured = configured.get("content")

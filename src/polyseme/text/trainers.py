@@ -1,6 +1,7 @@
 """Deterministic training of vocabularies from word counts."""
 
 import io
+import itertools
 import json
 import logging
 from collections import Counter
@@ -105,7 +106,8 @@ def _train_kind(word_counts: Mapping[str, int], lowercase: bool, config: Vocabul
     if config.kind in UNIGRAM_SPECIALS:
         return _train_unigram(word_counts, lowercase, config)
     if config.kind in ("words", "whitespace"):
-        frequent = {w: n for w, n in word_counts.items() if n >= config.min_frequency and w not in WORD_SPECIALS}
+        reserved = set(itertools.chain(*pipelines.DEFAULT_SPECIAL_TOKENS.values()))  # no word gets a special role
+        frequent = {w: n for w, n in word_counts.items() if n >= config.min_frequency and w not in reserved}
         words = _most_frequent(frequent, config.size - len(WORD_SPECIALS))
         return pipelines.build_word_level(words, lowercase, config.kind)
     return pipelines.build_characters(_choose_alphabet(word_counts, config, 1), lowercase)
