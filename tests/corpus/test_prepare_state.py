@@ -191,6 +191,14 @@ def test_unfinished_corpus_inside_its_source_folder_can_be_resumed(
     assert len(make(".", tmp_path / "out")["source_files"]) == 3
 
 
+def test_options_without_effect_are_rejected() -> None:
+    for dedup in ("exact", "none"):
+        with pytest.raises(PolysemeError, match=f"`dedup_threshold` is 0.7, which has no effect when .* '{dedup}'"):
+            PrepareConfig(dedup=dedup, dedup_threshold=0.7)
+    with pytest.raises(PolysemeError, match="`num_workers` has no effect with `dask_address`"):
+        PrepareConfig(num_workers=2, dask_address="localhost:8786")
+
+
 def test_number_of_documents_limits_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MAX_BLOCK_DOCUMENTS", 10)
     monkeypatch.setattr(blocks, "MAX_SHARD_DOCUMENTS", 25)

@@ -220,11 +220,17 @@ def test_columns_chosen_twice_or_in_vain_are_errors(tmp_path: Path) -> None:
         (f"{text}::text=body", {}, "text=body has no effect on its format, text"),
         (f"{table}::split=line", {}, "split=line has no effect on its format, csv"),
         (text, {"text_column": "body"}, "`text_column` is 'body', but no source has columns"),
+        (table, {"text_column": "body", "split": "line"}, "`split` is 'line', but no source is plain text"),
+        ("python-docs", {"format": "jsonl"}, "`format` is 'jsonl', but it applies to no source"),
+        ("python-docs::format=jsonl", {}, "format=jsonl has no effect on its format, python-docs"),
         (table, {}, r"no column 'text' among id, body; valid: body, id \(choose with ::text=COLUMN\)"),
     ):
         with pytest.raises(PolysemeError, match=message):
             read_texts(source, **options)
     assert read_texts(tmp_path, text_column="body") == ["one", "two", "three"]  # has an effect on some files
+    assert read_texts(table, text_column="body", default_split="line") == ["two"]
+    recorded = [CorpusSource(str(path), text="body", split="line") for path in (text, table)]  # as in a manifest
+    assert [document.text for document in open_sources(recorded)] == ["one", "two"]
 
 
 # ----------------------------------------------------------------------------------- folders, standard input

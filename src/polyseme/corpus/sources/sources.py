@@ -184,7 +184,7 @@ class SourceReader:
 def open_sources(
     paths: Sequence[str | Path | CorpusSource],
     text_column: str = "",
-    split: str = "file",
+    split: str = "",
     skip_bad: bool = False,
     *,
     lang: str = "en",
@@ -192,14 +192,17 @@ def open_sources(
     allow_large: bool = False,
     spool_dir: Path | None = None,
     exclude_dir: Path | None = None,
+    default_split: str = "file",
 ) -> SourceReader:
     """Find the files of all sources without reading them.
 
     `text_column`, `split`, `format` and `lang` are the defaults for sources that do not set them; `lang` does not
-    select among the languages of `gettext`. A compressed file that expands more than a thousandfold is an error unless
+    select among the languages of `gettext`. `default_split` is how plain text is split if no `split` is chosen; unlike
+    `split`, it may have no effect. A compressed file that expands more than a thousandfold is an error unless
     `allow_large`. Standard input is copied to `spool_dir` (by default a temporary folder), because
     it is read more than once. `exclude_dir` is skipped inside source folders, as are corpora.
     """
+    split = split or default_split
     defaults = _check_source(CorpusSource("", text=text_column or "text", split=split, format=format))
     sources: list[CorpusSource] = []
     for source in paths:
@@ -222,12 +225,18 @@ def open_sources(
             reader.files.append(replace(file, spooled_path=spool_stdin(spool_dir)))
         else:
             reader.files += _list_files(file, source, exclude_dir, reader.skipped_files)
-        _check_effects(source, defaults, [file for file in reader.files if file.source_index == index])
-    if text_column and not any(file.format in COLUMN_FORMATS for file in reader.files):
+        if not isinstance(paths[index], CorpusSource):  # the options of an object may be those of a manifest
+            _check_effects(source, defaults, [file for file in reader.files if file.source_index == index])
+    formats = {file.format for file in reader.files}
+    if text_column and formats.isdisjoint(COLUMN_FORMATS):
         raise ConfigError(f"`text_column` is {text_column!r}, but no source has columns: leave it out")
-    if any(file.format == "parquet" for file in reader.files):
+    if split != default_split and "text" not in formats:
+        raise ConfigError(f"`split` is {split!r}, but no source is plain text: leave it out")
+    if format and format not in formats:
+        raise ConfigError(f"`format` is {format!r}, but it applies to no source: leave it out")
+    if "parquet" in formats:
         require_package("pyarrow", "reading Parquet files")
-    if any(file.format == "midi" for file in reader.files):
+    if "midi" in formats:
         midi.require_mido()
     if any(file.local_path.suffix.lower() == ".zst" for file in reader.files):
         require_package("pyarrow", "reading files that end in .zst")
@@ -236,7 +245,7 @@ def open_sources(
 
 def _check_effects(source: CorpusSource, defaults: CorpusSource, files: Sequence[SourceFile]) -> None:
     """Raise an error if an option of a source applies to none of its files."""
-    uses = {"text": COLUMN_FORMATS, "split": ("text",)}
+    uses = {"text": COLUMN_FORMATS, "split": ("text",), "format": (source.format,)}
     for name, formats in uses.items():
         value = getattr(source, name)
         if value != getattr(defaults, name) and not any(file.format in formats for file in files):
