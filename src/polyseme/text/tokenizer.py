@@ -296,9 +296,10 @@ class Tokenizer:
     def encode_corpus(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode many texts at once, as plain text and with no Python work per token."""
         texts = check_texts([texts] if isinstance(texts, str) else texts)
-        if self._cached_encoder is not None:
-            return self._cached_encoder.encode(texts)
-        return encode_uncached(self._plain_backend, texts, self._is_word_start)
+        try:
+            return self._encode_plain_texts(texts)
+        except (UnicodeEncodeError, TypeError):  # a lone surrogate
+            return self._encode_plain_texts(list(map(replace_surrogates, texts)))
 
     def build_inputs_with_special_tokens(
         self, first: Sequence[int], second: Sequence[int] | None = None
@@ -382,6 +383,11 @@ class Tokenizer:
             return self.backend.encode(replace_surrogates(check_text(text)), add_special_tokens=False)
         except BaseException as error:
             raise _convert_error(error, text) from None
+
+    def _encode_plain_texts(self, texts: Sequence[str]) -> EncodedTexts:
+        if self._cached_encoder is not None:
+            return self._cached_encoder.encode(texts)
+        return encode_uncached(self._plain_backend, texts, self._is_word_start)
 
     @cached_property
     def _plain_backend(self) -> Backend:
