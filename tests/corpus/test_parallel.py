@@ -29,6 +29,8 @@ def write_pair_files(folder):
     (folder / "x.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
     (folder / "named.tsv").write_text("id\tde\ten\n" + "".join(f"7\t{b}\t{a}\n" for a, b in PAIRS))
     (folder / "x.jsonl").write_text("".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS))
+    (folder / "x.csv").write_text("\nsource,target\n\n" + "".join(f'"{a}","{b}"\n\n' for a, b in PAIRS))
+    (folder / "x.json").write_text((folder / "x.jsonl").read_text())
     (folder / "t.jsonl").write_text("".join(json.dumps({"translation": {"en": a, "de": b}}) + "\n" for a, b in PAIRS))
     header = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
     entries = [f'#: place\nmsgid "{a}"\nmsgstr ""\n"{b[:4]}"\n"{b[4:]}"\n' for a, b in PAIRS]
@@ -49,6 +51,7 @@ def write_pair_files(folder):
 @pytest.mark.parametrize(
     "files,keys",
     [(("x.en", "x.de"), None), (("x.tsv",), None), (("named.tsv",), ("en", "de")), (("x.jsonl",), None),
+     (("x.csv",), None), (("x.json",), None),
      (("t.jsonl",), ("en", "de")), (("x.po",), None), (("x.mo",), None)],
 )  # fmt: skip
 def test_every_format_gives_the_same_pairs(files, keys, tmp_path):
@@ -105,6 +108,17 @@ def test_pairs_are_stored_as_a_corpus(tokenizer, tmp_path):
     assert repeated["shards"] == manifest["shards"]
 
 
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_lone_surrogates_are_replaced(kind, tokenizer, tmp_path):
+    if kind == "wordpiece":
+        tokenizer = Tokenizer.train(kind, iter(documents(20)), 300)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"source": "the \ud800 cat", "target": "die Katze"}))
+    prepare_parallel([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "out")
+    corpus = Corpus.open(tmp_path / "out")
+    ids = corpus.gather_tokens(corpus.sentence_offsets[:1], np.diff(corpus.sentence_offsets[:2])).tolist()
+    assert ids == tokenizer.encode("the \ufffd cat") == tokenizer.encode_corpus("the \ud800 cat").ids.tolist()
+
+
 @pytest.mark.parametrize(
     "content,message",
     [
@@ -119,6 +133,7 @@ def test_pairs_are_stored_as_a_corpus(tokenizer, tmp_path):
         ({"a.en": "x\n", "b.tsv": "a\tb\n"}, "give both sides as plain text"),
         ({"a.tsv": "\t\n"}, "there are no pairs"),
         ({"a.mo": "no"}, "not a gettext catalog"),
+        ({"a.csv": "\n\n"}, "there are no pairs"),
     ],
 )
 def test_bad_parallel_text_is_reported_and_leaves_nothing(content, message, tokenizer, tmp_path):
@@ -137,6 +152,11 @@ def test_invalid_requests_are_reported(tokenizer, tmp_path):
         list(read_pairs(["nowhere.tsv"]))
     with pytest.raises(PolysemeError, match="does not name a language"):
         list(read_pairs(["gettext"]))
+    with pytest.raises(PolysemeError, match="has options other than a language, as in gettext::lang=de"):
+        list(read_pairs(["gettext::lang=de,text=en"]))
+    for names in (("x.en", "x.de"), ("x.po",)):
+        with pytest.raises(PolysemeError, match=r"`keys` is en\+de, but no source has columns"):
+            prepare_parallel([str(tmp_path / name) for name in names], tokenizer, tmp_path / "out", keys=("en", "de"))
     with pytest.raises(PolysemeError, match="already exists"):
         prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
     assert TextPair("a", "b", "c").location == "c"
