@@ -322,6 +322,12 @@ def test_standard_input_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.Mo
     assert not copy.exists()
 
 
+def test_binary_standard_input_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Piped(gzip.compress(b"text")))
+    with pytest.raises(PolysemeError, match=r"^standard input is gzip data"):
+        read_texts("-")
+
+
 def test_missing_standard_input_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", Piped(b""))
     with pytest.raises(PolysemeError, match="standard input is empty"):
