@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from polyseme.corpus.build.parallel import TextPair, prepare_parallel, read_pairs
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.gettext_catalogs import read_po
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
@@ -117,6 +118,16 @@ def test_lone_surrogates_are_replaced(kind, tokenizer, tmp_path):
     corpus = Corpus.open(tmp_path / "out")
     ids = corpus.gather_tokens(corpus.sentence_offsets[:1], np.diff(corpus.sentence_offsets[:2])).tolist()
     assert ids == tokenizer.encode("the \ufffd cat") == tokenizer.encode_corpus("the \ud800 cat").ids.tolist()
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_text_cannot_be_prepared_into_a_corpus_of_pairs(append, tokenizer, tmp_path):
+    write_pair_files(tmp_path)
+    manifest = prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path / "out")
+    with pytest.raises(PolysemeError, match=r"out is a corpus of pairs, not of text: choose another folder"):
+        prepare([tmp_path / "x.po"], tokenizer, tmp_path / "out", PrepareConfig(append=append, num_workers=1))
+    verify_corpus(tmp_path / "out")
+    assert Corpus.open(tmp_path / "out").manifest == manifest
 
 
 @pytest.mark.parametrize(

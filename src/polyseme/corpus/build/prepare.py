@@ -86,6 +86,8 @@ def prepare(
         raise DataError(f"{out} holds no finished corpus to append to")
     with exclusive_workdir(out) as work_dir:
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
+        if kind := next((name for name in ("pairs", "images") if name in (base_manifest or ())), ""):
+            raise ConfigError(f"{out} is a corpus of {kind}, not of text: choose another folder")
         reader = open_sources(
             sources, config.text_column, config.split, config.skip_bad, lang=config.lang, format=config.format,
             allow_large=config.allow_large, spool_dir=work_dir, exclude_dir=out,
