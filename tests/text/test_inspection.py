@@ -89,6 +89,16 @@ def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) 
     assert status == 0 and Tokenizer.load(imported).hash == tokenizer.hash
 
 
+def test_inspection_reports_what_it_skips(corpus: Path, monkeypatch, capsys) -> None:
+    Tokenizer.train("wordpiece", iter(TEXTS), 600).save(corpus / "tokenizer")
+    (corpus / "texts").mkdir()
+    (corpus / "texts/a.jsonl").write_text('{"text": "the cat"}\n{"text": 3}\n')
+    (corpus / "texts/b.bin").write_text("x")
+    words = ["tokenizer", "inspect", corpus / "tokenizer", "--text", corpus / "texts", "--skip-bad"]
+    status, _, error = run(monkeypatch, capsys, *words)
+    assert status == 0 and "1 bad rows were skipped, the first: " in error and "b.bin" in error
+
+
 @pytest.mark.parametrize(
     "words,message",
     [

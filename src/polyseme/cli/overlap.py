@@ -55,6 +55,8 @@ def overlap(
             raise DataError(f"there is no text in {name}")
 
     results = measure_contamination(opened, {name: texts(name, each) for name, each in sources.items()}, n, num_shown)
+    for reader in sources.values():
+        reader.log_skipped()
     if as_json:
         rows = [asdict(each) | {"rates": each.rates} for each in results]
         for row in rows:

@@ -106,6 +106,7 @@ def inspect(
             stats = measure_tokenization(loaded, texts())
         if not stats:
             raise DataError(f"there is no text in {', '.join(text)}")
+        sources.log_skipped()
     if as_json:
         rows = [{"lang": lang, "source": path, **sums.to_row()} for (lang, path), sums in stats.items()]
         print_json(facts | ({"texts": rows} if text else {}))

@@ -4,6 +4,7 @@ A source is written as `PATH` or `PATH::lang=de,weight=2,text=title+body,split=b
 (standard input), `python-docs` (documentation of Python packages) or `gettext` (translated program messages).
 """
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,10 +26,12 @@ from polyseme.corpus.sources.readers import (
 )
 from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.atomic import sha256
-from polyseme.io.binary_files import require_text
+from polyseme.io.binary_files import describe_skipped, require_text
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.lines import make_printable
 from polyseme.io.specs import STDIN, check_conflicts, split_spec, spool_stdin
+
+logger = logging.getLogger(__name__)
 
 GETTEXT = "gettext"
 MAX_WEIGHT = 1000
@@ -145,6 +148,13 @@ class SourceReader:
 
     def __iter__(self) -> Iterator[Document]:
         return (document for _, document in self.documents())
+
+    def log_skipped(self) -> None:
+        """Log how many rows and files were skipped, with an example of each."""
+        if num_bad := self.skipped.num_bad:
+            logger.warning(f"{num_bad:,} bad rows were skipped, the first: {self.skipped.bad_row_messages[0]}")
+        if self.skipped_files:
+            logger.warning(describe_skipped(self.skipped_files))
 
     def check_unchanged(self) -> None:
         """Raise a `DataError` if a file has changed since the first call."""
