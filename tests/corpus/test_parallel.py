@@ -69,6 +69,9 @@ def test_po_contexts_plurals_escapes_and_skipped_entries(tmp_path):
     )
     expected = [('open\t"it"\n', "auf!"), ("one file", "eine Datei"), ("%d files", "%d Dateien")]
     assert list(read_po(tmp_path / "a.po")) == expected
+    obsolete = '#, fuzzy\n#~ msgid "gone"\n#~ msgstr "weg"\n\n'
+    (tmp_path / "a.po").write_text(f'{obsolete}msgid "cat"\nmsgstr "Katze"\n{obsolete}')
+    assert list(read_po(tmp_path / "a.po")) == [("cat", "Katze")]
     (tmp_path / "b.po").write_text('msgid "a"\nmsgid "b"\n')
     with pytest.raises(PolysemeError, match="line 2: msgid occurs twice"):
         list(read_po(tmp_path / "b.po"))

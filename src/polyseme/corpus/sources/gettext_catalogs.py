@@ -145,6 +145,7 @@ def read_po(path: Path) -> Iterator[tuple[str, str]]:
             entry, is_fuzzy = {}, False
         if is_comment:
             is_fuzzy |= line.startswith("#,") and "fuzzy" in line
+            is_fuzzy &= not line.startswith("#~")  # an obsolete entry, which ends here
             continue
         if match is None or not (match[1] or field):
             raise DataError(f"{path} line {number}: {line[:40]!r} is not valid in a .po file")
