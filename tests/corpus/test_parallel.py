@@ -69,6 +69,9 @@ def test_po_contexts_plurals_escapes_and_skipped_entries(tmp_path):
     )
     expected = [('open\t"it"\n', "auf!"), ("one file", "eine Datei"), ("%d files", "%d Dateien")]
     assert list(read_po(tmp_path / "a.po")) == expected
+    escaped = "caf\\303\\251 \\xe2\\x82\\xac\\\\303 \\x"  # as `msgcat --escape` writes it
+    (tmp_path / "a.po").write_text(f'msgid "a"\nmsgstr "{escaped}"\n')
+    assert list(read_po(tmp_path / "a.po")) == [("a", "café €\\303 x")]
     obsolete = '#, fuzzy\n#~ msgid "gone"\n#~ msgstr "weg"\n\n'
     (tmp_path / "a.po").write_text(f'{obsolete}msgid "cat"\nmsgstr "Katze"\n{obsolete}')
     assert list(read_po(tmp_path / "a.po")) == [("cat", "Katze")]
