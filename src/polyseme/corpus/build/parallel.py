@@ -71,8 +71,7 @@ def prepare_parallel(
         limits = "both must be at least 1, or the ratio 0 for no limit"
         raise ConfigError(f"max_tokens is {max_tokens} and max_length_ratio is {max_length_ratio:g}: {limits}")
     specs = [split_spec(str(source), _SPEC_OPTIONS) for source in sources]
-    if keys is not None and not any(_detect_format(*spec) in _KEY_FORMATS for spec in specs):
-        raise ConfigError(f"`keys` is {'+'.join(keys)}, but no source has columns: leave it out")
+    _check_keys(keys, specs)
     tokenizers = (tokenizer, target_tokenizer or tokenizer)
     dtype = token_dtype(max(side.vocab_size for side in tokenizers))
     pair_filter = _PairFilter(max_tokens, max_length_ratio)
@@ -112,6 +111,12 @@ def prepare_parallel(
         write_json(folder / "manifest.json", manifest)
         write_corpus_card(folder, manifest)
     return manifest
+
+
+def _check_keys(keys: tuple[str, str] | None, specs: Sequence[tuple[str, Mapping[str, str]]]) -> None:
+    """Raise `ConfigError` if `keys` apply to no source."""
+    if keys is not None and not any(_detect_format(*spec) in _KEY_FORMATS for spec in specs):
+        raise ConfigError(f"`keys` is {'+'.join(keys)}, but no source has columns: leave it out")
 
 
 def save_tokenizer(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
