@@ -301,6 +301,14 @@ def test_command(corpus: Path, documents: list[str], tmp_path: Path, run_cli: An
     assert naive_words(contamination[0]["worst_examples"][0]["longest_match"]) == naive_words(longest)
 
 
+def test_skipped_rows_are_reported(corpus: Path, tmp_path: Path, cli: Any) -> None:
+    (tmp_path / "row.jsonl").write_text('{"text": "ba do"}\n{"text"\n')
+    options = (corpus, "--evaluation-set", tmp_path / "row.jsonl", "--skip-bad")
+    for extra in ((), ("--json",)):
+        command = cli("overlap", *options, *extra)
+        assert command.status == 0 and "1 bad rows were skipped, the first: " in command.err
+
+
 @pytest.mark.parametrize(
     "case,message",
     [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from polyseme.corpus.build.parallel import TextPair, prepare_parallel, read_pairs
+from polyseme.corpus.build.prepare import PrepareConfig, prepare
 from polyseme.corpus.sources.gettext_catalogs import read_po
 from polyseme.corpus.store import Corpus, verify_corpus
 from polyseme.errors import PolysemeError
@@ -29,6 +30,8 @@ def write_pair_files(folder):
     (folder / "x.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in PAIRS))
     (folder / "named.tsv").write_text("id\tde\ten\n" + "".join(f"7\t{b}\t{a}\n" for a, b in PAIRS))
     (folder / "x.jsonl").write_text("".join(json.dumps({"source": a, "target": b}) + "\n" for a, b in PAIRS))
+    (folder / "x.csv").write_text("\nsource,target\n\n" + "".join(f'"{a}","{b}"\n\n' for a, b in PAIRS))
+    (folder / "x.json").write_text((folder / "x.jsonl").read_text())
     (folder / "t.jsonl").write_text("".join(json.dumps({"translation": {"en": a, "de": b}}) + "\n" for a, b in PAIRS))
     header = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
     entries = [f'#: place\nmsgid "{a}"\nmsgstr ""\n"{b[:4]}"\n"{b[4:]}"\n' for a, b in PAIRS]
@@ -49,6 +52,7 @@ def write_pair_files(folder):
 @pytest.mark.parametrize(
     "files,keys",
     [(("x.en", "x.de"), None), (("x.tsv",), None), (("named.tsv",), ("en", "de")), (("x.jsonl",), None),
+     (("x.csv",), None), (("x.json",), None),
      (("t.jsonl",), ("en", "de")), (("x.po",), None), (("x.mo",), None)],
 )  # fmt: skip
 def test_every_format_gives_the_same_pairs(files, keys, tmp_path):
@@ -65,6 +69,12 @@ def test_po_contexts_plurals_escapes_and_skipped_entries(tmp_path):
     )
     expected = [('open\t"it"\n', "auf!"), ("one file", "eine Datei"), ("%d files", "%d Dateien")]
     assert list(read_po(tmp_path / "a.po")) == expected
+    escaped = "caf\\303\\251 \\xe2\\x82\\xac\\\\303 \\x"  # as `msgcat --escape` writes it
+    (tmp_path / "a.po").write_text(f'msgid "a"\nmsgstr "{escaped}"\n')
+    assert list(read_po(tmp_path / "a.po")) == [("a", "café €\\303 x")]
+    obsolete = '#, fuzzy\n#~ msgid "gone"\n#~ msgstr "weg"\n\n'
+    (tmp_path / "a.po").write_text(f'{obsolete}msgid "cat"\nmsgstr "Katze"\n{obsolete}')
+    assert list(read_po(tmp_path / "a.po")) == [("cat", "Katze")]
     (tmp_path / "b.po").write_text('msgid "a"\nmsgid "b"\n')
     with pytest.raises(PolysemeError, match="line 2: msgid occurs twice"):
         list(read_po(tmp_path / "b.po"))
@@ -105,6 +115,27 @@ def test_pairs_are_stored_as_a_corpus(tokenizer, tmp_path):
     assert repeated["shards"] == manifest["shards"]
 
 
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_lone_surrogates_are_replaced(kind, tokenizer, tmp_path):
+    if kind == "wordpiece":
+        tokenizer = Tokenizer.train(kind, iter(documents(20)), 300)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"source": "the \ud800 cat", "target": "die Katze"}))
+    prepare_parallel([str(tmp_path / "a.jsonl")], tokenizer, tmp_path / "out")
+    corpus = Corpus.open(tmp_path / "out")
+    ids = corpus.gather_tokens(corpus.sentence_offsets[:1], np.diff(corpus.sentence_offsets[:2])).tolist()
+    assert ids == tokenizer.encode("the \ufffd cat") == tokenizer.encode_corpus("the \ud800 cat").ids.tolist()
+
+
+@pytest.mark.parametrize("append", [False, True])
+def test_text_cannot_be_prepared_into_a_corpus_of_pairs(append, tokenizer, tmp_path):
+    write_pair_files(tmp_path)
+    manifest = prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path / "out")
+    with pytest.raises(PolysemeError, match=r"out is a corpus of pairs, not of text: choose another folder"):
+        prepare([tmp_path / "x.po"], tokenizer, tmp_path / "out", PrepareConfig(append=append, num_workers=1))
+    verify_corpus(tmp_path / "out")
+    assert Corpus.open(tmp_path / "out").manifest == manifest
+
+
 @pytest.mark.parametrize(
     "content,message",
     [
@@ -119,6 +150,7 @@ def test_pairs_are_stored_as_a_corpus(tokenizer, tmp_path):
         ({"a.en": "x\n", "b.tsv": "a\tb\n"}, "give both sides as plain text"),
         ({"a.tsv": "\t\n"}, "there are no pairs"),
         ({"a.mo": "no"}, "not a gettext catalog"),
+        ({"a.csv": "\n\n"}, "there are no pairs"),
     ],
 )
 def test_bad_parallel_text_is_reported_and_leaves_nothing(content, message, tokenizer, tmp_path):
@@ -137,6 +169,11 @@ def test_invalid_requests_are_reported(tokenizer, tmp_path):
         list(read_pairs(["nowhere.tsv"]))
     with pytest.raises(PolysemeError, match="does not name a language"):
         list(read_pairs(["gettext"]))
+    with pytest.raises(PolysemeError, match="has options other than a language, as in gettext::lang=de"):
+        list(read_pairs(["gettext::lang=de,text=en"]))
+    for names in (("x.en", "x.de"), ("x.po",)):
+        with pytest.raises(PolysemeError, match=r"`keys` is en\+de, but no source has columns"):
+            prepare_parallel([str(tmp_path / name) for name in names], tokenizer, tmp_path / "out", keys=("en", "de"))
     with pytest.raises(PolysemeError, match="already exists"):
         prepare_parallel([str(tmp_path / "x.tsv")], tokenizer, tmp_path)
     assert TextPair("a", "b", "c").location == "c"

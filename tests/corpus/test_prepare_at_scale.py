@@ -60,7 +60,7 @@ def small_blocks() -> Any:
 
 def make(folder: Path, out: Path, names: str = "ab", **options: Any) -> dict[str, Any]:
     paths = [f"{folder / name}.jsonl::weight={1 + i}" for i, name in enumerate(names)]
-    config = PrepareConfig(**({"num_workers": 1} | OPTIONS | options))
+    config = PrepareConfig(**(OPTIONS | ({} if "dask_address" in options else {"num_workers": 1}) | options))
     return prepare(paths, Tokenizer.load(folder / "tokenizer"), out, config)
 
 

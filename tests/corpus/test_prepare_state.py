@@ -177,6 +177,28 @@ def test_corpus_inside_its_own_source_folder(files: dict[str, Path], tmp_path: P
     assert other["source_files"] == manifest["source_files"]
 
 
+def test_unfinished_corpus_inside_its_source_folder_can_be_resumed(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer is no source, however the folders are written."""
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.Preparation, "write_shards", raise_killed)
+        with pytest.raises(Killed):
+            make(".", tmp_path / "out")
+    assert (tmp_path / "out/tokenizer").is_dir()
+    assert len(make(".", tmp_path / "other")["source_files"]) == 3
+    assert len(make(".", tmp_path / "out")["source_files"]) == 3
+
+
+def test_options_without_effect_are_rejected() -> None:
+    for dedup in ("exact", "none"):
+        with pytest.raises(PolysemeError, match=f"`dedup_threshold` is 0.7, which has no effect when .* '{dedup}'"):
+            PrepareConfig(dedup=dedup, dedup_threshold=0.7)
+    with pytest.raises(PolysemeError, match="`num_workers` has no effect with `dask_address`"):
+        PrepareConfig(num_workers=2, dask_address="localhost:8786")
+
+
 def test_number_of_documents_limits_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MAX_BLOCK_DOCUMENTS", 10)
     monkeypatch.setattr(blocks, "MAX_SHARD_DOCUMENTS", 25)

@@ -220,11 +220,17 @@ def test_columns_chosen_twice_or_in_vain_are_errors(tmp_path: Path) -> None:
         (f"{text}::text=body", {}, "text=body has no effect on its format, text"),
         (f"{table}::split=line", {}, "split=line has no effect on its format, csv"),
         (text, {"text_column": "body"}, "`text_column` is 'body', but no source has columns"),
+        (table, {"text_column": "body", "split": "line"}, "`split` is 'line', but no source is plain text"),
+        ("python-docs", {"format": "jsonl"}, "`format` is 'jsonl', but it applies to no source"),
+        ("python-docs::format=jsonl", {}, "format=jsonl has no effect on its format, python-docs"),
         (table, {}, r"no column 'text' among id, body; valid: body, id \(choose with ::text=COLUMN\)"),
     ):
         with pytest.raises(PolysemeError, match=message):
             read_texts(source, **options)
     assert read_texts(tmp_path, text_column="body") == ["one", "two", "three"]  # has an effect on some files
+    assert read_texts(table, text_column="body", default_split="line") == ["two"]
+    recorded = [CorpusSource(str(path), text="body", split="line") for path in (text, table)]  # as in a manifest
+    assert [document.text for document in open_sources(recorded)] == ["one", "two"]
 
 
 # ----------------------------------------------------------------------------------- folders, standard input
@@ -260,6 +266,36 @@ def test_explicit_format_reads_every_file_of_a_folder(tmp_path: Path) -> None:
         open_sources([empty], format="jsonl")
 
 
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    for name in ("elsewhere/deep/a.txt", "text/b.txt", "text/real/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    text = tmp_path / "text"
+    links = {"again": text / "real", "far": tmp_path / "elsewhere", "loop": text, "same": tmp_path / "elsewhere/deep"}
+    for name, target in links.items():
+        (text / name).symlink_to(target)
+    sources = open_sources([text])
+    names = [Path(file.path).relative_to(text).as_posix() for file in sources.files]
+    assert names == ["b.txt", "far/deep/a.txt", "real/c.txt"] and not sources.skipped_files
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    with pytest.raises(PolysemeError, match=r"gone\.txt is a link to nowhere, which does not exist"):
+        open_sources([tmp_path / "gone.txt"])
+
+
+def test_folder_that_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    scandir = os.scandir
+
+    def deny(path: Path | str) -> object:
+        if str(path).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", deny)
+    assert open_sources([tmp_path]).skipped_files == [f"{tmp_path / 'locked'} (Permission denied)"]
+
+
 class Piped(io.TextIOWrapper):
     def __init__(self, content: bytes):
         super().__init__(io.BytesIO(content), encoding="utf-8")
@@ -284,6 +320,12 @@ def test_standard_input_can_be_read_twice(tmp_path: Path, monkeypatch: pytest.Mo
     assert copy.is_file()
     del sources
     assert not copy.exists()
+
+
+def test_binary_standard_input_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Piped(gzip.compress(b"text")))
+    with pytest.raises(PolysemeError, match=r"^standard input is gzip data"):
+        read_texts("-")
 
 
 def test_missing_standard_input_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ HEADS = {
     "scan.png": (b"\x89PNG\r\n\x1a\n\x00", "an image"),
     "tool": (b"\x7fELF\x02\x01", "a program"),
     "setup.exe": (b"MZ\x90\x00\x03", "a program"),
+    "dump.xml": (b"<mediawiki xmlns=", r"a MediaWiki dump \(WikiExtractor extracts its text\), not text: convert it"),
+    "pages.warc": (b"WARC/1.0\r\n", r"a WARC archive \(if it contains extracted text, its format is wet\)"),
     "text.txt": (b"\x1f\x8b\x08\x00", r"gzip data \(the file name must end in \.gz\)"),
 }
 
@@ -32,7 +34,20 @@ def test_a_file_that_is_not_text(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["MZ is a code.", "BZ", "ID3 grows trees", "PAR1, MThd", "RIFF and WAVE", "%", "", "pkzip PK", "{rtf}"]
+    "text",
+    [
+        "MZ is a code.",
+        "BZ",
+        "ID3 grows trees",
+        "PAR1, MThd",
+        "RIFF and WAVE",
+        "%",
+        "",
+        "pkzip PK",
+        "{rtf}",
+        "WARC",
+        "<mediawiki>",
+    ],
 )
 def test_text_is_text(text, tmp_path):
     assert not describe_binary(text.encode(), tmp_path / "a.txt")

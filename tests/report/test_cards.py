@@ -13,6 +13,7 @@ from polyseme.inference.verify import verify
 from polyseme.report.cards.model_card import ModelFacts, format_model_card
 from polyseme.report.cards.readme import escape, format_front_matter, is_edited, short_name, write_readme
 from polyseme.report.cards.run_card import format_command, record_command, write_run_card
+from polyseme.report.cards.transformers_usage import transformers_usage
 from polyseme.text.tokenizer import Tokenizer
 from tests.support.folders import copy_unhashed
 
@@ -163,6 +164,15 @@ def prepare_lines(folder, out, names, **options):
     tokenizer = Tokenizer.train("words", iter(["a b c d e cat 0 1 2 3 4 5 6 7 8 9"] * 9))
     prepare([folder / f"{name}.txt" for name in names], tokenizer, folder / out, config)
     return (folder / out / "README.md").read_text()
+
+
+def test_code_of_cards_quotes_the_names_of_folders(tmp_path):
+    name = 'my "best" folder'
+    Tokenizer.train("words", ["a cat"] * 9).save(tmp_path / name)
+    content = (tmp_path / name / "README.md").read_text()
+    assert f"--tokenizer '{name}' --out CORPUS" in content and r'Tokenizer.load("my \"best\" folder")' in content
+    usage = transformers_usage({"model_type": "bert", "architectures": ["BertModel"]}, name, "a cat")
+    assert usage.count(r'from_pretrained("my \"best\" folder")') == 2
 
 
 def test_an_appended_corpus_has_a_new_card(tmp_path):

@@ -137,6 +137,11 @@ def test_next_steps_follow_from_the_results():
     assert "predict RUN/model" in steps[-1][1]
 
 
+def test_commands_quote_the_model():
+    steps = suggest_next_steps(make_results(model="my runs/bert", settings={"epochs": 3.0}), None, {})
+    assert any("polyseme finetune 'my runs/bert' … " in command for _, command in steps)
+
+
 def test_good_results_need_little():
     results = make_results(mean={"accuracy": 0.95}, std={"accuracy": 0.004}, num_truncated={"train": 0, "dev": 1})
     results |= {"seeds": [{"seed": i, "accuracy": 0.95} for i in range(5)], "settings": {"epochs": 3.0}}

@@ -84,6 +84,12 @@ def test_page_of_the_unchanged_recipe_and_of_no_recipe(run):
     assert "no text was held out" in text and "0.700" in text and "Training curves" not in text
 
 
+def test_command_to_fill_a_mask_has_the_mask_token_of_the_model(run):
+    (run / "model").mkdir()
+    (run / "model/special_tokens_map.json").write_text(json.dumps({"mask_token": "<mask>"}))
+    assert '"The <mask> is here."' in parse_page(write_report(run).read_text()).text
+
+
 def test_continuations(run):
     samples = [{"step": 1, "samples": [{"prompt": "once <i>", "continuation": "upon a"}]}]
     (run / "samples.jsonl").write_text(json.dumps(samples[0]) + "\n")

@@ -89,6 +89,16 @@ def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) 
     assert status == 0 and Tokenizer.load(imported).hash == tokenizer.hash
 
 
+def test_inspection_reports_what_it_skips(corpus: Path, monkeypatch, capsys) -> None:
+    Tokenizer.train("wordpiece", iter(TEXTS), 600).save(corpus / "tokenizer")
+    (corpus / "texts").mkdir()
+    (corpus / "texts/a.jsonl").write_text('{"text": "the cat"}\n{"text": 3}\n')
+    (corpus / "texts/b.bin").write_text("x")
+    words = ["tokenizer", "inspect", corpus / "tokenizer", "--text", corpus / "texts", "--skip-bad"]
+    status, _, error = run(monkeypatch, capsys, *words)
+    assert status == 0 and "1 bad rows were skipped, the first: " in error and "b.bin" in error
+
+
 @pytest.mark.parametrize(
     "words,message",
     [
@@ -99,7 +109,16 @@ def test_train_inspect_and_import(kind: str, corpus: Path, monkeypatch, capsys) 
         (["train", "en.txt", "--out", "o", "--vocab-size", "900", "--smoothing", "2"], "--smoothing"),
         (["train", "ex.txt", "--out", "o", "--vocab-size", "900"], "did you mean 'en.txt'?"),
         (["train", "empty.txt", "--out", "o", "--vocab-size", "900"], "there is no text in empty.txt"),
+        (
+            ["train", "en.txt", "--out", "o", "--kind", "characters", "--min-frequency", "5"],
+            "--min-frequency has no effect on a characters vocabulary",
+        ),
+        (
+            ["train", "en.txt", "--out", "o", "--vocab-size", "900", "--kind", "bpe", "--max-alphabet", "50"],
+            "--max-alphabet has no effect on a bpe vocabulary",
+        ),
         (["inspect", "nowhere"], "no such file or folder"),
+        (["inspect", "vocab.txt", "--split", "line"], "--split has no effect without --text"),
         (["import", "en.txt", "--out", "o"], "is not a supported vocabulary file"),
         (["import", "vocab.txt", "--out", "o", "--kind", "bpe"], "the kind is wordpiece, not bpe"),
         (["import", "vocab.txt", "--out", "full"], "already exists"),

@@ -56,7 +56,8 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     plain = generate_lines(1500, seed=4, marks=["\u200d"])
     if kind in ("words", "whitespace"):  # they only know the words they were trained on
         return Tokenizer.train(kind, LINES, 100_000, lower, min_frequency=1)  # type: ignore[arg-type]
-    return Tokenizer.train(kind, [*plain, *english_lines(300)], 2400, lower, max_alphabet=580)
+    options = {} if "bpe" in kind else {"max_alphabet": 580}
+    return Tokenizer.train(kind, [*plain, *english_lines(300)], 2400, lower, **options)
 
 
 def normalize(tokenizer: Tokenizer, text: str) -> str:

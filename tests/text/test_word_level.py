@@ -47,6 +47,14 @@ def test_whitespace_words_are_unchanged_and_unk_is_unknown() -> None:
     assert tokenizer.encode("sat </s>")[-1] == tokenizer.special_token_ids.eos
 
 
+def test_whitespace_words_that_look_like_special_tokens_of_other_kinds_get_no_role() -> None:
+    text = "the [MASK] sat <mask> on [UNK] [PAD] <cls> [SEP] the mat <|endoftext|>"
+    tokenizer = Tokenizer.train("whitespace", [text] * 3, 1000)
+    assert tokenizer.special_tokens_map == Tokenizer.train("whitespace", ["a mat"] * 3, 1000).special_tokens_map
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode_corpus([text]).ids.tolist())
+    assert tokens == ["the", "<unk>", "sat", "<unk>", "on", *["<unk>"] * 4, "the", "mat", "<unk>"]
+
+
 @pytest.mark.parametrize("kind", ["words", "whitespace"])
 def test_saved_tokenizer_keeps_its_kind(kind: TokenizerKind, tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(kind, TEXTS, 1000)

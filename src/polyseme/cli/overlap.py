@@ -43,7 +43,7 @@ def overlap(
 
     opened = Corpus.open(corpus)
     names = (*evaluation_sets, *(more_evaluation_sets or ()))
-    settings: dict[str, Any] = {"split": "line", "skip_bad": skip_bad, "allow_large": allow_large}
+    settings: dict[str, Any] = {"default_split": "line", "skip_bad": skip_bad, "allow_large": allow_large}
     sources = {name: open_sources([name], text_column, **settings) for name in names}
     locations: dict[str, list[str]] = {name: [] for name in sources}
 
@@ -55,6 +55,8 @@ def overlap(
             raise DataError(f"there is no text in {name}")
 
     results = measure_contamination(opened, {name: texts(name, each) for name, each in sources.items()}, n, num_shown)
+    for reader in sources.values():
+        reader.log_skipped()
     if as_json:
         rows = [asdict(each) | {"rates": each.rates} for each in results]
         for row in rows:

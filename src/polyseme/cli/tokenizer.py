@@ -9,7 +9,7 @@ from typer import Argument, Option, Typer
 from polyseme.cli import options
 from polyseme.cli.completion import TOKENIZER_KINDS, complete
 from polyseme.cli.output import print_json, print_table
-from polyseme.errors import DataError
+from polyseme.errors import ConfigError, DataError
 from polyseme.io.lock import locks_folder
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ KIND_HELP = (
 )
 SMOOTHING_HELP = "Smoothing of language sizes: a language of n characters counts as n to this power; 1: none."
 SAMPLE_HELP = "After this many characters half of the documents are sampled, then a quarter, …"
+ALPHABET_HELP = "Maximum number of characters in the alphabet of wordpiece, unigram or characters."
 VOCABULARY_HELP = "BERT's vocab.txt, vocab.json and merges.txt (GPT-2, GPT), a .model, or tokenizer.json."
 
 
@@ -42,7 +43,7 @@ def train(
     kind: Annotated[str, Option(help=KIND_HELP, autocompletion=complete(TOKENIZER_KINDS))] = "wordpiece",
     lowercase: Annotated[bool | None, Option(help="Default: on for wordpiece, off for the others.")] = None,
     min_frequency: Annotated[int, Option(help="Minimum frequency of a WordPiece or BPE merge, or of a word.")] = 2,
-    max_alphabet: Annotated[int, Option(help="Maximum number of characters in the alphabet.", min=1)] = 10_000,
+    max_alphabet: Annotated[int, Option(help=ALPHABET_HELP, min=1)] = 10_000,
     smoothing: Annotated[float, Option(help=SMOOTHING_HELP, min=0, max=1)] = 0.7,
     num_sentinels: Annotated[int, Option(help="Sentinel tokens for span corruption; T5 has 100.", min=0)] = 0,
     sample_characters: Annotated[int, Option(help=SAMPLE_HELP, min=1)] = 200_000_000,
@@ -89,6 +90,10 @@ def inspect(
     loaded = Tokenizer.load(tokenizer)
     facts = describe_vocabulary(loaded)
     stats: dict[Any, TokenizationStats] = {}
+    unused = {"text_column": text_column, "split": split != "file", "format": format, "lang": lang != "en"}
+    unused |= {"skip_bad": skip_bad, "allow_large": allow_large}
+    if not text and (names := [name for name, value in unused.items() if value]):
+        raise ConfigError(f"`{names[0]}` has no effect without `text`")
     if text:
         sources = open_sources(text, text_column, split, skip_bad, lang=lang, format=format, allow_large=allow_large)
         with progress("read", None, "characters") as bar:
@@ -101,6 +106,7 @@ def inspect(
             stats = measure_tokenization(loaded, texts())
         if not stats:
             raise DataError(f"there is no text in {', '.join(text)}")
+        sources.log_skipped()
     if as_json:
         rows = [{"lang": lang, "source": path, **sums.to_row()} for (lang, path), sums in stats.items()]
         print_json(facts | ({"texts": rows} if text else {}))

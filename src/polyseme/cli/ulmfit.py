@@ -96,7 +96,7 @@ def _build_config(out: Path, direction: str, settings: dict[str, Any]) -> "Ulmfi
 def _read_unlabeled(sources: list[str], skip_bad: bool) -> list[str]:
     from polyseme.corpus.sources.sources import open_sources
 
-    return [each.text for each in open_sources(sources, split="line", skip_bad=skip_bad)] if sources else []
+    return [each.text for each in open_sources(sources, default_split="line", skip_bad=skip_bad)] if sources else []
 
 
 def _parse_sizes(train_sizes: str) -> list[int]:

@@ -6,14 +6,24 @@ from pathlib import Path
 from polyseme.errors import DataError
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 
-BINARY_FORMATS = frozenset({"parquet", "midi", "mo"})  # input formats whose files are not text
+BINARY_FORMATS = frozenset({"parquet", "midi", "mo", "wet"})  # input formats whose files are not plain text
 _HEAD_BYTES = 512
 _ARCHIVE_SUFFIXES = {
     ".docx": "a Word document", ".xlsx": "an Excel workbook", ".pptx": "a PowerPoint presentation",
     ".odt": "an OpenDocument text", ".ods": "an OpenDocument spreadsheet", ".epub": "an EPUB book",
     ".jar": "a Java archive", ".npz": "a NumPy archive", ".pt": "a PyTorch file",
 }  # fmt: skip
-_DOCUMENTS = ("a PDF", "a Word", "an Excel", "a PowerPoint", "an OpenDocument", "an EPUB", "an RTF", "an Office")
+_DOCUMENTS = (
+    "a PDF",
+    "a Word",
+    "an Excel",
+    "a PowerPoint",
+    "an OpenDocument",
+    "an EPUB",
+    "an RTF",
+    "an Office",
+    "a MediaWiki",
+)
 _DOCUMENT_SUFFIXES = (".pdf", ".doc", ".docx", ".odt", ".rtf", ".epub", ".html", ".htm", ".pptx", ".xlsx")
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"%PDF-", "a PDF"),
@@ -45,14 +55,19 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"ID3\x04", "an audio file (MP3)"),
     (b"OggS\x00", "an audio file (Ogg)"),
     (b"fLaC\x00", "an audio file (FLAC)"),
+    (b"<mediawiki ", "a MediaWiki dump (WikiExtractor extracts its text)"),
+    (b"WARC/1.", "a WARC archive (if it contains extracted text, its format is wet)"),
 )
 
 
-def describe_binary(head: bytes, path: Path) -> str:
-    """Say that a file with these first bytes is not text, what it is, and what to do; empty if it may be text."""
+def describe_binary(head: bytes, path: Path, name: str = "") -> str:
+    """Say that a file with these first bytes is not text, what it is, and what to do; empty if it may be text.
+
+    `name` is that of the file in the message, by default its path.
+    """
     kind = _detect_kind(head, path.suffix.lower())
     advice = "convert it to text first" if kind.startswith(_DOCUMENTS) else "leave it out, or convert it to text"
-    return f"{path} is {kind}, not text: {advice}" if kind else ""
+    return f"{name or path} is {kind}, not text: {advice}" if kind else ""
 
 
 def require_text(path: Path, format: str) -> None:

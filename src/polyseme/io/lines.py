@@ -85,7 +85,7 @@ def read_line_chunks(
             if not offset and (encoding := detect_wide_encoding(raw)):
                 yield wide_encoding_error(f"{name} line 1", encoding)
                 return
-            if not offset and (problem := describe_binary(raw, path)):
+            if not offset and (problem := describe_binary(raw, path, name)):
                 yield bad_input(problem)
                 return
             if is_continued and not split_long_lines:

@@ -1,5 +1,6 @@
 """The card of a tokenizer folder."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ print(tokenizer.convert_ids_to_tokens(tokenizer.encode({format_literal(text)})))
 tokenizer = AutoTokenizer.from_pretrained({format_literal(name)})
 print(tokenizer.tokenize({format_literal(text)}))"""
     usage = f"From the folder above this one:\n\n{format_code(ours)}\n\nWith `transformers`:\n\n{format_code(theirs)}"
-    next_command = format_code(f"polyseme prepare TEXT --tokenizer {name} --out CORPUS", "bash")
+    next_command = format_code(f"polyseme prepare TEXT --tokenizer {shlex.quote(name)} --out CORPUS", "bash")
     sections = [("Vocabulary", format_table(["", ""], rows)), ("Usage", f"{usage}\n\n{next_command}")]
     front_matter = {"library_name": "transformers", "tags": ["polyseme", "tokenizer"]}
     lead = f"A tokenizer of kind {tokenizer.kind} with {tokenizer.vocab_size:,} entries."

@@ -21,7 +21,6 @@ from tokenizers import Tokenizer, models, trainers
 
 from polyseme.corpus.sources.sources import SourceReader, open_sources
 from polyseme.errors import ConfigError, DataError, suggest
-from polyseme.io.binary_files import describe_skipped
 from polyseme.io.limits import MAX_WORD_CHARS
 from polyseme.io.lines import replace_surrogates
 from polyseme.progress import progress
@@ -275,10 +274,7 @@ def log_counts(counts: WordCounts, reader: SourceReader) -> None:
     logger.info(f"{counts.num_chars:,} characters read, {counts.num_sampled_chars:,} of them counted")
     if counts.dropped_fraction:
         logger.info(f"rare words dropped to save memory: {counts.dropped_fraction:.2%} of the text")
-    if num_bad := reader.skipped.num_bad:
-        logger.warning(f"{num_bad:,} bad rows were skipped, the first: {reader.skipped.bad_row_messages[0]}")
-    if reader.skipped_files:
-        logger.warning(describe_skipped(reader.skipped_files))
+    reader.log_skipped()
 
 
 def _scale(counts: dict[str, int], factor: float) -> dict[str, int]:

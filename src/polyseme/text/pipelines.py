@@ -19,6 +19,16 @@ UNIGRAM_SPECIALS = {"unigram": ALBERT_SPECIALS, "unigram-roberta": ROBERTA_SPECI
 T5_SPECIALS = ("<pad>", "</s>", "<unk>")  # in T5's order
 WORD_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
 END_OF_TEXT = "<|endoftext|>"
+# Usual names of each special role, for folders that do not name it; the first one in the vocabulary is used.
+DEFAULT_SPECIAL_TOKENS = {
+    "pad": ("[PAD]", "<pad>", END_OF_TEXT),
+    "unk": ("[UNK]", "<unk>", END_OF_TEXT),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+    "bos": ("<s>", END_OF_TEXT),
+    "eos": ("</s>", END_OF_TEXT),
+}
 SENTINEL_TEMPLATE = "<extra_id_{}>"  # replaces the n-th removed span of a text
 CONTINUATION_PREFIX = "##"  # marks a piece that continues a word
 METASPACE = "▁"  # a space in sentencepiece vocabularies

@@ -33,16 +33,6 @@ from polyseme.text.patterns import is_panic
 from polyseme.text.trainers import MAX_ALPHABET, VocabularyConfig, train_vocabulary
 from polyseme.text.validation import validate_tokenizer
 
-# Usual names of each special role, for folders that do not name it; the first one in the vocabulary is used.
-_DEFAULT_SPECIAL_TOKENS = {
-    "pad": ("[PAD]", "<pad>", "<|endoftext|>"),
-    "unk": ("[UNK]", "<unk>", "<|endoftext|>"),
-    "cls": ("[CLS]", "<cls>", "<s>"),
-    "sep": ("[SEP]", "<sep>", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
-    "bos": ("<s>", "<|endoftext|>"),
-    "eos": ("</s>", "<|endoftext|>"),
-}
 _FIRST_TEXT, _SECOND_TEXT = -1, -2  # slots of the texts in a template; a special token's slot is its id
 
 
@@ -306,9 +296,10 @@ class Tokenizer:
     def encode_corpus(self, texts: Sequence[str]) -> EncodedTexts:
         """Encode many texts at once, as plain text and with no Python work per token."""
         texts = check_texts([texts] if isinstance(texts, str) else texts)
-        if self._cached_encoder is not None:
-            return self._cached_encoder.encode(texts)
-        return encode_uncached(self._plain_backend, texts, self._is_word_start)
+        try:
+            return self._encode_plain_texts(texts)
+        except (UnicodeEncodeError, TypeError):  # a lone surrogate
+            return self._encode_plain_texts(list(map(replace_surrogates, texts)))
 
     def build_inputs_with_special_tokens(
         self, first: Sequence[int], second: Sequence[int] | None = None
@@ -393,6 +384,11 @@ class Tokenizer:
         except BaseException as error:
             raise _convert_error(error, text) from None
 
+    def _encode_plain_texts(self, texts: Sequence[str]) -> EncodedTexts:
+        if self._cached_encoder is not None:
+            return self._cached_encoder.encode(texts)
+        return encode_uncached(self._plain_backend, texts, self._is_word_start)
+
     @cached_property
     def _plain_backend(self) -> Backend:
         backend = copy.deepcopy(self.backend)
@@ -428,7 +424,7 @@ def _is_combined(character: str) -> bool:
 def _find_special_tokens(backend: Backend, config: dict[str, Any]) -> dict[str, str]:
     """Return the token of each role: as configured, else by the usual names."""
     token_by_role: dict[str, str] = {}
-    for role, default_tokens in _DEFAULT_SPECIAL_TOKENS.items():
+    for role, default_tokens in pipelines.DEFAULT_SPECIAL_TOKENS.items():
         configured = config.get(f"{role}_token")
         if isinstance(configured, dict):  # a serialized AddedToken
             configured = configured.get("content")

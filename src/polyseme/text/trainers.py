@@ -1,6 +1,7 @@
 """Deterministic training of vocabularies from word counts."""
 
 import io
+import itertools
 import json
 import logging
 from collections import Counter
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_ALPHABET = 10_000
 MAX_WORDS = 2_000_000
 BYTE_BPE_SPECIALS: dict[str, Sequence[str]] = {"bpe": (pipelines.END_OF_TEXT,), "byte-bpe-roberta": ROBERTA_SPECIALS}
+_WORD_KINDS = ("words", "whitespace")
 _CHARACTER_COVERAGE = 0.9999  # share of the text written in characters that get an entry
 _SENTENCEPIECE_OPTIONS: dict[str, Any] = {
     "model_type": "unigram", "input_format": "tsv", "normalization_rule_name": "identity", "unk_id": 0,
@@ -37,8 +39,9 @@ _MAX_UNIGRAM_WORDS = 500_000  # sentencepiece holds a suffix array of all of the
 class VocabularyConfig:
     """Settings of a vocabulary. Characters, words and whitespace need no `vocab_size`.
 
-    `min_frequency` applies to WordPiece, BPE and words. The last `num_sentinels` entries are sentinel tokens for T5's
-    span corruption; a unigram vocabulary with sentinels gets T5's other special tokens, too.
+    `min_frequency` applies to WordPiece, BPE and words, `max_alphabet` to WordPiece, unigram and characters. The last
+    `num_sentinels` entries are sentinel tokens for T5's span corruption; a unigram vocabulary with sentinels gets T5's
+    other special tokens, too.
     """
 
     kind: str
@@ -48,13 +51,20 @@ class VocabularyConfig:
     num_sentinels: int = 0
 
     def __post_init__(self) -> None:
-        if self.vocab_size is None and self.kind not in ("characters", "words", "whitespace"):
+        if self.vocab_size is None and self.kind not in ("characters", *_WORD_KINDS):
             raise ConfigError(f"`vocab_size` is missing: the maximum number of entries in a {self.kind} vocabulary")
         if self.kind == "unigram":  # before the text is read
             require_packages({"sentencepiece": "training a unigram vocabulary"})
         size = self.size
         for name in ("vocab_size", "min_frequency", "max_alphabet", "num_sentinels"):
             check_in_range(name, getattr(self, name) or 0, 0, MAX_VOCAB_SIZE)
+        unused = {
+            "min_frequency": ("characters", *UNIGRAM_SPECIALS),
+            "max_alphabet": (*BYTE_BPE_SPECIALS, *_WORD_KINDS),
+        }
+        for name, kinds in unused.items():
+            if self.kind in kinds and getattr(self, name) != getattr(type(self), name):
+                raise ConfigError(f"`{name}` has no effect on a {self.kind} vocabulary: leave it out")
         if self.num_sentinels and size <= 0:
             raise ConfigError(f"vocab_size is {self.vocab_size}, too small for {self.num_sentinels} sentinel tokens")
         specials = BYTE_BPE_SPECIALS.get(self.kind, ())
@@ -91,7 +101,7 @@ def _explain_size(num_words: int, config: VocabularyConfig) -> str:
     text = f"the text has {num_words:,} different words"
     if config.kind in UNIGRAM_SPECIALS:
         return f"{text} and no more pieces; train on more text, or request fewer entries"
-    unit = "of them are" if config.kind in ("words", "whitespace") else "pieces are"
+    unit = "of them are" if config.kind in _WORD_KINDS else "pieces are"
     advice = "train on more text, lower `min_frequency`, or request fewer entries"
     return f"{text}, and no more {unit} as frequent as `min_frequency` ({config.min_frequency}); {advice}"
 
@@ -104,8 +114,9 @@ def _train_kind(word_counts: Mapping[str, int], lowercase: bool, config: Vocabul
         return _train_bpe(word_counts, lowercase, config)
     if config.kind in UNIGRAM_SPECIALS:
         return _train_unigram(word_counts, lowercase, config)
-    if config.kind in ("words", "whitespace"):
-        frequent = {w: n for w, n in word_counts.items() if n >= config.min_frequency and w not in WORD_SPECIALS}
+    if config.kind in _WORD_KINDS:
+        reserved = set(itertools.chain(*pipelines.DEFAULT_SPECIAL_TOKENS.values()))  # no word gets a special role
+        frequent = {w: n for w, n in word_counts.items() if n >= config.min_frequency and w not in reserved}
         words = _most_frequent(frequent, config.size - len(WORD_SPECIALS))
         return pipelines.build_word_level(words, lowercase, config.kind)
     return pipelines.build_characters(_choose_alphabet(word_counts, config, 1), lowercase)

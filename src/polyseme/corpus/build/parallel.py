@@ -33,7 +33,10 @@ from polyseme.text.tokenizer import Tokenizer
 
 TARGET_TOKENIZER_DIR = "target"
 SHARD_PAIRS = 1 << 20
-_SUFFIX_FORMATS = {".ndjson": "jsonl", **{f".{name}": name for name in ("tsv", "csv", "jsonl", "parquet", "po", "mo")}}
+_SUFFIX_FORMATS = {
+    **dict.fromkeys((".ndjson", ".json"), "jsonl"),
+    **{f".{name}": name for name in ("tsv", "csv", "jsonl", "parquet", "po", "mo")},
+}
 _SPEC_OPTIONS = ("text", "pair", "format", "lang")
 
 
@@ -67,6 +70,8 @@ def prepare_parallel(
     if max_tokens < 1 or (max_length_ratio and max_length_ratio < 1):
         limits = "both must be at least 1, or the ratio 0 for no limit"
         raise ConfigError(f"max_tokens is {max_tokens} and max_length_ratio is {max_length_ratio:g}: {limits}")
+    specs = [split_spec(str(source), _SPEC_OPTIONS) for source in sources]
+    _check_keys(keys, specs)
     tokenizers = (tokenizer, target_tokenizer or tokenizer)
     dtype = token_dtype(max(side.vocab_size for side in tokenizers))
     pair_filter = _PairFilter(max_tokens, max_length_ratio)
@@ -87,7 +92,6 @@ def prepare_parallel(
         names = save_tokenizer(folder, "tokenizer", tokenizer)
         if target_tokenizer:
             names += save_tokenizer(folder, TARGET_TOKENIZER_DIR, target_tokenizer)
-        files = [split_spec(str(source), _SPEC_OPTIONS)[0] for source in sources]
         total_counts = dict(sum((Counter(shard["counts"]) for shard in shards), Counter()))
         manifest: dict[str, Any] = {
             "format": FORMAT,
@@ -96,7 +100,7 @@ def prepare_parallel(
             "tokenizer_hash": tokenizer.hash,
             "vocab_size": tokenizer.vocab_size,
             "sources": [{"path": ", ".join(map(str, sources)), "weight": 1.0, "lang": "", "counts": total_counts}],
-            "source_files": [{"path": s, "sha256": sha256(Path(s))} for s in files if Path(s).is_file()],
+            "source_files": [{"path": s, "sha256": sha256(Path(s))} for s, _ in specs if Path(s).is_file()],
             "languages": {},
             "removed": {"pairs": dict(counts), "examples": examples},
             "shards": shards,
@@ -107,6 +111,12 @@ def prepare_parallel(
         write_json(folder / "manifest.json", manifest)
         write_corpus_card(folder, manifest)
     return manifest
+
+
+def _check_keys(keys: tuple[str, str] | None, specs: Sequence[tuple[str, Mapping[str, str]]]) -> None:
+    """Raise `ConfigError` if `keys` apply to no source."""
+    if keys is not None and not any(_detect_format(*spec) in _KEY_FORMATS for spec in specs):
+        raise ConfigError(f"`keys` is {'+'.join(keys)}, but no source has columns: leave it out")
 
 
 def save_tokenizer(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
@@ -187,15 +197,16 @@ def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> I
     for source in sources:
         name, options = split_spec(str(source), _SPEC_OPTIONS)
         if name == "gettext":
-            if "lang" not in options:
-                raise ConfigError(f"{source!r} does not name a language, as in gettext::lang=de")
+            if list(options) != ["lang"]:
+                problem = "has options other than a language" if "lang" in options else "does not name a language"
+                raise ConfigError(f"{source!r} {problem}, as in gettext::lang=de")
             for _, path in find_catalogs(options["lang"]):
                 yield from (TextPair(a, b, str(path)) for a, b in read_messages(path))
             continue
         path = Path(name)
         if not path.is_file():
             raise DataError(f"file {path} does not exist")
-        format = options.get("format") or _SUFFIX_FORMATS.get(data_suffix(path), "lines")
+        format = _detect_format(name, options)
         sides = _choose_sides(source, options, keys, format)
         if unpaired_path is not None and format != "lines":
             advice = "give both sides as plain text"
@@ -216,6 +227,12 @@ def read_pairs(sources: Sequence[str], keys: tuple[str, str] | None = None) -> I
             yield from (TextPair(a, b, str(path)) for a, b in translations)
     if unpaired_path is not None:
         raise DataError(f"{unpaired_path} is a plain text file without a second file that holds its translations")
+
+
+def _detect_format(name: str, options: Mapping[str, str]) -> str:
+    if name == "gettext":
+        return "mo"
+    return options.get("format") or _SUFFIX_FORMATS.get(data_suffix(Path(name)), "lines")
 
 
 def _read_aligned_lines(source_path: Path, target_path: Path) -> Iterator[TextPair]:
@@ -275,9 +292,13 @@ def _read_json_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _read_csv_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    rows = raise_errors(read_csv_rows(read_lines(path, str(path)), f"{path} line "))
-    _, names = next(rows)
-    for number, cells in rows:
+    names: list[str] = []
+    for number, cells in raise_errors(read_csv_rows(read_lines(path, str(path)), f"{path} line ")):
+        if cells == [""]:
+            continue
+        if not names:
+            names = cells
+            continue
         if len(cells) != len(names):
             raise DataError(f"{path} line {number}: {len(cells)} columns, but the first line has {len(names)}")
         yield f"{path} line {number}", dict(zip(names, cells))
@@ -300,4 +321,5 @@ def _row_to_pair(row: Any, location: str, keys: tuple[str, str]) -> TextPair:
 
 
 _ROW_READERS = {"jsonl": _read_json_rows, "csv": _read_csv_rows, "parquet": _read_parquet_rows}
-_FORMATS = ("lines", "tsv", "po", "mo", *_ROW_READERS)
+_KEY_FORMATS = ("tsv", *_ROW_READERS)
+_FORMATS = ("lines", "po", "mo", *_KEY_FORMATS)

@@ -33,6 +33,7 @@ from polyseme.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 DEDUP_MODES = ("near", "exact", "none")
+DEFAULT_THRESHOLD = 0.8
 _TRASH_DIR = ".work.gone"
 
 
@@ -46,7 +47,7 @@ class PrepareConfig(Config):
     format: str = ""  # detected from the file name if empty
     clean: str = DEFAULT_STEPS  # cleaning steps, as `parse_cleaning_steps` reads them
     dedup: str = "near"  # "near" (includes exact), "exact" or "none"
-    dedup_threshold: float = 0.8  # minimum Jaccard similarity of near duplicates
+    dedup_threshold: float = DEFAULT_THRESHOLD  # minimum Jaccard similarity of near duplicates
     skip_bad: bool = False  # skip and count bad rows
     allow_large: bool = False  # read compressed files that expand more than a thousandfold
     append: bool = False  # add to a finished corpus
@@ -60,6 +61,11 @@ class PrepareConfig(Config):
             raise ConfigError(f"dedup is {self.dedup!r}: {suggest(self.dedup, DEDUP_MODES)}")
         if not 0 < self.dedup_threshold <= 1:
             raise ConfigError(f"dedup_threshold is {self.dedup_threshold}; it must be greater than 0 and at most 1")
+        if self.dedup != "near" and self.dedup_threshold != DEFAULT_THRESHOLD:
+            value = f"`dedup_threshold` is {self.dedup_threshold}"
+            raise ConfigError(f"{value}, which has no effect when `dedup` is {self.dedup!r}: leave out one")
+        if self.dask_address and self.num_workers is not None:
+            raise ConfigError("`num_workers` has no effect with `dask_address`: leave out one")
 
     @property
     def cleaning(self) -> CleaningConfig:
@@ -80,6 +86,8 @@ def prepare(
         raise DataError(f"{out} holds no finished corpus to append to")
     with exclusive_workdir(out) as work_dir:
         base_manifest = read_manifest(out) if (out / "manifest.json").is_file() else None
+        if kind := next((name for name in ("pairs", "images") if name in (base_manifest or ())), ""):
+            raise ConfigError(f"{out} is a corpus of {kind}, not of text: choose another folder")
         reader = open_sources(
             sources, config.text_column, config.split, config.skip_bad, lang=config.lang, format=config.format,
             allow_large=config.allow_large, spool_dir=work_dir, exclude_dir=out,

@@ -1,14 +1,11 @@
 """Count the characters of a part of a corpus, so that losses of models with different tokenizers can be compared."""
 
-import itertools
-
 import numpy as np
 
 from polyseme.corpus.inspect.contamination import piece_bytes
+from polyseme.corpus.sampling import count_tokens
 from polyseme.corpus.store import Corpus
 from polyseme.text.tokenizer import Tokenizer
-
-CHUNK_TOKENS = 1 << 22
 
 
 def characters_per_token(corpus: Corpus, subset: Corpus, tokenizer: Tokenizer) -> float | None:
@@ -19,18 +16,5 @@ def characters_per_token(corpus: Corpus, subset: Corpus, tokenizer: Tokenizer) -
     """
     num_characters = corpus.manifest["counts"].get("characters", 0)
     lengths = np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in piece_bytes(tokenizer)])
-    total, part = (int(count_token_ids(each, len(lengths)) @ lengths) for each in (corpus, subset))
+    total, part = (int(count_tokens(each, len(lengths)) @ lengths) for each in (corpus, subset))
     return num_characters * part / total / subset.num_tokens if num_characters and total and part else None
-
-
-def count_token_ids(corpus: Corpus, vocab_size: int) -> np.ndarray:
-    """Return how often each token occurs."""
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    starts = corpus.sentence_offsets[corpus.document_offsets]
-    boundaries = np.searchsorted(starts, np.arange(0, corpus.num_tokens + CHUNK_TOKENS, CHUNK_TOKENS))
-    for first, end in itertools.pairwise(boundaries):
-        last = min(end, len(starts) - 1)
-        if first < last:
-            tokens = corpus.gather_tokens(starts[first:last], np.diff(starts[first : last + 1]))
-            counts += np.bincount(tokens, minlength=vocab_size)
-    return counts

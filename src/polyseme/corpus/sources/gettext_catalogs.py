@@ -13,7 +13,7 @@ from polyseme.io.lines import bad_input, raise_errors, read_lines, read_small_fi
 
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
 _LINE = re.compile(r'(?:(msgctxt|msgid_plural|msgid|msgstr(?:\[(\d+)\])?)\s*)?"((?:[^"\\]|\\.)*)"\s*')
-_ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{2}|.)")
+_ESCAPE = re.compile(r"((?:\\(?:[0-7]{1,3}|x[0-9a-fA-F]{2}))+)|\\(.)")  # bytes of text in UTF-8, or a character
 _ESCAPED_CHARS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
 
@@ -145,6 +145,7 @@ def read_po(path: Path) -> Iterator[tuple[str, str]]:
             entry, is_fuzzy = {}, False
         if is_comment:
             is_fuzzy |= line.startswith("#,") and "fuzzy" in line
+            is_fuzzy &= not line.startswith("#~")  # an obsolete entry, which ends here
             continue
         if match is None or not (match[1] or field):
             raise DataError(f"{path} line {number}: {line[:40]!r} is not valid in a .po file")
@@ -157,10 +158,10 @@ def read_po(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _unescape_po(match: re.Match[str]) -> str:
-    escape = match[1]
-    if escape[0] == "x" and len(escape) > 1:
-        return chr(int(escape[1:], 16))
-    return chr(int(escape, 8)) if escape[0] in "01234567" else _ESCAPED_CHARS.get(escape, escape)
+    if match[2]:
+        return _ESCAPED_CHARS.get(match[2], match[2])
+    numbers = match[1].split("\\")[1:]
+    return bytes(int(n[1:], 16) if n[0] == "x" else int(n, 8) & 255 for n in numbers).decode(errors="replace")
 
 
 def _entry_pairs(entry: dict[str, str], is_fuzzy: bool) -> Iterator[tuple[str, str]]:

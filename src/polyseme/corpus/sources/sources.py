@@ -4,6 +4,7 @@ A source is written as `PATH` or `PATH::lang=de,weight=2,text=title+body,split=b
 (standard input), `python-docs` (documentation of Python packages) or `gettext` (translated program messages).
 """
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,10 +26,12 @@ from polyseme.corpus.sources.readers import (
 )
 from polyseme.errors import ConfigError, DataError, require_package, suggest
 from polyseme.io.atomic import sha256
-from polyseme.io.binary_files import require_text
+from polyseme.io.binary_files import describe_skipped, require_text
 from polyseme.io.compression import COMPRESSED_SUFFIXES
 from polyseme.io.lines import make_printable
 from polyseme.io.specs import STDIN, check_conflicts, split_spec, spool_stdin
+
+logger = logging.getLogger(__name__)
 
 GETTEXT = "gettext"
 MAX_WEIGHT = 1000
@@ -123,7 +126,9 @@ class SourceReader:
     files: list[SourceFile]
     skip_bad: bool = False
     skipped: SkippedInput = field(default_factory=SkippedInput)
-    skipped_files: list[str] = field(default_factory=list)  # empty or of unknown format
+    skipped_files: list[str] = field(
+        default_factory=list
+    )  # empty or of unknown format, and folders that cannot be read
     spool_dir: Any = None  # TemporaryDirectory with the copy of standard input
 
     def read(self, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, ReadResult]]:
@@ -143,6 +148,13 @@ class SourceReader:
 
     def __iter__(self) -> Iterator[Document]:
         return (document for _, document in self.documents())
+
+    def log_skipped(self) -> None:
+        """Log how many rows and files were skipped, with an example of each."""
+        if num_bad := self.skipped.num_bad:
+            logger.warning(f"{num_bad:,} bad rows were skipped, the first: {self.skipped.bad_row_messages[0]}")
+        if self.skipped_files:
+            logger.warning(describe_skipped(self.skipped_files))
 
     def check_unchanged(self) -> None:
         """Raise a `DataError` if a file has changed since the first call."""
@@ -182,7 +194,7 @@ class SourceReader:
 def open_sources(
     paths: Sequence[str | Path | CorpusSource],
     text_column: str = "",
-    split: str = "file",
+    split: str = "",
     skip_bad: bool = False,
     *,
     lang: str = "en",
@@ -190,14 +202,17 @@ def open_sources(
     allow_large: bool = False,
     spool_dir: Path | None = None,
     exclude_dir: Path | None = None,
+    default_split: str = "file",
 ) -> SourceReader:
     """Find the files of all sources without reading them.
 
     `text_column`, `split`, `format` and `lang` are the defaults for sources that do not set them; `lang` does not
-    select among the languages of `gettext`. A compressed file that expands more than a thousandfold is an error unless
+    select among the languages of `gettext`. `default_split` is how plain text is split if no `split` is chosen; unlike
+    `split`, it may have no effect. A compressed file that expands more than a thousandfold is an error unless
     `allow_large`. Standard input is copied to `spool_dir` (by default a temporary folder), because
     it is read more than once. `exclude_dir` is skipped inside source folders, as are corpora.
     """
+    split = split or default_split
     defaults = _check_source(CorpusSource("", text=text_column or "text", split=split, format=format))
     sources: list[CorpusSource] = []
     for source in paths:
@@ -220,12 +235,18 @@ def open_sources(
             reader.files.append(replace(file, spooled_path=spool_stdin(spool_dir)))
         else:
             reader.files += _list_files(file, source, exclude_dir, reader.skipped_files)
-        _check_effects(source, defaults, [file for file in reader.files if file.source_index == index])
-    if text_column and not any(file.format in COLUMN_FORMATS for file in reader.files):
+        if not isinstance(paths[index], CorpusSource):  # the options of an object may be those of a manifest
+            _check_effects(source, defaults, [file for file in reader.files if file.source_index == index])
+    formats = {file.format for file in reader.files}
+    if text_column and formats.isdisjoint(COLUMN_FORMATS):
         raise ConfigError(f"`text_column` is {text_column!r}, but no source has columns: leave it out")
-    if any(file.format == "parquet" for file in reader.files):
+    if split != default_split and "text" not in formats:
+        raise ConfigError(f"`split` is {split!r}, but no source is plain text: leave it out")
+    if format and format not in formats:
+        raise ConfigError(f"`format` is {format!r}, but it applies to no source: leave it out")
+    if "parquet" in formats:
         require_package("pyarrow", "reading Parquet files")
-    if any(file.format == "midi" for file in reader.files):
+    if "midi" in formats:
         midi.require_mido()
     if any(file.local_path.suffix.lower() == ".zst" for file in reader.files):
         require_package("pyarrow", "reading files that end in .zst")
@@ -234,7 +255,7 @@ def open_sources(
 
 def _check_effects(source: CorpusSource, defaults: CorpusSource, files: Sequence[SourceFile]) -> None:
     """Raise an error if an option of a source applies to none of its files."""
-    uses = {"text": COLUMN_FORMATS, "split": ("text",)}
+    uses = {"text": COLUMN_FORMATS, "split": ("text",), "format": (source.format,)}
     for name, formats in uses.items():
         value = getattr(source, name)
         if value != getattr(defaults, name) and not any(file.format in formats for file in files):
@@ -257,6 +278,8 @@ def _list_files(
     elif path.is_file():
         files = [path]
     else:
+        if path.is_symlink() and not path.exists():
+            raise DataError(f"{path} is a link to {os.readlink(path)}, which does not exist")
         if path.exists():
             raise DataError(f"{path} is neither a file nor a folder: pipe it into standard input and read -")
         siblings = os.listdir(path.parent) if path.parent.is_dir() else []
@@ -284,12 +307,7 @@ def _stat_file(file: SourceFile) -> tuple[int, int] | None:
 def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_files: list[str]) -> list[Path]:
     """Return the files below a folder in a known format, or all if `format` is set; add others to `skipped_files`."""
     paths = []
-    corpora = [path.parent for path in folder.rglob("shard-00000.tokens.npy")]
-    corpora += [exclude_dir] if exclude_dir else []
-    for path in folder.rglob("*"):
-        is_excluded = any(path.is_relative_to(corpus) for corpus in corpora)
-        if is_excluded or path.is_dir() or any(part.startswith(".") for part in path.relative_to(folder).parts):
-            continue
+    for path in _walk_folder(folder, exclude_dir, skipped_files):
         if (format or detect_format(path)) and path.is_file() and path.stat().st_size:
             paths.append(path)
         else:
@@ -298,3 +316,28 @@ def _find_files(folder: Path, format: str, exclude_dir: Path | None, skipped_fil
         known_suffixes = f"{' '.join(SUFFIX_FORMATS)}, plain or with {' '.join(COMPRESSED_SUFFIXES)}"
         raise DataError(f"{folder} contains no text" + ("" if format else f" in files that end in {known_suffixes}"))
     return sorted(paths, key=lambda path: path.relative_to(folder).parts)
+
+
+def _walk_folder(folder: Path, exclude_dir: Path | None, skipped_files: list[str]) -> Iterator[Path]:
+    """Yield the files below a folder that are not hidden, except those of corpora and of `exclude_dir`.
+
+    Links to folders are followed last, and no folder is read twice, so that a link may lead to a folder around it.
+    Folders that cannot be read, such as `lost+found`, are added to `skipped_files`.
+    """
+
+    def skip(error: OSError) -> None:
+        skipped_files.append(f"{error.filename} ({error.strerror})")
+
+    read_folders = {exclude_dir.resolve()} if exclude_dir else set[Path]()
+    starts = [folder]
+    for start in starts:
+        for directory, folders, names in os.walk(start, onerror=skip):
+            path = Path(directory)
+            is_corpus = any((path / name).exists() for name in ("shard-00000.tokens.npy", ".work/plan.json"))
+            if is_corpus or (resolved := path.resolve()) in read_folders:
+                folders.clear()
+                continue
+            read_folders.add(resolved)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            starts += [path / name for name in folders if (path / name).is_symlink()]
+            yield from (path / name for name in names if not name.startswith("."))

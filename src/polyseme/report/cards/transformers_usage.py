@@ -49,8 +49,8 @@ def transformers_usage(hf_config: dict[str, Any], folder: str, example: Any, mas
     auto_class, inputs, show = _select_snippet(architecture, hf_config, example, mask_token)
     return f"""from transformers import {auto_class}, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
-model = {auto_class}.from_pretrained("{folder}")
+tokenizer = AutoTokenizer.from_pretrained({format_literal(folder)})
+model = {auto_class}.from_pretrained({format_literal(folder)})
 {inputs}
 {show}"""
 

@@ -1,6 +1,7 @@
 """Next steps after fine-tuning, computed from the results: what limits the score, and a command for it."""
 
 import math
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def suggest_next_steps(results: Mapping[str, Any], diagnostics: Diagnostics | No
 
 
 def _about_scores(results: Mapping[str, Any]) -> Iterator[Step]:
-    metric, model = results["primary_metric"], results["model"]
+    metric, model = results["primary_metric"], shlex.quote(results["model"])
     mean, std = results["mean"][metric], results["std"].get(metric)
     baselines = {name: values[metric] for name, values in results.get("baselines", {}).items() if metric in values}
     if results["failed_seeds"]:
@@ -79,14 +80,14 @@ def _about_training(results: Mapping[str, Any], curves: Curves) -> Iterator[Step
     last = statistics.fmean(values[-1] for values in ends)
     gain = last - statistics.fmean(values[-2] for values in ends)
     peak = statistics.fmean(max(value for _, value in curve) for curve in curves.values())
-    settings = results.get("settings", {})
+    settings, model = results.get("settings", {}), shlex.quote(results["model"])
     longer = f"steps={2 * settings['steps']}" if settings.get("steps") else f"epochs={2 * settings.get('epochs', 3):g}"
     if gain > 0.005:
         text = f"The dev score still rose at the end (by {gain:.3f} in the last part): train longer."
-        yield text, f"polyseme finetune {results['model']} … --set {longer}"
+        yield text, f"polyseme finetune {model} … --set {longer}"
     elif peak - last > 0.01 and not settings.get("patience"):
         text = f"The dev score fell by {peak - last:.3f} from its peak: keep the best epoch with early stopping."
-        yield text, f"polyseme finetune {results['model']} … --set patience=2"
+        yield text, f"polyseme finetune {model} … --set patience=2"
 
 
 def _about_predictions(diagnostics: Diagnostics) -> Iterator[Step]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyseme.config import Config
 from polyseme.errors import DataError
-from polyseme.io.json import read_json
+from polyseme.io.json import read_json, read_json_object
 from polyseme.report.charts import Panel, loss_panels, panel_chart, smoothed_series
 from polyseme.report.html import (
     Cell,
@@ -275,10 +275,16 @@ def _suggest(run: Path, recipe: Mapping[str, Any], results: Mapping[str, Any]) -
         if "next" in terms:
             steps.insert(0, ("Continue a text", f'polyseme generate {model} --prompt "Once upon a time" --do-sample'))
         if "masked" in terms:
-            steps.insert(0, ("Fill a mask", f'polyseme fill {model} "The [MASK] is here."'))
+            steps.insert(0, ("Fill a mask", f'polyseme fill {model} "The {_mask_token(run)} is here."'))
     elif "perplexity" not in terms:
         steps = [("See the nearest words of any word", f"polyseme neighbors {model} WORD")]
     if "perplexity" in terms and not is_ngram and objective != "Translation":
         command = f"polyseme finetune {model} --task classification --train train.csv --dev dev.csv --out my/task"
         steps.append(("Fine-tune it on labeled examples", command))
     return steps
+
+
+def _mask_token(run: Path) -> str:
+    """Return the mask token of the tokenizer of a run's model."""
+    path = run / "model" / "special_tokens_map.json"
+    return str(read_json_object(path).get("mask_token", "[MASK]")) if path.is_file() else "[MASK]"
